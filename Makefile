@@ -1,0 +1,61 @@
+# Everything runs in .venv, which the first target makes with Python >= 3.11. Compiling a model takes a C++ compiler.
+#   make test TORCH=torch==2.11.0                      another torch
+#   make test PYTHON=/path/to/python TORCH=installed   the torch that this Python has, a GPU build say
+# A .venv remembers its choice until TORCH says otherwise; "make clean" forgets it.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= $(or $(patsubst $(VENV)/ready-%,%,$(firstword $(wildcard $(VENV)/ready-*))),constraints.txt)
+READY := $(VENV)/ready-$(TORCH)
+
+BACKENDS := eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune+freezing
+
+ifeq ($(TORCH),constraints.txt)
+  WANTED := -c constraints.txt
+else ifneq ($(TORCH),installed)
+  WANTED := "$(TORCH)"
+endif
+
+define NO_TORCH
+Not installed. If pip found no torch==2.13.0+cpu, set PIP_EXTRA_INDEX_URL to the index of CPU wheels that the "Get Started" page of PyTorch names, or take another build: make TORCH=torch==2.13.0 (on Linux gigabytes of CUDA), or TORCH=installed for the one this Python has.
+endef
+
+.PHONY: help demo test check fix clean
+help:
+	@echo "make demo | test | check | fix | clean"
+
+demo: $(READY)
+	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS)
+	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV)
+
+$(READY): pyproject.toml constraints.txt
+	@test -e "$@" || $(MAKE) --no-print-directory $(VENV)
+	@echo "Installing into $(VENV): a minute or two, 1.7 GB."
+	@$(BIN)/python -m pip install -q $(WANTED) -e ".[dev,demo]" || { echo '$(NO_TORCH)' >&2; exit 1; }
+	@touch "$@"
+
+.PHONY: $(VENV)
+$(VENV):
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Python 3.11 or newer is needed, this is %d.%d: make PYTHON=..." % v[:2])'
+	$(PYTHON) -m venv --clear $(VENV)
+ifeq ($(TORCH),installed)
+	@# Not --system-site-packages: of a Python that lies in a virtual environment, that shows the one below.
+	@$(PYTHON) -c 'import sys, torch; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' >$(VENV)/paths
+	@mv $(VENV)/paths "$$(echo $(VENV)/lib/python*/site-packages)/installed-torch.pth"
+endif

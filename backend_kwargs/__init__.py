@@ -1,0 +1,31 @@
+"""Named, configured torch.compile backends that are values. Imports no torch until a backend is made."""
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
+from backend_kwargs.explain import Explanation, explain
+from backend_kwargs.registry import (
+    get_template,
+    list_backends,
+    list_templates,
+    load_templates,
+    make_backend,
+    register_backend,
+    register_template,
+)
+from backend_kwargs.templates import Template
+
+__all__ = [
+    "Backend",
+    "BackendKwargsError",
+    "BackendKwargsWarning",
+    "Explanation",
+    "Template",
+    "explain",
+    "get_template",
+    "list_backends",
+    "list_templates",
+    "load_templates",
+    "make_backend",
+    "register_backend",
+    "register_template",
+]

@@ -1,0 +1,318 @@
+"""A backend is a value: a compiler, templates and options, bound and checked, which dynamo calls and compares."""
+
+import base64
+import binascii
+import hashlib
+import json
+import pickle
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from backend_kwargs.compilers import Check, Compiler
+from backend_kwargs.compilers.dynamo import DynamoCompiler
+from backend_kwargs.compilers.inductor import InductorCompiler
+from backend_kwargs.errors import BackendKwargsError, shown, unknown, warn_once, wrong_value
+from backend_kwargs.files import write_whole
+from backend_kwargs.layers import Layer, copied, merge, same
+from backend_kwargs.options import Option, check, convert
+from backend_kwargs.requirements import Limit
+from backend_kwargs.spec import join_spec
+
+CONFIG_VERSION = 1
+# Looked up before dynamo's registry; "dynamo:NAME" reaches what one of these hides.
+OURS: Mapping[str, Callable[[str], Compiler]] = MappingProxyType(
+    {"tmpl-inductor": InductorCompiler, "inductor": InductorCompiler}
+)
+REGISTERED: dict[str, "Backend"] = {}
+
+
+class Backend:
+    """What `make_backend` returns and `torch.compile(..., backend=...)` takes. Immutable; compares by value.
+
+    Attributes:
+        compiler_name: a name that dynamo has registered for this compiler, as its own wrappers have.
+
+    """
+
+    # Neither a frozen dataclass nor slotted: dynamo's register_backend() sets `_tags` on it.
+
+    def __init__(self, compiler: Compiler, templates: tuple[str, ...] = (), layers: tuple[Layer, ...] = ()) -> None:
+        self._compiler = compiler
+        self._templates = templates
+        self._layers = layers
+        self._options = merge(layers)
+        self.compiler_name = self.__name__ = compiler.dynamo_name(templates)
+
+    @property
+    def spec(self) -> str:
+        """The backend's name and templates, as `make_backend` takes them."""
+        return join_spec(self._compiler.name, self._templates)
+
+    @property
+    def takes_inductor_options(self) -> bool:
+        """Whether the options are Inductor's."""
+        return isinstance(self._compiler, InductorCompiler)
+
+    @property
+    def summary(self) -> str:
+        """What this is, in one line."""
+        return self._compiler.summary(self._templates)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Every option that is set, by whichever layer; read-only."""
+        return MappingProxyType(copied(self._options))
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Where the options come from, lowest first."""
+        return self._layers
+
+    def bind(self, source: str, given: Mapping[str, Any], check: Check = check) -> "Backend":
+        """Return this backend with what `source` gives laid over it, or raise BackendKwargsError."""
+        if not given:
+            return self
+        reading = self._compiler.read(source, given, check)
+        return Backend(self._compiler, self._templates + reading.templates, self._layers + reading.layers)
+
+    def verify(self, tell: Callable[[Limit], None] = warn_once) -> None:
+        """Raise where this cannot compile here; `tell` where a documented fallback would run."""
+        self._compiler.verify(self._templates, self._options, tell)
+
+    def option(self, name: str) -> Option:
+        """Return what is known of the option called `name`."""
+        return self._compiler.option(name)
+
+    def inert(self) -> Mapping[str, str]:
+        """Return, for each option that cannot act on this machine or beside the others, the reason."""
+        return self._compiler.inert(self._options)
+
+    def __call__(
+        self,
+        gm: Any,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        config_patches: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Callable[..., Any]:
+        """Compile the graph `gm`, as dynamo asks; return what the compiler returned, unwrapped."""
+        given = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
+        bound = self.bind("torch.compile", given).bind("dynamo's config_patches", config_patches or {})
+        bound.verify()
+        return bound._compiler.compile(gm, example_inputs, bound._options, name)
+
+    def get_compiler_config(self) -> dict[str, Any]:
+        """Return the compiler's whole configuration under these options."""
+        return self._compiler.config(self._options)
+
+    def reset(self) -> None:
+        """Drop what compiling keeps in this process, such as CUDA-graph trees; torch._dynamo.reset() calls it."""
+        self._compiler.reset(self._options)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Backend):
+            return NotImplemented
+        return (
+            self._compiler == other._compiler
+            and self._templates == other._templates
+            and same(self._options, other._options)
+        )
+
+    def __hash__(self) -> int:
+        # Values may be unhashable; the names alone make a hash that equal backends share.
+        return hash((self._compiler, self._templates, frozenset(self._options)))
+
+    def __copy__(self) -> "Backend":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Backend":
+        return self
+
+    def __repr__(self) -> str:
+        options = self._own_options()
+        return f"make_backend({self.spec!r}{f', {options!r}' if options else ''})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = self._own_options()
+        for name, value in own.items():
+            if not _pickles(value):
+                raise _not_writable(name, value)
+        return _restored, (self._writable_spec(), own)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | str) -> "Backend":
+        """Make a backend from a mapping, its JSON text, or base64 of that; without `backend` it is for tmpl-inductor.
+
+        Beside options it takes `template`, `mode`, `freezing`, `inductor_config`, and the keys of `to_config`. A
+        config is as trusted as code: it may name a function of an installed package, which is then imported.
+        """
+        given = _config_mapping(config)
+        version = given.pop("version", CONFIG_VERSION)
+        if version not in range(1, CONFIG_VERSION + 1):
+            raise BackendKwargsError(
+                f"Config version {shown(version)} is not 1 to {CONFIG_VERSION}; update backend-kwargs."
+            )
+        return find_backend(given.pop("backend", "tmpl-inductor")).bind("config", given, _from_json)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the plain data that `from_config` reads back: sorted, with a version; raise where it cannot be."""
+        options = {name: self._written(name, value) for name, value in sorted(self._own_options().items())}
+        return {"backend": self._writable_spec(), "options": options, "version": CONFIG_VERSION}
+
+    def to_json(self, path: str | Path) -> None:
+        """Write `to_config` to a file, whole or not at all."""
+        write_whole(Path(path), json.dumps(self.to_config(), indent=2, sort_keys=True) + "\n")
+
+    def key(self) -> str:
+        """Return a hash of `to_config`, 64 hexadecimal digits, the same in each process and on each machine."""
+        return hashlib.sha256(json.dumps(self.to_config(), sort_keys=True).encode()).hexdigest()
+
+    def _own_options(self) -> dict[str, Any]:
+        """Return the options that the templates alone would not set so."""
+        of_templates = merge(map(self._compiler.template, self._templates))
+        own = {k: v for k, v in self._options.items() if k not in of_templates or not same(of_templates[k], v)}
+        return copied(own)  # type: ignore[no-any-return]
+
+    def _writable_spec(self) -> str:
+        """Return the spec where another process would find this compiler by it; else raise."""
+        try:
+            found = find_backend(self.spec)
+        except BackendKwargsError:
+            found = None
+        if found is None or found._compiler != self._compiler:
+            raise BackendKwargsError(
+                f"Backend {self.spec!r} cannot be written: use a function at the top of a module, or register_backend."
+            )
+        return self.spec
+
+    def _written(self, name: str, value: Any) -> Any:
+        try:
+            written = json.loads(json.dumps(_as_json(value)))
+            if same(_from_json(self.option(name), written, "option"), value):
+                return written
+        except (BackendKwargsError, TypeError):
+            pass
+        raise _not_writable(name, value)
+
+
+def find_backend(spec: str) -> Backend:
+    """Return the backend that `spec` names, with its templates' options and no others; raise BackendKwargsError.
+
+    Ours come first, then those registered here, then dynamo's registry and entry points, then "module:function".
+    """
+    if not isinstance(spec, str):
+        raise wrong_value("A backend's spec", "a str", spec)
+    head, colon, rest = spec.partition(":")
+    if head in OURS:
+        given = {"template": rest} if colon else {}
+        return Backend(OURS[head](head)).bind("spec", given)
+    if spec in REGISTERED:
+        return REGISTERED[spec]
+    if found := find_in_dynamo(rest if head == "dynamo" else spec):
+        return found
+    if colon and head != "dynamo":
+        return backend_of_function(_imported(spec))
+    names = [*OURS, *REGISTERED, *_dynamo_names(), *(f"dynamo:{name}" for name in _dynamo_names() if colon)]
+    raise unknown("backend", spec, names, otherwise="`backend-kwargs list` shows all.")
+
+
+def backend_of_function(compiler_fn: Callable[..., Any], name: str = "") -> Backend:
+    """Return the backend that calls `compiler_fn(gm, example_inputs, **kwargs)`, called `name` or as it is imported."""
+    if isinstance(compiler_fn, Backend):
+        return compiler_fn
+    if not callable(compiler_fn):
+        raise wrong_value("A backend's spec", "a str or a callable", compiler_fn)
+    if isinstance(compiler_fn, partial) and not compiler_fn.args:
+        # Two partials of the same content differ; a function with the same options bound to it does not.
+        return backend_of_function(compiler_fn.func, name).bind("functools.partial", compiler_fn.keywords)
+    named = compiler_fn if hasattr(compiler_fn, "__qualname__") else type(compiler_fn)
+    return Backend(DynamoCompiler(name or f"{named.__module__}:{named.__qualname__}", compiler_fn))
+
+
+def find_in_dynamo(name: str) -> Backend | None:
+    """Return the backend that dynamo knows as `name`, None where it knows none."""
+    if name not in _dynamo_names():
+        return None
+    from torch._dynamo.backends.registry import lookup_backend
+
+    try:
+        compiler_fn = lookup_backend(name)
+    except Exception as error:  # an entry point of some installed package, which may fail in any way
+        raise BackendKwargsError(f"Backend {name!r} does not load: {type(error).__name__}: {error}.") from error
+    if isinstance(compiler_fn, Backend):
+        return compiler_fn
+    return Backend(DynamoCompiler(f"dynamo:{name}" if name in OURS else name, compiler_fn))
+
+
+def _dynamo_names() -> list[str]:
+    import torch._dynamo
+
+    return torch._dynamo.list_backends(None)
+
+
+def _imported(qualified: str) -> Any:
+    try:
+        return pkgutil.resolve_name(qualified)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BackendKwargsError(f"No backend is called {qualified!r}, and it cannot be imported: {error}.") from None
+
+
+def _restored(spec: str, options: dict[str, Any]) -> Backend:
+    return find_backend(spec).bind("unpickled", options)
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # noqa: BLE001 - whatever a value's own __reduce__ raises
+        return False
+    return True
+
+
+def _not_writable(name: str, value: Any) -> BackendKwargsError:
+    return BackendKwargsError(
+        f"Option {name!r} cannot be written: {shown(value)} ({type(value).__name__}) would not be read back the same."
+    )
+
+
+def _config_mapping(config: Any) -> dict[str, Any]:
+    if isinstance(config, str):
+        config = _parsed(config)
+    if not isinstance(config, Mapping):
+        raise wrong_value("A config", "a mapping, its JSON text, or base64 of that", config)
+    return dict(config)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        # base64(1) breaks its lines.
+        return json.loads(
+            text if text.lstrip().startswith("{") else base64.b64decode("".join(text.split()), validate=True)
+        )
+    except (ValueError, binascii.Error, RecursionError):
+        raise wrong_value("A config", "a mapping, its JSON text, or base64 of that", text) from None
+
+
+def _from_json(option: Option, value: Any, kind: str) -> Any:
+    return value if option.type is Any else convert(option, value, kind)
+
+
+def _as_json(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _as_json(item) for key, item in sorted(value.items())}
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(_as_json, value))
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}:{value.__qualname__}"
+    raise TypeError(type(value).__name__)

@@ -1,0 +1,27 @@
+"""Arguments that several commands take, and how their text becomes values."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.options import convert
+from backend_kwargs.registry import make_backend
+from backend_kwargs.spec import split_assignment
+
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("-o", "--option", metavar="NAME=VALUE", help="An option; may be given several times."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def assigned(assignments: Iterable[str] | None) -> dict[str, str]:
+    """Read `NAME=VALUE` texts."""
+    return dict(map(split_assignment, assignments or ()))
+
+
+def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
+    """Make a backend of options that are still text."""
+    return make_backend(spec).bind("command line", options, convert)

@@ -1,0 +1,183 @@
+"""`backend-kwargs compare`: one model under several backends, checked and timed."""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
+from backend_kwargs.cli.console import console, print_table
+from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.files import write_whole
+from backend_kwargs.spec import split_candidates
+
+if TYPE_CHECKING:
+    from backend_kwargs.compare import Candidate, Comparison, Row
+
+BACKENDS = "eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune"
+NONE_RAN = 1
+HEADER = ("backend", "speedup", "95 %", "latency", "compile", "memory", "graphs", "accuracy", "")
+
+
+class Mode(StrEnum):
+    """What a call is: forward alone, or forward and backward."""
+
+    inference = "inference"
+    training = "training"
+
+
+def show(
+    factory: Annotated[str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs).")],
+    backends: Annotated[
+        str, typer.Option(help="Commas between; one's own options in brackets: a,b\\[x=1,y=2].")
+    ] = BACKENDS,
+    options: Assignments = None,
+    config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="One more candidate, as a config.")] = None,
+    mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
+    device: Annotated[str | None, typer.Option(help="Where to run; as the factory made it by default.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, in turns.")] = 30,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the speedups.")] = None,
+) -> None:
+    """Compile one model under several backends, check the numbers, time them in turns, print the table."""
+    candidates = list(_candidates(backends, assigned(options), config))
+    model, example_inputs = _built(factory)
+    from backend_kwargs.compare import compare, fastest, to_json
+    from backend_kwargs.compare import plot as draw
+
+    with _progress() as progress:
+        comparison = compare(
+            model, example_inputs, candidates, mode=mode.value, device=device, rounds=rounds, progress=progress
+        )
+    _print(comparison, fastest(comparison))
+    if json:
+        import json as writer
+
+        write_whole(json, writer.dumps(to_json(comparison), indent=2) + "\n")
+    if plot:
+        draw(comparison, plot)
+    if not any(row.passed for row in comparison.rows):
+        raise typer.Exit(NONE_RAN)
+
+
+def _candidates(backends: str, common: dict[str, str], config: str | None) -> "Iterator[Candidate]":
+    from backend_kwargs.compare import Candidate
+
+    for spec, own in split_candidates(backends):
+        label = f"{spec}[{','.join(f'{name}={value}' for name, value in own.items())}]" if own else spec
+        yield Candidate(label, None if spec == "eager" else _backend(spec, common, own))
+    if config is not None:
+        backend = Backend.from_config(_text(config))
+        yield Candidate(f"{backend.spec} of --config", backend)
+
+
+def _backend(spec: str, common: dict[str, str], own: dict[str, str]) -> Backend:
+    inductor = backend_from_text(spec, {}).takes_inductor_options
+    return backend_from_text(spec, {**(common if inductor else {}), **own})
+
+
+def _text(config: str) -> str:
+    if not config.startswith("@"):
+        return config
+    try:
+        return Path(config[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BackendKwargsError(f"Cannot read config {config[1:]!r}: {error}.") from None
+
+
+def _built(factory: str) -> tuple[Any, Any]:
+    where, colon, name = factory.rpartition(":")
+    if not colon or not where or not name:
+        raise wrong_value("FACTORY", "'package.module:function' or 'file.py:function'", factory)
+    build = _attribute(_module(where), name)
+    try:
+        built = build()
+    except Exception as error:  # the user's own code
+        raise BackendKwargsError(f"Factory {factory!r} failed: {type(error).__name__}: {shown(str(error))}.") from error
+    if not isinstance(built, tuple) or len(built) != 2:
+        raise wrong_value(f"Factory {factory!r}", "to return (model, example_inputs)", built)
+    return built
+
+
+def _module(where: str) -> Any:
+    try:
+        if not where.endswith(".py"):
+            sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
+            return importlib.import_module(where)
+        sys.path.insert(0, str(Path(where).resolve().parent))
+        return importlib.import_module(Path(where).stem)
+    except Exception as error:  # the user's own code
+        raise BackendKwargsError(f"Cannot import {where!r}: {type(error).__name__}: {error}.") from error
+
+
+def _attribute(module: Any, name: str) -> Callable[[], Any]:
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise BackendKwargsError(f"{module.__name__!r} has no function {name!r}.")
+    return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, str, float], None]]:
+    err = console(stderr=True)
+    if not err.is_terminal:
+        yield lambda label, stage, fraction: _log(err, label, stage)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda label, stage, fraction: bar.update(task, description=f"{stage} {label}", completed=fraction)
+
+
+def _log(err: Any, label: str, stage: str) -> None:
+    if stage == "compile":
+        err.print(f"compiling {label}", soft_wrap=True, markup=False)
+
+
+def _print(comparison: "Comparison", best: "Row | None") -> None:
+    out = console()
+    print_table(HEADER, map(_cells, comparison.rows))
+    where = comparison.environment
+    out.print(
+        f"{comparison.mode} on {where['device_name']}, torch {where['torch']}; speedup over {comparison.baseline}"
+    )
+    for note in comparison.notes:
+        out.print(note, soft_wrap=True, markup=False)
+    out.print()
+    if best is None:
+        out.print(f"Nothing beats {comparison.baseline} beyond the noise.", soft_wrap=True, markup=False)
+    else:
+        out.print(f"torch.compile(model, backend={_pasted(best.backend)})", soft_wrap=True, markup=False)
+
+
+def _cells(row: "Row") -> tuple[str, ...]:
+    figures = (
+        ("", "", "")
+        if row.latency is None
+        else (
+            f"{row.speedup.median:.2f}x" if row.speedup else "",
+            f"{row.speedup.low:.2f} to {row.speedup.high:.2f}" if row.speedup else "",
+            _seconds(row.latency.median),
+        )
+    )
+    compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
+    memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
+    return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, row.reason or row.verdict)
+
+
+def _pasted(backend: str) -> str:
+    """Return what to write for a backend: its spec, where that is all there is to it."""
+    spec = re.fullmatch(r"(?:make_backend\()?'?([\w.:+-]+)'?\)?", backend)
+    return f'"{spec[1]}"' if spec else backend
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

@@ -1,0 +1,28 @@
+"""`backend-kwargs explain`: what each option of a backend is, where from, and whether it acts here."""
+
+from typing import Annotated
+
+import typer
+
+from backend_kwargs.cli.arguments import AsJson, Assignments, assigned, backend_from_text
+from backend_kwargs.cli.console import console, print_json, print_table
+from backend_kwargs.explain import explain
+
+
+def show(
+    spec: Annotated[str, typer.Argument(help="Such as tmpl-inductor:max_autotune+freezing.")],
+    options: Assignments = None,
+    json: AsJson = False,
+) -> None:
+    """Say of each option of a backend: its value, the layer that set it, its default, and whether it acts here."""
+    explanation = explain(backend_from_text(spec, assigned(options)))
+    if json:
+        return print_json(explanation.to_dict())
+    out = console()
+    out.print(explanation.backend, soft_wrap=True, markup=False)
+    rows = [(e.option, repr(e.value), e.layer, repr(e.default), e.status) for e in explanation.effects]
+    if not rows:
+        out.print("No option is set.")
+    print_table(("option", "value", "layer", "default", "status"), rows)
+    for note in explanation.notes:
+        out.print(note, soft_wrap=True, markup=False)

@@ -1,0 +1,141 @@
+"""Any other backend: kwargs bound to whatever its signature takes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from inspect import Parameter, Signature, getdoc, signature
+from typing import Any, Union
+
+from backend_kwargs.compilers import Check, Reading
+from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.layers import Layer, copied
+from backend_kwargs.options import Option
+from backend_kwargs.requirements import DYNAMO_BACKENDS, Limit, limits
+
+POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """What a compiler_fn takes beside `(gm, example_inputs)`: options by name, a mapping called `options`, anything."""
+
+    named: Mapping[str, Option]
+    required: tuple[str, ...]
+    mapping: bool
+    anything: bool
+
+    def __str__(self) -> str:
+        names = [*self.named, *(["anything in `options`"] if self.mapping else [])]
+        return f"it takes {', '.join(names)}" if names else "it takes none"
+
+
+@dataclass(frozen=True, eq=False)
+class DynamoCompiler:
+    """A dynamo backend `compiler_fn(gm, example_inputs, **kwargs)`, known as `name`."""
+
+    name: str
+    compiler_fn: Callable[..., Any]
+
+    def __eq__(self, other: object) -> bool:
+        # One function reached by two spellings is one compiler.
+        return isinstance(other, DynamoCompiler) and self.compiler_fn == other.compiler_fn
+
+    def __hash__(self) -> int:
+        return hash(getattr(self.compiler_fn, "__qualname__", type(self.compiler_fn).__qualname__))
+
+    @cached_property
+    def takes(self) -> Takes:
+        return _takes(self.compiler_fn)
+
+    def dynamo_name(self, templates: Sequence[str]) -> str:
+        return self.name.removeprefix("dynamo:")
+
+    def summary(self, templates: Sequence[str]) -> str:
+        doc = getdoc(self.compiler_fn) if hasattr(self.compiler_fn, "__qualname__") else None
+        return (doc or f"{self.name.removeprefix('dynamo:')}, as dynamo has it").partition("\n")[0]
+
+    def option(self, name: str) -> Option:
+        if name in self.takes.named:
+            return self.takes.named[name]
+        if self.takes.mapping or self.takes.anything:
+            return Option(name)
+        nearest = get_close_matches(str(name), list(self.takes.named), n=1)
+        advice = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        raise BackendKwargsError(f"Backend {self.name!r} has no option {shown(name)}; {self.takes}.{advice}")
+
+    def template(self, name: str) -> Layer:
+        raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
+
+    def read(self, source: str, given: Mapping[str, Any], check: Check) -> Reading:
+        mapping = given.get("options") or {}
+        if not isinstance(mapping, Mapping):
+            raise wrong_value("'options'", "a mapping", mapping)
+        flat = {name: value for name, value in given.items() if name != "options"} | dict(mapping)
+        known = [(self.option(name), value) for name, value in flat.items()]
+        kind = f"backend {self.name!r}: option"
+        checked = {option.name: copied(check(option, value, kind)) for option, value in known}
+        return Reading((), (Layer(source, checked),))
+
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        if missing := [name for name in self.takes.required if name not in options and name != "options"]:
+            raise BackendKwargsError(f"Backend {self.name!r} needs a value for {', '.join(map(repr, missing))}.")
+        for limit in limits(f"Backend {self.name!r}", DYNAMO_BACKENDS.get(self.name.removeprefix("dynamo:"), ())):
+            tell(limit)
+
+    def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
+        return {}
+
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        return self.compiler_fn(gm, example_inputs, **self._kwargs(options))  # type: ignore[no-any-return]
+
+    def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        own: dict[str, Any] = getattr(self.compiler_fn, "get_compiler_config", dict)()
+        return {**own, **options}
+
+    def reset(self, options: Mapping[str, Any]) -> None:
+        getattr(self.compiler_fn, "reset", lambda: None)()
+
+    def _kwargs(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.takes.mapping:
+            return dict(options)
+        mapped = {name: value for name, value in options.items() if name not in self.takes.named}
+        named = {name: value for name, value in options.items() if name in self.takes.named}
+        return named | ({"options": mapped} if mapped or "options" in self.takes.required else {})
+
+
+def _takes(compiler_fn: Callable[..., Any]) -> Takes:
+    try:
+        parameters = list(_signature(compiler_fn).parameters.values())
+    except (TypeError, ValueError):  # some callables written in C have none
+        return Takes({}, (), mapping=False, anything=True)
+    graph_and_inputs = [p for p in parameters if p.kind in POSITIONAL][:2]
+    named = [p for p in parameters if p.kind in BY_NAME and p not in graph_and_inputs]
+    return Takes(
+        {p.name: _option(p) for p in named if p.name != "options"},
+        tuple(p.name for p in named if p.default is Parameter.empty),
+        mapping=any(p.name == "options" for p in named),
+        anything=any(p.kind is Parameter.VAR_KEYWORD for p in parameters) and not _drops_kwargs(compiler_fn),
+    )
+
+
+def _option(parameter: Parameter) -> Option:
+    hint = Any if parameter.annotation is Parameter.empty else parameter.annotation
+    if parameter.default is None:
+        hint = Union[hint, None]  # noqa: UP007 - may be no class
+    return Option(parameter.name, hint, None if parameter.default is Parameter.empty else parameter.default)
+
+
+def _signature(compiler_fn: Callable[..., Any]) -> Signature:
+    try:
+        return signature(compiler_fn, eval_str=True)
+    except Exception:  # noqa: BLE001 - annotations may name what is imported for type checkers only
+        return signature(compiler_fn)
+
+
+def _drops_kwargs(compiler_fn: Callable[..., Any]) -> bool:
+    # torch's own debug backends and AotAutograd accept **kwargs, log that they ignore them, and go on.
+    return str(getattr(compiler_fn, "__module__", "")).startswith("torch._dynamo")

@@ -1,0 +1,142 @@
+"""Give Inductor parameters to freeze: dynamo hands them over as inputs, and Inductor freezes attributes only."""
+
+import copy
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import DictGetItemSource, UnspecializedParamBufferSource
+from torch._guards import Source, TracingContext
+from torch.fx import Graph, GraphModule, Node
+
+CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+
+# The key of the FX-graph cache holds only the shape of most frozen tensors, while Inductor writes 0-dimensional ones
+# into the code as numbers and its C++ GEMM keeps packed weights in the entry: a hit gave one module another's numbers
+# (seen on 2.13, where plain Inductor with a global `freezing` does the same; the code is alike from 2.11 to 2.15).
+UNCACHED: Mapping[str, bool] = MappingProxyType({"fx_graph_cache": False, "fx_graph_remote_cache": False})
+
+
+def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: CompileGm) -> Callable[..., Any]:
+    """Call `compile_gm` on `gm` with its parameters as attributes; return a callable that takes all of `gm`'s inputs.
+
+    For use inside dynamo's call of a backend, with grad disabled; `compile_gm` sets Inductor's `freezing` and UNCACHED.
+    Each parameter taken is guarded by identity, so another module, or a replaced parameter, compiles anew. In-place
+    changes of a frozen tensor made outside this graph are unseen, as with Inductor's own freezing.
+    """
+    frozen_gm, kept = reattach_parameters(gm, example_inputs)
+    if frozen_gm is gm:
+        return compile_gm(gm, example_inputs)
+    return _taking_all_inputs(compile_gm(frozen_gm, [example_inputs[i] for i in kept]), kept)
+
+
+def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
+    """Return a copy of `gm` with the parameters that dynamo lifted as attributes, and the positions of the inputs left.
+
+    `gm` itself comes back where it has no such parameters, outside dynamo, where nothing guards their identity, and
+    where inputs share memory that the graph writes, which Inductor's own freezing gets wrong.
+    """
+    lifted = _lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
+    if not lifted or _writes_shared_memory(gm, example_inputs):
+        return gm, list(range(len(example_inputs)))
+    frozen_gm = _copy(gm)
+    placeholders = frozen_gm.graph.find_nodes(op="placeholder")
+    for position, value in lifted.items():
+        _replace_by_attribute(frozen_gm, placeholders[position], value)
+    frozen_gm.recompile()
+    return frozen_gm, [i for i in range(len(placeholders)) if i not in lifted]
+
+
+def _lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return {
+        position: value
+        for position, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
+        if _is_parameter_source(getattr(node, "_dynamo_source", None)) and _can_freeze(value)
+    }
+
+
+def _is_parameter_source(source: Source | None) -> bool:
+    # `_dynamo_static_input_type` would also match what a user marked with mark_static_address() and plain tensor
+    # attributes of modules; both may change in place between calls.
+    return isinstance(source, DictGetItemSource) and isinstance(source.base, UnspecializedParamBufferSource)
+
+
+def _can_freeze(value: Any) -> bool:
+    # The exact types leave out fake tensors (nothing to freeze yet: DDPOptimizer) and subclasses (DTensor, quantized).
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta
+
+
+def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    # AOTAutograd then puts a common base ahead of all inputs; Inductor's freeze() counts parameters from the front.
+    sharing = defaultdict(list)
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided:
+            sharing[value.untyped_storage()._cdata].append(node)
+    return any(len(nodes) > 1 and any(map(_may_be_written, nodes)) for nodes in sharing.values())
+
+
+def _may_be_written(placeholder: Node) -> bool:
+    # Dynamo has run the graph on this fake tensor, and an in-place operator counts up its version. Inference tensors
+    # have no version, and a higher-order operator (a Triton kernel) may write without counting.
+    fake = placeholder.meta.get("example_value")
+    if not isinstance(fake, torch.Tensor) or fake.is_inference() or fake._version > 0:
+        return True
+    return any(isinstance(user.target, torch._ops.HigherOrderOperator) for user in placeholder.users)
+
+
+def _copy(gm: GraphModule) -> GraphModule:
+    # Dynamo reads the placeholders of its own graph once more after the backend, to generate the call.
+    graph: Graph = copy.deepcopy(gm.graph)
+    for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    copied = GraphModule(gm, graph)
+    copied.meta = dict(gm.meta)
+    # AOTAutograd takes a graph for dynamo's own by these two (beside `meta`), and fails or forgets what is static.
+    for name in ("_param_name_to_source", "_source_to_user_stacks"):
+        if hasattr(gm, name):
+            setattr(copied, name, copy.copy(getattr(gm, name)))
+    return copied
+
+
+def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor) -> None:
+    source: Source = placeholder._dynamo_source  # type: ignore[attr-defined]
+    name = _unused_name(gm, placeholder.name)
+    if isinstance(value, torch.nn.Parameter):
+        gm.register_parameter(name, value)
+    else:
+        gm.register_buffer(name, value)
+    sources: dict[str, Source] = gm._param_name_to_source  # type: ignore[assignment]
+    sources[name] = source
+    with gm.graph.inserting_before(_first_computing_node(gm.graph)):
+        attribute = gm.graph.get_attr(name)
+    attribute.meta = {key: value for key, value in placeholder.meta.items() if key != "grapharg"}
+    placeholder.replace_all_uses_with(attribute)
+    gm.graph.erase_node(placeholder)
+    TracingContext.get().guards_context.dynamo_guards.add(source.make_guard(GuardBuilder.ID_MATCH))
+
+
+def _unused_name(gm: GraphModule, name: str) -> str:
+    while hasattr(gm, name):
+        name += "_"
+    return name
+
+
+def _first_computing_node(graph: Graph) -> Node:
+    first: Node = next(node for node in graph.nodes if node.op != "placeholder")
+    return first
+
+
+def _taking_all_inputs(compiled: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:
+    # A wrapper in the hot path: unused placeholders in its place would lose their static status in Inductor's freeze(),
+    # so that CUDA graphs copied every weight at each replay, and Inductor walks them in Python at each call.
+    @functools.wraps(compiled)
+    def call(*inputs: Any) -> Any:
+        return compiled(*[inputs[i] for i in kept])
+
+    return call

@@ -1,0 +1,200 @@
+"""Inductor: templates, modes and options in; what `compile_fx` returns out."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+from warnings import warn
+
+from backend_kwargs.catalogue import inductor_option, inductor_options
+from backend_kwargs.compilers import Check, Reading
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, unknown, warn_once, wrong_value
+from backend_kwargs.layers import Layer, copied, same
+from backend_kwargs.options import Option, check
+from backend_kwargs.requirements import Limit, inert, limits, machine
+from backend_kwargs.spec import split_templates
+from backend_kwargs.templates import find_template, is_published
+
+OWN: Mapping[str, Option] = MappingProxyType(
+    {
+        option.name: option
+        for option in (
+            Option("strict", bool, False, "raise where a template cannot act here, in place of falling back"),
+            Option("use_aoti", bool, False, "compile ahead of time: for torch.compile(...).aot_compile()"),
+        )
+    }
+)
+KIND = "Inductor option"
+# Options that torch.compile itself acts on; a backend never sees them.
+TORCH_COMPILE_ONLY = ("guard_filter_fn",)
+# torch's "max-autotune-no-cudagraphs" leaves CUDA graphs as it finds them.
+MODE_ADDITIONS = {"max-autotune-no-cudagraphs": {"triton.cudagraphs": False}}
+
+
+@dataclass(frozen=True, slots=True)
+class InductorCompiler:
+    """Inductor under one of the names that a spec may spell it by."""
+
+    name: str
+
+    def dynamo_name(self, templates: Sequence[str]) -> str:
+        published = self.name == "tmpl-inductor" and len(templates) == 1 and is_published(templates[0])
+        return f"{self.name}:{templates[0]}" if published else self.name
+
+    def summary(self, templates: Sequence[str]) -> str:
+        return "; ".join(find_template(name).summary for name in templates) or "Inductor under templates and options"
+
+    def option(self, name: str) -> Option:
+        return OWN.get(name) or inductor_option(name)
+
+    def template(self, name: str) -> Layer:
+        template = find_template(name)
+        known = {key: value for key, value in template.where_known.items() if key in inductor_options()}
+        return Layer(f"template {name}", self._checked({**template.options, **known}, check))
+
+    def read(self, source: str, given: Mapping[str, Any], check: Check) -> Reading:
+        given = dict(given)
+        named, mode = given.pop("template", None), given.pop("mode", None)
+        explicit = [_mapping(name, given.pop(name, None)) for name in ("options", "inductor_config")]
+        names = split_templates(named) if named is not None else ()
+        templates = [self.template(name) for name in names]
+        _tell_contradictions(templates)
+        modes = [Layer(f"mode {mode}", mode_options(mode))] if mode is not None else []
+        options = [Layer(source, self._checked(mapping, check)) for mapping in (*explicit, given) if mapping]
+        return Reading(names, (*templates, *modes, *options))
+
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        for name in templates:
+            template = find_template(name)
+            for limit in limits(f"Template {name!r}", template.needs, template.otherwise):
+                if options.get("strict"):
+                    raise BackendKwargsError(f"{replace(limit, otherwise='')}")
+                tell(limit)
+
+    def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
+        return inert(options, lambda name: self.option(name).default, machine())
+
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        import torch
+
+        if not options.get("freezing"):
+            return _compile(gm, example_inputs, options, name)
+        if torch.is_grad_enabled():
+            warn_once("Option 'freezing' is inert while gradients are recorded: call the model under torch.no_grad().")
+            return _compile(gm, example_inputs, {**options, "freezing": False}, name)
+        from backend_kwargs.compilers.freezing import UNCACHED, compile_frozen
+
+        frozen = {**options, **UNCACHED}
+        return compile_frozen(gm, example_inputs, lambda gm, inputs: _compile(gm, inputs, frozen, name))
+
+    def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return _torch_wrapper(options).get_compiler_config()  # type: ignore[no-any-return]
+
+    def reset(self, options: Mapping[str, Any]) -> None:
+        _torch_wrapper(options).reset()
+
+    def _checked(self, options: Mapping[str, Any], check: Check) -> dict[str, Any]:
+        for name in TORCH_COMPILE_ONLY:
+            if name in options:
+                raise BackendKwargsError(
+                    f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend."
+                )
+        known = [(self.option(name), value) for name, value in options.items()]
+        return {option.name: copied(check(option, value, KIND)) for option, value in known}
+
+
+def mode_options(mode: str) -> dict[str, Any]:
+    """Return what `mode` sets: torch's table, made to do what its names say."""
+    from torch._inductor import list_mode_options
+
+    modes = list_mode_options()
+    if mode not in list(modes):  # a list, which may be asked for what has no hash
+        raise unknown("mode", mode, modes, otherwise=f"Modes are {', '.join(modes)}.")
+    return {**modes[mode], **MODE_ADDITIONS.get(mode, {})}
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise wrong_value(repr(name), "a mapping of options", value)
+    return value or {}
+
+
+def _tell_contradictions(templates: Sequence[Layer]) -> None:
+    for earlier, later in pairwise(templates):
+        for name in earlier.options.keys() & later.options.keys():
+            if not same(earlier.options[name], later.options[name]):
+                warn(
+                    f"{earlier.source} and {later.source} disagree on {name!r}; "
+                    f"the later wins: {later.options[name]!r}.",
+                    BackendKwargsWarning,
+                    stacklevel=2,
+                )
+
+
+def _compile(
+    gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    wrapper = _torch_wrapper(options)
+    if options.get("use_aoti"):
+        wrapper.name = name
+        return wrapper(gm, example_inputs)  # type: ignore[no-any-return]
+    falls_back = _excludes_aten(wrapper.config) and not options.get("strict")
+    # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
+    return compile_fx(  # type: ignore[return-value]
+        gm,
+        example_inputs,
+        inner_compile=_compile_else_with_aten if falls_back else compile_fx_inner,
+        config_patches=wrapper.config,
+        **_region(compile_fx, name),
+    )
+
+
+def _torch_wrapper(options: Mapping[str, Any]) -> Any:
+    """Return torch's own wrapper for "inductor", which sets the CUPTI variables and holds what the bisector changes."""
+    import torch
+
+    ahead = options.get("use_aoti")
+    kind: Any = torch._TorchCompileAOTInductorWrapper if ahead else torch._TorchCompileInductorWrapper
+    wrapper = kind(None, {"triton.cudagraphs": options.get("triton.cudagraphs", False)}, None)
+    # Not through its apply_options(): that refuses a value for each option whose declared type is NoneType.
+    patches = {name: copied(value) for name, value in options.items() if name not in OWN}
+    wrapper.config = patches | {k: v for k, v in wrapper.config.items() if k != "triton.cudagraphs"}
+    return wrapper
+
+
+def _region(compile_fx: Callable[..., Any], name: str | None) -> dict[str, Any]:
+    # torch 2.11 has no region names.
+    return {"compile_region_name": name} if "compile_region_name" in signature(compile_fx).parameters else {}
+
+
+def _excludes_aten(config: Mapping[str, Any]) -> bool:
+    lists = (config.get(f"max_autotune_{kind}_backends", "ATEN") for kind in ("gemm", "conv"))
+    return any("ATEN" not in backends.upper().split(",") for backends in lists)
+
+
+def _compile_else_with_aten(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """Compile a lowered graph; where one of its GEMMs has no kernel in the backends asked for, let ATEN serve too."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch.fx import GraphModule
+
+    # Its attributes are shared: weights packed for mkldnn, as freezing makes them, cannot be copied.
+    spare = GraphModule(gm, copy.deepcopy(gm.graph))
+    spare.meta = dict(gm.meta)
+    try:
+        return compile_fx_inner(gm, example_inputs, **kwargs)
+    except Exception as error:
+        if "NoValidChoicesError" not in str(error):
+            raise
+        asked = config.max_autotune_gemm_backends
+    warn_once(f"A GEMM or convolution of this graph has no {asked} kernel; ATEN's serve the graph as well.")
+    names = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
+    with config.patch({name: f"{getattr(config, name)},ATEN" for name in names}):
+        return compile_fx_inner(spare, example_inputs, **kwargs)

@@ -1,0 +1,13 @@
+"""What dynamo's entry points name: one attribute for each template, each made when it is asked for."""
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.registry import PLAIN, make_backend
+from backend_kwargs.templates import BUILT_IN
+
+SPECS = {"tmpl_inductor": PLAIN} | {name: f"{PLAIN}:{name}" for name in BUILT_IN}
+
+
+def __getattr__(name: str) -> Backend:
+    if name not in SPECS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return make_backend(SPECS[name])

@@ -1,0 +1,74 @@
+"""Before anything compiles: where each option's value comes from, and whether it can act here."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.catalogue import documented
+from backend_kwargs.layers import same, sources
+from backend_kwargs.options import Option
+from backend_kwargs.registry import make_backend
+from backend_kwargs.requirements import Limit
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One option of a backend.
+
+    `layer` is what set the value and `overrides` what it beat, as (layer, value); `status` is "changed", "same as
+    default", "forced by environment: ..." or "inert because ...".
+    """
+
+    option: str
+    value: Any
+    layer: str
+    default: Any
+    status: str
+    overrides: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a backend's options are and do; `notes` tell what runs where a template cannot act."""
+
+    backend: str
+    effects: tuple[Effect, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{e.option} = {e.value!r}  ({e.layer}; default {e.default!r}; {e.status})" for e in self.effects]
+        return "\n".join([self.backend, *(f"  {line}" for line in lines), *self.notes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; a value that JSON has no form for is left to the writer."""
+        return asdict(self)
+
+
+def explain(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = None, /, **kwargs: Any) -> Explanation:
+    """Explain the backend that `make_backend` would return for the same arguments. Compiles nothing.
+
+    Raises:
+        BackendKwargsError: as `make_backend` does.
+
+    """
+    backend = make_backend(spec, options, **kwargs)
+    limits: list[Limit] = []
+    backend.verify(tell=limits.append)
+    layers, inert = sources(backend.layers), backend.inert()
+    effects = (_effect(backend, name, value, layers[name], inert) for name, value in backend.options.items())
+    return Explanation(repr(backend), tuple(effects), tuple(map(str, limits)))
+
+
+def _effect(backend: Backend, name: str, value: Any, layer: str, inert: Mapping[str, str]) -> Effect:
+    option = documented(backend.option(name))
+    beaten = [(each.source, each.options[name]) for each in backend.layers if name in each.options]
+    return Effect(name, value, layer, option.default, _status(option, value, inert), tuple(beaten[:-1]))
+
+
+def _status(option: Option, value: Any, inert: Mapping[str, str]) -> str:
+    if option.forced and not same(option.forced_value, value):
+        return f"forced by environment: {' or '.join(option.env_force)} makes it {option.forced_value!r}"
+    if same(option.default, value):
+        return "same as default"
+    return f"inert because {inert[option.name]}" if option.name in inert else "changed"

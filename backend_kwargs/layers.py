@@ -1,0 +1,51 @@
+"""Layers of options: the later wins, and each value knows which layer it came from."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Options that came together, and where from, such as "template max_autotune"."""
+
+    source: str
+    options: Mapping[str, Any]
+
+
+def merge(layers: Iterable[Layer]) -> dict[str, Any]:
+    """Return each option's value in the last layer that sets it."""
+    return {name: value for layer in layers for name, value in layer.options.items()}
+
+
+def sources(layers: Iterable[Layer]) -> dict[str, str]:
+    """Return the name of the layer that each option's value comes from."""
+    return {name: layer.source for layer in layers for name in layer.options}
+
+
+def copied(value: Any) -> Any:
+    """Copy the containers of `value` and share what they hold, so that neither side sees the other's changes."""
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(copied(item) for item in value)
+    return value
+
+
+def same(a: Any, b: Any) -> bool:
+    """Tell whether two option values are equal in value and in type: `1`, `1.0` and `True` differ, `nan` is `nan`."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return repr(a) == repr(b)
+    try:
+        equal = a == b
+        return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
+    except Exception:  # noqa: BLE001 - tensors of two shapes, say: what cannot be compared is not the same
+        return False

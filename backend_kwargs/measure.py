@@ -1,0 +1,287 @@
+"""The one way this package times, compares numbers and counts memory; the benchmark suite uses it too.
+
+The numbers live in `accuracy.py` and are named here; timing, statistics and memory follow.
+"""
+
+import ctypes
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backend_kwargs.accuracy import Accuracy, Status, check, fresh_inputs, reference, upcast, worst
+
+__all__ = [
+    "Accuracy",
+    "Interval",
+    "Status",
+    "check",
+    "environment",
+    "fresh_inputs",
+    "interleave",
+    "median_interval",
+    "noise_floor",
+    "peak_memory",
+    "percentile",
+    "ratio_interval",
+    "reference",
+    "status_of",
+    "synchronize",
+    "upcast",
+    "within_noise",
+    "worst",
+]
+
+SHORTEST_SAMPLE_S = 1e-3
+RESAMPLES = 2000
+LONGEST_REASON = 200
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median with its bootstrap 95 % interval, in the unit of the samples."""
+
+    median: float
+    low: float
+    high: float
+
+
+# ---- statistics
+
+
+def percentile(samples: Sequence[float], q: float) -> float:
+    """Return the `q` quantile (0 to 1) of the samples, interpolated."""
+    return float(torch.tensor(samples, dtype=torch.float64).quantile(q))
+
+
+def median_interval(samples: Sequence[float]) -> Interval:
+    """Return the median and its bootstrap 95 % interval; no sample is trimmed and the seed is fixed.
+
+    Raises ValueError where there are no samples.
+    """
+    if not samples:
+        raise ValueError("median_interval wants at least one sample, got none.")
+    values = torch.tensor(samples, dtype=torch.float64)
+    picks = torch.randint(len(samples), (RESAMPLES, len(samples)), generator=torch.Generator().manual_seed(0))
+    low, high = values[picks].quantile(0.5, dim=1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Interval(percentile(samples, 0.5), low, high)
+
+
+def ratio_interval(baseline: Sequence[float], candidate: Sequence[float]) -> Interval:
+    """Return the candidate's speedup, `baseline / candidate` paired round by round: above 1 is faster.
+
+    Rounds are paired because the clock of the machine drifts between them. Raises ValueError where the lengths differ.
+    """
+    return median_interval([b / c for b, c in zip(baseline, candidate, strict=True)])
+
+
+def noise_floor(interval: Interval) -> Interval:
+    """Return the band that an A/A ratio spans, made symmetric: a baseline 3 % fast could as well have been 3 % slow."""
+    reach = max(interval.high, 1 / interval.low, 1.0)
+    return Interval(1.0, 1 / reach, reach)
+
+
+def within_noise(interval: Interval, noise: Interval) -> bool:
+    """Say whether a speedup's interval meets the noise floor, so that it shows nothing."""
+    return interval.low <= noise.high and noise.low <= interval.high
+
+
+# ---- timing
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def interleave(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    device: torch.device,
+    warmup: int = 3,
+    budget_s: float | None = None,
+    progress: Callable[[float], None] | None = None,
+    failed: Callable[[str, Exception], None] | None = None,
+) -> dict[str, list[float]]:
+    """Time every call once per round and return its samples: seconds of wall time per call, one per round.
+
+    The order is rotated each round and reversed after all rotations, so that each call follows each other one equally
+    often. A sample repeats its call until it lasts about 1 ms, waits for the device, and is divided by the repeats;
+    where it repeats, one call goes before the clock, to be its own predecessor in the caches. Results are dropped at
+    once. `budget_s` ends the rounds early, never before the first is whole. `progress` hears the fraction done. A call
+    that raises leaves the race and is told to `failed`; without `failed` the exception goes on.
+    """
+    race = _Race(dict(calls), device, failed)
+    for name in calls:
+        race.guard(name, partial(race.prepare, name, warmup))
+    started = time.perf_counter()
+    for done in range(rounds):
+        for name in race.order(done):
+            race.guard(name, partial(race.sample, name))
+        if progress:
+            progress((done + 1) / rounds)
+        if budget_s is not None and time.perf_counter() - started > budget_s:
+            break
+    return {name: race.samples[name] for name in calls if name in race.calls}
+
+
+@dataclass
+class _Race:
+    calls: dict[str, Callable[[], object]]
+    device: torch.device
+    failed: Callable[[str, Exception], None] | None
+
+    def __post_init__(self) -> None:
+        self.repeats = dict.fromkeys(self.calls, 1)
+        self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
+
+    def order(self, done: int) -> list[str]:
+        # A plain rotation keeps everybody's neighbours, and who follows its like runs some per cent faster: zigzag
+        # (Williams 1949) meets all neighbours.
+        names, size = list(self.calls), len(self.calls)
+        zigzag = [size - 1 - at // 2 if at % 2 else at // 2 for at in range(size)]
+        rotated = [names[(at + done) % size] for at in zigzag]
+        return rotated[::-1] if done // max(size, 1) % 2 else rotated
+
+    def guard(self, name: str, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            if self.failed is None:
+                raise
+            del self.calls[name]
+            self.failed(name, error)
+
+    def prepare(self, name: str, warmup: int) -> None:
+        for _ in range(warmup):
+            self.calls[name]()
+        while (seconds := self.timed(name)) < SHORTEST_SAMPLE_S and self.repeats[name] < 1_000_000:
+            grown = SHORTEST_SAMPLE_S / max(seconds, 1e-9)
+            self.repeats[name] = min(int(self.repeats[name] * min(max(grown * 1.2, 2), 100)), 1_000_000)
+
+    def timed(self, name: str) -> float:
+        call, repeats = self.calls[name], self.repeats[name]
+        if self.device.type == "cuda":
+            # CUDA-graph trees would record anew for each order in which the candidates follow one another.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        synchronize(self.device)
+        started = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        synchronize(self.device)
+        return time.perf_counter() - started
+
+    def sample(self, name: str) -> None:
+        if self.repeats[name] > 1:
+            self.calls[name]()
+        self.samples[name].append(self.timed(name) / self.repeats[name])
+
+
+# ---- memory
+
+
+def peak_memory(call: Callable[[], object], device: torch.device, held: int | None = None) -> int | None:
+    """Return the bytes that the process held at most while `call` ran, above what it held before, or None.
+
+    On CUDA the allocator's own count (`held` moves its start, say to before a compile, so that the pools of CUDA
+    graphs count); on Linux's CPUs the growth of the resident set, after the heap's free pages went back: it sees every
+    allocator, in pages, and is not disturbed by what ran earlier in this process, as a process-wide maximum would be.
+    Elsewhere None. Both reset a peak counter of this process.
+    """
+    if device.type == "cuda":
+        synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device) if held is None else held
+        call()
+        synchronize(device)
+        return max(torch.cuda.max_memory_allocated(device) - before, 0)
+    return _peak_resident(call)
+
+
+def _peak_resident(call: Callable[[], object]) -> int | None:
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        # 5 resets VmHWM to the present size: proc_pid_clear_refs(5).
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _resident("VmRSS")
+    except (OSError, AttributeError, TypeError, KeyError):
+        call()
+        return None
+    call()
+    return max(_resident("VmHWM") - before, 0)
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)[field].split()[0]) * 1024
+
+
+# ---- failures
+
+
+def status_of(error: BaseException) -> tuple[Status, str]:
+    """Return the status word of an exception and its reason in one line, looking through torch's own wrapping."""
+    chain = [error]
+    while (inner := getattr(chain[-1], "inner_exception", None) or chain[-1].__cause__) and inner not in chain:
+        chain.append(inner)
+    root = chain[-1]
+    line = next((part.strip() for part in str(root).splitlines() if part.strip()), "")
+    reason = f"{type(root).__name__}: {line}".rstrip(": ")
+    reason = reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."
+    return _status(chain), reason
+
+
+def _status(chain: list[BaseException]) -> Status:
+    if any(isinstance(e, MemoryError | torch.OutOfMemoryError) or _no_memory(e) for e in chain):
+        return "oom"
+    missing = any(isinstance(e, ImportError) or type(e).__name__ == "InvalidBackend" for e in chain)
+    return "unavailable" if missing else "fail_to_run"
+
+
+def _no_memory(error: BaseException) -> bool:
+    # The CPU's allocator raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+# ---- where it was measured
+
+
+def environment(device: torch.device) -> dict[str, str | int | None]:
+    """Return what a reader needs to place a figure: torch, python, device, CPU, threads, triton, CUDA."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "cpu": _cpu_name(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "triton": _version("triton"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named: dict[str, Any] = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return str(named.get("model name") or platform.processor() or platform.machine())

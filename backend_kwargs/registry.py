@@ -1,0 +1,130 @@
+"""Backends and templates by name: make them, register them, list them."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.backend import OURS, REGISTERED, Backend, backend_of_function, find_backend, find_in_dynamo
+from backend_kwargs.compilers import Check
+from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.options import check, convert
+from backend_kwargs.spec import check_name
+from backend_kwargs.templates import Template, add_templates, derive, find_template, template_names
+from backend_kwargs.toml import read_templates
+
+PLAIN = "tmpl-inductor"  # the one spec that the environment speaks to
+TEMPLATE_VARIABLE = "BACKEND_KWARGS_TEMPLATE"
+OPTIONS_VARIABLE = "BACKEND_KWARGS_OPTIONS"
+
+_interned: dict[str, Backend] = {}
+
+
+def make_backend(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = None, /, **kwargs: Any) -> Backend:
+    """Return the backend that `spec` names, with `options` and `kwargs` bound to it and checked now.
+
+    Args:
+        spec: "backend", "backend:template+template", "dynamo:NAME", "package.module:function", a function
+            `(gm, example_inputs, **kwargs)`, or a Backend, to bind more to it.
+        options: options by name, for the names that are no Python identifiers, such as "triton.cudagraphs".
+        kwargs: options by name, over `options`. For Inductor also `template`, `mode` and `inductor_config`.
+
+    Raises:
+        BackendKwargsError: where a name, a type or a value is wrong, or with `strict=True` a template cannot act here.
+
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise wrong_value("make_backend's `options`", "a mapping", options)
+    found = find_backend(spec) if isinstance(spec, str) else backend_of_function(spec)
+    if spec == PLAIN:
+        found = _with_environment(found)
+    backend = found.bind("make_backend", {**(options or {}), **kwargs})
+    backend.verify(tell=lambda message: None)
+    return backend if options or kwargs or not isinstance(spec, str) else _intern(spec, backend)
+
+
+def register_backend(name: str, compiler_fn: Callable[..., Any]) -> Backend:
+    """Make `torch.compile(..., backend=name)` call `compiler_fn` with options bound by its signature, and checked.
+
+    `compiler_fn` takes `(gm, example_inputs, **kwargs)`, or is a Backend. The same again is fine.
+    """
+    check_name("A backend", name)
+    backend = compiler_fn if isinstance(compiler_fn, Backend) else backend_of_function(compiler_fn, name)
+    if name in OURS or not _publish(name, backend):
+        raise BackendKwargsError(f"Backend {name!r} exists and is another; choose another name.")
+    return REGISTERED.setdefault(name, backend)
+
+
+def register_template(
+    name: str, options: Mapping[str, Any] | None = None, *, base: str | None = None, summary: str = ""
+) -> None:
+    """Make "tmpl-inductor:NAME" stand for the template `base` ("a" or "a+b") with `options` laid over it."""
+    if options is not None and not isinstance(options, Mapping):
+        raise wrong_value("A template's `options`", "a mapping", options)
+    _register({name: derive(base, options or {}, summary)}, check)
+
+
+def load_templates(path: str | Path) -> list[str]:
+    """Register each template of a TOML file, all or none; return their names."""
+    found = read_templates(path)
+    _register(found, convert)
+    return list(found)
+
+
+def list_backends() -> list[str]:
+    """Return every name that `make_backend` takes as it is: ours, registered, and dynamo's, entry points included."""
+    import torch._dynamo
+
+    return sorted({*OURS, *REGISTERED, *torch._dynamo.list_backends(None)})
+
+
+def list_templates() -> list[str]:
+    """Return the names of every template: built in, registered, or offered by an installed package."""
+    return template_names()
+
+
+def get_template(name: str) -> Template:
+    """Return the template called `name`: its summary, options, costs and needs."""
+    return find_template(name)
+
+
+def _with_environment(backend: Backend) -> Backend:
+    """Lay what the two environment variables say over `backend`; text is converted by each option's type."""
+    template, text = os.environ.get(TEMPLATE_VARIABLE), os.environ.get(OPTIONS_VARIABLE)
+    try:
+        options = json.loads(text) if text else {}
+    except ValueError:
+        options = text
+    if not isinstance(options, dict):
+        raise wrong_value(f"The environment variable {OPTIONS_VARIABLE}", "a JSON object", options)
+    given = {**options, **({"template": template} if template else {})}
+    return backend.bind("environment", given, convert)
+
+
+def _intern(spec: str, backend: Backend) -> Backend:
+    if _interned.setdefault(spec, backend) != backend:  # the environment has changed
+        _interned[spec] = backend
+    return _interned[spec]
+
+
+def _register(templates: Mapping[str, Template], check: Check) -> None:
+    plain = find_backend(PLAIN)
+    add_templates(
+        {n: replace(t, options=plain.bind("template", t.options, check).options) for n, t in templates.items()}
+    )
+    for name in templates:
+        spec = f"{PLAIN}:{name}"
+        if not _publish(spec, make_backend(spec)):
+            raise BackendKwargsError(f"Backend {spec!r} exists and is another; choose another name.")
+
+
+def _publish(name: str, backend: Backend) -> bool:
+    """Tell dynamo of `backend`; return whether `name` now stands for it."""
+    known = find_in_dynamo(name)
+    if known is None:
+        import torch._dynamo
+
+        torch._dynamo.register_backend(backend, name=name)
+    return known is None or known == backend

@@ -1,0 +1,53 @@
+"""The spelling of a backend: `"backend[:template[+template]]"`, and lists of them with options."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+
+NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+def join_spec(backend: str, templates: Sequence[str]) -> str:
+    """Spell a backend's name and the templates laid over it, the later over the earlier."""
+    return f"{backend}:{'+'.join(templates)}" if templates else backend
+
+
+def split_templates(text: str) -> tuple[str, ...]:
+    """Split `"a+b"` into names; raise where one is empty or cannot be a name."""
+    names = tuple(text.split("+")) if isinstance(text, str) else (text,)
+    for name in names:
+        check_name("A template", name)
+    return names
+
+
+def check_name(what: str, name: Any) -> None:
+    """Raise where `name` could not be written in a spec."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise wrong_value(f"{what}'s name", "letters, digits and '_', '-', '.', a letter first", name)
+
+
+def split_candidates(text: str) -> list[tuple[str, dict[str, str]]]:
+    """Split `"spec[name=value,...],spec"` at the commas outside brackets into specs and their options, still text."""
+    candidates = re.findall(r"\s*([^\[\],]+?)\s*(?:\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\])?\s*(?:,|$)", text)
+    if not candidates or _joined(candidates) != re.sub(r"\s", "", text).rstrip(","):
+        raise BackendKwargsError(f"Cannot read backends {shown(text)}; write them 'a,b:template,c[option=value]'.")
+    return [(spec, dict(map(split_assignment, _assignments(options)))) for spec, options in candidates]
+
+
+def split_assignment(text: str) -> tuple[str, str]:
+    """Split `"name=value"`."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise BackendKwargsError(f"Cannot read option {shown(text)}; write it 'name=value'.")
+    return name.strip(), value.strip()
+
+
+def _assignments(text: str) -> list[str]:
+    # A comma followed by no "name=" belongs to the value before it: "backends=ATEN,TRITON".
+    return re.split(r",\s*(?=[\w.\-]+\s*=)", text) if text else []
+
+
+def _joined(candidates: list[tuple[str, str]]) -> str:
+    return ",".join(re.sub(r"\s", "", f"{spec}[{options}]" if options else spec) for spec, options in candidates)

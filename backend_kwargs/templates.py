@@ -1,0 +1,220 @@
+"""Templates: named sets of Inductor options, and where each comes from.
+
+A name is looked for in the built-in table, among those registered in this process, then among the entry points of
+installed packages, of which only the one that is named gets loaded.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
+from backend_kwargs.layers import copied, same
+from backend_kwargs.spec import check_name, split_templates
+
+ENTRY_POINT_GROUP = "backend_kwargs.templates"
+NEXT_STEP = "`backend-kwargs list` shows all."
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A named set of Inductor options.
+
+    `where_known` holds options that only some torch releases have: they count where the installed one has them.
+    `needs` names entries of `requirements.REQUIREMENTS`; `otherwise` says what runs where one is not met.
+    """
+
+    summary: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    costs: str = ""
+    needs: tuple[str, ...] = ()
+    otherwise: str = ""
+    where_known: Mapping[str, Any] = field(default_factory=dict)
+
+
+ORDINARY_KERNELS = "ordinary kernels are compiled"
+
+BUILT_IN: Mapping[str, Template] = MappingProxyType(
+    {
+        "default": Template("Inductor as it comes: fused kernels, library GEMMs"),
+        "cudagraphs": Template(
+            "Replay a recorded CUDA graph, so that a call costs one launch",
+            {"triton.cudagraphs": True},
+            costs="memory of its own for each graph; inputs that are not static are copied at each call",
+            needs=("gpu",),
+            otherwise="kernels are launched one by one",
+        ),
+        "max_autotune": Template(
+            "Time candidate kernels for GEMMs, tune the others, replay CUDA graphs",
+            {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": True},
+            costs="minutes of compile time, memory of its own for each graph",
+            needs=("gpu", "triton", "large_gpu"),
+            otherwise="only the C++ GEMM templates are tried, where weights are frozen",
+        ),
+        "max_autotune_no_cudagraphs": Template(
+            "Time candidate kernels for GEMMs and tune the others, without CUDA graphs",
+            {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": False},
+            costs="minutes of compile time",
+            needs=("gpu", "triton", "large_gpu"),
+            otherwise="only the C++ GEMM templates are tried, where weights are frozen",
+        ),
+        "coordinate_descent": Template(
+            "Tune the blocks of generated Triton kernels one coordinate at a time, in all directions",
+            {"coordinate_descent_tuning": True, "coordinate_descent_check_all_directions": True},
+            costs="seconds to a minute, at the first call and not at compile",
+            needs=("gpu", "triton"),
+            otherwise=ORDINARY_KERNELS,
+        ),
+        "triton": Template(
+            "GEMMs and convolutions as generated Triton kernels, none from a library",
+            {
+                "max_autotune_gemm": True,
+                "max_autotune_gemm_backends": "TRITON",
+                "max_autotune_conv_backends": "TRITON",
+            },
+            costs="compile time for each GEMM's candidates; often slower than the library",
+            needs=("gpu", "triton", "large_gpu"),
+            otherwise="library GEMMs are called, as for each graph in which one has no Triton kernel",
+        ),
+        "aten": Template(
+            "GEMMs and convolutions by calls into ATen's libraries only, also over max_autotune",
+            {"max_autotune_gemm_backends": "ATEN", "max_autotune_conv_backends": "ATEN"},
+            costs="no epilogue is fused into a GEMM",
+        ),
+        "cutlass": Template(
+            "GEMMs as CUTLASS kernels",
+            {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CUTLASS"},
+            costs="about five seconds of nvcc for each candidate kernel",
+            needs=("gpu", "triton", "large_gpu", "cutlass", "nvcc"),
+            otherwise="library GEMMs are called, as for each graph in which one has no CUTLASS kernel",
+        ),
+        "tma": Template(
+            "GEMMs as persistent Triton kernels that load through the tensor memory accelerator",
+            {
+                "max_autotune_gemm": True,
+                "max_autotune_gemm_backends": "TRITON",
+                "triton.enable_persistent_tma_matmul": True,
+            },
+            costs="compile time for each GEMM's candidates; operands must be 16-byte aligned",
+            needs=("gpu", "triton", "large_gpu", "tma"),
+            otherwise=ORDINARY_KERNELS,
+        ),
+        "freezing": Template(
+            "Parameters become constants of the graph: batch norm folds, weights are packed",
+            {"freezing": True},
+            costs="a copy of each weight it repacks; in-place updates of weights are unseen; inference only",
+        ),
+        "cpp_wrapper": Template(
+            "The code between kernels in C++ in place of Python",
+            {"cpp_wrapper": True},
+            costs="some seconds of C++ compile for each graph",
+            needs=("cxx",),
+            otherwise="compiling fails",
+        ),
+        "fast_compile": Template(
+            "The fewest seconds until the first result",
+            {
+                "pattern_matcher": False,
+                "epilogue_fusion": False,
+                "max_autotune": False,
+                "coordinate_descent_tuning": False,
+                "triton.autotune_pointwise": False,
+            },
+            costs="slower kernels",
+        ),
+        "debug": Template(
+            "Write each graph and its code to torch_compile_debug/; assert sizes, indices and finite numbers",
+            {
+                "trace.enabled": True,
+                "size_asserts": True,
+                "alignment_asserts": True,
+                "nan_asserts": True,
+                "debug_index_asserts": True,
+            },
+            costs="slower compile and slower calls",
+        ),
+        "eager_numerics": Template(
+            "Results as close to eager's as Inductor can: its rounding of each step, its random numbers",
+            {
+                "emulate_precision_casts": True,
+                "fallback_random": True,
+                "eager_numerics.division_rounding": True,
+                "eager_numerics.disable_ftz": True,
+            },
+            costs="more conversions in half precision, slower division",
+            where_known={"eager_numerics.use_pytorch_libdevice": True},
+        ),
+    }
+)
+
+_registered: dict[str, Template] = {}
+
+
+def find_template(name: str) -> Template:
+    """Return the template called `name`, or raise with the nearest name."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if name in _registered:
+        return _registered[name]
+    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        return _plugged_in(entry)
+    raise unknown("template", name, template_names(), otherwise=NEXT_STEP)
+
+
+def is_published(name: str) -> bool:
+    """Tell whether dynamo knows "tmpl-inductor:NAME"."""
+    return name in BUILT_IN or name in _registered
+
+
+def template_names() -> list[str]:
+    """Return the names of every template: built in, registered, or offered by an installed package."""
+    plugged_in = (entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
+    return list(dict.fromkeys((*BUILT_IN, *_registered, *plugged_in)))
+
+
+def add_templates(templates: Mapping[str, Template]) -> None:
+    """Register all or none; the same content again is fine, other content under a name that is taken is an error."""
+    for name, template in templates.items():
+        check_name("A template", name)
+        known = BUILT_IN.get(name) or _registered.get(name, template)
+        if not same(dict(known.options), dict(template.options)):
+            raise BackendKwargsError(f"Template {name!r} exists with other options; choose another name.")
+    _registered.update({name: t for name, t in templates.items() if name not in {*BUILT_IN, *_registered}})
+
+
+def derive(
+    base: str | None,
+    options: Mapping[str, Any],
+    summary: str = "",
+    find: Callable[[str], Template] = find_template,
+) -> Template:
+    """Return a template that lays `options` over those that `base` names, joined by "+"."""
+    bases = [find(name) for name in split_templates(base)] if base else []
+    return Template(
+        summary or (f"{base}, with options of its own" if base else "options of its own"),
+        MappingProxyType(_union(t.options for t in bases) | copied(options)),
+        costs="; ".join(t.costs for t in bases if t.costs),
+        needs=tuple(dict.fromkeys(need for t in bases for need in t.needs)),
+        otherwise="; ".join(t.otherwise for t in bases if t.otherwise),
+        where_known=MappingProxyType(_union(t.where_known for t in bases)),
+    )
+
+
+def _union(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for mapping in mappings for name, value in mapping.items()}
+
+
+def _plugged_in(entry: EntryPoint) -> Template:
+    try:
+        loaded = entry.load()
+    except Exception as error:  # a plug-in may fail in any way, and must break nothing else
+        raise BackendKwargsError(
+            f"Template {entry.name!r} of {entry.value!r} does not load: {type(error).__name__}: {error}."
+        ) from error
+    if isinstance(loaded, Mapping):
+        return Template(f"from {entry.value}", loaded)
+    if not isinstance(loaded, Template):
+        raise wrong_value(f"Entry point {entry.value!r}", "a Template or a mapping of options", loaded)
+    return loaded

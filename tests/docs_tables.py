@@ -1,0 +1,47 @@
+"""The tables in the docs that repeat code: written by `python tests/docs_tables.py --write`, else checked."""
+
+import re
+import sys
+from pathlib import Path
+
+from backend_kwargs.templates import BUILT_IN, Template
+
+ROOT = Path(__file__).parent.parent
+
+
+def templates_table() -> str:
+    """Return the built-in templates as a Markdown table."""
+    rows = [
+        f"| `{name}` | {t.summary} | {_options(t)} | {t.costs} | {', '.join(t.needs)} |" for name, t in BUILT_IN.items()
+    ]
+    return "\n".join(["| template | what it does | sets | costs | needs |", "|---|---|---|---|---|", *rows])
+
+
+def _options(template: Template) -> str:
+    options = {**template.options, **template.where_known}
+    return "<br>".join(f"`{name}={value!r}`" for name, value in options.items())
+
+
+TABLES = {"README.md": {"templates": templates_table}}
+
+
+def filled(file: str) -> str:
+    """Return the text of `file` with its generated parts made anew."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    for name, table in TABLES[file].items():
+        part = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(part, lambda match, table=table: f"{match[1]}{table()}\n{match[2]}", text, flags=re.DOTALL)
+    return text
+
+
+def main() -> None:
+    """Write the tables, or exit with the name of the file that is out of date."""
+    for file in TABLES:
+        if "--write" in sys.argv:
+            (ROOT / file).write_text(filled(file), encoding="utf-8")
+        elif filled(file) != (ROOT / file).read_text(encoding="utf-8"):
+            sys.exit(f"{file} is out of date: python tests/docs_tables.py --write")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,527 @@
+"""Whole comparisons through real torch.compile; Inductor only where it is the point."""
+
+import json
+import os
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from backend_kwargs import compare as compare_module
+from backend_kwargs.compare import Candidate, Comparison, Row, compare, plot, to_json
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.measure import Interval
+
+ROUNDS = 3
+EAGER = Candidate("eager")
+
+
+@pytest.fixture(params=[pytest.param(True, id="isolate_recompiles"), pytest.param(False, id="before torch 2.13")])
+def isolation(request, monkeypatch):
+    """Compile as this torch allows, and as torch before 2.13 does."""
+    if not request.param:
+        monkeypatch.setattr(compare_module, "_can_isolate", lambda: False)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
+
+
+def rows_of(model, candidates, inputs=None, **kwargs) -> list[Row]:
+    inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(1)) if inputs is None else inputs
+    return compare(model, inputs, candidates, rounds=kwargs.pop("rounds", ROUNDS), **kwargs).rows
+
+
+def forward(gm, example_inputs):
+    """Compile nothing, rightly."""
+    return gm.forward
+
+
+def wrong(gm, example_inputs):
+    """Scale every output by 1.05."""
+    return lambda *args: tuple(1.05 * out for out in gm(*args))
+
+
+def no_op(gm, example_inputs):
+    """Return memory instead of work."""
+    shapes = [torch.empty_like(out) for out in gm(*example_inputs)]
+    return lambda *args: tuple(out.clone().zero_() for out in shapes)
+
+
+def cached(gm, example_inputs):
+    """Remember the first result for ever."""
+    kept = []
+
+    def run(*args):
+        kept[:] = kept or gm(*args)
+        return tuple(kept)
+
+    return run
+
+
+def lazy_cached(calls: int):
+    """Be right for some calls, to pass a check that comes only before timing."""
+
+    def backend(gm, example_inputs):
+        left, kept = calls, []
+
+        def run(*args):
+            nonlocal left
+            left -= 1
+            if left < 0 and kept:
+                return tuple(kept)
+            kept[:] = gm(*args)
+            return tuple(kept)
+
+        return run
+
+    return backend
+
+
+def refusing(gm, example_inputs):
+    raise ValueError("this one\ncannot")
+
+
+def breaking_later(gm, example_inputs):
+    left = 6
+
+    def run(*args):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("too many blocks in cooperative launch")
+        return gm(*args)
+
+    return run
+
+
+def out_of_memory(gm, example_inputs):
+    raise torch.OutOfMemoryError("no memory left")
+
+
+# ---- candidates compile, each for itself
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_twelve_candidates_compile(isolation, mode):
+    """Dynamo's limit of eight variants hides none of twelve: each compiles its graph, none runs in eager unseen."""
+    backends = ["eager", "aot_eager", *(lambda gm, inputs: gm.forward for _ in range(10))]
+    rows = rows_of(mlp(), [Candidate(str(at), backend) for at, backend in enumerate(backends)], rounds=1, mode=mode)
+    assert [(row.status, row.graphs) for row in rows] == [("pass", 1)] * 12
+
+
+class Broken(nn.Module):
+    """A model with a graph break in a submodule."""
+
+    class Inner(nn.Module):
+        def forward(self, x):
+            x = x.sin()
+            torch._dynamo.graph_break()
+            return x.cos()
+
+    def __init__(self):
+        super().__init__()
+        self.inner = self.Inner()
+
+    def forward(self, x):
+        return self.inner(x + 1) + 1
+
+
+def test_twelve_candidates_compile_through_a_graph_break(isolation):
+    """Submodules that become frames of their own at a graph break hit no limit either."""
+    rows = rows_of(Broken(), [Candidate(str(at), lambda gm, inputs: gm.forward) for at in range(12)], rounds=1)
+    assert {(row.status, row.graphs > 1) for row in rows} == {("pass", True)}
+    assert len({row.graphs for row in rows}) == 1
+
+
+def test_graph_break_is_counted():
+    """A graph break shows as more than one graph."""
+    whole, broken = rows_of(mlp(), [Candidate("c", "eager")]), rows_of(Broken(), [Candidate("c", "eager")])
+    assert whole[0].graphs == 1
+    assert broken[0].graphs > 1
+
+
+class Counter(nn.Module):
+    """A model that dynamo recompiles at each call: it guards on an int that changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + 0 * self.calls
+
+
+def test_recompile_is_caught():
+    """A candidate that compiles while it is timed is no candidate; eager beside it stays one."""
+    with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=False):
+        eager, compiled = rows_of(Counter(), [EAGER, Candidate("c", "eager")])
+    assert (eager.status, compiled.status) == ("pass", "fail_to_run")
+    assert compiled.reason.startswith("recompiled ")
+    assert compiled.latency is None
+
+
+def test_silent_eager_is_caught():
+    """A model that dynamo leaves alone is told as such, not timed as compiled."""
+    model = mlp()
+    model.forward = torch._dynamo.disable(model.forward)
+    (row,) = rows_of(model, [Candidate("c", "eager")])
+    assert (row.status, row.graphs) == ("fail_to_run", 0)
+    assert row.reason == "no graph reached the backend: this would run in eager"
+
+
+def test_timed_callable_is_the_backends_own():
+    """Counting wraps the compile and not the call: dynamo gets the very function that the backend returned."""
+    compiled = compare_module._Counted(forward)
+    gm = torch.fx.symbolic_trace(mlp())
+    assert compiled(gm, []) == gm.forward
+    assert compiled.graphs == 1
+
+
+def test_modes_of_inductor_are_bound():
+    """A mode goes to plain "inductor" as torch.compile itself binds it."""
+    counted, left = compare_module._compiler(Candidate("c", "inductor", mode="max-autotune-no-cudagraphs"))
+    assert counted.get_compiler_config()["max_autotune"] is True
+    assert counted.compiler_name == "inductor"
+    assert left == {}
+
+
+def test_modes_of_other_backends_are_passed_on():
+    """Any other backend gets mode and options as torch.compile passes them."""
+    got = {}
+
+    def backend(gm, example_inputs, **kwargs):
+        got.update(kwargs)
+        return gm.forward
+
+    rows_of(mlp(), [Candidate("c", backend, options={"a": 1})])
+    assert got == {"options": {"a": 1}}
+
+
+# ---- what is wrong is not timed
+
+
+@pytest.mark.parametrize("backend", [wrong, no_op, cached, lazy_cached(6)], ids=["wrong", "no-op", "cached", "later"])
+def test_cheats_are_caught(backend):
+    """A wrong, an empty and a remembered result fail, also where they begin during timing; the right one passes."""
+    good, bad = rows_of(mlp(), [Candidate("good", forward), Candidate("bad", backend)])
+    assert (good.status, bad.status) == ("pass", "fail_accuracy")
+    assert bad.latency is None
+    assert bad.speedup is None
+    assert not bad.samples
+    assert "RMSE to the reference" in bad.reason
+
+
+class WrongGradient(torch.autograd.Function):
+    """The identity, with twice the gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def test_wrong_gradients_are_caught():
+    """In training a right output with wrong gradients fails."""
+
+    def backend(gm, example_inputs):
+        return lambda *args: tuple(WrongGradient.apply(out) for out in gm(*args))
+
+    good, bad = rows_of(mlp(), [Candidate("good", "aot_eager"), Candidate("bad", backend)], mode="training")
+    assert (good.status, bad.status) == ("pass", "fail_accuracy")
+    assert bad.reason.startswith("gradients[")
+
+
+def test_lost_mutation_is_caught():
+    """A backend that forgets to update a buffer fails, though its outputs are right."""
+
+    def backend(gm, example_inputs):
+        return lambda *args: gm(*(arg.clone() if arg.dtype != torch.float32 or arg.ndim == 1 else arg for arg in args))
+
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8))
+    good, bad = rows_of(model, [Candidate("good", "eager"), Candidate("bad", backend)], mode="training")
+    assert (good.status, bad.status) == ("pass", "fail_accuracy")
+    assert bad.reason.startswith("state[")
+
+
+@pytest.mark.parametrize(
+    ("backend", "status", "reason"),
+    [
+        pytest.param(refusing, "fail_to_run", "ValueError: this one", id="compile"),
+        pytest.param(breaking_later, "fail_to_run", "RuntimeError: too many blocks in cooperative launch", id="run"),
+        pytest.param(out_of_memory, "oom", "OutOfMemoryError: no memory left", id="memory"),
+        pytest.param(
+            "no_such_backend",
+            "unavailable",
+            "InvalidBackend: Invalid backend: 'no_such_backend', see `torch._dynamo.list_backends()` for available "
+            "backends.",
+            id="name",
+        ),
+    ],
+)
+def test_failing_candidate_is_a_row(backend, status, reason):
+    """A candidate that fails is told in one line, and the others are compared all the same."""
+    bad, good = rows_of(mlp(), [Candidate("bad", backend), Candidate("good", "eager")])
+    assert (bad.status, bad.reason, bad.latency) == (status, reason, None)
+    assert good.verdict == "baseline"
+
+
+def test_unrepeatable_eager_is_told():
+    """Where eager differs from itself nothing can be checked, so nothing is timed."""
+    drift = iter(range(1000))
+    rows = rows_of(lambda x: x + next(drift), [EAGER, Candidate("c", forward)])
+    assert [row.status for row in rows] == ["eager_two_runs_differ"] * 2
+    assert [row.latency for row in rows] == [None] * 2
+
+
+def test_failing_eager_is_told():
+    """A model that does not run at all gives rows that say why."""
+    rows = rows_of(mlp(), [EAGER, Candidate("c", "eager")], torch.randn(3, 5))
+    assert [row.status for row in rows] == ["fail_to_run"] * 2
+    assert rows[0].reason.startswith("eager failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+
+
+# ---- figures
+
+
+def test_rows_hold_their_figures():
+    """A row that passed has compile seconds, a latency, a speedup, memory, errors and its raw samples."""
+    found = compare(mlp(), torch.randn(8, 16), [EAGER, Candidate("c", "aot_eager")], rounds=5)
+    eager, compiled = found.rows
+    assert (found.baseline, eager.verdict) == ("eager", "baseline")
+    assert (eager.compile_s, eager.graphs) == (None, 0)
+    assert compiled.compile_s > 0
+    assert compiled.latency.low <= compiled.latency.median <= compiled.latency.high
+    assert compiled.speedup is not None
+    assert len(compiled.samples) == 5
+    assert compiled.accuracy.rmse < 1e-5
+    assert compiled.accuracy.reference_rmse < 1e-5
+    assert found.noise.low <= 1 <= found.noise.high
+
+
+def test_slow_candidate_is_seen():
+    """Much more work per call is beyond the noise: the speedup says so."""
+
+    def slow(gm, example_inputs):
+        return lambda *args: [gm(*args) for _ in range(12)][-1]
+
+    x = torch.randn(256, 256)
+    fast, slower = rows_of(nn.Linear(256, 256), [Candidate("fast", forward), Candidate("slow", slow)], x, rounds=20)
+    assert fast.verdict == "baseline"
+    assert slower.speedup.median < 0.5
+
+
+@pytest.mark.parametrize(
+    ("labels", "wanted", "baseline"),
+    [
+        pytest.param(["a", "eager"], None, "eager", id="eager"),
+        pytest.param(["a", "b"], None, "a", id="first"),
+        pytest.param(["a", "eager"], "a", "a", id="named"),
+        pytest.param(["bad", "b"], "bad", "b", id="named one fails"),
+    ],
+)
+def test_baseline(labels, wanted, baseline):
+    """The baseline is the one asked for, else eager, else the first that passes."""
+    backends = {"eager": None, "bad": refusing}
+    found = compare(
+        mlp(), torch.randn(2, 16), [Candidate(n, backends.get(n, forward)) for n in labels], rounds=1, baseline=wanted
+    )
+    assert found.baseline == baseline
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        pytest.param(torch.ones(2, 3), id="tensor"),
+        pytest.param([torch.ones(2, 3)], id="list"),
+        pytest.param({"x": torch.ones(2, 3)}, id="mapping"),
+    ],
+)
+def test_example_inputs(inputs):
+    """Inputs are a tensor, positional arguments or keywords, and the model may be a function."""
+    (row,) = rows_of(lambda x: {"y": x * 2}, [Candidate("c", "eager")], inputs)
+    assert row.status == "pass"
+
+
+def test_dropout_is_off_in_training_and_told():
+    """Masks that Inductor draws otherwise cannot be compared: training runs without them and says so."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
+    found = compare(model, torch.randn(4, 16), [Candidate("c", "aot_eager")], mode="training", rounds=1)
+    assert found.rows[0].status == "pass"
+    assert "Dropout is off" in found.notes[1]
+    assert model[1].p == 0.5
+
+
+def test_inductor_compiles_cold():
+    """Two equal candidates both compile: neither finds the other's kernels in a cache."""
+    rows = rows_of(mlp(), [Candidate("one", "inductor"), Candidate("two", "inductor")], rounds=1)
+    assert [(row.status, row.graphs, row.cache) for row in rows] == [("pass", 1, "cold")] * 2
+
+
+# ---- nothing stays changed
+
+
+def test_nothing_stays_changed(isolation):
+    """Model, gradients, inputs, random state, grad mode, dynamo's config and environment are as before."""
+    model, x = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)).train(), torch.randn(4, 16)
+    rows_of(mlp(), [Candidate("first", "eager")])
+    state, given = {name: tensor.clone() for name, tensor in model.state_dict().items()}, x.clone()
+    before = (torch._dynamo.config.get_config_copy(), torch._inductor.config.get_config_copy(), dict(os.environ))
+    rng = torch.get_rng_state()
+    rows_of(model, [EAGER, Candidate("c", "aot_eager"), Candidate("bad", refusing)], x, mode="training")
+    rows_of(model, [EAGER, Candidate("c", "aot_eager"), Candidate("bad", refusing)], x)
+    assert before == (
+        torch._dynamo.config.get_config_copy(),
+        torch._inductor.config.get_config_copy(),
+        dict(os.environ),
+    )
+    assert torch.equal(rng, torch.get_rng_state())
+    assert torch.equal(given, x)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert model.training
+    assert model[0].weight.grad is None
+    assert torch.is_grad_enabled()
+
+
+def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
+    """The empty cache of a candidate goes with it, also when it fails."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    rows_of(mlp(), [Candidate("bad", refusing), Candidate("good", "eager")])
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        pytest.param({"mode": "train"}, "mode wants 'inference' or 'training', got 'train' (str).", id="mode"),
+        pytest.param({"rounds": 0}, "rounds wants a whole number of at least 1, got 0 (int).", id="rounds"),
+        pytest.param({"baseline": "eagre"}, "Unknown baseline 'eagre'. Did you mean 'eager'?", id="baseline"),
+        pytest.param(
+            {"baseline": "zzz"},
+            "Unknown baseline 'zzz'. It is the label of one of the candidates.",
+            id="far baseline",
+        ),
+        pytest.param(
+            {"candidates": [EAGER, EAGER]}, "Candidate 'eager' is given twice: give each its own label.", id="twice"
+        ),
+        pytest.param(
+            {"example_inputs": 3},
+            "example_inputs wants a tensor, a sequence of arguments or a mapping of keywords, got 3 (int).",
+            id="inputs",
+        ),
+        pytest.param(
+            {"example_inputs": [(x for x in ())]},
+            "compare copies the model and its inputs, which fails here: TypeError: cannot pickle 'generator' object",
+            id="copy",
+        ),
+    ],
+)
+def test_wrong_arguments(kwargs, message):
+    """A wrong argument is told at once."""
+    arguments = {"model": mlp(), "example_inputs": torch.ones(2, 16), "candidates": [EAGER], **kwargs}
+    with pytest.raises(BackendKwargsError) as raised:
+        compare(**arguments)
+    assert str(raised.value) == message
+
+
+# ---- progress and output
+
+
+def test_progress_tells_each_stage():
+    """Progress hears each candidate's compile begin and end, then the rounds, and never goes back."""
+    heard = []
+    candidates = [EAGER, Candidate("c", "eager")]
+    compare(mlp(), torch.randn(2, 16), candidates, rounds=2, progress=lambda *told: heard.append(told))
+    assert [(label, stage) for label, stage, _ in heard] == [
+        ("eager", "reference"),
+        ("eager", "compile"),
+        ("eager", "compiled"),
+        ("c", "compile"),
+        ("c", "compiled"),
+        *[("", "timing")] * 3,
+    ]
+    fractions = [fraction for *_, fraction in heard]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+@pytest.fixture
+def made() -> Comparison:
+    """A comparison without a clock: one faster, one slower, one within noise, one failed."""
+    rows = [
+        Row("eager", "eager", speedup=Interval(1, 1, 1), latency=Interval(2, 2, 2), verdict="baseline", samples=[2.0]),
+        Row("inductor", "inductor", graphs=1, compile_s=8.1, speedup=Interval(1.3, 1.2, 1.4)),
+        Row("aot", "aot_eager", graphs=1, compile_s=0.3, speedup=Interval(0.8, 0.7, 0.9)),
+        Row("same", "eager", graphs=1, compile_s=0.2, speedup=Interval(1.01, 0.99, 1.03), verdict="within noise"),
+        Row("nope", "nope", status="unavailable", reason="InvalidBackend: nope"),
+    ]
+    where = {"device_name": "a CPU", "torch": "2.13.0"}
+    return Comparison(rows, where, Interval(1.0, 0.98, 1 / 0.98), "eager", "inference", ["a note"])
+
+
+def test_json_is_plain_and_whole(made):
+    """The JSON holds each row's figures, raw samples, the environment and a version, and no NaN."""
+    found = json.loads(json.dumps(to_json(made), allow_nan=False))
+    assert set(found) == {"version", "environment", "mode", "baseline", "noise", "notes", "candidates"}
+    assert found["candidates"][0] == {
+        "label": "eager",
+        "backend": "eager",
+        "status": "pass",
+        "reason": "",
+        "graphs": 0,
+        "compile_s": None,
+        "cache": "",
+        "latency": {"median": 2, "low": 2, "high": 2, "p20": 2.0, "p80": 2.0},
+        "speedup": {"median": 1, "low": 1, "high": 1},
+        "peak_bytes": None,
+        "accuracy": None,
+        "verdict": "baseline",
+        "samples": [2.0],
+    }
+    assert found["candidates"][4]["status"] == "unavailable"
+
+
+def test_json_of_a_real_comparison():
+    """What compare returns is written as it is, a failed row included."""
+    found = compare(mlp(), torch.randn(2, 16), [EAGER, Candidate("bad", refusing)], rounds=2)
+    written = json.loads(json.dumps(to_json(found), allow_nan=False))
+    assert written["environment"]["torch"] == torch.__version__
+    assert written["candidates"][1]["reason"] == "ValueError: this one"
+
+
+@pytest.mark.parametrize("name", ["speedup.png", "speedup.svg"])
+def test_plot_draws_every_row(made, tmp_path, name):
+    """The image names every candidate, its speedup and compile time, and a failed one's status."""
+    pytest.importorskip("matplotlib")
+    plot(made, tmp_path / name)
+    assert (tmp_path / name).stat().st_size > 5000
+
+
+def test_plot_names_what_to_install(made, tmp_path, monkeypatch):
+    """Without matplotlib the error holds the command that brings it."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(BackendKwargsError) as raised:
+        plot(made, tmp_path / "speedup.png")
+    assert str(raised.value) == 'plot needs matplotlib: pip install "backend-kwargs[plot]".'
+
+
+def test_notes_on_rows_of_a_plot(made):
+    """Beside the dot stand the speedup and the compile time, or why there is none."""
+    assert [compare_module._note(row) for row in made.rows] == [
+        "1.00x   not compiled",
+        "1.30x   compile 8.1 s",
+        "0.80x   compile 0.3 s",
+        "1.01x   compile 0.2 s",
+        "unavailable",
+    ]

@@ -1,0 +1,62 @@
+"""The docs run: README's code as it stands, and its generated tables are those of the code."""
+
+import re
+import subprocess
+import sys
+
+import docs_tables
+import pytest
+from docs_tables import ROOT, TABLES, filled
+
+import backend_kwargs as bk
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def test_readme_code_runs(tmp_path):
+    """README's Python blocks run one after another, in a process and a directory of their own."""
+    code = "\n".join(blocks("python"))
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_readme_error_is_the_real_one():
+    """The error that README shows is what its call raises."""
+    ((call, kind, message),) = re.findall(r">>> (.*)\n(\w+): (.*)\n", "\n".join(blocks("text")))
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        eval(call)
+    assert (type(raised.value).__name__, str(raised.value)) == (kind, message)
+
+
+def test_readme_toml_loads(tmp_path):
+    """README's templates.toml is one that load_templates reads."""
+    (tmp_path / "templates.toml").write_text(blocks("toml")[0], encoding="utf-8")
+    assert bk.load_templates(tmp_path / "templates.toml") == ["serve"]
+
+
+@pytest.mark.parametrize("command", re.findall(r"^(backend-kwargs (?!compare).*?) +#", README, re.MULTILINE))
+def test_readme_commands_run(command):
+    """README's quick command lines exit with 0."""
+    arguments = [word.strip("'") for word in command.split()[1:]]
+    ran = subprocess.run([sys.executable, "-m", "backend_kwargs", *arguments], capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("file", TABLES)
+def test_tables_are_current(file):
+    """A generated table is what the code says today."""
+    assert filled(file) == (ROOT / file).read_text(encoding="utf-8"), "python tests/docs_tables.py --write"
+
+
+def test_check_tells_an_old_table(tmp_path, monkeypatch):
+    """The check exits with the file's name where a table is out of date."""
+    (tmp_path / "README.md").write_text("<!-- generated: templates -->\nold\n<!-- end -->\n", encoding="utf-8")
+    monkeypatch.setattr(docs_tables, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["docs_tables.py"])
+    with pytest.raises(SystemExit) as exited:
+        docs_tables.main()
+    assert str(exited.value) == "README.md is out of date: python tests/docs_tables.py --write"

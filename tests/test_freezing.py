@@ -1,0 +1,434 @@
+"""Frozen weights: folded into the code, each module its own, and never a stale number."""
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch.testing import assert_close
+from torch.testing._internal.two_tensor import TwoTensor
+
+from backend_kwargs import BackendKwargsWarning, make_backend
+from backend_kwargs.compilers.freezing import UNCACHED, compile_frozen, reattach_parameters
+from backend_kwargs.errors import warn_once
+
+freezing_backend = make_backend("tmpl-inductor:freezing")
+
+
+def compiled(fn: Any, **kwargs: Any) -> Any:
+    return torch.compile(fn, backend=freezing_backend, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def graphs_compiled() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def code_and_result(fn: Any, *args: Any) -> tuple[list[str], Any]:
+    result, codes = run_and_get_code(compiled(fn), *args)
+    return codes, result
+
+
+def inputs_of(code: str) -> int:
+    """Count the inputs that the generated code unpacks."""
+    unpacking = re.search(r"^\s*((?:\w+, )*\w+),? = args$", code, re.MULTILINE)
+    return unpacking.group(1).count(",") + 1 if unpacking else 0
+
+
+def conv_net() -> nn.Module:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    net[1].running_mean.uniform_()
+    net[1].running_var.uniform_(0.5, 2)
+    return net
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+
+
+@torch.no_grad()
+def test_batch_norm_is_folded():
+    """A convolution, its batch norm and its ReLU become one call with one input."""
+    net, x = conv_net(), torch.randn(1, 3, 8, 8)
+    (code,), result = code_and_result(net, x)
+    assert_close(result, net(x))
+    assert inputs_of(code) == 1
+    assert len(re.findall(r"= torch.ops.mkldnn._convolution_pointwise.default\(.*'relu'", code)) == 1
+    assert "rsqrt" not in code
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
+def test_parameters_are_constants(mode):
+    """Without grad, only the real input is left in the generated code."""
+    net, x = mlp(), torch.randn(2, 8)
+    with mode():
+        (code,), result = code_and_result(net, x)
+        assert_close(result, net(x))
+    assert inputs_of(code) == 1
+
+
+def test_under_grad_gradients_flow():
+    """With grad on, a warning tells that nothing is frozen, and training goes on as in eager."""
+    net, x = mlp(), torch.randn(2, 8)
+    warn_once.cache_clear()
+    with pytest.warns(BackendKwargsWarning) as warned:
+        compiled(net)(x).sum().backward()
+    assert [str(warning.message) for warning in warned] == [
+        "Option 'freezing' is inert while gradients are recorded: call the model under torch.no_grad()."
+    ]
+    got = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    net(x).sum().backward()
+    assert_close(got, [p.grad for p in net.parameters()])
+
+
+@torch.no_grad()
+def test_modules_that_share_code_keep_their_weights():
+    """Two equal-shaped modules through one function are two graphs, each with its own numbers."""
+    one, two, x = mlp(), mlp(), torch.randn(2, 8)
+    call = compiled(lambda net, x: net(x))
+    for net in (one, two, one):
+        assert_close(call(net, x), net(x))
+    assert graphs_compiled() == 2
+
+
+@torch.no_grad()
+def test_replaced_parameter_recompiles():
+    """A new parameter in a module's place is seen at the next call."""
+    net, x = mlp(), torch.randn(2, 8)
+    call = compiled(net)
+    call(x)
+    net[0].weight = nn.Parameter(torch.randn(8, 8))
+    assert_close(call(x), net(x))
+    assert graphs_compiled() == 2
+
+
+@torch.no_grad()
+def test_unchanged_module_compiles_once():
+    """Further calls of the same module, with other input, compile nothing."""
+    net = mlp()
+    call = compiled(net)
+    for _ in range(3):
+        x = torch.randn(2, 8)
+        assert_close(call(x), net(x))
+    assert graphs_compiled() == 1
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.scale = torch.ones(8)
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale + given
+
+
+def static_input() -> torch.Tensor:
+    given = torch.ones(8)
+    torch._dynamo.mark_static_address(given, guard=False)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("make_given", "changed"),
+    [
+        pytest.param(static_input, lambda net, given: given, id="marked-static"),
+        pytest.param(lambda: nn.Parameter(torch.ones(8)), lambda net, given: given, id="parameter-as-argument"),
+        pytest.param(lambda: torch.ones(8), lambda net, given: net.scale, id="tensor-attribute"),
+    ],
+)
+@torch.no_grad()
+def test_what_is_no_module_parameter_stays_an_input(make_given, changed):
+    """An in-place change of an input or a plain tensor attribute is seen, static or not."""
+    net, given, x = Scaled(), make_given(), torch.randn(2, 8)
+    call = compiled(net)
+    assert_close(call(x, given), net(x, given))
+    changed(net, given).mul_(3)
+    assert_close(call(x, given), net(x, given))
+    assert graphs_compiled() == 1
+
+
+@torch.no_grad()
+def test_running_statistics_are_updated():
+    """Batch norm in training mode updates its buffers at each call, as in eager."""
+    net = conv_net().train()
+    eager, x = copy.deepcopy(net), torch.randn(4, 3, 8, 8)
+    call = compiled(net)
+    for _ in range(3):
+        assert_close(call(x), eager(x))
+    assert_close(net.state_dict(), eager.state_dict())
+
+
+class Cache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("cache", torch.zeros(4, 8))
+
+    def forward(self, position: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        self.cache.index_copy_(0, position, self.linear(x))
+        return self.cache.cumsum(0)
+
+
+def steps(cache: nn.Module) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    return [cache(torch.tensor([i]), torch.randn(1, 8)) for i in range(4)]
+
+
+@torch.no_grad()
+def test_mutated_buffer_stays_an_input():
+    """A cache kept in a buffer is written and read afresh at each call."""
+    net = Cache()
+    eager = copy.deepcopy(net)
+    assert_close(steps(compiled(net)), steps(eager))
+    assert_close(net.cache, eager.cache)
+
+
+@torch.no_grad()
+def test_mutated_buffer_stays_static():
+    """A buffer that the graph writes is known as static to Inductor, so CUDA graphs don't copy it at each replay."""
+    seen = []
+
+    def inner_compile(gm: torch.fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+        seen.append((len(example_inputs), kwargs["static_input_idxs"]))
+        return torch._inductor.compile_fx.compile_fx_inner(gm, example_inputs, **kwargs)
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        return compile_frozen(
+            gm,
+            example_inputs,
+            lambda *args: compile_fx(*args, inner_compile=inner_compile, config_patches={"freezing": True, **UNCACHED}),
+        )
+
+    torch.compile(Cache(), backend=backend)(torch.tensor([0]), torch.randn(1, 8))
+    assert seen == [(3, [0])]
+
+
+class Reading(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4, 4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + y + self.total
+
+
+class Writing(Reading):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return super().forward(x, y)
+
+
+def overlapping_inputs(net: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+    memory = torch.ones(6, 4)
+    return memory[:4], memory[2:]
+
+
+def view_of_a_buffer(net: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+    return net.total.view(-1).view(4, 4), torch.ones(4, 4)
+
+
+@pytest.mark.parametrize("make_inputs", [overlapping_inputs, view_of_a_buffer])
+@pytest.mark.parametrize("make_net", [Reading, Writing])
+@torch.no_grad()
+def test_inputs_that_share_memory(make_net, make_inputs):
+    """Inputs that overlap each other, or a buffer, give eager's numbers, whether the graph writes to them or not."""
+    net = make_net()
+    eager = copy.deepcopy(net)
+    assert_close(compiled(net)(*make_inputs(net)), eager(*make_inputs(eager)))
+    assert_close(net.total, eager.total)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(x))
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, self.one, self.two, (x,))
+
+
+@pytest.mark.parametrize(
+    ("make_net", "x"),
+    [
+        pytest.param(Tied, torch.arange(4), id="tied-weights"),
+        pytest.param(Shared, torch.ones(2, 8), id="shared-module"),
+        pytest.param(Branches, torch.ones(2, 8), id="cond"),
+    ],
+)
+@torch.no_grad()
+def test_numbers(make_net, x):
+    """Weights that are used in several places, or in a branch, give eager's numbers in one graph."""
+    net = make_net()
+    assert_close(compiled(net, fullgraph=True)(x), net(x))
+
+
+class Returning(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return x @ self.weight, self.weight, self.weight.t()
+
+
+@torch.no_grad()
+def test_returned_parameter_is_the_parameter():
+    """A parameter, or a view of one, that the model returns shares its memory, as in eager."""
+    net, x = Returning(), torch.randn(2, 4)
+    product, weight, view = compiled(net)(x)
+    assert weight is net.weight
+    assert view.data_ptr() == net.weight.data_ptr()
+    assert_close((product, view), (x @ net.weight, net.weight.t()))
+
+
+@torch.no_grad()
+def test_dynamic_shapes():
+    """One graph serves several batch sizes."""
+    net = mlp()
+    call = compiled(net, dynamic=True)
+    for batch in (2, 3, 5):
+        x = torch.randn(batch, 8)
+        assert_close(call(x), net(x))
+    assert graphs_compiled() == 1
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x)
+        torch._dynamo.graph_break()
+        return self.after(x)
+
+
+@torch.no_grad()
+def test_each_side_of_a_graph_break_is_frozen():
+    """Both graphs have one input."""
+    net, x = Broken(), torch.randn(2, 8)
+    codes, result = code_and_result(net, x)
+    assert_close(result, net(x))
+    assert [inputs_of(code) for code in codes] == [1, 1]
+
+
+@torch.no_grad()
+def test_autocast():
+    """Weights are cast once, at compile time, under autocast."""
+    net, x = mlp(), torch.randn(2, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (code,), result = code_and_result(net, x)
+        assert_close(result, net(x), atol=2e-2, rtol=2e-2)
+    assert inputs_of(code) == 1
+
+
+@torch.no_grad()
+def test_parameter_subclass_stays_an_input():
+    """A parameter of a tensor subclass is left as it is, its neighbour is frozen."""
+    net, x = nn.Linear(8, 8), torch.randn(2, 8)
+    net.weight = nn.Parameter(TwoTensor(torch.ones(8, 8), torch.ones(8, 8)), requires_grad=False)
+    left = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        _, kept = reattach_parameters(gm, example_inputs)
+        left.extend(type(example_inputs[i]) for i in kept)
+        return freezing_backend(gm, example_inputs)
+
+    assert_close(torch.compile(net, backend=backend)(x).a, net(x).a)
+    assert sorted(left, key=str) == [torch.Tensor, TwoTensor]
+
+
+@torch.no_grad()
+def test_modules_that_differ_in_a_scalar_do_not_share_cached_code():
+    """A module's number written into the code never serves another module."""
+
+    class Multiplied(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor(factor))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    with fresh_cache():
+        for factor in (2.0, 3.0):
+            torch._dynamo.reset()
+            assert_close(compiled(Multiplied(factor))(torch.ones(4)), torch.full((4,), factor))
+
+
+@torch.no_grad()
+def test_one_graph_serves_frozen_and_unfrozen():
+    """The graph that dynamo holds is left as it was: candidates compiled from it agree."""
+    net, x = mlp(), torch.randn(2, 8)
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        frozen, plain = freezing_backend(gm, example_inputs), gm.forward
+        return lambda *inputs: [a - b for a, b in zip(frozen(*inputs), plain(*inputs), strict=True)]
+
+    assert_close(torch.compile(net, backend=backend)(x), torch.zeros(2, 8))
+
+
+@torch.no_grad()
+def test_fake_inputs_are_left_alone():
+    """Without real values, as under DDPOptimizer, the graph comes back as it is."""
+    answers = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        fake_mode = torch._subclasses.FakeTensorMode()
+        fakes = [fake_mode.from_tensor(x) for x in example_inputs]
+        answers.append(reattach_parameters(gm, fakes) == (gm, list(range(5))))
+        return gm.forward
+
+    torch.compile(mlp(), backend=backend)(torch.randn(2, 8))
+    assert answers == [True]
+
+
+@torch.no_grad()
+def test_outside_dynamo_the_graph_is_left_alone():
+    """Once dynamo is done, no guard can hold a parameter's identity, and nothing is frozen."""
+    calls = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        calls.append((gm, example_inputs))
+        return gm.forward
+
+    torch.compile(mlp(), backend=backend)(torch.randn(2, 8))
+    ((gm, example_inputs),) = calls
+    assert reattach_parameters(gm, example_inputs) == (gm, list(range(5)))

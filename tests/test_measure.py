@@ -1,0 +1,413 @@
+"""Timing, statistics, memory and the comparison of numbers."""
+
+import math
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend_kwargs import measure
+from backend_kwargs.measure import Interval, check, interleave, ratio_interval, within_noise
+
+CPU = torch.device("cpu")
+seconds = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=40)
+
+
+def noisy(count: int, scale: float, seed: int) -> list[float]:
+    """Return samples with the long tail to the right that wall time has."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.empty(count, dtype=torch.float64).exponential_(generator=generator)
+    return (scale * (1 + 0.03 * noise)).tolist()
+
+
+# ---- statistics
+
+
+@given(seconds)
+@settings(max_examples=50, deadline=None)
+def test_interval_holds_its_median(samples):
+    """The median lies in its interval, and the interval within the samples."""
+    found = measure.median_interval(samples)
+    rounding = 1 + 1e-12
+    assert min(samples) <= found.low * rounding
+    assert found.low <= found.median * rounding
+    assert found.median <= found.high * rounding
+    assert found.high <= max(samples) * rounding
+
+
+@given(seconds, st.floats(0.01, 100))
+@settings(max_examples=50, deadline=None)
+def test_ratio_of_a_constant_factor_is_that_factor(samples, factor):
+    """However the machine drifts, what is always k times slower has the speedup 1/k, exactly."""
+    found = ratio_interval(samples, [sample * factor for sample in samples])
+    assert (found.low, found.median, found.high) == pytest.approx((1 / factor,) * 3)
+
+
+@given(seconds)
+@settings(max_examples=25, deadline=None)
+def test_statistics_repeat(samples):
+    """The bootstrap's seed is fixed: equal samples give equal intervals."""
+    assert measure.median_interval(samples) == measure.median_interval(samples)
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10))
+def test_noise_floor_is_symmetric_about_one(one, other):
+    """The band reaches as far below 1 as above, as a ratio, and always holds 1."""
+    low, high = sorted((one, other))
+    floor = measure.noise_floor(Interval((low + high) / 2, low, high))
+    assert floor.low <= 1 <= floor.high
+    assert floor.low * floor.high == pytest.approx(1)
+
+
+def test_statistics_leave_the_random_state():
+    """The bootstrap draws from a generator of its own."""
+    before = torch.get_rng_state()
+    measure.median_interval([1.0, 2.0, 3.0])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_nothing_is_trimmed():
+    """An outlier stays in the percentiles."""
+    assert measure.percentile([1.0, 1.0, 1.0, 1.0, 9.0], 1.0) == 9.0
+
+
+def test_no_samples():
+    """Statistics of nothing are an error, not a NaN."""
+    with pytest.raises(ValueError, match=r"^median_interval wants at least one sample, got none\.$"):
+        measure.median_interval([])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_same_against_same_is_within_noise(seed):
+    """A/A: a third run of the baseline meets the floor that the second set."""
+    baseline, again, third = (noisy(30, 1e-3, 3 * seed + at) for at in range(3))
+    floor = measure.noise_floor(ratio_interval(baseline, again))
+    assert within_noise(ratio_interval(baseline, third), floor)
+
+
+@pytest.mark.parametrize("factor", [pytest.param(1.05, id="5% slower"), pytest.param(0.95, id="5% faster")])
+@pytest.mark.parametrize("seed", range(4))
+def test_five_per_cent_is_seen(factor, seed):
+    """Five per cent of injected work is told from noise of three."""
+    baseline, again, changed = (noisy(60, s, 3 * seed + at) for at, s in enumerate((1.0, 1.0, factor)))
+    floor = measure.noise_floor(ratio_interval(baseline, again))
+    assert not within_noise(ratio_interval(baseline, changed), floor)
+
+
+# ---- timing
+
+
+def test_threefold_work_is_seen():
+    """Three times the work takes about three times as long, on a busy machine too."""
+    calls = {"once": lambda: time.sleep(0.003), "thrice": lambda: time.sleep(0.009)}
+    samples = interleave(calls, rounds=15, device=CPU, warmup=1)
+    found = ratio_interval(samples["thrice"], samples["once"])
+    assert 1.5 < found.median < 4.5
+
+
+def test_short_calls_are_repeated_and_divided():
+    """A sample of a short call lasts a millisecond, and says the time of one call."""
+    count, x = 0, torch.ones(8)
+
+    def call():
+        nonlocal count
+        count += 1
+        return x + 1
+
+    samples = interleave({"add": call}, rounds=4, device=CPU)["add"]
+    assert count > 1000
+    assert max(samples) < 1e-3
+
+
+@pytest.mark.parametrize("size", [2, 4, 5])
+def test_everyone_follows_everyone(size):
+    """Over all rotations, forward and reversed, each call comes after each other one equally often."""
+    race = measure._Race({str(at): lambda: None for at in range(size)}, CPU, None)
+    followed = [pair for done in range(2 * size) for order in [race.order(done)] for pair in pairwise(order)]
+    assert {followed.count((a, b)) for a in race.calls for b in race.calls if a != b} == {2}
+
+
+def test_each_round_times_each_call():
+    """Every round gives one sample of every candidate, so that rounds can be paired."""
+    calls = {"a": lambda: time.sleep(0.001), "b": lambda: time.sleep(0.001), "c": lambda: time.sleep(0.001)}
+    samples = interleave(calls, rounds=5, device=CPU)
+    assert {name: len(found) for name, found in samples.items()} == {"a": 5, "b": 5, "c": 5}
+
+
+def test_budget_ends_the_rounds():
+    """The budget stops between rounds, after the first at the earliest."""
+    samples = interleave({"a": lambda: time.sleep(0.002)}, rounds=1000, device=CPU, warmup=0, budget_s=0.0)
+    assert len(samples["a"]) == 1
+
+
+def test_progress_is_told():
+    """Progress hears the fraction of the rounds done."""
+    heard = []
+    interleave({"a": lambda: time.sleep(0.001)}, rounds=4, device=CPU, warmup=0, progress=heard.append)
+    assert heard == [0.25, 0.5, 0.75, 1.0]
+
+
+def failing_after(calls: int):
+    def call():
+        nonlocal calls
+        calls -= 1
+        time.sleep(0.001)
+        if calls < 0:
+            raise RuntimeError("too many blocks")
+
+    return call
+
+
+@pytest.mark.parametrize("calls", [pytest.param(1, id="warm-up"), pytest.param(6, id="timing")])
+def test_a_failing_call_leaves_the_race(calls):
+    """One candidate that breaks is told and dropped; the others are timed to the end."""
+    told = []
+    samples = interleave(
+        {"bad": failing_after(calls), "good": lambda: time.sleep(0.001)},
+        rounds=5,
+        device=CPU,
+        failed=lambda name, error: told.append((name, str(error))),
+    )
+    assert told == [("bad", "too many blocks")]
+    assert {name: len(found) for name, found in samples.items()} == {"good": 5}
+
+
+def test_a_failing_call_raises_where_nobody_listens():
+    """Without `failed` the exception goes on as it is."""
+    with pytest.raises(RuntimeError, match=r"^too many blocks$"):
+        interleave({"bad": failing_after(0)}, rounds=1, device=CPU)
+
+
+# ---- memory
+
+
+def test_peak_memory_sees_what_is_freed_again():
+    """A temporary of 64 MB counts, though nothing of it is left after the call."""
+    found = measure.peak_memory(lambda: torch.ones(16_000_000).sum(), CPU)
+    if found is None:
+        pytest.skip("this system does not let a process reset its peak")
+    assert 60e6 < found < 90e6
+
+
+def test_peak_memory_forgets_earlier_peaks():
+    """A small call after a large one is small: the peak is not the whole process's."""
+    measure.peak_memory(lambda: torch.ones(32_000_000).sum(), CPU)
+    found = measure.peak_memory(lambda: torch.ones(1000).sum(), CPU)
+    if found is None:
+        pytest.skip("this system does not let a process reset its peak")
+    assert found < 20e6
+
+
+# ---- numbers
+
+
+@dataclass
+class Output:
+    """An output that torch's pytrees do not know."""
+
+    logits: torch.Tensor
+
+
+ONE = torch.tensor([1.0, 2.0, 3.0])
+NAN = torch.tensor([1.0, math.nan, 3.0])
+INF = torch.tensor([1.0, math.inf, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("result", "eager"),
+    [
+        pytest.param(ONE, ONE, id="tensor"),
+        pytest.param((ONE, {"a": [ONE, None, 3, True, "x"]}), (ONE, {"a": [ONE, None, 3, True, "x"]}), id="pytree"),
+        pytest.param(NAN, NAN.clone(), id="nan in the same place"),
+        pytest.param(-INF, -INF.clone(), id="infinity in the same place"),
+        pytest.param(ONE.long(), ONE.long(), id="integers"),
+        pytest.param(ONE.to(torch.complex64), ONE.to(torch.complex64), id="complex"),
+        pytest.param(ONE.to_sparse(), ONE.to_sparse(), id="sparse"),
+        pytest.param(torch.empty(0), torch.empty(0), id="empty"),
+        pytest.param(torch.zeros(3), torch.zeros(3), id="zeros"),
+        pytest.param(1.0, 1.0 + 1e-9, id="float"),
+        pytest.param(None, None, id="none"),
+        pytest.param(Output(ONE), Output(ONE.clone()), id="dataclass"),
+        pytest.param(ONE + 1e-5, ONE, id="close"),
+    ],
+)
+def test_right_results_pass(result, eager):
+    """What equals eager passes, whatever the shape of the output."""
+    assert check(result, eager).passed
+    assert check(result, eager, eager).passed
+
+
+@pytest.mark.parametrize(
+    ("result", "eager", "reason"),
+    [
+        pytest.param(ONE[:2], ONE, "output: eager's shape is (3,), this one's (2,)", id="shape"),
+        pytest.param(ONE.double(), ONE, "output: eager's dtype is torch.float32, this one's torch.float64", id="dtype"),
+        pytest.param([ONE], [ONE, ONE], "the structure of the result differs from eager's at output[1]", id="length"),
+        pytest.param({"b": 1}, {"a": 1}, "the structure of the result differs from eager's at output['a']", id="keys"),
+        pytest.param([None], [ONE], "output[0]: eager gives Tensor, this one NoneType", id="none"),
+        pytest.param([True], [1], "output[0]: eager gives int, this one bool", id="type"),
+        pytest.param([3], [4], "output[0]: the values differ from eager's", id="int"),
+        pytest.param(ONE.long() + 1, ONE.long(), "output: the values differ from eager's", id="integers"),
+        pytest.param(NAN, ONE, "output: NaN or infinity where eager has none, or the other way round", id="nan"),
+        pytest.param(ONE, NAN, "output: NaN or infinity where eager has none, or the other way round", id="no nan"),
+        pytest.param(INF, NAN, "output: NaN or infinity where eager has none, or the other way round", id="inf, nan"),
+        pytest.param(-INF, INF, "output: NaN or infinity where eager has none, or the other way round", id="sign"),
+        pytest.param(Output(-ONE), Output(ONE), "output.logits: cosine to eager -1, at least 0.99 wanted", id="fields"),
+        pytest.param(0 * ONE, ONE, "output: cosine to eager 0, at least 0.99 wanted", id="zeros"),
+    ],
+)
+def test_wrong_results_fail(result, eager, reason):
+    """A wrong result says what is wrong, and where."""
+    found = check(result, eager)
+    assert (found.status, found.reason) == ("fail_accuracy", reason)
+
+
+@pytest.mark.parametrize(
+    ("error", "dtype", "passes"),
+    [
+        pytest.param(1.9, torch.float64, True, id="twice eager's"),
+        pytest.param(2.1, torch.float64, False, id="more than twice"),
+        pytest.param(2.9, torch.bfloat16, True, id="thrice eager's, computed in bf16"),
+        pytest.param(3.1, torch.bfloat16, False, id="more than thrice, in bf16"),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_error_is_held_against_eagers_own(error, dtype, passes, training):
+    """RMSE(reference, result) may be m times eager's, and a tenth of the tolerance more."""
+    truth = torch.zeros(1000, dtype=torch.float64)
+    truth[0] = 1000.0
+    noise = torch.ones_like(truth)
+    noise[1::2] = -1
+    found = check(truth + error * noise, truth - noise, truth, dtype=dtype, training=training)
+    assert found.passed is passes
+    assert (found.rmse, found.reference_rmse) == pytest.approx((error, 1.0))
+
+
+def test_training_allows_ten_times_more():
+    """The tolerance is 1e-3 in inference and 1e-2 in training."""
+    truth = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    result = truth + 5e-3
+    assert not check(result, truth, truth).passed
+    assert check(result, truth, truth, training=True).passed
+
+
+def test_small_numbers_are_not_zero():
+    """Zeros do not pass for outputs of 1e-6, though they are closer than any absolute tolerance."""
+    small = 1e-6 * torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert not check(torch.zeros(100), small, small.double()).passed
+
+
+def test_a_tiny_tensor_beside_a_large_one_may_be_noise():
+    """The gradient of a bias before a normalisation is nothing but rounding: beside others it does not fail."""
+    noise = torch.full((8,), 1e-7)
+    assert check([ONE, -noise], [ONE, noise], [ONE.double(), 0 * noise.double()]).passed
+
+
+def test_without_reference_the_cosine_decides():
+    """Where there is no reference, a direction within 0.99 of eager's passes."""
+    eager = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    assert check(1.05 * eager, eager).passed
+    assert not check(1.05 * eager, eager, eager.double()).passed
+
+
+def test_reference_is_in_float64_and_leaves_the_model():
+    """The reference is computed on an upcast copy, buffers included."""
+    model = torch.nn.BatchNorm1d(4).half().eval()
+    found = measure.reference(model, (torch.randn(3, 4).half(),))
+    assert found.dtype == torch.float64
+    assert model.running_mean.dtype == torch.float16
+
+
+def test_reference_falls_back_to_float32():
+    """What float64 cannot do is referred to float32, and what neither can has no reference."""
+
+    def no_double(x):
+        if x.dtype == torch.float64:
+            raise NotImplementedError
+        return x
+
+    def half_only(x):
+        if x.dtype != torch.float16:
+            raise NotImplementedError
+        return x
+
+    x = torch.ones(2).half()
+    assert measure.reference(no_double, (x,)).dtype == torch.float32
+    assert measure.reference(half_only, (x,)) is None
+
+
+# ---- fresh inputs
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        pytest.param(torch.arange(12.0).reshape(3, 4), id="floats"),
+        pytest.param(torch.arange(12.0).reshape(3, 4).t(), id="transposed"),
+        pytest.param(torch.arange(4.0).expand(3, 4), id="expanded"),
+        pytest.param(torch.ones(5), id="constant"),
+        pytest.param(torch.arange(8), id="only integers"),
+        pytest.param(torch.arange(4.0).requires_grad_(), id="leaf"),
+    ],
+)
+def test_fresh_inputs_differ_and_look_alike(tensor):
+    """Fresh inputs hold other values in the same layout and range, so that nothing recompiles."""
+    fresh = measure.fresh_inputs([tensor], seed=1)[0]
+    assert not torch.equal(fresh, tensor)
+    assert (fresh.shape, fresh.stride(), fresh.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+    assert fresh.requires_grad == tensor.requires_grad
+    assert fresh.abs().max() <= tensor.abs().max()
+
+
+def test_fresh_inputs_keep_masks():
+    """Beside floats, integers and masks stay: they may be lengths or positions."""
+    given_inputs = {"x": torch.randn(4), "lengths": torch.arange(9), "mask": torch.arange(9) > 4, "n": 3}
+    fresh = measure.fresh_inputs(given_inputs, seed=1)
+    assert torch.equal(fresh["lengths"], given_inputs["lengths"])
+    assert torch.equal(fresh["mask"], given_inputs["mask"])
+    assert fresh["n"] == 3
+
+
+# ---- failures and places
+
+
+def caused(outer: Exception, inner: Exception) -> Exception:
+    outer.__cause__ = inner
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        pytest.param(ValueError("bad\nmore"), "fail_to_run", "ValueError: bad", id="first line"),
+        pytest.param(KeyError(), "fail_to_run", "KeyError", id="no text"),
+        pytest.param(caused(RuntimeError("x"), ValueError("y")), "fail_to_run", "ValueError: y", id="cause"),
+        pytest.param(torch.OutOfMemoryError("no"), "oom", "OutOfMemoryError: no", id="device memory"),
+        pytest.param(caused(RuntimeError("x"), MemoryError("no")), "oom", "MemoryError: no", id="memory"),
+        pytest.param(
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+            "oom",
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: 8 bytes",
+            id="CPU allocator",
+        ),
+        pytest.param(
+            ImportError("No module named 'tvm'"), "unavailable", "ImportError: No module named 'tvm'", id="import"
+        ),
+        pytest.param(ValueError("x" * 500), "fail_to_run", "ValueError: " + "x" * 185 + "...", id="long"),
+    ],
+)
+def test_status_of_an_exception(error, status, reason):
+    """An exception becomes a status word and a reason in one line."""
+    assert measure.status_of(error) == (status, reason)
+
+
+def test_environment_says_where():
+    """A figure can be placed: torch, python, device, CPU and threads are told."""
+    found = measure.environment(CPU)
+    assert found["torch"] == torch.__version__
+    assert found["device"] == "cpu"
+    assert all(found[name] for name in ("python", "platform", "device_name", "cpu", "cpus", "threads"))

@@ -1,0 +1,253 @@
+from collections.abc import Callable
+from functools import partial
+from itertools import starmap
+from typing import Annotated, Any, ForwardRef, Literal, Optional, Protocol
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options import Option, check, convert, describe, lookup
+
+CATALOGUE = {name: Option(name) for name in ("max_autotune", "triton.max_tiles", "a_group_of_long_name.threads")}
+
+TYPES = [
+    pytest.param(Any, "anything", id="any"),
+    pytest.param(bool, "bool", id="bool"),
+    pytest.param(float, "float", id="float"),
+    pytest.param(None, "None", id="none"),
+    pytest.param(int | None, "int | None", id="union"),
+    pytest.param(Optional[int], "int | None", id="optional"),  # noqa: UP045 - torch 2.11 writes it so
+    pytest.param(Literal["none", "all"], "'none' | 'all'", id="literal"),
+    pytest.param(Optional[Literal["a"]], "'a' | None", id="optional-literal"),  # noqa: UP045
+    pytest.param(list, "list", id="bare-list"),
+    pytest.param(list[str], "list[str]", id="list"),
+    pytest.param(tuple[int, ...], "tuple[int, ...]", id="tuple"),
+    pytest.param(dict[str, list[int]], "dict[str, list[int]]", id="dict"),
+    pytest.param(Callable[[int], int] | None, "callable | None", id="callable"),
+    pytest.param(list[str | Callable[..., None]], "list[str | callable]", id="callables"),
+    pytest.param(Annotated[int, "of bytes"], "int", id="annotated"),
+    pytest.param("Policy | None", "anything", id="text"),
+    pytest.param(ForwardRef("Policy"), "anything", id="forward-reference"),
+    pytest.param(
+        Literal[tuple(range(200))], ", ".join(map(str, range(40))).replace(",", " |")[:117] + "...", id="long"
+    ),
+]
+
+
+class Sized(Protocol):
+    size: int
+
+
+def refusal(use, option, value):
+    try:
+        use(option, value)
+    except BackendKwargsError as e:
+        return str(e)
+    return ""
+
+
+@pytest.mark.parametrize(("wanted", "text"), TYPES)
+def test_describe(wanted, text):
+    """A type is named as a person would write it."""
+    assert describe(wanted) == text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("max_autotune", id="as-is"),
+        pytest.param("max-autotune", id="dash"),
+        pytest.param("triton.max-tiles", id="dash-in-group"),
+    ],
+)
+def test_lookup_finds(name):
+    """A name is found with dashes for underscores."""
+    assert lookup(name, CATALOGUE) is CATALOGUE[name.replace("-", "_")]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("max_autotun", "Unknown option 'max_autotun'. Did you mean 'max_autotune'?", id="nearest"),
+        pytest.param(
+            "threads", "Unknown option 'threads'. Did you mean 'a_group_of_long_name.threads'?", id="group-left-out"
+        ),
+        pytest.param("qqq", "Unknown option 'qqq'. Look there.", id="nothing-near"),
+        pytest.param(3, "Option name wants str, got 3 (int).", id="no-name"),
+    ],
+)
+def test_lookup_refuses(name, message):
+    """A wrong name is told in one line with the nearest, or else with the next step."""
+    with pytest.raises(BackendKwargsError) as e:
+        lookup(name, CATALOGUE, otherwise="Look there.")
+    assert str(e.value) == message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value"),
+    [
+        pytest.param(Any, object(), id="any"),
+        pytest.param("Policy | None", 3, id="text"),
+        pytest.param(ForwardRef("Policy"), 3, id="forward-reference"),
+        pytest.param(Sized, 3, id="protocol"),
+        pytest.param(bool, True, id="bool"),
+        pytest.param(int, 3, id="int"),
+        pytest.param(float, 3.0, id="float"),
+        pytest.param(int | None, None, id="none"),
+        pytest.param(float | int, 3, id="int-before-widening"),
+        pytest.param(Literal[0, 1], 1, id="literal"),
+        pytest.param(list[str], ["a"], id="list"),
+        pytest.param(list, [1, "a"], id="bare-list"),
+        pytest.param(set[int], {1}, id="set"),
+        pytest.param(tuple[int, str], (1, "a"), id="pair"),
+        pytest.param(tuple[int, ...], (1, 2, 3), id="tuple"),
+        pytest.param(dict[str, list[int]], {"a": [1]}, id="dict"),
+        pytest.param(Callable[[int], int] | None, abs, id="callable"),
+        pytest.param(type[int], bool, id="class"),
+        pytest.param(Annotated[int, "of bytes"], 3, id="annotated"),
+    ],
+)
+def test_check_returns_the_very_value(wanted, value):
+    """A value of the type comes back itself."""
+    assert check(Option("x", wanted), value) is value
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "widened"),
+    [
+        pytest.param(float, 3, 3.0, id="float"),
+        pytest.param(float | None, 3, 3.0, id="union"),
+        pytest.param(list[float], [1, 2.5], [1.0, 2.5], id="list"),
+        pytest.param(dict[str, float], {"a": 1}, {"a": 1.0}, id="dict"),
+    ],
+)
+def test_check_widens_int_to_float(wanted, value, widened):
+    """An int becomes a float where a float is wanted, and the caller's container stays as it was."""
+    before = repr(value)
+    assert repr(check(Option("x", wanted), value)) == repr(widened)
+    assert repr(value) == before
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "message"),
+    [
+        pytest.param(bool, "yes", "Inductor option 'x' wants bool, got 'yes' (str).", id="text-for-bool"),
+        pytest.param(bool, 1, "Inductor option 'x' wants bool, got 1 (int).", id="int-for-bool"),
+        pytest.param(int, True, "Inductor option 'x' wants int, got True (bool).", id="bool-for-int"),
+        pytest.param(float, True, "Inductor option 'x' wants float, got True (bool).", id="bool-for-float"),
+        pytest.param(float, 10**400, f"Inductor option 'x' wants float, got 1{'0' * 76}... (int).", id="too-big"),
+        pytest.param(int, None, "Inductor option 'x' wants int, got None (NoneType).", id="none"),
+        pytest.param(
+            Literal[0, 1, 2, 3], True, "Inductor option 'x' wants 0 | 1 | 2 | 3, got True (bool).", id="literal-bool"
+        ),
+        pytest.param(Literal["a"], "b", "Inductor option 'x' wants 'a', got 'b' (str).", id="literal"),
+        pytest.param(int | None, 1.5, "Inductor option 'x' wants int | None, got 1.5 (float).", id="union"),
+        pytest.param(list[int], [1, True], "Inductor option 'x' wants list[int], got [1, True] (list).", id="element"),
+        pytest.param(list[int], (1,), "Inductor option 'x' wants list[int], got (1,) (tuple).", id="container"),
+        pytest.param(
+            tuple[int, int], (1,), "Inductor option 'x' wants tuple[int, int], got (1,) (tuple).", id="too-few"
+        ),
+        pytest.param(
+            dict[str, int], {"a": "b"}, "Inductor option 'x' wants dict[str, int], got {'a': 'b'} (dict).", id="value"
+        ),
+        pytest.param(dict[str, int], {1: 1}, "Inductor option 'x' wants dict[str, int], got {1: 1} (dict).", id="key"),
+        pytest.param(
+            Callable[[], int], "math:sqrt", "Inductor option 'x' wants callable, got 'math:sqrt' (str).", id="callable"
+        ),
+    ],
+)
+def test_check_refuses(wanted, value, message):
+    """A value of another type is refused with the wanted type, the value and its type."""
+    with pytest.raises(BackendKwargsError) as e:
+        check(Option("x", wanted), value, "Inductor option")
+    assert str(e.value) == message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text", "value"),
+    [
+        pytest.param(bool, "false", False, id="false"),
+        pytest.param(bool, "True", True, id="true"),
+        pytest.param(bool, "0", False, id="zero"),
+        pytest.param(bool, "on", True, id="on"),
+        pytest.param(int, "3", 3, id="int"),
+        pytest.param(int | None, "none", None, id="none"),
+        pytest.param(str | None, "null", None, id="null"),
+        pytest.param(float, "3", 3.0, id="float"),
+        pytest.param(float, "1e-3", 0.001, id="exponent"),
+        pytest.param(str, "3", "3", id="text-of-number"),
+        pytest.param(str, '"a"', '"a"', id="text-in-quotes"),
+        pytest.param(str, "none", "none", id="text-of-none"),
+        pytest.param(Literal["none", "all"], "none", "none", id="literal"),
+        pytest.param(Literal["0", "1"], "1", "1", id="literal-text"),
+        pytest.param(Literal[0, 1], "1", 1, id="literal-number"),
+        pytest.param(list[int], "[1, 2]", [1, 2], id="list"),
+        pytest.param(dict[str, Any], '{"a": null}', {"a": None}, id="dict"),
+        pytest.param(set[int], "[1, 1]", {1}, id="set"),
+        pytest.param(tuple[int | tuple[int, ...], ...], "[1, [2, 3]]", (1, (2, 3)), id="tuples"),
+        pytest.param(tuple[int, int], [1, 2], (1, 2), id="list-from-toml"),
+        pytest.param(Callable[..., Any] | None, "functools:partial", partial, id="callable"),
+        pytest.param(list[Callable[..., Any]], '["itertools:starmap"]', [starmap], id="callables"),
+        pytest.param(list[str | None], '["none"]', ["none"], id="quoted-word"),
+        pytest.param(Any, "3", 3, id="untyped-number"),
+        pytest.param(Any, "False", False, id="untyped-word"),
+        pytest.param(Any, "[", "[", id="untyped-text"),
+        pytest.param(bool, True, True, id="no-text"),
+    ],
+)
+def test_convert(wanted, text, value):
+    """Text is read by the option's type."""
+    assert repr(convert(Option("x", wanted), text)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text", "message"),
+    [
+        pytest.param(bool, "maybe", "Option 'x' wants bool, got 'maybe' (str).", id="bool"),
+        pytest.param(bool, 1, "Option 'x' wants bool, got 1 (int).", id="number-from-json"),
+        pytest.param(int, "3.0", "Option 'x' wants int, got '3.0' (str).", id="int"),
+        pytest.param(int, "true", "Option 'x' wants int, got 'true' (str).", id="bool-for-int"),
+        pytest.param(list[str], "a,b", "Option 'x' wants list[str] (as JSON), got 'a,b' (str).", id="list"),
+        pytest.param(
+            Callable[..., Any],
+            "math:nope",
+            "Option 'x' wants callable (as 'package.module:function'), got 'math:nope' (str).",
+            id="callable",
+        ),
+        pytest.param(set, "[[1]]", "Option 'x' wants set (as JSON), got '[[1]]' (str).", id="unhashable"),
+    ],
+)
+def test_convert_refuses(wanted, text, message):
+    """Text that does not read as the type is refused, saying how to write it."""
+    with pytest.raises(BackendKwargsError) as e:
+        convert(Option("x", wanted), text)
+    assert str(e.value) == message
+
+
+@given(st.booleans() | st.integers() | st.floats())
+def test_convert_undoes_str(value):
+    """What str() writes of a bool, int or float, convert reads back."""
+    assert repr(convert(Option("x", type(value)), str(value))) == repr(value)
+
+
+@given(st.text())
+def test_convert_keeps_text(text):
+    """Text for a str option stays as it is."""
+    assert convert(Option("x", str), text) == text
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(use=st.sampled_from([check, convert]), case=st.sampled_from(TYPES), junk=JUNK, name=st.text(min_size=1))
+def test_messages_are_short(use, case, junk, name):
+    """Whatever comes is taken or refused in one line of under 400 characters."""
+    message = refusal(use, Option(name * 50, case.values[0]), junk)
+    assert len(message) < 400
+    assert "\n" not in message

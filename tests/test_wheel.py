@@ -1,0 +1,86 @@
+"""The built wheel, installed where the source is gone."""
+
+import shutil
+import subprocess
+import sys
+import venv
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TWO_LINES = """
+import torch
+print(torch.compile(torch.nn.Linear(4, 4), backend="tmpl-inductor:cpp_wrapper")(torch.ones(1, 4)).shape)
+"""
+
+
+class Installed(NamedTuple):
+    wheel: Path
+    bin: Path
+    site_packages: Path
+
+    def run(self, program: str, *args: str) -> str:
+        """Return what the program prints, away from the checkout and blind to PYTHONPATH."""
+        done = subprocess.run([self.bin / program, *args], cwd=self.bin, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+
+def pip(*args: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "-q", *args], check=True)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    home = tmp_path_factory.mktemp("wheel")
+    source, env = home / "source", home / "venv"
+    # A copy, because setuptools leaves a build folder whose stale files get into the next wheel.
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__"))
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", home, source)
+    shutil.rmtree(source)
+    (wheel,) = home.glob("*.whl")
+
+    venv.create(env, symlinks=True)
+    (site_packages,) = env.glob("lib/python*/site-packages")
+    pip("--python", env / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
+    # Lends torch and the rest without a download. An editable install is not lent: it needs a .pth of its own,
+    # and a .pth file is read only in the environment that it lies in.
+    lent = [path for path in sys.path if path.endswith("-packages")]
+    (site_packages / "lent.pth").write_text("\n".join(lent))
+    yield Installed(wheel, env / "bin", site_packages)
+    shutil.rmtree(home)
+
+
+@pytest.fixture(autouse=True)
+def _no_help_from_outside(monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
+def test_the_wheel_holds_each_module_and_nothing_beside_the_package(installed):
+    sources = {str(path.relative_to(ROOT)) for path in ROOT.glob("backend_kwargs/**/*.py")}
+    names = ZipFile(installed.wheel).namelist()
+    metadata = f"backend_kwargs-{version('backend-kwargs')}.dist-info"
+    assert {name for name in names if name.endswith(".py")} == sources
+    assert {name.split("/")[0] for name in names} == {"backend_kwargs", metadata}
+
+
+def test_the_wheel_is_typed(installed):
+    assert "backend_kwargs/py.typed" in ZipFile(installed.wheel).namelist()
+
+
+def test_python_imports_the_wheel(installed):
+    """Else the tests below would say nothing about it."""
+    path = installed.run("python", "-c", "import backend_kwargs; print(backend_kwargs.__file__)")
+    assert Path(path).is_relative_to(installed.site_packages)
+
+
+def test_the_command_tells_its_version(installed):
+    assert version("backend-kwargs") in installed.run("backend-kwargs", "--version")
+
+
+def test_dynamo_finds_the_backend_without_an_import(installed):
+    assert installed.run("python", "-c", TWO_LINES) == "torch.Size([1, 4])"
