@@ -26,8 +26,8 @@ help:
 	@echo "make demo | test | check | fix | clean"
 
 demo: $(READY)
-	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS)
-	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS)
+	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15
+	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS) --rounds 15
 
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

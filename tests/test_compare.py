@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from backend_kwargs import compare as compare_module
-from backend_kwargs.compare import Candidate, Comparison, Row, compare, plot, to_json
+from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, plot, to_json
+from backend_kwargs.compare import isolation as isolating
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval
 
@@ -21,7 +21,7 @@ EAGER = Candidate("eager")
 def isolation(request, monkeypatch):
     """Compile as this torch allows, and as torch before 2.13 does."""
     if not request.param:
-        monkeypatch.setattr(compare_module, "_can_isolate", lambda: False)
+        monkeypatch.setattr(isolating, "_can_isolate", lambda: False)
 
 
 def mlp() -> nn.Module:
@@ -175,7 +175,7 @@ def test_silent_eager_is_caught():
 
 def test_timed_callable_is_the_backends_own():
     """Counting wraps the compile and not the call: dynamo gets the very function that the backend returned."""
-    compiled = compare_module._Counted(forward)
+    compiled = isolating.Counted(forward)
     gm = torch.fx.symbolic_trace(mlp())
     assert compiled(gm, []) == gm.forward
     assert compiled.graphs == 1
@@ -183,7 +183,7 @@ def test_timed_callable_is_the_backends_own():
 
 def test_modes_of_inductor_are_bound():
     """A mode goes to plain "inductor" as torch.compile itself binds it."""
-    counted, left = compare_module._compiler(Candidate("c", "inductor", mode="max-autotune-no-cudagraphs"))
+    counted, left = isolating.compiler(Candidate("c", "inductor", mode="max-autotune-no-cudagraphs"))
     assert counted.get_compiler_config()["max_autotune"] is True
     assert counted.compiler_name == "inductor"
     assert left == {}
@@ -518,7 +518,7 @@ def test_plot_names_what_to_install(made, tmp_path, monkeypatch):
 
 def test_notes_on_rows_of_a_plot(made):
     """Beside the dot stand the speedup and the compile time, or why there is none."""
-    assert [compare_module._note(row) for row in made.rows] == [
+    assert [drawing._note(row) for row in made.rows] == [
         "1.00x   not compiled",
         "1.30x   compile 8.1 s",
         "0.80x   compile 0.3 s",

@@ -50,6 +50,7 @@ def show(
     """Compile one model under several backends, check the numbers, time them in turns, print the table."""
     candidates = list(_candidates(backends, assigned(options), config))
     model, example_inputs = _built(factory)
+    _silence_autotuning()
     from backend_kwargs.compare import compare, fastest, to_json
     from backend_kwargs.compare import plot as draw
 
@@ -123,6 +124,13 @@ def _attribute(module: Any, name: str) -> Callable[[], Any]:
     if not callable(found):
         raise BackendKwargsError(f"{module.__name__!r} has no function {name!r}.")
     return found  # type: ignore[no-any-return]
+
+
+def _silence_autotuning() -> None:
+    import torch._inductor.select_algorithm
+
+    # Its tables of kernels would stand between ours; this process is the command's own.
+    torch._inductor.select_algorithm.PRINT_AUTOTUNE = False
 
 
 @contextmanager

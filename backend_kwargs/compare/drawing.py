@@ -1,0 +1,51 @@
+"""The speedups of a comparison, drawn."""
+
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.compare.rows import Comparison, Row
+from backend_kwargs.errors import BackendKwargsError
+
+
+def plot(comparison: Comparison, path: str | Path) -> None:
+    """Write the speedups with their intervals as an image; the ending of `path` chooses the format.
+
+    Raises BackendKwargsError where matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BackendKwargsError('plot needs matplotlib: pip install "backend-kwargs[plot]".') from error
+    rows = comparison.rows
+    figure = Figure(figsize=(9, 1.6 + 0.42 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    _draw_rows(axes, rows)
+    if comparison.noise:
+        axes.axvspan(comparison.noise.low, comparison.noise.high, color="0.88", zorder=0)
+    axes.axvline(1.0, color="0.4", linewidth=1, zorder=1)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    band = "; grey: the baseline against itself" if comparison.noise else ""
+    axes.set_xlabel(f"speedup over {comparison.baseline or 'nothing'}, median and 95 % interval{band}")
+    where = comparison.environment
+    axes.set_title(f"{comparison.mode} on {where['device_name']}, torch {where['torch']}", fontsize=10, loc="left")
+    figure.savefig(path, dpi=150)
+
+
+def _draw_rows(axes: Any, rows: list[Row]) -> None:
+    # Notes stand in a column beside the plot, where no dot can cover them.
+    beside = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 8, "annotation_clip": False}
+    for at, row in enumerate(rows):
+        axes.annotate(_note(row), (1.02, at), color="0.25" if row.passed else "tab:red", **beside)
+        if row.speedup:
+            middle = row.speedup.median
+            reach = [[middle - row.speedup.low], [row.speedup.high - middle]]
+            colour = "0.5" if row.verdict else "tab:blue" if middle > 1 else "tab:orange"
+            axes.errorbar(middle, at, xerr=reach, fmt="o", color=colour, capsize=3, zorder=2)
+
+
+def _note(row: Row) -> str:
+    if not row.passed:
+        return row.status
+    compiled = f"compile {row.compile_s:.1f} s" if row.compile_s is not None else "not compiled"
+    return f"{row.speedup.median:.2f}x   {compiled}" if row.speedup else compiled

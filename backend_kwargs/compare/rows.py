@@ -1,0 +1,96 @@
+"""What `compare` takes and gives: candidates, rows, and the comparison as data."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from backend_kwargs import measure
+from backend_kwargs.measure import Accuracy, Interval, Status
+
+Mode = Literal["inference", "training"]
+Progress = Callable[[str, str, float], None]
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run the model: a label, and `torch.compile`'s `backend` (None: eager), `mode` and `options`."""
+
+    label: str
+    backend: Callable[..., Any] | str | None = None
+    mode: str | None = None
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass
+class Row:
+    """What became of one candidate; only a row whose status is "pass" has a latency.
+
+    `graphs` counts the graphs its backend compiled: 1 is a whole model, more are graph breaks. `compile_s` is the
+    first call in seconds, `cache` whether Inductor found the graphs in its cache ("warm", "cold", "" unknown).
+    `latency` and `samples` are seconds per call, `speedup` is against the baseline, `peak_bytes` one call's memory
+    above what was held before (on CUDA: before the compile). `verdict` is "baseline", "within noise" or "".
+    """
+
+    label: str
+    backend: str
+    status: Status = "pass"
+    reason: str = ""
+    graphs: int = 0
+    compile_s: float | None = None
+    cache: str = ""
+    latency: Interval | None = None
+    speedup: Interval | None = None
+    peak_bytes: int | None = None
+    accuracy: Accuracy | None = None
+    verdict: str = ""
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Say whether this row has figures to compare."""
+        return self.status == "pass"
+
+
+@dataclass
+class Comparison:
+    """The rows in the order of the candidates, and what they are to be read against.
+
+    `noise` is the band that the baseline, timed twice, spans against itself; None where nothing was timed.
+    """
+
+    rows: list[Row]
+    environment: dict[str, Any]
+    noise: Interval | None
+    baseline: str | None
+    mode: Mode
+    notes: list[str]
+
+
+def fastest(comparison: Comparison) -> Row | None:
+    """Return the row that beats the baseline by most, None where none does beyond the noise."""
+    faster = [row for row in comparison.rows if row.passed and row.speedup and not row.verdict and row.speedup.low > 1]
+    return max(faster, key=lambda row: row.speedup.median if row.speedup else 0.0, default=None)
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison as plain JSON values: seconds, bytes, raw samples, and the version of this layout."""
+    return {
+        "version": VERSION,
+        "environment": comparison.environment,
+        "mode": comparison.mode,
+        "baseline": comparison.baseline,
+        "noise": dataclasses.asdict(comparison.noise) if comparison.noise else None,
+        "notes": list(comparison.notes),
+        "candidates": [_row_json(row) for row in comparison.rows],
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    spread = {f"p{q}": measure.percentile(row.samples, q / 100) for q in (20, 80)} if row.samples else {}
+    written = dataclasses.asdict(row)
+    if row.latency:
+        written["latency"] |= spread
+    return written
