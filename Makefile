@@ -21,21 +21,26 @@ define NO_TORCH
 Not installed. If pip found no torch==2.13.0+cpu, set PIP_EXTRA_INDEX_URL to the index of CPU wheels that the "Get Started" page of PyTorch names, or take another build: make TORCH=torch==2.13.0 (on Linux gigabytes of CUDA), or TORCH=installed for the one this Python has.
 endef
 
-.PHONY: help demo test check fix clean
+.PHONY: help demo test overhead check fix clean
 help:
-	@echo "make demo | test | check | fix | clean"
+	@echo "make demo | test | overhead | check | fix | clean"
 
 demo: $(READY)
 	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15
 	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS) --rounds 15
 
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --benchmark-disable $(PYTEST_ARGS)
+
+# What a call through a backend costs beside plain torch.compile: recorded, never a test.
+overhead: $(READY)
+	$(BIN)/python -m pytest tests/test_overhead.py --benchmark-only
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/docs_tables.py
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .

@@ -3,6 +3,7 @@
 from backend_kwargs.backend import Backend
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.explain import Explanation, explain
+from backend_kwargs.regions import compile_regions, region_options
 from backend_kwargs.registry import (
     get_template,
     list_backends,
@@ -12,6 +13,7 @@ from backend_kwargs.registry import (
     register_backend,
     register_template,
 )
+from backend_kwargs.report import Report, report
 from backend_kwargs.templates import Template
 
 __all__ = [
@@ -19,13 +21,17 @@ __all__ = [
     "BackendKwargsError",
     "BackendKwargsWarning",
     "Explanation",
+    "Report",
     "Template",
+    "compile_regions",
     "explain",
     "get_template",
     "list_backends",
     "list_templates",
     "load_templates",
     "make_backend",
+    "region_options",
     "register_backend",
     "register_template",
+    "report",
 ]

@@ -15,11 +15,12 @@ from typing import Any
 from backend_kwargs.compilers import Check, Compiler
 from backend_kwargs.compilers.dynamo import DynamoCompiler
 from backend_kwargs.compilers.inductor import InductorCompiler
-from backend_kwargs.errors import BackendKwargsError, shown, unknown, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, shown, unknown, warn_once, wrong_value
 from backend_kwargs.files import write_whole
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check, convert
-from backend_kwargs.requirements import Limit
+from backend_kwargs.records import recorded
+from backend_kwargs.requirements import Limit, Requirement
 from backend_kwargs.spec import join_spec
 
 CONFIG_VERSION = 1
@@ -27,7 +28,6 @@ CONFIG_VERSION = 1
 OURS: Mapping[str, Callable[[str], Compiler]] = MappingProxyType(
     {"tmpl-inductor": InductorCompiler, "inductor": InductorCompiler}
 )
-REGISTERED: dict[str, "Backend"] = {}
 
 
 class Backend:
@@ -91,6 +91,10 @@ class Backend:
         """Return, for each option that cannot act on this machine or beside the others, the reason."""
         return self._compiler.inert(self._options)
 
+    def impeded(self) -> Mapping[str, Requirement]:
+        """Return, for each option that cannot act on this machine, what it lacks."""
+        return self._compiler.impeded(self._options)
+
     def __call__(
         self,
         gm: Any,
@@ -106,7 +110,7 @@ class Backend:
         given = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
         bound = self.bind("torch.compile", given).bind("dynamo's config_patches", config_patches or {})
         bound.verify()
-        return bound._compiler.compile(gm, example_inputs, bound._options, name)
+        return recorded(bound, gm, lambda: bound._compiler.compile(gm, example_inputs, bound._options, name))
 
     def get_compiler_config(self) -> dict[str, Any]:
         """Return the compiler's whole configuration under these options."""
@@ -205,7 +209,7 @@ class Backend:
 def find_backend(spec: str) -> Backend:
     """Return the backend that `spec` names, with its templates' options and no others; raise BackendKwargsError.
 
-    Ours come first, then those registered here, then dynamo's registry and entry points, then "module:function".
+    Ours come first, then dynamo's registry, which has those registered here, and entry points, then "module:function".
     """
     if not isinstance(spec, str):
         raise wrong_value("A backend's spec", "a str", spec)
@@ -213,14 +217,13 @@ def find_backend(spec: str) -> Backend:
     if head in OURS:
         given = {"template": rest} if colon else {}
         return Backend(OURS[head](head)).bind("spec", given)
-    if spec in REGISTERED:
-        return REGISTERED[spec]
-    if found := find_in_dynamo(rest if head == "dynamo" else spec):
+    forced = head == "dynamo"
+    if found := find_in_dynamo(rest if forced else spec):
         return found
-    if colon and head != "dynamo":
+    if colon and not forced:
         return backend_of_function(_imported(spec))
-    names = [*OURS, *REGISTERED, *_dynamo_names(), *(f"dynamo:{name}" for name in _dynamo_names() if colon)]
-    raise unknown("backend", spec, names, otherwise="`backend-kwargs list` shows all.")
+    kind, name, ours = ("dynamo backend", rest, ()) if forced else ("backend", spec, OURS)
+    raise unknown(kind, name, [*ours, *_dynamo_names()], otherwise="`backend-kwargs list` shows all.")
 
 
 def backend_of_function(compiler_fn: Callable[..., Any], name: str = "") -> Backend:
@@ -245,7 +248,7 @@ def find_in_dynamo(name: str) -> Backend | None:
     try:
         compiler_fn = lookup_backend(name)
     except Exception as error:  # an entry point of some installed package, which may fail in any way
-        raise BackendKwargsError(f"Backend {name!r} does not load: {type(error).__name__}: {error}.") from error
+        raise BrokenPluginError(f"Backend {name!r} does not load: {type(error).__name__}: {error}.") from error
     if isinstance(compiler_fn, Backend):
         return compiler_fn
     return Backend(DynamoCompiler(f"dynamo:{name}" if name in OURS else name, compiler_fn))
@@ -270,10 +273,9 @@ def _restored(spec: str, options: dict[str, Any]) -> Backend:
 
 def _pickles(value: Any) -> bool:
     try:
-        pickle.dumps(value)
+        return same(pickle.loads(pickle.dumps(value)), value)  # noqa: S301 - of our own making
     except Exception:  # noqa: BLE001 - whatever a value's own __reduce__ raises
         return False
-    return True
 
 
 def _not_writable(name: str, value: Any) -> BackendKwargsError:

@@ -87,7 +87,8 @@ def _option(name: str, entries: Mapping[str, Any], unset: object) -> Option:
         forced=forced,
         forced_value=entry.env_value_force if forced else None,
         alias=entry.alias,
-        deprecated=(entry.deprecation_message or "deprecated") if entry.deprecated else None,
+        # torch 2.11 marks none.
+        deprecated=(entry.deprecation_message or "deprecated") if getattr(entry, "deprecated", False) else None,
     )
 
 

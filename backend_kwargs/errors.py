@@ -13,6 +13,10 @@ class BackendKwargsError(ValueError):
     """A wrong name, value or spec. Holds one string, so that it pickles."""
 
 
+class BrokenPluginError(BackendKwargsError):
+    """An installed package offers a backend or a template that does not load."""
+
+
 class BackendKwargsWarning(UserWarning):
     """Something asked for cannot act here, and a documented fallback runs in its place."""
 

@@ -9,7 +9,7 @@ from backend_kwargs.catalogue import documented
 from backend_kwargs.layers import same, sources
 from backend_kwargs.options import Option
 from backend_kwargs.registry import make_backend
-from backend_kwargs.requirements import Limit
+from backend_kwargs.requirements import Limit, Requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,18 @@ class Effect:
     default: Any
     status: str
     overrides: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a backend does here what it is for ("works", "works partly", "cannot"), why, and what would change it."""
+
+    word: str
+    reason: str = ""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.reason}" if self.reason else self.word
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,23 @@ def explain(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = 
     layers, inert = sources(backend.layers), backend.inert()
     effects = (_effect(backend, name, value, layers[name], inert) for name, value in backend.options.items())
     return Explanation(repr(backend), tuple(effects), tuple(map(str, limits)))
+
+
+def verdict(backend: Backend) -> Verdict:
+    """Tell whether `backend` works on this machine.
+
+    It cannot where no option that asks for something can act, and works partly where some cannot. One that is False, or
+    as Inductor has it anyway, asks for nothing.
+    """
+    told: list[Limit] = []
+    backend.verify(tell=told.append)
+    asking = {n for n, v in backend.options.items() if v is not False and not same(backend.option(n).default, v)}
+    impeded = {name: lacking for name, lacking in backend.impeded().items() if name in asking}
+    reasons: list[Limit | Requirement] = [*told, *impeded.values()]
+    if not reasons:
+        return Verdict("works")
+    partly = len(impeded) < len(asking) and all(limit.otherwise for limit in told)
+    return Verdict("works partly" if partly else "cannot", reasons[0].reason, reasons[0].remedy)
 
 
 def _effect(backend: Backend, name: str, value: Any, layer: str, inert: Mapping[str, str]) -> Effect:

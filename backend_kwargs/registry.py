@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.backend import OURS, REGISTERED, Backend, backend_of_function, find_backend, find_in_dynamo
+from backend_kwargs.backend import OURS, Backend, backend_of_function, find_backend, find_in_dynamo
 from backend_kwargs.compilers import Check
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.options import check, convert
@@ -54,7 +54,7 @@ def register_backend(name: str, compiler_fn: Callable[..., Any]) -> Backend:
     backend = compiler_fn if isinstance(compiler_fn, Backend) else backend_of_function(compiler_fn, name)
     if name in OURS or not _publish(name, backend):
         raise BackendKwargsError(f"Backend {name!r} exists and is another; choose another name.")
-    return REGISTERED.setdefault(name, backend)
+    return find_backend(name)
 
 
 def register_template(
@@ -77,7 +77,7 @@ def list_backends() -> list[str]:
     """Return every name that `make_backend` takes as it is: ours, registered, and dynamo's, entry points included."""
     import torch._dynamo
 
-    return sorted({*OURS, *REGISTERED, *torch._dynamo.list_backends(None)})
+    return sorted({*OURS, *torch._dynamo.list_backends(None)})
 
 
 def list_templates() -> list[str]:

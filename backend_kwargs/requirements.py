@@ -2,31 +2,58 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
-OPTIONAL_PACKAGES = ("cutlass_library", "torch_xla", "tvm")
+OPTIONAL_PACKAGES = ("torch_xla", "tvm")
+CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
+CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 LEAST_SMS = 68  # torch._inductor.utils.is_big_gpu, on NVIDIA
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found here. `gpu` is the name of the first CUDA device, None without one."""
+    """What was found here; as it stands, a machine with nothing.
 
-    gpu: str | None
-    capability: tuple[int, int]
-    sms: int
-    hip: bool
-    triton: bool
-    triton_tma: bool
-    cxx: str | None
-    nvcc: str | None
-    packages: frozenset[str]
+    `gpu` is the name of the first CUDA device, `cuda` what torch was built for, `driver` the newest CUDA that the
+    driver serves, `cutlass` the CUTLASS that Inductor would use.
+    """
+
+    gpu: str | None = None
+    capability: tuple[int, int] = (0, 0)
+    sms: int = 0
+    hip: bool = False
+    triton: bool = False
+    triton_tma: bool = False
+    cxx: str | None = None
+    nvcc: str | None = None
+    packages: frozenset[str] = frozenset()
+    torch: str = ""
+    cuda: str | None = None
+    driver: str | None = None
+    triton_version: str | None = None
+    cutlass: str | None = None
+
+    def facts(self) -> dict[str, str]:
+        """Return what is here in words, for a person to read."""
+        capability = ".".join(map(str, self.capability))
+        tma = "with" if self.triton_tma else "without"
+        return {
+            "torch": f"{self.torch}, {f'built for CUDA {self.cuda}' if self.cuda else 'built without CUDA'}",
+            "driver": f"serves CUDA up to {self.driver}" if self.driver else "none",
+            "GPU": f"{self.gpu}, compute capability {capability}, {self.sms} multiprocessors" if self.gpu else "none",
+            "Triton": f"{self.triton_version}, {tma} TMA for this GPU" if self.triton_version else "none",
+            "C++ compiler": self.cxx or "none",
+            "nvcc": self.nvcc or "none",
+            "CUTLASS": self.cutlass or "none",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +86,17 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
             "run on a Hopper GPU or a later one",
         ),
         "cutlass": Requirement(
-            lambda m: "cutlass_library" in m.packages,
-            "cutlass_library is not importable",
+            lambda m: m.cutlass is not None,
+            "CUTLASS 4 (cutlass_library, cutlass_cppgen and pycute) is not importable",
             'pip install "backend-kwargs[cutlass]"',
         ),
         "torch_xla": Requirement(
             lambda m: "torch_xla" in m.packages, "torch_xla is not importable", "pip install torch_xla"
         ),
         "tvm": Requirement(lambda m: "tvm" in m.packages, "tvm is not importable", "pip install apache-tvm"),
-        "nvcc": Requirement(lambda m: m.nvcc is not None, "nvcc is not on the PATH", "install the CUDA toolkit"),
+        "nvcc": Requirement(
+            lambda m: m.nvcc is not None, "nvcc is not found", "install the CUDA toolkit, or set CUDACXX"
+        ),
         "cxx": Requirement(lambda m: m.cxx is not None, "no C++ compiler is on the PATH", "install g++ or set CXX"),
     }
 )
@@ -96,7 +125,7 @@ Lookup = Callable[[str], Any]  # an option's final value by its name, Inductor's
 TRITON = ("gpu", "triton")
 TRITON_GEMM = (*TRITON, "large_gpu")
 CUTLASS_GEMM = (*TRITON_GEMM, "cutlass", "nvcc")
-GEMM_BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+GENERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"TRITON": TRITON_GEMM, "CUTLASS": CUTLASS_GEMM, "CPP": ("cxx",)}
 )
 
@@ -105,36 +134,36 @@ GEMM_BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class Rule:
     """An option, or a glob of them, that acts only under conditions.
 
-    `needs` names requirements; `unless` returns the reason why the option is inert beside the others, or "".
+    `needs` names requirements, `either` gives groups of them of which one has to be met; `unless` returns the reason
+    why the option is inert beside the others, or "".
     """
 
     options: str
     needs: tuple[str, ...] = ()
-    unless: Callable[[Lookup, Machine], str] = lambda value, machine: ""
+    either: Callable[[Lookup], Sequence[tuple[str, ...]]] = lambda value: ()
+    unless: Callable[[Lookup], str] = lambda value: ""
 
 
-def _not_autotuned(value: Lookup, machine: Machine) -> str:
+def _not_autotuned(value: Lookup) -> str:
     autotunes = value("max_autotune") or value("max_autotune_gemm")
     return "" if autotunes else "it is read only under max_autotune or max_autotune_gemm"
 
 
-def _no_backend_here(value: Lookup, machine: Machine) -> str:
-    """Tell why none of the kernel generators asked for can serve here: only library calls are left."""
-    asked = [name for name in _gemm_backends(value) if name != "ATEN"]
-    lacking = [unmet(GEMM_BACKENDS.get(name, ()), machine) for name in asked]
-    return lacking[0][0].reason if asked and all(lacking) else ""
+def _needs_of_generators(kind: str) -> Callable[[Lookup], list[tuple[str, ...]]]:
+    """Return what each kernel generator asked for needs; library calls alone need nothing."""
+    return lambda value: [GENERATORS.get(name, ()) for name in _backends(value, kind) if name != "ATEN"]
 
 
-def _backend_not_asked(name: str) -> Callable[[Lookup, Machine], str]:
-    def reason(value: Lookup, machine: Machine) -> str:
-        named = name in _gemm_backends(value)
-        return _not_autotuned(value, machine) or ("" if named else f"max_autotune_gemm_backends does not name {name}")
+def _backend_not_asked(name: str) -> Callable[[Lookup], str]:
+    def reason(value: Lookup) -> str:
+        named = name in _backends(value, "gemm")
+        return _not_autotuned(value) or ("" if named else f"max_autotune_gemm_backends does not name {name}")
 
     return reason
 
 
-def _gemm_backends(value: Lookup) -> list[str]:
-    return str(value("max_autotune_gemm_backends")).upper().replace(" ", "").split(",")
+def _backends(value: Lookup, kind: str) -> list[str]:
+    return str(value(f"max_autotune_{kind}_backends")).upper().replace(" ", "").split(",")
 
 
 RULES: tuple[Rule, ...] = (
@@ -145,23 +174,24 @@ RULES: tuple[Rule, ...] = (
     Rule("cutlass.*", needs=CUTLASS_GEMM, unless=_backend_not_asked("CUTLASS")),
     Rule("coordinate_descent_*", needs=TRITON),
     Rule("eager_numerics.*", needs=TRITON),
-    Rule("max_autotune_gemm", unless=_no_backend_here),
+    Rule("max_autotune_gemm", either=_needs_of_generators("gemm")),
     Rule("max_autotune_*_backends", unless=_not_autotuned),
-    Rule("max_autotune_gemm_backends", unless=_no_backend_here),
-    Rule("max_autotune_conv_backends", needs=TRITON_GEMM),
+    Rule("max_autotune_gemm_backends", either=_needs_of_generators("gemm")),
+    Rule("max_autotune_conv_backends", either=_needs_of_generators("conv")),
     Rule("max_autotune_pointwise", needs=TRITON),
     Rule("cpp.*", needs=("cxx",)),
     Rule(
         "freezing_discard_parameters",
-        unless=lambda value, machine: "freezing works on a copy; the module keeps its own",
+        unless=lambda value: "freezing works on a copy; the module keeps its own",
     ),
     Rule("cpp_wrapper", needs=("cxx",)),
 )
 
 
-def limits(subject: str, needs: Iterable[str], otherwise: str = "") -> list[Limit]:
+def limits(subject: str, needs: Iterable[str], otherwise: str = "", here: Machine | None = None) -> list[Limit]:
     """Return what of `needs` this machine lacks, the first alone: the others often follow from it."""
-    return [Limit(subject, lacking.reason, lacking.remedy, otherwise) for lacking in unmet(needs, machine())[:1]]
+    lacking = unmet(needs, here or machine())[:1]
+    return [Limit(subject, each.reason, each.remedy, otherwise) for each in lacking]
 
 
 def unmet(needs: Iterable[str], machine: Machine) -> list[Requirement]:
@@ -169,19 +199,36 @@ def unmet(needs: Iterable[str], machine: Machine) -> list[Requirement]:
     return [REQUIREMENTS[need] for need in needs if not REQUIREMENTS[need].met(machine)]
 
 
+def impeded(options: Mapping[str, Any], default: Lookup, machine: Machine) -> dict[str, Requirement]:
+    """Return, for each of `options` that cannot act on `machine`, the first requirement that it lacks."""
+    value = _lookup(options, default)
+    return {name: lacking[0] for name in options if (lacking := _lacking(name, value, machine))}
+
+
 def inert(options: Mapping[str, Any], default: Lookup, machine: Machine) -> dict[str, str]:
     """Return, for each of `options` that cannot act on `machine` or beside the others, the reason."""
-
-    def value(name: str) -> Any:
-        return options[name] if name in options else default(name)
-
-    return {name: why for name in options if (why := _reason(name, value, machine))}
+    value = _lookup(options, default)
+    beside_others = {name: why for name in options if (why := _unless(name, value))}
+    return beside_others | {name: lacking.reason for name, lacking in impeded(options, default, machine).items()}
 
 
-def _reason(name: str, value: Lookup, machine: Machine) -> str:
-    rules = [rule for rule in RULES if fnmatchcase(name, rule.options)]
-    lacking = unmet((need for rule in rules for need in rule.needs), machine)
-    return lacking[0].reason if lacking else next(filter(None, (rule.unless(value, machine) for rule in rules)), "")
+def _lookup(options: Mapping[str, Any], default: Lookup) -> Lookup:
+    return lambda name: options[name] if name in options else default(name)
+
+
+def _lacking(name: str, value: Lookup, machine: Machine) -> list[Requirement]:
+    rules = _rules(name)
+    groups = [unmet(group, machine) for rule in rules for group in rule.either(value)]
+    none_met = groups[0] if groups and all(groups) else []
+    return unmet((need for rule in rules for need in rule.needs), machine) + none_met
+
+
+def _unless(name: str, value: Lookup) -> str:
+    return next(filter(None, (rule.unless(value) for rule in _rules(name))), "")
+
+
+def _rules(name: str) -> list[Rule]:
+    return [rule for rule in RULES if fnmatchcase(name, rule.options)]
 
 
 @cache
@@ -199,11 +246,46 @@ def machine() -> Machine:
         hip=torch.version.hip is not None,
         triton=has_gpu and has_triton(),
         triton_tma=has_gpu and has_triton_tma_device(),
-        cxx=_cxx(),
-        nvcc=shutil.which("nvcc"),
+        cxx=shutil.which(_cxx()),
+        nvcc=next(filter(None, map(shutil.which, _nvccs())), None),
         packages=frozenset(name for name in OPTIONAL_PACKAGES if find_spec(name)),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        driver=_driver(),
+        triton_version=_version("triton", "pytorch-triton"),
+        cutlass=_cutlass(),
     )
 
 
-def _cxx() -> str | None:
-    return shutil.which(os.environ.get("CXX", "")) or next(filter(None, map(shutil.which, ("g++", "clang++"))), None)
+def _cxx() -> str:
+    # As torch._inductor.config.cpp.cxx: with CXX set there is no other choice.
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
+def _nvccs() -> Iterable[str]:
+    """Return where nvcc may be: where Inductor looks, then where torch.utils.cpp_extension finds the toolkit."""
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    return (os.environ.get("CUDACXX", ""), "nvcc", *(f"{home}/bin/nvcc" for home in homes if home))
+
+
+def _driver() -> str | None:
+    import torch
+
+    number = getattr(torch._C, "_cuda_getDriverVersion", int)()
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None
+
+
+def _cutlass() -> str | None:
+    if theirs := os.environ.get(CUTLASS_VARIABLE):
+        return theirs
+    specs = [find_spec(name) for name in CUTLASS_PACKAGES]
+    return f"nvidia-cutlass {_version('nvidia-cutlass')}" if all(specs) else None
+
+
+def _version(*distributions: str) -> str | None:
+    for name in distributions:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, unknown, wrong_value
 from backend_kwargs.layers import copied, same
 from backend_kwargs.spec import check_name, split_templates
 
@@ -85,8 +85,13 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
         ),
         "cutlass": Template(
             "GEMMs as CUTLASS kernels",
-            {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CUTLASS"},
-            costs="about five seconds of nvcc for each candidate kernel",
+            {
+                "max_autotune_gemm": True,
+                "max_autotune_gemm_backends": "CUTLASS",
+                # Without a limit each kernel that fits is compiled: hundreds for one GEMM.
+                "cutlass.cutlass_max_profiling_configs": 8,
+            },
+            costs="about five seconds of nvcc for each candidate kernel, of which the first eight by name are tried",
             needs=("gpu", "triton", "large_gpu", "cutlass", "nvcc"),
             otherwise="library GEMMs are called, as for each graph in which one has no CUTLASS kernel",
         ),
@@ -114,15 +119,15 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
             otherwise="compiling fails",
         ),
         "fast_compile": Template(
-            "The fewest seconds until the first result",
+            "The fewest seconds until the first result: ATen's operators in a graph, next to no generated kernels",
             {
+                "fallback_by_default": True,
+                "selective_decompose": True,
+                # Channels-last inputs, which ATen's backward of a norm answers in other strides than Inductor expects.
+                "layout_optimization": False,
                 "pattern_matcher": False,
-                "epilogue_fusion": False,
-                "max_autotune": False,
-                "coordinate_descent_tuning": False,
-                "triton.autotune_pointwise": False,
             },
-            costs="slower kernels",
+            costs="nothing is fused; about eager's speed",
         ),
         "debug": Template(
             "Write each graph and its code to torch_compile_debug/; assert sizes, indices and finite numbers",
@@ -132,6 +137,9 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
                 "alignment_asserts": True,
                 "nan_asserts": True,
                 "debug_index_asserts": True,
+                # What comes out of a cache is not written.
+                "fx_graph_cache": False,
+                "fx_graph_remote_cache": False,
             },
             costs="slower compile and slower calls",
         ),
@@ -210,7 +218,7 @@ def _plugged_in(entry: EntryPoint) -> Template:
     try:
         loaded = entry.load()
     except Exception as error:  # a plug-in may fail in any way, and must break nothing else
-        raise BackendKwargsError(
+        raise BrokenPluginError(
             f"Template {entry.name!r} of {entry.value!r} does not load: {type(error).__name__}: {error}."
         ) from error
     if isinstance(loaded, Mapping):

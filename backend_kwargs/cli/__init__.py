@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.cli import compare, explain, listing, options
+from backend_kwargs.cli import compare, doctor, explain, listing, options
 from backend_kwargs.cli.console import complain, console
 from backend_kwargs.errors import BackendKwargsError
 
@@ -24,6 +24,7 @@ app.command("list")(listing.show)
 app.command("explain")(explain.show)
 app.command("options")(options.show)
 app.command("compare")(compare.show)
+app.command("doctor")(doctor.show)
 
 
 def _version(wanted: bool) -> None:

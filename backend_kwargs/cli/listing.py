@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import AsJson
 from backend_kwargs.cli.console import print_json, print_table
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
+from backend_kwargs.explain import verdict
 from backend_kwargs.registry import PLAIN, list_backends, list_templates
-from backend_kwargs.requirements import Limit
 
 
 def show(json: AsJson = False) -> None:
@@ -31,14 +31,11 @@ def _templates() -> Iterator[dict[str, str]]:
 
 
 def _row(name: str, spec: str) -> dict[str, str]:
-    limits: list[Limit] = []
     try:
         backend = find_backend(spec)
-        backend.verify(tell=limits.append)
+        works = verdict(backend)
     except BackendKwargsError as error:  # one broken plug-in must not hide the others
-        return {"name": name, "works here": f"no: {error}", "summary": ""}
-    return {"name": name, "works here": "; ".join(map(_word, limits)) or "yes", "summary": backend.summary}
-
-
-def _word(limit: Limit) -> str:
-    return f"{'partly' if limit.otherwise else 'no'}: {limit.reason}"
+        if isinstance(error, BrokenPluginError):
+            warn_once(error)
+        return {"name": name, "works here": f"cannot: {error}", "summary": ""}
+    return {"name": name, "works here": str(works), "summary": backend.summary}

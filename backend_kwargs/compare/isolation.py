@@ -93,7 +93,7 @@ def cache_counts() -> tuple[int, int]:
 
 
 def cache_word(before: tuple[int, int], after: tuple[int, int]) -> str:
-    """Say whether what compiled between two counts came from the cache: "warm", "cold", or "" where it was not asked."""
+    """Say whether what compiled between two counts came from the cache: "warm", "cold", or "" where none was asked."""
     hits, misses = after[0] - before[0], after[1] - before[1]
     return "warm" if hits else "cold" if misses else ""
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -45,6 +46,7 @@ class Trial:
     def start(self, study: Study, *, cold: bool) -> None:
         """Compile, warm up, count memory, and check on inputs not seen before."""
         self.call = self.model = copy.deepcopy(study.model) if study.training else study.model
+        gc.collect()  # what an earlier candidate left in cycles would be counted as held, and freed meanwhile
         held = torch.cuda.memory_allocated(study.device) if study.device.type == "cuda" else None
         if self.candidate.backend is not None:
             self.counted, left = compiler(self.candidate)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from backend_kwargs.layers import Layer
 from backend_kwargs.options import Option
-from backend_kwargs.requirements import Limit
+from backend_kwargs.requirements import Limit, Requirement
 
 # Takes an option, a value, and what to call the option in an error; returns the value as the option's type.
 Check = Callable[[Option, Any, str], Any]
@@ -47,6 +47,9 @@ class Compiler(Protocol):
 
     def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         """Return, for each of `options` that cannot act on this machine or beside the others, the reason."""
+
+    def impeded(self, options: Mapping[str, Any]) -> Mapping[str, Requirement]:
+        """Return, for each of `options` that cannot act on this machine, what it lacks."""
 
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None

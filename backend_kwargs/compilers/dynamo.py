@@ -11,7 +11,7 @@ from backend_kwargs.compilers import Check, Reading
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import Layer, copied
 from backend_kwargs.options import Option
-from backend_kwargs.requirements import DYNAMO_BACKENDS, Limit, limits
+from backend_kwargs.requirements import DYNAMO_BACKENDS, Limit, Requirement, limits
 
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -59,7 +59,8 @@ class DynamoCompiler:
     def option(self, name: str) -> Option:
         if name in self.takes.named:
             return self.takes.named[name]
-        if self.takes.mapping or self.takes.anything:
+        # A mode is torch.compile's own argument, and no option to be slipped into a mapping.
+        if self.takes.anything or (self.takes.mapping and name != "mode"):
             return Option(name)
         nearest = get_close_matches(str(name), list(self.takes.named), n=1)
         advice = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -85,6 +86,9 @@ class DynamoCompiler:
             tell(limit)
 
     def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
+        return {}
+
+    def impeded(self, options: Mapping[str, Any]) -> Mapping[str, Requirement]:
         return {}
 
     def compile(

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import pairwise
@@ -11,10 +12,11 @@ from warnings import warn
 
 from backend_kwargs.catalogue import inductor_option, inductor_options
 from backend_kwargs.compilers import Check, Reading
+from backend_kwargs.compilers.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, unknown, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, same
 from backend_kwargs.options import Option, check
-from backend_kwargs.requirements import Limit, inert, limits, machine
+from backend_kwargs.requirements import Limit, Machine, Requirement, impeded, inert, limits, machine
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, is_published
 
@@ -23,6 +25,7 @@ OWN: Mapping[str, Option] = MappingProxyType(
         option.name: option
         for option in (
             Option("strict", bool, False, "raise where a template cannot act here, in place of falling back"),
+            Option("clone_outputs", bool, False, "copy outputs that the next replay of a CUDA graph would overwrite"),
             Option("use_aoti", bool, False, "compile ahead of time: for torch.compile(...).aot_compile()"),
         )
     }
@@ -32,6 +35,8 @@ KIND = "Inductor option"
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
 # torch's "max-autotune-no-cudagraphs" leaves CUDA graphs as it finds them.
 MODE_ADDITIONS = {"max-autotune-no-cudagraphs": {"triton.cudagraphs": False}}
+# Where one leaves ATEN out, a GEMM or convolution that nothing else can serve fails to compile.
+AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +74,27 @@ class InductorCompiler:
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         for name in templates:
             template = find_template(name)
-            for limit in limits(f"Template {name!r}", template.needs, template.otherwise):
+            for limit in limits(f"Template {name!r}", template.needs, template.otherwise, _machine(options)):
                 if options.get("strict"):
                     raise BackendKwargsError(f"{replace(limit, otherwise='')}")
                 tell(limit)
 
     def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
-        return inert(options, lambda name: self.option(name).default, machine())
+        return inert(options, lambda name: self.option(name).default, _machine(options))
+
+    def impeded(self, options: Mapping[str, Any]) -> Mapping[str, Requirement]:
+        return impeded(options, lambda name: self.option(name).default, _machine(options))
 
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
-        import torch
+        step = _compile_frozen if options.get("freezing") else _compile
+        compiled = step(gm, example_inputs, options, name)
+        if not options.get("clone_outputs"):
+            return compiled
+        from backend_kwargs.compilers.outputs import with_independent_outputs
 
-        if not options.get("freezing"):
-            return _compile(gm, example_inputs, options, name)
-        if torch.is_grad_enabled():
-            warn_once("Option 'freezing' is inert while gradients are recorded: call the model under torch.no_grad().")
-            return _compile(gm, example_inputs, {**options, "freezing": False}, name)
-        from backend_kwargs.compilers.freezing import UNCACHED, compile_frozen
-
-        frozen = {**options, **UNCACHED}
-        return compile_frozen(gm, example_inputs, lambda gm, inputs: _compile(gm, inputs, frozen, name))
+        return with_independent_outputs(compiled)
 
     def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return _torch_wrapper(options).get_compiler_config()  # type: ignore[no-any-return]
@@ -118,6 +122,16 @@ def mode_options(mode: str) -> dict[str, Any]:
     return {**modes[mode], **MODE_ADDITIONS.get(mode, {})}
 
 
+def _machine(options: Mapping[str, Any]) -> Machine:
+    """Return this machine, with what `options` say of where things are."""
+    here = machine()
+    return replace(
+        here,
+        cutlass=options.get("cutlass.cutlass_dir") or here.cutlass,
+        nvcc=options.get("cuda.cuda_cxx") or here.nvcc,
+    )
+
+
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise wrong_value(repr(name), "a mapping of options", value)
@@ -136,23 +150,44 @@ def _tell_contradictions(templates: Sequence[Layer]) -> None:
                 )
 
 
+def _compile_frozen(
+    gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+) -> Callable[..., Any]:
+    import torch
+
+    if torch.is_grad_enabled():
+        warn_once("Option 'freezing' is inert while gradients are recorded: call the model under torch.no_grad().")
+        return _compile(gm, example_inputs, {**options, "freezing": False}, name)
+    from backend_kwargs.compilers.freezing import UNCACHED, compile_frozen
+
+    frozen = {**options, **UNCACHED}
+    return compile_frozen(gm, example_inputs, lambda gm, inputs: _compile(gm, inputs, frozen, name))
+
+
 def _compile(
     gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
 ) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     wrapper = _torch_wrapper(options)
+    here = _machine(options)
+    cutlass = asks_for_cutlass(wrapper.config, here)
     if options.get("use_aoti"):
         wrapper.name = name
-        return wrapper(gm, example_inputs)  # type: ignore[no-any-return]
-    falls_back = _excludes_aten(wrapper.config) and not options.get("strict")
+        with found_by_inductor(here.nvcc) if cutlass else nullcontext():
+            return wrapper(gm, example_inputs)  # type: ignore[no-any-return]
+    inner_compile: Callable[..., Any] = compile_fx_inner
+    without_aten = _without_aten(wrapper.config)
+    if without_aten and not options.get("strict"):
+        if "max_autotune_gemm_backends" in impeded(wrapper.config, lambda name: inductor_option(name).default, here):
+            wrapper.config |= _with_aten(without_aten)
+        else:
+            inner_compile = _compile_else_with_aten
+    if cutlass:
+        inner_compile = finding_cutlass(inner_compile, here.nvcc)
     # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
     return compile_fx(  # type: ignore[return-value]
-        gm,
-        example_inputs,
-        inner_compile=_compile_else_with_aten if falls_back else compile_fx_inner,
-        config_patches=wrapper.config,
-        **_region(compile_fx, name),
+        gm, example_inputs, inner_compile, config_patches=wrapper.config, **_region(compile_fx, name)
     )
 
 
@@ -174,9 +209,13 @@ def _region(compile_fx: Callable[..., Any], name: str | None) -> dict[str, Any]:
     return {"compile_region_name": name} if "compile_region_name" in signature(compile_fx).parameters else {}
 
 
-def _excludes_aten(config: Mapping[str, Any]) -> bool:
-    lists = (config.get(f"max_autotune_{kind}_backends", "ATEN") for kind in ("gemm", "conv"))
-    return any("ATEN" not in backends.upper().split(",") for backends in lists)
+def _without_aten(config: Mapping[str, Any]) -> dict[str, str]:
+    asked = {name: config.get(name, "ATEN") for name in AUTOTUNED_BACKENDS}
+    return {name: backends for name, backends in asked.items() if "ATEN" not in backends.upper().split(",")}
+
+
+def _with_aten(without_aten: Mapping[str, str]) -> dict[str, str]:
+    return {name: f"{backends},ATEN" for name, backends in without_aten.items()}
 
 
 def _compile_else_with_aten(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -193,8 +232,8 @@ def _compile_else_with_aten(gm: Any, example_inputs: Sequence[Any], **kwargs: An
     except Exception as error:
         if "NoValidChoicesError" not in str(error):
             raise
-        asked = config.max_autotune_gemm_backends
-    warn_once(f"A GEMM or convolution of this graph has no {asked} kernel; ATEN's serve the graph as well.")
-    names = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
-    with config.patch({name: f"{getattr(config, name)},ATEN" for name in names}):
+        asked = _without_aten({name: getattr(config, name) for name in AUTOTUNED_BACKENDS})
+    names = " or ".join(dict.fromkeys(asked.values()))
+    warn_once(f"A GEMM or convolution of this graph has no {names} kernel; ATEN's serve the graph as well.")
+    with config.patch(_with_aten(asked)):
         return compile_fx_inner(spare, example_inputs, **kwargs)

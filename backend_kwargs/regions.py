@@ -1,0 +1,80 @@
+"""Options for a part of a graph: what a decorated function computes is compiled under options of its own."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from itertools import count
+from typing import Any, TypeVar
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.errors import BackendKwargsError, shown
+from backend_kwargs.registry import make_backend
+
+KEY = "compile_with_inductor"
+OWN_REGION = "inductor_region"
+# What this package does itself, or by itself, when it compiles a whole graph.
+WHOLE_GRAPHS_ONLY = ("strict", "use_aoti", "clone_outputs", "freezing")
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+_regions = count()
+
+
+def region_options(
+    spec: str | Backend, options: Mapping[str, Any] | None = None, /, **kwargs: Any
+) -> Callable[[Decorated], Decorated]:
+    """Return a decorator for a function or a `forward`, whose operations are compiled under these options.
+
+    It takes what `make_backend` takes, for Inductor, and acts under `torch.compile(..., backend=compile_regions)`:
+    all that no region holds runs as in eager. Elsewhere the decorated function is as it was.
+
+    Raises:
+        BackendKwargsError: as `make_backend` does; where options are for whole graphs; where this torch has no regions.
+
+    """
+    backend = make_backend(spec, options, **kwargs)
+    if not backend.takes_inductor_options:
+        raise BackendKwargsError(f"A region is compiled by Inductor, got {shown(backend.spec)}.")
+    if inapt := [name for name in WHOLE_GRAPHS_ONLY if backend.options.get(name)]:
+        raise BackendKwargsError(f"Option {inapt[0]!r} is for whole graphs, not for a region.")
+    _torch_regions()
+    annotate_fn = import_module("torch.fx.traceback").annotate_fn
+    region = {"inductor_configs": dict(backend.options), OWN_REGION: f"backend_kwargs_{next(_regions)}"}
+    return annotate_fn({KEY: region})  # type: ignore[no-any-return]
+
+
+def compile_regions(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile the regions of `gm`, each under its `region_options`, and run the rest as in eager; a dynamo backend."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    return aot_autograd(fw_compiler=_compile_lowered, bw_compiler=_compile_lowered)(gm, example_inputs)
+
+
+def _compile_lowered(gm: Any, example_inputs: Sequence[Any]) -> Any:
+    regional = _torch_regions()
+    gm = regional._create_inductor_marked_regions(gm)
+    # torch compiles a region under the first annotation it meets there, and an input bears that of its own region.
+    for node in (node for module in gm.modules() for node in _inputs(module)):
+        node.meta = {key: value for key, value in node.meta.items() if key != "custom"}
+    return regional._compile_inductor_marked_regions(gm)
+
+
+def _inputs(module: Any) -> Iterable[Any]:
+    graph = getattr(module, "graph", None)
+    return graph.find_nodes(op="placeholder") if graph is not None else ()
+
+
+def _torch_regions() -> Any:
+    """Return torch's module of regions, or raise."""
+    import torch
+
+    try:
+        regional = import_module("torch.fx.passes.regional_inductor")
+        # Where the region's own name is unknown, neighbours are compiled as one, under the options of one.
+        if OWN_REGION in inspect.getsource(regional) and hasattr(import_module("torch.fx.traceback"), "annotate_fn"):
+            return regional
+    except ImportError:
+        pass
+    raise BackendKwargsError(
+        f"torch {torch.__version__} has no options for each region; compile the parts by torch.compile of their own."
+    )

@@ -1,0 +1,53 @@
+"""What every test may lean on: names registered by one are unknown to the next."""
+
+import sys
+
+import pytest
+
+VARIABLES = ("BACKEND_KWARGS_TEMPLATE", "BACKEND_KWARGS_OPTIONS")
+
+
+@pytest.fixture(autouse=True)
+def _no_names_left_behind(monkeypatch):
+    import torch._dynamo.backends.registry as dynamo
+
+    from backend_kwargs import errors, registry, templates
+
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    dynamo.list_backends()  # reads the entry points, so that no test is the first to
+    tables = (templates._registered, registry._interned, dynamo._BACKENDS, dynamo._COMPILER_FNS)
+    before = [dict(table) for table in tables]
+    errors.warn_once.cache_clear()
+    yield
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        table.update(content)
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """Forget compiled code before and after."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Return a function that installs a distribution of one module with entry points, as pip would lay it out."""
+
+    def lay_out(name: str, source: str, group: str, **entries: str) -> None:
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / f"{name}.py").write_text(source)
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(
+            f"[{group}]\n" + "".join(f"{key} = {name}:{value}\n" for key, value in entries.items())
+        )
+
+    return lay_out

@@ -1,0 +1,53 @@
+"""Run where a CUDA GPU is: `python -m pytest tests/gpu`. BACKEND_KWARGS_EVIDENCE=FILE keeps what the tests saw."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from backend_kwargs.errors import warn_once
+
+HERE = Path(__file__).parent
+EVIDENCE = "BACKEND_KWARGS_EVIDENCE"
+WARNINGS = (
+    # torch's advice, on tests that want float32 as it is.
+    "ignore:TensorFloat32 tensor cores:UserWarning",
+    # torch's own: CUDA-graph trees record an empty graph to get a pool.
+    "ignore:The CUDA Graph is empty:UserWarning",
+    # torch's own, at the second trace of a process.
+    "ignore:Warning. Profiler clears events:UserWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            for warning in WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="no CUDA GPU is visible"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    warn_once.cache_clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def evidence() -> Callable[..., None]:
+    """Return a function that keeps what a test saw, as a line of JSON where EVIDENCE names a file."""
+
+    def record(template: str, case: str, **seen: Any) -> None:
+        if path := os.environ.get(EVIDENCE):
+            with Path(path).open("a") as file:
+                file.write(json.dumps({"template": template, "case": case, **seen}, default=str) + "\n")
+
+    return record

@@ -1,0 +1,246 @@
+"""Each template does what its name says, seen in code, kernel names and traces, and doctor says the same."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from effects import CASES, Seen, compile_ratio, compile_seconds, look
+from torch.testing import assert_close
+
+from backend_kwargs import make_backend
+from backend_kwargs.explain import verdict
+from backend_kwargs.requirements import machine, unmet
+from backend_kwargs.templates import BUILT_IN
+
+LARGE_GEMM, TMA = "relu(mm) 4096³ bf16", "triton_mm_persistent_tma"
+GEMM, POINTWISE, DOUBLE = "relu(mm) 2048³ bf16", "gelu 1024²", "mm 512³ float64"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A case on which a template should act, one on which it should not, and how to tell, given default's too.
+
+    `spec` and `options` say how it is asked for where its name alone is not enough; `idle` is "" where it always acts.
+    """
+
+    acting: str
+    idle: str
+    acts: Callable[[Seen, Seen], bool]
+    spec: str = ""
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def in_code(text: str) -> Callable[[Seen, Seen], bool]:
+    return lambda seen, default: text in seen.code
+
+
+def timed(seen: Seen, kind: str) -> bool:
+    return any(name.startswith(kind) for name in seen.choices)
+
+
+def autotuned(seen: Seen) -> bool:
+    return timed(seen, "triton_mm")
+
+
+EFFECTS = {
+    "default": Effect(POINTWISE, "", lambda seen, default: seen.code == default.code),
+    "cudagraphs": Effect(
+        "MLP 4 x 256", "input changed in place", lambda seen, default: seen.graph_launches == 1 > default.graph_launches
+    ),
+    "max_autotune": Effect(
+        GEMM, POINTWISE, lambda seen, default: autotuned(seen) and seen.graph_launches == 1 and not autotuned(default)
+    ),
+    "max_autotune_no_cudagraphs": Effect(
+        GEMM, POINTWISE, lambda seen, default: autotuned(seen) and not seen.graph_launches
+    ),
+    "coordinate_descent": Effect(
+        "sigmoid+layer_norm 2048²",
+        "mm 512³ bf16",
+        lambda seen, default: (
+            seen.counters.get("coordesc_tuning_bench", 0) > default.counters.get("coordesc_tuning_bench", 0)
+        ),
+    ),
+    "triton": Effect(
+        GEMM, DOUBLE, lambda seen, default: "triton_tem_fused_mm" in seen.code and "extern_kernels.mm" not in seen.code
+    ),
+    "aten": Effect(
+        GEMM,
+        POINTWISE,
+        lambda seen, default: "extern_kernels.mm" in seen.code and not autotuned(seen) and "_tem_" not in seen.code,
+        spec="max_autotune_no_cudagraphs+aten",
+    ),
+    "cutlass": Effect(
+        GEMM,
+        DOUBLE,
+        lambda seen, default: (
+            any("cutlass" in name.lower() for name in seen.kernels) and "extern_kernels.mm" not in seen.code
+        ),
+        options=(("cutlass.cutlass_max_profiling_configs", 2),),
+    ),
+    "tma": Effect(
+        LARGE_GEMM,
+        "relu(mm) 1021 x 2047 x 1023 bf16",
+        lambda seen, default: timed(seen, TMA),
+        options=(("shape_padding", False),),
+    ),
+    "freezing": Effect(
+        "conv+bn+relu",
+        "one product",
+        lambda seen, default: "_frozen_param" in seen.code and seen.inputs == 1 and "rsqrt" not in seen.code,
+    ),
+    "cpp_wrapper": Effect("MLP 4 x 256", "", in_code("inductor_entry_impl")),
+    "debug": Effect(POINTWISE, "", in_code("isnan().any()")),
+    "eager_numerics": Effect("chain of bf16 steps", "one product", lambda seen, default: seen.error < default.error),
+}
+
+
+def seen_under(template: str, case: str) -> Seen:
+    effect = EFFECTS[template]
+    return look(f"tmpl-inductor:{effect.spec or template}", case, **dict(effect.options))
+
+
+def acts(template: str, case: str) -> bool:
+    return EFFECTS[template].acts(seen_under(template, case), look("inductor", case))
+
+
+def acts_here(template: str) -> bool:
+    """Tell whether a template does what it says on its own case."""
+    if template == "fast_compile":
+        return compile_ratio("tmpl-inductor:fast_compile") > 1
+    return acts(template, EFFECTS[template].acting)
+
+
+def needing(templates: list[str]) -> list[Any]:
+    """Skip what this machine lacks, with the reason."""
+    return [pytest.param(name, id=name, marks=_skip(name)) for name in templates]
+
+
+def _skip(name: str) -> list[pytest.MarkDecorator]:
+    if not torch.cuda.is_available():
+        return []
+    lacking = unmet(BUILT_IN[name].needs, machine())
+    return [pytest.mark.skip(reason=lacking[0].reason)] if lacking else []
+
+
+@pytest.mark.parametrize("template", needing([name for name in EFFECTS if name != "cutlass"] + ["cutlass"]))
+def test_acts(template, evidence):
+    """On its own case a template does what it says, and the numbers are right."""
+    case = EFFECTS[template].acting
+    seen = seen_under(template, case)
+    evidence(template, case, acts=acts(template, case), **seen.brief())
+    assert acts(template, case), seen.brief()
+    assert_close(seen.result, seen.expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("template", needing([name for name, effect in EFFECTS.items() if effect.idle]))
+def test_leaves_alone(template, evidence):
+    """On a case that it is not for, a template does not act, and the numbers are right."""
+    case = EFFECTS[template].idle
+    seen = seen_under(template, case)
+    evidence(template, case, acts=acts(template, case), **seen.brief())
+    assert not acts(template, case), seen.brief()
+    assert_close(seen.result, seen.expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("template", needing(["triton", "cutlass"]))
+def test_falls_back_to_aten_with_one_warning(template):
+    """A GEMM that has no kernel of the kind asked for is ATen's, and one warning says so."""
+    seen = seen_under(template, DOUBLE)
+    assert "extern_kernels.mm" in seen.code
+    (warned,) = seen.warned
+    assert re.fullmatch(
+        rf"A GEMM .* has no {template}\b.* kernel; ATEN's serve the graph as well\.", warned, re.IGNORECASE
+    )
+
+
+def test_aten_alone_calls_the_library(evidence):
+    """Without max_autotune, too, a GEMM is a call into the library."""
+    seen = look("tmpl-inductor:aten", GEMM)
+    assert "extern_kernels.mm" in seen.code
+    assert "_tem_" not in seen.code
+
+
+def test_cudagraphs_copy_inputs_and_no_parameters(evidence):
+    """Each replay copies the one real input into the graph, and none of the eight parameters."""
+    seen = seen_under("cudagraphs", "MLP 4 x 256")
+    assert seen.copied == ((64, 256),)
+
+
+@pytest.mark.parametrize("template", ["freezing", "cudagraphs+freezing"])
+def test_frozen_weights_are_not_copied(template, evidence):
+    """With CUDA graphs and without, a frozen model has one input, and its weights are in the graph's code."""
+    seen = look(f"tmpl-inductor:{template}", "conv+bn+relu")
+    evidence(template, "conv+bn+relu", acts=True, **seen.brief())
+    assert seen.inputs == 1
+    assert "rsqrt" not in seen.code
+    assert seen.graph_launches == ("cudagraphs" in template)
+    assert seen.copied == (((8, 16, 32, 32),) if "cudagraphs" in template else ())
+    assert_close(seen.result, seen.expected, atol=1e-2, rtol=1e-2)
+
+
+def test_tma_kernel_runs(evidence):
+    """Where a persistent-TMA kernel is chosen, here for want of others, it loads by descriptors and is right."""
+    seen = look("tmpl-inductor:tma", LARGE_GEMM, **{"test_configs.autotune_choice_name_regex": TMA})
+    evidence("tma", f"{LARGE_GEMM}, TMA kernels alone", acts=True, **seen.brief())
+    assert "triton_tem_fused_mm" in seen.code
+    assert "make_tensor_descriptor" in seen.code
+    assert_close(seen.result, seen.expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("case", ["chain of bf16 steps", "chain of float32 steps"])
+def test_eager_numerics_distance(case, evidence):
+    """Rounding and division come closer to eager's than default's do."""
+    seen, default = seen_under("eager_numerics", case), look("inductor", case)
+    evidence("eager_numerics", case, acts=True, error=seen.error, default_error=default.error)
+    assert seen.error < default.error
+
+
+def test_eager_numerics_draws_eager_random_numbers():
+    """From one seed, compiled code draws what eager draws."""
+
+    def draw(x):
+        return torch.rand_like(x) + torch.randn_like(x)
+
+    x = torch.zeros(256, 256, device="cuda")
+    torch.manual_seed(3)
+    expected = draw(x)
+    torch.manual_seed(3)
+    assert torch.equal(torch.compile(draw, backend="tmpl-inductor:eager_numerics")(x), expected)
+
+
+def test_fast_compile_is_faster_than_default(evidence):
+    """Its first result, forward and backward, comes sooner than default's."""
+    ratio = compile_ratio("tmpl-inductor:fast_compile")
+    seconds = compile_seconds(("tmpl-inductor:default", "tmpl-inductor:fast_compile"))
+    evidence("fast_compile", "encoder, forward and backward", acts=ratio > 1, ratio=ratio, seconds=seconds)
+    assert ratio > 1
+
+
+def test_debug_writes_files_and_stops_at_nan(tmp_path, monkeypatch):
+    """Each graph's code is written below the debug directory, and a NaN raises where it first appears."""
+    import torch._dynamo.config as dynamo_config
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dynamo_config, "debug_dir_root", str(tmp_path))
+    square_root = torch.compile(torch.sqrt, backend="tmpl-inductor:debug")
+    square_root(torch.ones(8, device="cuda"))
+    assert list(Path(tmp_path).rglob("output_code.py"))
+    with pytest.raises(AssertionError):
+        square_root(torch.full((8,), -1.0, device="cuda"))
+
+
+@pytest.mark.parametrize("template", list(BUILT_IN))
+def test_verdict_is_what_is_seen(template):
+    """Doctor's word for a template is what its own case shows: it acts where it "works", else it does not."""
+    found = verdict(make_backend(f"tmpl-inductor:{template}"))
+    assert (found.word == "works") == acts_here(template), found
+
+
+def test_every_template_has_an_effect():
+    """No template is without a proof, and no case without a template."""
+    assert {*EFFECTS, "fast_compile"} == set(BUILT_IN)
+    assert {e.acting for e in EFFECTS.values()} | {e.idle for e in EFFECTS.values()} <= {*CASES, ""}

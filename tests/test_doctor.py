@@ -1,0 +1,198 @@
+"""What a machine lets each template do: verdicts of made-up machines, and the command."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from test_cli import check_golden, run
+from typer.testing import CliRunner
+
+from backend_kwargs import explain as explain_
+from backend_kwargs import list_templates, make_backend
+from backend_kwargs.cli import app, doctor
+from backend_kwargs.compilers import inductor
+from backend_kwargs.explain import Verdict, verdict
+from backend_kwargs.requirements import Machine
+
+GPU_REMEDY = "run where an NVIDIA GPU is, with a CUDA build of torch"
+BARE = Machine()
+LAPTOP = Machine(cxx="/usr/bin/g++")
+H200 = Machine(
+    gpu="NVIDIA H200",
+    capability=(9, 0),
+    sms=132,
+    triton=True,
+    triton_tma=True,
+    cxx="/usr/bin/g++",
+    nvcc="/usr/local/cuda/bin/nvcc",
+    torch="2.13.0+cu130",
+    cuda="13.0",
+    driver="13.0",
+    triton_version="3.7.0",
+    cutlass="nvidia-cutlass 4.2.0.0",
+)
+A100 = replace(H200, gpu="NVIDIA A100", capability=(8, 0), sms=108, triton_tma=False, cutlass=None)
+SMALL = replace(H200, gpu="a small GPU", sms=20)
+
+
+@pytest.fixture
+def on(monkeypatch):
+    def be(machine: Machine) -> None:
+        for module in (inductor, doctor):
+            monkeypatch.setattr(module, "machine", lambda: machine)
+
+    return be
+
+
+def words(*, cannot: str = "", partly: str = "") -> dict[str, str]:
+    found = dict.fromkeys(list_templates(), "works")
+    return found | dict.fromkeys(cannot.split(), "cannot") | dict.fromkeys(partly.split(), "works partly")
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted"),
+    [
+        pytest.param(H200, words(), id="H200"),
+        pytest.param(A100, words(cannot="cutlass", partly="tma"), id="no TMA, no CUTLASS"),
+        pytest.param(
+            SMALL,
+            words(cannot="triton cutlass tma", partly="max_autotune max_autotune_no_cudagraphs"),
+            id="small GPU",
+        ),
+        pytest.param(
+            LAPTOP,
+            words(
+                cannot="cudagraphs coordinate_descent triton cutlass tma",
+                partly="max_autotune max_autotune_no_cudagraphs eager_numerics",
+            ),
+            id="CPU",
+        ),
+        pytest.param(
+            BARE,
+            words(
+                cannot="cudagraphs coordinate_descent triton cutlass tma cpp_wrapper",
+                partly="max_autotune max_autotune_no_cudagraphs eager_numerics",
+            ),
+            id="no C++ compiler",
+        ),
+    ],
+)
+def test_words(machine, wanted, on):
+    """Each template's verdict follows from what the machine has."""
+    on(machine)
+    assert {name: verdict(make_backend(f"tmpl-inductor:{name}")).word for name in list_templates()} == wanted
+
+
+@pytest.mark.parametrize(
+    ("template", "machine", "wanted"),
+    [
+        pytest.param("tma", LAPTOP, Verdict("cannot", "no CUDA GPU is visible", GPU_REMEDY), id="GPU"),
+        pytest.param(
+            "cutlass",
+            A100,
+            Verdict(
+                "cannot",
+                "CUTLASS 4 (cutlass_library, cutlass_cppgen and pycute) is not importable",
+                'pip install "backend-kwargs[cutlass]"',
+            ),
+            id="CUTLASS",
+        ),
+        pytest.param(
+            "cutlass",
+            replace(H200, nvcc=None),
+            Verdict("cannot", "nvcc is not found", "install the CUDA toolkit, or set CUDACXX"),
+            id="nvcc",
+        ),
+        pytest.param(
+            "cpp_wrapper",
+            BARE,
+            Verdict("cannot", "no C++ compiler is on the PATH", "install g++ or set CXX"),
+            id="C++ compiler",
+        ),
+        pytest.param("cpp_wrapper", LAPTOP, Verdict("works"), id="works"),
+    ],
+)
+def test_verdict(template, machine, wanted, on):
+    """A verdict that is not "works" has its reason and what would change it."""
+    on(machine)
+    assert verdict(make_backend(f"tmpl-inductor:{template}")) == wanted
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        pytest.param("cutlass.cutlass_dir", "/opt/cutlass", id="CUTLASS"),
+        pytest.param("cuda.cuda_cxx", "/opt/nvcc", id="nvcc"),
+    ],
+)
+def test_option_gives_what_the_machine_lacks(option, value, on):
+    """An option that says where something is counts as having it."""
+    on(replace(H200, **{"cutlass": None} if "cutlass_dir" in option else {"nvcc": None}))
+    assert verdict(make_backend("tmpl-inductor:cutlass", {option: value})) == Verdict("works")
+
+
+def test_library_calls_alone(on):
+    """Where only library calls are left of what autotuning was to choose from, it cannot act."""
+    on(LAPTOP)
+    asked = make_backend("inductor", max_autotune_gemm=True, max_autotune_gemm_backends="ATEN,TRITON")
+    assert verdict(asked) == Verdict("cannot", "no CUDA GPU is visible", GPU_REMEDY)
+
+
+def test_switching_off_what_is_absent(on):
+    """An option that switches off what this machine has not lacks nothing."""
+    on(LAPTOP)
+    assert verdict(make_backend("inductor", {"triton.autotune_pointwise": False})) == Verdict("works")
+
+
+@pytest.mark.parametrize("machine", [H200, A100, SMALL, LAPTOP, BARE], ids=["H200", "A100", "small", "CPU", "bare"])
+def test_explain_agrees(machine, on):
+    """The reason of each verdict "cannot" stands in explain as well."""
+    on(machine)
+    for name in list_templates():
+        found = verdict(make_backend(f"tmpl-inductor:{name}"))
+        statuses = [effect.status for effect in explain_(f"tmpl-inductor:{name}").effects]
+        if found.word == "cannot":
+            assert f"inert because {found.reason}" in statuses, name
+
+
+def test_output(on):
+    """The command prints the machine, and each template with its reason and remedy."""
+    on(A100)
+    ran = CliRunner().invoke(app, ["doctor"])
+    assert ran.exit_code == 0
+    check_golden("doctor_a100", ran.stdout)
+
+
+def test_json(on):
+    """`doctor --json` has the same as data."""
+    on(A100)
+    printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    assert printed["machine"] == A100.facts()
+    assert printed["templates"]["default"] == {"word": "works", "reason": "", "remedy": ""}
+
+
+def test_this_machine():
+    """The real command, with no GPU visible, exits with 0 and finds that CUDA graphs cannot work."""
+    ran = run("doctor", "--json")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout)["templates"]["cudagraphs"] == {
+        "word": "cannot",
+        "reason": "no CUDA GPU is visible",
+        "remedy": GPU_REMEDY,
+    }
+
+
+def test_broken_template(on, monkeypatch):
+    """A template of another package that does not load is one row, not the end."""
+    monkeypatch.setattr(doctor, "list_templates", lambda: ["gone", "default"])
+    on(LAPTOP)
+    printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)["templates"]
+    assert {name: row["word"] for name, row in printed.items()} == {"gone": "cannot", "default": "works"}
+
+
+def test_bare_machine_in_words():
+    """What is absent is told as "none"."""
+    assert Machine(torch="2.13.0").facts() == {
+        "torch": "2.13.0, built without CUDA",
+        **dict.fromkeys(("driver", "GPU", "Triton", "C++ compiler", "nvcc", "CUTLASS"), "none"),
+    }

@@ -1,0 +1,321 @@
+"""Any other backend: kwargs bound to what its signature takes."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+import torch
+
+import backend_kwargs as bk
+
+if TYPE_CHECKING:
+    from nowhere import Unknown
+
+GOT: list[dict[str, Any]] = []
+
+
+def note(gm, **kwargs):
+    GOT.append(kwargs)
+    return gm.forward
+
+
+def named(gm, example_inputs, *, level: int = 1, kind: Literal["a", "b"] = "a"):
+    """Take options by name.
+
+    And more.
+    """
+    return note(gm, level=level, kind=kind)
+
+
+def positional(gm, example_inputs, level=1):
+    return note(gm, level=level)
+
+
+def anything(gm, example_inputs, **kwargs):
+    return note(gm, **kwargs)
+
+
+def mapping(gm, example_inputs, level=1, options=None):
+    return note(gm, level=level, options=options)
+
+
+def needs_mapping(gm, example_inputs, options):
+    return note(gm, options=options)
+
+
+def with_mode(gm, example_inputs, mode=None):
+    return note(gm, mode=mode)
+
+
+def nothing(gm, example_inputs):
+    return note(gm)
+
+
+def unnameable(gm, example_inputs, level=1, /):
+    return note(gm, level=level)
+
+
+def required(gm, example_inputs, *, level: int, name: str):
+    return note(gm, level=level, name=name)
+
+
+def optional(gm, example_inputs, level: int = None):  # noqa: RUF013 - as people write it
+    return note(gm, level=level)
+
+
+def unresolved(gm, example_inputs, level: "Unknown" = None, size: "int" = 1):
+    return note(gm, level=level)
+
+
+def written(gm, example_inputs, level: "int" = 1):
+    return note(gm, level=level)
+
+
+class Instance:
+    def __call__(self, gm, example_inputs, level: "int" = 1):
+        return note(gm, level=level)
+
+
+INSTANCE = Instance()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_got(fresh_dynamo):
+    GOT.clear()
+
+
+def f(x):
+    return torch.sin(x) + 1
+
+
+def compile_and_run(backend, **kwargs):
+    x = torch.ones(3)
+    torch.testing.assert_close(torch.compile(f, backend=backend, **kwargs)(x), f(x))
+    return GOT
+
+
+@pytest.mark.parametrize(
+    ("fn", "given", "got"),
+    [
+        pytest.param(named, {"level": 2}, {"level": 2, "kind": "a"}, id="keyword-only"),
+        pytest.param(positional, {"level": 2}, {"level": 2}, id="positional-or-keyword"),
+        pytest.param(anything, {"a": 1, "b.c": 2}, {"a": 1, "b.c": 2}, id="kwargs"),
+        pytest.param(mapping, {"level": 2, "a.b": 1}, {"level": 2, "options": {"a.b": 1}}, id="name-and-mapping"),
+        pytest.param(mapping, {"options": {"a.b": 1}}, {"level": 1, "options": {"a.b": 1}}, id="mapping-as-mapping"),
+        pytest.param(mapping, {}, {"level": 1, "options": None}, id="mapping-left-alone"),
+        pytest.param(needs_mapping, {}, {"options": {}}, id="required-mapping"),
+        pytest.param(with_mode, {"mode": "fast"}, {"mode": "fast"}, id="mode"),
+        pytest.param(nothing, {}, {}, id="nothing"),
+        pytest.param(required, {"level": 2, "name": "x"}, {"level": 2, "name": "x"}, id="required"),
+        pytest.param(INSTANCE, {"level": 2}, {"level": 2}, id="callable-instance"),
+        pytest.param(partial(named, level=3), {"kind": "b"}, {"level": 3, "kind": "b"}, id="partial"),
+        pytest.param(lambda gm, inputs, a=1: note(gm, a=a), {"a": 2}, {"a": 2}, id="lambda"),
+    ],
+)
+def test_bound_by_make_backend(fn, given, got):
+    """What make_backend binds reaches the function as its signature takes it."""
+    assert compile_and_run(bk.make_backend(fn, given)) == [got]
+
+
+@pytest.mark.parametrize(
+    ("fn", "kwargs", "got"),
+    [
+        pytest.param(named, {"options": {"level": 2}}, {"level": 2, "kind": "a"}, id="options"),
+        pytest.param(mapping, {"options": {"level": 2, "x": 1}}, {"level": 2, "options": {"x": 1}}, id="mapping"),
+        pytest.param(with_mode, {"mode": "fast"}, {"mode": "fast"}, id="mode"),
+    ],
+)
+def test_bound_by_torch_compile(fn, kwargs, got):
+    """A registered function gets the options and the mode of torch.compile as its signature takes them."""
+    bk.register_backend("mine", fn)
+    assert compile_and_run("mine", **kwargs) == [got]
+
+
+def test_wrong_option_of_torch_compile():
+    """An option that a registered function does not take is told at the first call."""
+    bk.register_backend("mine", named)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as e:
+        compile_and_run("mine", options={"leve": 2})
+    told = "Backend 'mine' has no option 'leve'; it takes level, kind. Did you mean 'level'?"
+    assert str(e.value.inner_exception) == told
+
+
+def test_the_call_wins():
+    """What torch.compile is handed lies over what make_backend bound."""
+    assert compile_and_run(bk.make_backend(named, level=2, kind="b"), options={"level": 3}) == [
+        {"level": 3, "kind": "b"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fn", "given", "message"),
+    [
+        pytest.param(
+            named, {"leve": 1}, "has no option 'leve'; it takes level, kind. Did you mean 'level'?", id="near"
+        ),
+        pytest.param(named, {"qqq": 1}, "has no option 'qqq'; it takes level, kind.", id="unknown"),
+        pytest.param(named, {3: 1}, "has no option 3; it takes level, kind.", id="no-str"),
+        pytest.param(named, {"gm": 1}, "has no option 'gm'; it takes level, kind.", id="the-graph"),
+        pytest.param(nothing, {"a": 1}, "has no option 'a'; it takes none.", id="takes-none"),
+        pytest.param(unnameable, {"level": 1}, "has no option 'level'; it takes none.", id="positional-only"),
+        pytest.param(with_mode, {"a": 1}, "has no option 'a'; it takes mode.", id="takes-mode"),
+        pytest.param(required, {"name": "x"}, "needs a value for 'level'.", id="required"),
+        pytest.param(required, {}, "needs a value for 'level', 'name'.", id="required-both"),
+        pytest.param(named, {"level": "2"}, ": option 'level' wants int, got '2' (str).", id="type"),
+        pytest.param(named, {"kind": "c"}, ": option 'kind' wants 'a' | 'b', got 'c' (str).", id="literal"),
+        pytest.param(written, {"level": "2"}, ": option 'level' wants int, got '2' (str).", id="annotation-as-text"),
+        pytest.param(named, {"level": None}, ": option 'level' wants int, got None (NoneType).", id="none"),
+        pytest.param(
+            required,
+            {"level": None, "name": "x"},
+            ": option 'level' wants int, got None (NoneType).",
+            id="required-none",
+        ),
+        pytest.param(optional, {"level": "2"}, ": option 'level' wants int | None, got '2' (str).", id="default-none"),
+    ],
+)
+def test_refuses(fn, given, message):
+    """A wrong name lists what the function takes; a wrong value names its type; both at once."""
+    with pytest.raises(bk.BackendKwargsError) as e:
+        bk.make_backend(fn, given)
+    space = "" if message.startswith(":") else " "
+    assert str(e.value) == f"Backend '{__name__}:{fn.__name__}'{space}{message}"
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "message"),
+    [
+        pytest.param(INSTANCE, "Instance", "wants int, got 'x' (str).", id="instance"),
+        pytest.param(partial(named, kind="b"), "named", "wants int, got 'x' (str).", id="partial"),
+    ],
+)
+def test_annotations_of_other_callables_are_checked(fn, name, message):
+    """A callable instance and a partial are checked as a function is."""
+    with pytest.raises(bk.BackendKwargsError) as e:
+        bk.make_backend(fn, level="x")
+    assert str(e.value) == f"Backend '{__name__}:{name}': option 'level' {message}"
+
+
+def test_options_want_a_mapping():
+    """`options` that is no mapping is told."""
+    with pytest.raises(bk.BackendKwargsError) as e:
+        bk.make_backend(mapping, options=3)
+    assert str(e.value) == "'options' wants a mapping, got 3 (int)."
+
+
+@pytest.mark.parametrize(
+    ("fn", "level"), [pytest.param(optional, None, id="none-as-default"), pytest.param(unresolved, 3, id="unresolved")]
+)
+def test_accepts(fn, level):
+    """None fits where it is the default, anything where an annotation names what is imported for type checkers."""
+    assert dict(bk.make_backend(fn, level=level).options) == {"level": level}
+
+
+def test_callable_without_signature():
+    """A callable that tells no signature takes anything."""
+    assert dict(bk.make_backend(dict, a=1).options) == {"a": 1}
+
+
+def test_partial_is_a_value():
+    """Two partials of one function and the same keywords are one backend, which dynamo compiles for once."""
+    first, second = (bk.make_backend(partial(named, level=2)) for _ in range(2))
+    assert first == second == bk.make_backend(named, level=2)
+    compile_and_run(first)
+    assert len(compile_and_run(second)) == 1
+
+
+def test_partial_of_positions_stays_whole():
+    """A partial that holds positions is not taken apart."""
+    bound = partial(lambda extra, gm, inputs, a=1: note(gm, extra=extra, a=a), "x")
+    assert compile_and_run(bk.make_backend(bound, a=2)) == [{"extra": "x", "a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "summary"),
+    [
+        pytest.param(f"{__name__}:named", "Take options by name.", id="docstring"),
+        pytest.param("eager", "eager, as dynamo has it", id="without"),
+        pytest.param("dynamo:inductor", "inductor, as dynamo has it", id="forced"),
+    ],
+)
+def test_summary(spec, summary):
+    """A backend's line is the first of its docstring."""
+    assert bk.make_backend(spec).summary == summary
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        pytest.param("eager", "eager", id="registered"),
+        pytest.param("dynamo:inductor", "inductor", id="forced"),
+        pytest.param(f"{__name__}:named", f"{__name__}:named", id="function"),
+    ],
+)
+def test_compiler_name(name, said):
+    """dynamo can tell whether a backend is one of its registry."""
+    backend = bk.make_backend(name)
+    assert (backend.compiler_name, backend.__name__) == (said, said)
+
+
+def test_compiler_name_with_a_colon(install):
+    """A plug-in's name may hold a colon, and stays whole."""
+    source = "def fast(gm, example_inputs, *, level=1):\n    return gm.forward\n"
+    install("acme", source, "torch_dynamo_backends", **{"acme:fast": "fast"})
+    from torch._dynamo.backends.registry import _discover_entrypoint_backends
+
+    _discover_entrypoint_backends.cache_clear()
+    _discover_entrypoint_backends()
+    assert "acme:fast" in bk.list_backends()
+    backend = bk.make_backend("acme:fast", level=2)
+    assert (backend.compiler_name, repr(backend)) == ("acme:fast", "make_backend('acme:fast', {'level': 2})")
+
+
+REQUIRED: Mapping[str, dict[str, Any]] = {
+    "aot_eager_decomp_partition_with_mode": {"mode": torch.utils._python_dispatch.TorchDispatchMode()},
+    "dynamo_minifier_backend": {"compiler_name": "eager"},
+    "dynamo_accuracy_minifier_backend": {"compiler_name": "eager"},
+}
+
+
+@pytest.mark.parametrize("name", torch._dynamo.list_backends(None))
+def test_every_backend_of_dynamo(name):
+    """Each backend that dynamo lists can be made, equals itself, and is spelled as dynamo does."""
+    given = REQUIRED.get(name, {})
+    backend = bk.make_backend(name, given)
+    assert (backend, backend.spec) == (bk.make_backend(name, given), name)
+    assert hash(backend) == hash(bk.make_backend(name, given))
+
+
+@pytest.mark.parametrize("name", ["eager", "aot_eager", "aot_eager_decomp_partition", "invoke_subgraph"])
+def test_backends_of_dynamo_compile(name):
+    """torch's own simple backends run under ours."""
+    compile_and_run(bk.make_backend(name))
+
+
+def test_config():
+    """The configuration of such a backend is its options."""
+    assert bk.make_backend(named, level=2).get_compiler_config() == {"level": 2}
+
+
+class Stateful:
+    dropped = 0
+
+    def __call__(self, gm, example_inputs):
+        return gm.forward
+
+    def get_compiler_config(self):
+        return {"own": 1}
+
+    def reset(self):
+        self.dropped += 1
+
+
+def test_own_config_and_reset():
+    """A target's own get_compiler_config and reset are used: torch._dynamo.reset() reaches the latter."""
+    target = Stateful()
+    backend = bk.make_backend(target)
+    assert backend.get_compiler_config() == {"own": 1}
+    compile_and_run(backend)
+    torch._dynamo.reset()
+    assert target.dropped == 1

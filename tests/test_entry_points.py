@@ -1,0 +1,74 @@
+"""What dynamo finds without an import of ours."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+from backend_kwargs import entry_points as module
+from backend_kwargs import make_backend
+from backend_kwargs.backend import OURS
+from backend_kwargs.templates import BUILT_IN
+
+INDUCTOR = "tmpl-inductor"
+PUBLISHED = {
+    entry.name: entry for entry in entry_points(group="torch_dynamo_backends") if entry.module == module.__name__
+}
+NAMES = [INDUCTOR, *(f"{INDUCTOR}:{name}" for name in BUILT_IN)]
+
+LOADS_ONE = """
+import json, sys
+from importlib.metadata import entry_points
+(entry,) = entry_points(group="torch_dynamo_backends", name=sys.argv[1])
+backend = entry.load()
+watched = ("torch._inductor.compile_fx", "torch._inductor.scheduler", "triton", "backend_kwargs.measure", "typer")
+print(json.dumps([repr(backend), [name for name in watched if name in sys.modules]]))
+"""
+
+
+def test_each_template_is_published():
+    """The installed metadata names the plain backend and each built-in template, and nothing else of ours."""
+    assert set(PUBLISHED) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entry_point_loads(name):
+    """Each entry point loads the interned backend of its name."""
+    assert PUBLISHED[name].load() is make_backend(name)
+
+
+@pytest.mark.parametrize("name", [INDUCTOR, f"{INDUCTOR}:max_autotune"])
+def test_entry_point_loads_alone(name):
+    """Loading one pulls in no compiler before a graph arrives."""
+    done = subprocess.run([sys.executable, "-c", LOADS_ONE, name], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [f"make_backend({name!r})", []]
+
+
+def test_other_attributes_are_missing():
+    """The module has no attribute for what is no template, as any module."""
+    with pytest.raises(AttributeError) as e:
+        module.frezing  # noqa: B018
+    assert str(e.value) == "module 'backend_kwargs.entry_points' has no attribute 'frezing'"
+
+
+def test_broken_plug_in_breaks_no_other(install, monkeypatch):
+    """Beside a package whose backend does not load, ours are found and compile."""
+    install("broken", "raise ImportError('no luck')", "torch_dynamo_backends", unlucky="f")
+    code = (
+        "import torch\n"
+        "assert 'unlucky' in torch._dynamo.list_backends()\n"
+        "print(torch.compile(lambda x: x + 1, backend='tmpl-inductor:default')(torch.ones(1)).item())"
+    )
+    monkeypatch.setenv("PYTHONPATH", sys.path[0])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "2.0\n"
+
+
+def test_hidden_backends_of_dynamo_stay_in_reach():
+    """Each name of ours that hides one of dynamo is reached with `dynamo:`."""
+    assert {name: make_backend(f"dynamo:{name}").takes_inductor_options for name in OURS} == {
+        INDUCTOR: True,
+        "inductor": False,
+    }

@@ -1,0 +1,65 @@
+import pickle
+import warnings
+
+import pytest
+
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, shown, unknown, warn_once, wrong_value
+
+
+def test_error_is_a_value_error():
+    """Whoever catches ValueError catches ours."""
+    assert issubclass(BackendKwargsError, ValueError)
+
+
+def test_error_pickles():
+    """An error crosses from a worker process with its text."""
+    error = pickle.loads(pickle.dumps(unknown("backend", "x", [])))
+    assert (type(error), str(error)) == (BackendKwargsError, "Unknown backend 'x'.")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        pytest.param("a", "'a'", id="short"),
+        pytest.param("a" * 78, f"'{'a' * 78}'", id="just-fits"),
+        pytest.param("a" * 79, f"'{'a' * 76}...", id="cut"),
+        pytest.param(type("T", (), {"__repr__": lambda self: "a\n  b"})(), "a b", id="one-line"),
+    ],
+)
+def test_shown(value, text):
+    """A value takes one line of at most eighty characters."""
+    assert shown(value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "otherwise", "message"),
+    [
+        pytest.param("freezin", "Look.", "Unknown template 'freezin'. Did you mean 'freezing'?", id="near"),
+        pytest.param("qqq", "Look.", "Unknown template 'qqq'. Look.", id="next-step"),
+        pytest.param("qqq", "", "Unknown template 'qqq'.", id="nothing-to-say"),
+        pytest.param(3, "Look.", "Unknown template 3. Look.", id="no-str"),
+    ],
+)
+def test_unknown(name, otherwise, message):
+    """A wrong name comes with the nearest, or else the next step."""
+    assert str(unknown("template", name, ["freezing", "debug"], otherwise=otherwise)) == message
+
+
+def test_wrong_value():
+    """A wrong value is named with its type beside what is wanted."""
+    assert str(wrong_value("'x'", "int | None", "3")) == "'x' wants int | None, got '3' (str)."
+
+
+def test_message_stays_short():
+    """However long the name and the value, a message stays under 400 characters."""
+    long = "x" * 10_000
+    assert max(len(str(unknown("option", long, ["y"]))), len(str(wrong_value("'x'", "int", long)))) < 400
+
+
+def test_warn_once():
+    """One message is told once, another again."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for message in ("a", "a", "b"):
+            warn_once(message)
+    assert [(w.category, str(w.message)) for w in told] == [(BackendKwargsWarning, "a"), (BackendKwargsWarning, "b")]

@@ -1,0 +1,152 @@
+"""Before anything compiles: where each option's value comes from, and whether it acts here."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import backend_kwargs as bk
+from backend_kwargs import BackendKwargsError, explain
+from backend_kwargs.explain import Effect, Verdict, verdict
+
+INDUCTOR = "tmpl-inductor"
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what is inert elsewhere acts here")
+
+
+def target(gm, example_inputs, *, level=1):
+    return gm.forward
+
+
+def effect(explanation, option):
+    (found,) = (e for e in explanation.effects if e.option == option)
+    return found
+
+
+def test_layers(monkeypatch):
+    """Each option knows the layer that set it, and what it overrode, lowest first."""
+    monkeypatch.setenv("BACKEND_KWARGS_OPTIONS", '{"freezing": true}')
+    monkeypatch.setenv("BACKEND_KWARGS_TEMPLATE", "eager_numerics")
+    told = explain(INDUCTOR, {"emulate_precision_casts": False}, mode="lite")
+    assert effect(told, "freezing") == Effect("freezing", True, "environment", False, "changed")
+    assert effect(told, "fallback_random") == Effect(
+        "fallback_random", True, "template eager_numerics", False, "changed"
+    )
+    assert effect(told, "use_dce") == Effect("use_dce", False, "mode lite", True, "changed")
+    assert effect(told, "emulate_precision_casts") == Effect(
+        "emulate_precision_casts",
+        False,
+        "make_backend",
+        False,
+        "same as default",
+        (("template eager_numerics", True),),
+    )
+
+
+def test_names_the_backend():
+    """The explanation is headed by the make_backend call."""
+    told = explain(f"{INDUCTOR}:freezing", max_autotune=True)
+    assert told.backend == "make_backend('tmpl-inductor:freezing', {'max_autotune': True})"
+
+
+def test_every_option_is_told():
+    """Each option that is set is told once."""
+    backend = bk.make_backend(f"{INDUCTOR}:max_autotune+freezing", mode="lite")
+    assert sorted(e.option for e in explain(backend).effects) == sorted(backend.options)
+
+
+@NO_GPU
+def test_inert_here():
+    """What cannot act on this machine says why, and the note what runs in its place."""
+    told = explain(f"{INDUCTOR}:cudagraphs")
+    assert effect(told, "triton.cudagraphs").status == "inert because no CUDA GPU is visible"
+    assert told.notes == (
+        "Template 'cudagraphs' cannot act fully here: no CUDA GPU is visible; kernels are launched one by one.",
+    )
+
+
+def test_inert_beside_the_others():
+    """What the other options silence says why."""
+    told = explain(f"{INDUCTOR}:aten")
+    assert (
+        effect(told, "max_autotune_gemm_backends").status
+        == "inert because it is read only under max_autotune or max_autotune_gemm"
+    )
+
+
+def test_str():
+    """The text holds the backend, a line for each option, and the notes."""
+    assert str(explain(INDUCTOR, freezing=True)) == (
+        "make_backend('tmpl-inductor', {'freezing': True})\n  freezing = True  (make_backend; default False; changed)"
+    )
+
+
+def test_to_dict():
+    """The plain data goes into JSON."""
+    told = explain(INDUCTOR, freezing=True).to_dict()
+    assert json.loads(json.dumps(told)) == {
+        "backend": "make_backend('tmpl-inductor', {'freezing': True})",
+        "effects": [
+            {
+                "option": "freezing",
+                "value": True,
+                "layer": "make_backend",
+                "default": False,
+                "status": "changed",
+                "overrides": [],
+            }
+        ],
+        "notes": [],
+    }
+
+
+def test_any_backend():
+    """The options of any backend are explained by its signature."""
+    assert explain(target, level=2).effects == (Effect("level", 2, "make_backend", 1, "changed"),)
+
+
+def test_nothing_to_explain():
+    """A backend without options has none to tell."""
+    assert str(explain("eager")) == "make_backend('eager')"
+
+
+def test_forced_by_environment():
+    """An option that an environment variable forces says which, in a process that has it."""
+    code = (
+        "from backend_kwargs import explain\n"
+        "(told,) = explain('tmpl-inductor', {'fx_graph_cache': True}).effects\n"
+        "print(told.status)"
+    )
+    env = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "forced by environment: TORCHINDUCTOR_FX_GRAPH_CACHE makes it False\n"
+
+
+def test_refuses_as_make_backend():
+    """A wrong spec is told as make_backend tells it."""
+    with pytest.raises(BackendKwargsError) as e:
+        explain(f"{INDUCTOR}:freezin")
+    assert str(e.value) == "Unknown template 'freezin'. Did you mean 'freezing'?"
+
+
+@NO_GPU
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        pytest.param(INDUCTOR, "works", id="plain"),
+        pytest.param(f"{INDUCTOR}:freezing", "works", id="freezing"),
+        pytest.param(f"{INDUCTOR}:cudagraphs", "cannot: no CUDA GPU is visible", id="cudagraphs"),
+        pytest.param(f"{INDUCTOR}:cudagraphs+freezing", "works partly: no CUDA GPU is visible", id="partly"),
+        pytest.param("eager", "works", id="eager"),
+    ],
+)
+def test_verdict(spec, word):
+    """A backend works here, works partly or cannot, with the first reason."""
+    assert str(verdict(bk.make_backend(spec))) == word
+
+
+def test_verdict_says_what_would_change_it():
+    """A verdict's remedy is beside its reason, not in its line."""
+    assert str(Verdict("cannot", "no luck", "try again")) == "cannot: no luck"

@@ -1,0 +1,472 @@
+"""Backends of Inductor through real torch.compile: what is compiled, under which options, and what is left alone."""
+
+import copy
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+from torch._inductor import config
+from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import backend_kwargs as bk
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+X = torch.randn(4, 4)
+CUPTI = ("DISABLE_CUPTI_LAZY_REINIT", "TEARDOWN_CUPTI")
+
+
+def mm(x: torch.Tensor) -> torch.Tensor:
+    """Multiply by a library call: Inductor needs no C++ compiler for it, so that a compile takes little time."""
+    return x @ x
+
+
+class Watch:
+    """A pass of Inductor's own that notes what the named options are while each lowered graph is compiled."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.seen: list[Any] = []
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        values = tuple(getattr(config, name) for name in self.names)
+        self.seen.append(values if len(values) > 1 else values[0])
+
+
+def watched(watch: Watch, spec: str = "tmpl-inductor", **options: Any) -> bk.Backend:
+    return bk.make_backend(spec, options, post_grad_custom_post_pass=watch)
+
+
+@pytest.fixture(autouse=True)
+def _counted():
+    counters.clear()
+
+
+def graphs_compiled() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+# --- how often ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "graphs"),
+    [
+        pytest.param({"max_fusion_size": 7}, {"max_fusion_size": 7}, 1, id="equal"),
+        pytest.param({"max_fusion_size": 7}, {"max-fusion-size": 7}, 1, id="spelled-otherwise"),
+        pytest.param({"max_fusion_size": 7}, {"max_fusion_size": 8}, 2, id="different"),
+        pytest.param({"debug": True}, {}, 2, id="more"),
+    ],
+)
+def test_compile_count_of_made_backends(first, second, graphs):
+    """Equal backends, made apart, share one compile; different ones do not."""
+    for options in (first, second):
+        torch.compile(mm, backend=bk.make_backend("tmpl-inductor", options))(X)
+    assert graphs_compiled() == graphs
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "graphs"),
+    [
+        pytest.param({"max_fusion_size": 7}, {"max_fusion_size": 7}, 1, id="equal"),
+        pytest.param({"max_fusion_size": 7}, {"max_fusion_size": 8}, 2, id="different"),
+    ],
+)
+def test_compile_count_of_a_named_backend(first, second, graphs):
+    """The same holds where torch.compile brings the options."""
+    for options in (first, second):
+        torch.compile(mm, backend="tmpl-inductor", options=options)(X)
+    assert graphs_compiled() == graphs
+
+
+def test_a_fresh_equal_backend_compiles_nothing_more():
+    """What was compiled is found again under a backend that is made, and unpickled, later."""
+    made = bk.make_backend("tmpl-inductor", max_fusion_size=7)
+    torch.compile(mm, backend=made)(X)
+    for fresh in (eval(repr(made), {"make_backend": bk.make_backend}), bk.Backend.from_config(made.to_config())):
+        torch.compile(mm, backend=fresh)(X)
+    assert graphs_compiled() == 1
+
+
+def test_copied_arguments_of_torch_compile():
+    """Lightning compiles again with a deep copy of torch.compile's arguments; nothing is compiled twice."""
+    kwargs = {"backend": bk.make_backend("tmpl-inductor", max_fusion_size=7), "fullgraph": True}
+    for given in (kwargs, copy.deepcopy(kwargs)):
+        torch.compile(mm, **given)(X)
+    assert graphs_compiled() == 1
+
+
+def test_dynamic_compiles_once_for_all_sizes():
+    """`dynamic=True` is torch's business and works as ever."""
+    compiled = torch.compile(mm, backend="tmpl-inductor", dynamic=True)
+    for size in (4, 5, 6):
+        x = torch.randn(size, size)
+        assert_close(compiled(x), mm(x))
+    assert graphs_compiled() == 1
+
+
+def test_fullgraph_refuses_a_graph_break():
+    """So is `fullgraph=True`."""
+
+    def breaks(x):
+        torch._dynamo.graph_break()
+        return x @ x
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(breaks, backend="tmpl-inductor", fullgraph=True)(X)
+
+
+# --- under which options --------------------------------------------------------------------------------------------
+
+
+def test_options_hold_in_forward_and_backward():
+    """The backward graph, lowered when torch.compile's call is long over, sees the options of the forward one."""
+    watch, x = Watch("max_fusion_size"), X.clone().requires_grad_()
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=False):
+        out = torch.compile(mm, backend=watched(watch, max_fusion_size=7))(x)
+        forward = list(watch.seen)
+        out.sum().backward()
+    assert (forward, watch.seen) == ([7], [7, 7])
+
+
+@pytest.mark.parametrize(
+    ("spec", "kwargs", "seen"),
+    [
+        pytest.param("tmpl-inductor", {"mode": "max-autotune-no-cudagraphs"}, (True, False), id="mode"),
+        pytest.param("tmpl-inductor:cudagraphs", {}, (False, True), id="template"),
+        pytest.param(
+            "tmpl-inductor:cudagraphs", {"mode": "max-autotune-no-cudagraphs"}, (True, False), id="mode-over-template"
+        ),
+        pytest.param(
+            "tmpl-inductor",
+            {"options": {"template": "cudagraphs", "mode": "max-autotune", "triton.cudagraphs": False}},
+            (True, False),
+            id="options-over-mode-over-template",
+        ),
+        pytest.param(
+            "tmpl-inductor:max_autotune",
+            {"options": {"template": "aten+cudagraphs"}},
+            (True, True),
+            id="templates-add-up",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::backend_kwargs.BackendKwargsWarning")
+def test_precedence_reaches_inductor(spec, kwargs, seen):
+    """What torch.compile is given comes over what the backend is, and reaches Inductor."""
+    watch = Watch("max_autotune", "triton.cudagraphs")
+    backend = bk.make_backend(spec, post_grad_custom_post_pass=watch)
+    torch.compile(mm, backend=backend, **kwargs)(X)
+    assert watch.seen == [seen]
+
+
+def test_the_environment_is_the_lowest_layer(monkeypatch):
+    """Where only a string can be given, two variables say the rest, and torch.compile's own options come over them."""
+    monkeypatch.setenv("BACKEND_KWARGS_OPTIONS", '{"max_fusion_size": 7, "epilogue_fusion": false}')
+    watch = Watch("max_fusion_size", "epilogue_fusion")
+    backend = watched(watch)
+    torch.compile(mm, backend=backend, options={"max_fusion_size": 8})(X)
+    assert watch.seen == [(8, False)]
+
+
+def test_config_patches_of_dynamo():
+    """Options that dynamo itself lays over a graph come last."""
+    watch = Watch("max_fusion_size")
+    gm = torch.fx.symbolic_trace(lambda x: (x @ x,))
+    watched(watch, max_fusion_size=7)(gm, [X], config_patches={"max_fusion_size": 9})
+    assert watch.seen == [9]
+
+
+def test_compiler_config_is_plain_inductors():
+    """`get_compiler_config` gives what plain "inductor" gives under the same options, the whole of it."""
+    options = {"max_autotune": True, "triton.cudagraphs": False}
+    plain = torch._TorchCompileInductorWrapper(None, options, None)
+    assert bk.make_backend("tmpl-inductor", options).get_compiler_config() == plain.get_compiler_config()
+
+
+def test_cache_entries_are_shared_with_plain_inductor():
+    """What plain "inductor" has put into the FX-graph cache is found under equal options, and only under those."""
+    hits = []
+    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=False):
+        for backend, size in (("inductor", 7), ("tmpl-inductor", 7), ("tmpl-inductor", 8)):
+            torch._dynamo.reset()
+            torch.compile(mm, backend=backend, options={"max_fusion_size": size})(X)
+            hits.append(counters["inductor"]["fxgraph_cache_hit"])
+    assert hits == [0, 1, 1]
+
+
+class Regions(TorchDispatchMode):
+    """Note the names of the compiled regions that are called."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names += [kwargs["name"]] if kwargs and "name" in kwargs else []
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="regions have no name in this torch")
+def test_region_name_reaches_inductor():
+    """The name that newer torch hands a backend is the compiled region's."""
+    backend = bk.make_backend("tmpl-inductor", wrap_inductor_compiled_regions=True)
+    compiled = torch.compile(mm, backend=lambda gm, inputs: backend(gm, inputs, name="attention"))
+    compiled(X)
+    with Regions() as regions:
+        compiled(X)
+    assert regions.names == ["attention"]
+
+
+# --- what is left alone ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def same_config():
+    """Hold that Inductor's whole config is the same after the test as before it."""
+    before = config.get_config_copy()
+    yield
+    after = config.get_config_copy()
+    assert {name: value for name, value in after.items() if value != before[name]} == {}
+    assert after.keys() == before.keys()
+
+
+@pytest.mark.usefixtures("same_config")
+def test_config_is_untouched_by_success():
+    """Forward and backward leave Inductor's config as it was."""
+    backend = bk.make_backend("tmpl-inductor:coordinate_descent", max_fusion_size=7)
+    with pytest.warns(bk.BackendKwargsWarning):
+        torch.compile(mm, backend=backend)(X.clone().requires_grad_()).sum().backward()
+
+
+def broken(graph: torch.fx.Graph) -> None:
+    raise LookupError("from inside a pass")
+
+
+@pytest.mark.usefixtures("same_config")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"_raise_error_for_testing": True}, "AssertionError: ", id="a-failing-compile"),
+        pytest.param({"post_grad_custom_post_pass": broken}, "from inside a pass", id="a-pass-that-raises"),
+        pytest.param({"epilog_fusion": True}, "Did you mean 'epilogue_fusion'?", id="a-wrong-option"),
+    ],
+)
+def test_config_is_untouched_by_failure(options, message):
+    """A compile that fails leaves it as it was too, and tells."""
+    with pytest.raises(BackendCompilerFailed) as error:
+        torch.compile(mm, backend="tmpl-inductor", options={"max_fusion_size": 7, **options})(X)
+    assert message in str(error.value)
+
+
+@pytest.mark.usefixtures("same_config")
+def test_threads_keep_their_options_apart():
+    """Four threads that compile under different templates at once each see their own options, and none after."""
+    specs = ("default", "fast_compile", "eager_numerics", "aten")
+    together, seen, left = threading.Barrier(4), {}, {}
+
+    def work(spec: str, size: int) -> None:
+        before, watch = config.get_config_copy(), Watch("max_fusion_size", "fallback_random", "fallback_by_default")
+        compiled = torch.compile(lambda x: x @ x, backend=watched(watch, f"tmpl-inductor:{spec}", max_fusion_size=size))
+        together.wait()
+        compiled(X)
+        seen[spec], left[spec] = watch.seen, config.get_config_copy() == before
+
+    threads = [threading.Thread(target=work, args=(spec, size)) for size, spec in enumerate(specs, start=10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {
+        "default": [(10, False, False)],
+        "fast_compile": [(11, False, True)],
+        "eager_numerics": [(12, True, False)],
+        "aten": [(13, False, False)],
+    }
+    assert left == dict.fromkeys(specs, True)
+
+
+@pytest.mark.filterwarnings("ignore::backend_kwargs.BackendKwargsWarning")
+def test_the_callers_options_are_untouched():
+    """A dict of options, and what it holds, is neither changed nor kept."""
+    given = {"template": "cudagraphs", "mode": "max-autotune", "inductor_config": {"max-fusion-size": 7}}
+    before = copy.deepcopy(given)
+    made = bk.make_backend("tmpl-inductor", given)
+    torch.compile(mm, backend="tmpl-inductor", options=given)(X)
+    assert given == before
+    given["inductor_config"]["max-fusion-size"] = 8
+    assert made.options["max_fusion_size"] == 7
+
+
+def test_a_callers_container_is_not_kept():
+    """An option's value that the caller changes afterwards stays what it was in the backend."""
+    fusions = {"batch_linear": {}}
+    made = bk.make_backend("tmpl-inductor", pre_grad_fusion_options=fusions)
+    fusions["batch_linear"]["min_fuse_set_size"] = 9
+    assert made.options["pre_grad_fusion_options"] == {"batch_linear": {}}
+
+
+# --- ways to ask for it ---------------------------------------------------------------------------------------------
+
+
+def test_default_backend():
+    """A backend serves as the default of torch.compile."""
+    watch = Watch("max_fusion_size")
+    torch.compiler.set_default_backend(watched(watch, max_fusion_size=7))
+    try:
+        torch.compile(mm)(X)
+    finally:
+        torch.compiler.set_default_backend(None)
+    assert watch.seen == [7]
+
+
+OVERRIDDEN = """
+import sys, torch
+from torch._inductor.utils import run_and_get_code
+x = torch.ones(4, 4)
+result, codes = run_and_get_code(torch.compile(lambda x: x @ x, backend="eager"), x)
+print(len(codes), "async_compile.cpp_wrapper" in codes[0] or "cpp_wrapper_src" in codes[0], result[0, 0].item())
+"""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({"TORCH_COMPILE_OVERRIDE_BACKENDS": ">=0:tmpl-inductor:cpp_wrapper"}, id="template"),
+        pytest.param(
+            {
+                "TORCH_COMPILE_OVERRIDE_BACKENDS": ">=0:tmpl-inductor",
+                "TORCH_COMPILE_OVERRIDE_INDUCTOR_CONFIGS": ">=0:cpp_wrapper=true",
+            },
+            id="config",
+        ),
+    ],
+)
+def test_override_by_environment(variables):
+    """torch's variables for debugging put a backend in place of another, with a template or with options."""
+    child = subprocess.run(
+        [sys.executable, "-c", OVERRIDDEN], env=os.environ | variables, capture_output=True, text=True, check=True
+    )
+    assert child.stdout == "1 True 4.0\n"
+
+
+def test_wrong_option_is_told_through_dynamo():
+    """torch.compile's own options are first seen at the first call, and dynamo wraps what is wrong with them."""
+    with pytest.raises(BackendCompilerFailed) as error:
+        torch.compile(mm, backend="tmpl-inductor", options={"epilog_fusion": True})(X)
+    told = "BackendKwargsError: Unknown Inductor option 'epilog_fusion'. Did you mean 'epilogue_fusion'?"
+    assert str(error.value).splitlines()[:2] == ["backend='tmpl-inductor' raised:", told]
+
+
+def test_suppressed_errors_hide_a_wrong_option_but_not_from_make_backend():
+    """Under dynamo's suppress_errors a wrong option of torch.compile runs in eager; make_backend fails at once."""
+    with torch._dynamo.config.patch(suppress_errors=True):
+        assert_close(torch.compile(mm, backend="tmpl-inductor", options={"epilog_fusion": True})(X), mm(X))
+        with pytest.raises(bk.BackendKwargsError):
+            bk.make_backend("tmpl-inductor", epilog_fusion=True)
+
+
+def test_guard_filter_fn_is_torch_compiles():
+    """It works in torch.compile's options beside ours: without guards, another size compiles nothing more."""
+    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "max_fusion_size": 7}
+    compiled = torch.compile(mm, backend="tmpl-inductor", options=options)
+    compiled(X)
+    with pytest.raises((AssertionError, RuntimeError)):
+        compiled(torch.ones(5, 5))
+    assert graphs_compiled() == 1
+
+
+def test_guard_filter_fn_is_not_a_backends():
+    """A backend cannot have it, and says where it goes."""
+    with pytest.raises(bk.BackendKwargsError) as error:
+        bk.make_backend("tmpl-inductor", guard_filter_fn=torch.compiler.skip_all_guards_unsafe)
+    assert (
+        str(error.value)
+        == "'guard_filter_fn' is for torch.compile(..., options={'guard_filter_fn': ...}), not a backend."
+    )
+
+
+@torch.no_grad()
+def aot_compiled(backend: Any) -> Callable[..., torch.Tensor]:
+    return torch.compile(mm, backend=backend, fullgraph=True).aot_compile(((X,), {}))
+
+
+def test_aot_compile_can_be_saved(tmp_path):
+    """`aot_compile()` works and its result survives the disk: what compile_fx returned was not wrapped."""
+    path = tmp_path / "compiled"
+    aot_compiled("tmpl-inductor").save_compiled_function(str(path))
+    with path.open("rb") as file, torch.no_grad():
+        assert_close(torch.compiler.load_compiled_function(file)(X), mm(X))
+
+
+def test_use_aoti_compiles_ahead_of_time():
+    """With `use_aoti=True` the graph becomes an AOTInductor package, as under "inductor", and computes the same."""
+    backend, packages = bk.make_backend("tmpl-inductor", use_aoti=True), []
+
+    def kept(gm, inputs):
+        packages.append(backend(gm, inputs))
+        return packages[0]
+
+    ahead = aot_compiled(kept)
+    with torch.no_grad():
+        assert_close(ahead(X), mm(X))
+    assert packages[0].filename[-1].endswith(".wrapper.so")
+
+
+@pytest.mark.parametrize("cudagraphs", [True, False], ids=["cudagraphs", "without"])
+def test_cupti_variables_are_torchs(monkeypatch, cudagraphs):
+    """CUDA graphs on an old CUDA set the variables of the profiler that torch's own wrapper sets, and no others do."""
+    monkeypatch.setattr(torch.version, "cuda", "12.1")
+
+    def variables(make: Callable[[], object]) -> dict[str, str]:
+        with monkeypatch.context() as patch:
+            for name in CUPTI:
+                patch.setenv(name, "unset")  # so that the context takes back what is set below
+                os.environ.pop(name)
+            make()
+            return {name: os.environ[name] for name in CUPTI if name in os.environ}
+
+    options = {"triton.cudagraphs": cudagraphs}
+    gm = torch.fx.symbolic_trace(lambda x: (x @ x,))
+    plain = variables(lambda: torch.compile(mm, options=dict(options)))
+    assert variables(lambda: bk.make_backend("tmpl-inductor", options)(gm, [X])) == plain
+    assert bool(plain) == cudagraphs
+
+
+@pytest.mark.parametrize("cudagraphs", [True, False], ids=["cudagraphs", "without"])
+def test_dynamo_reset_resets_the_backend(cudagraphs):
+    """torch._dynamo.reset() drops what CUDA graphs keep, as it does under "inductor": their step counter is at 0."""
+    from torch._inductor.cudagraph_trees import MarkStepBox
+
+    torch.compile(mm, backend=bk.make_backend("tmpl-inductor", {"triton.cudagraphs": cudagraphs}))(X)
+    torch.compiler.cudagraph_mark_step_begin()
+    marked = MarkStepBox.mark_step_counter
+    torch._dynamo.reset()
+    assert MarkStepBox.mark_step_counter == (0 if cudagraphs else marked)
+    assert marked != 0
+
+
+@torch.no_grad()
+def test_compiled_code_is_plain_inductors():
+    """Under no options the code that Inductor generates is that of plain "inductor"."""
+    codes = []
+    for backend in ("inductor", "tmpl-inductor"):
+        torch._dynamo.reset()
+        _, (code,) = run_and_get_code(torch.compile(mm, backend=backend), X)
+        codes.append(code.partition("async_compile")[2])
+    assert codes[0] == codes[1]

@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+
+from backend_kwargs.layers import Layer, copied, merge, same, sources
+
+LAYERS = (Layer("first", {"a": 1, "b": 1}), Layer("second", {"b": 2, "c": 2}))
+
+
+class Unasked:
+    def __eq__(self, other):
+        raise RuntimeError("compares with nothing")
+
+    __hash__ = None
+
+
+UNASKED = Unasked()
+
+
+def test_merge():
+    """The last layer that sets an option wins."""
+    assert merge(LAYERS) == {"a": 1, "b": 2, "c": 2}
+
+
+def test_sources():
+    """Each value knows the layer that it comes from."""
+    assert sources(LAYERS) == {"a": "first", "b": "second", "c": "second"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param({"a": [1]}, id="mapping"),
+        pytest.param([[1]], id="list"),
+        pytest.param(([1],), id="tuple"),
+        pytest.param({1}, id="set"),
+    ],
+)
+def test_copied_containers_are_others(value):
+    """A copy is equal, of the same type, and another object."""
+    copy = copied(value)
+    assert copy == value
+    assert type(copy) is type(value)
+    assert copy is not value
+
+
+def test_copied_reaches_inner_containers():
+    """What is changed deep inside a copy is unseen outside."""
+    value = {"a": [([1],)]}
+    copied(value)["a"][0][0].append(2)
+    assert value == {"a": [([1],)]}
+
+
+def test_copied_shares_what_containers_hold():
+    """A pass, a tensor or a function stays the very same."""
+    leaf = object()
+    assert copied([leaf])[0] is leaf
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        pytest.param(1, 1, True, id="int"),
+        pytest.param(1, True, False, id="int-bool"),
+        pytest.param(1, 1.0, False, id="int-float"),
+        pytest.param(math.nan, float("nan"), True, id="nan"),
+        pytest.param(0.0, -0.0, False, id="signed-zero"),
+        pytest.param([1, [2]], [1, [2]], True, id="list"),
+        pytest.param([1], [True], False, id="list-of-bool"),
+        pytest.param([1], [1, 1], False, id="lengths"),
+        pytest.param([1], (1,), False, id="list-tuple"),
+        pytest.param({"a": 1}, {"a": 1}, True, id="mapping"),
+        pytest.param({"a": 1}, {"a": True}, False, id="mapping-of-bool"),
+        pytest.param({"a": 1}, {"b": 1}, False, id="keys"),
+        pytest.param({1}, {1}, True, id="set"),
+        pytest.param(torch.ones(2), torch.ones(2), True, id="tensors"),
+        pytest.param(torch.ones(2), torch.zeros(2), False, id="other-tensors"),
+        pytest.param(torch.ones(2), torch.ones(3), False, id="shapes"),
+        pytest.param(UNASKED, UNASKED, True, id="identical"),
+        pytest.param(Unasked(), Unasked(), False, id="comparing-raises"),
+    ],
+)
+def test_same(a, b, equal):
+    """Two values are the same where value and type agree, all the way down; asking never raises."""
+    assert same(a, b) is equal

@@ -1,0 +1,28 @@
+"""What a call costs once everything is compiled: ours beside plain torch.compile, under the same options."""
+
+import pytest
+import torch
+
+import backend_kwargs as bk
+
+OPTIONS = {"max_fusion_size": 32}
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        pytest.param({"backend": "inductor", "options": OPTIONS}, id="inductor"),
+        pytest.param({"backend": "tmpl-inductor", "options": OPTIONS}, id="named"),
+        pytest.param({"backend": bk.make_backend("tmpl-inductor", OPTIONS)}, id="made"),
+    ],
+)
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.benchmark(group="steady state")
+@torch.no_grad()
+def test_steady_state_call(benchmark, kwargs):
+    """Record a figure, and hold that the call compiles nothing more and computes what eager does."""
+    compiled, x = torch.compile(lambda x: x @ x, fullgraph=True, **kwargs), torch.eye(4)
+    compiled(x)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        result = benchmark(compiled, x)
+    assert torch.equal(result, x)

@@ -1,0 +1,338 @@
+"""What `report` says of a compiled callable, against what torch really did."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch._inductor.utils import fresh_cache
+
+import backend_kwargs as bk
+from backend_kwargs import records
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+NOTHING = (
+    "Nothing to report: call it first, and compile it by a backend of this package, "
+    'such as torch.compile(model, backend=make_backend("inductor")).'
+)
+
+
+def _compiled(fn, *calls, spec="tmpl-inductor", **options):
+    compiled = torch.compile(fn, backend=bk.make_backend(spec, **options))
+    for args in calls:
+        compiled(*args)
+    return compiled
+
+
+def test_graph_break_is_told_with_its_place_and_reason():
+    """A break ends one graph, and the advice has the line that caused it and what to change."""
+
+    def breaks(x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    found = bk.report(_compiled(breaks, (torch.ones(3),), spec="eager"))
+    place = f"{__file__}:{breaks.__code__.co_firstlineno + 2}"
+    assert [graph.ended_by and graph.ended_by.place for graph in found.graphs] == [place, None]
+    assert found.breaks[0].reason == "Call to `torch._dynamo.graph_break()`"
+    assert found.advice == (f"graph break at {place}: {found.breaks[0].reason} -> {found.breaks[0].hint}",)
+
+
+def test_break_before_any_operation_is_told():
+    """No backend is called for a frame that breaks at once, so the report can only say where."""
+
+    def breaks_at_once(x):
+        torch._dynamo.graph_break()
+        return x * 2
+
+    line = breaks_at_once.__code__.co_firstlineno + 1
+    (note,) = bk.report(_compiled(breaks_at_once, (torch.ones(3),), spec="eager")).notes
+    where, _, how = note.partition("; ")
+    assert where == f"A graph break in breaks_at_once at line {line} comes before any operation"
+    assert how == "TORCH_LOGS=graph_breaks tells why."
+
+
+@pytest.mark.parametrize(
+    ("calls", "advice"),
+    [
+        pytest.param(
+            [(torch.ones(3), 1.0), (torch.ones(5), 1.0)],
+            "x.size(0) changed once -> torch.compile(..., dynamic=True), "
+            "or torch._dynamo.mark_dynamic(x, 0) before the first call",
+            id="size",
+        ),
+        pytest.param(
+            [(torch.ones(3), 1.0), (torch.ones(3).double(), 1.0)],
+            "the dtype of x changed once -> hand in tensors of one dtype",
+            id="dtype",
+        ),
+        pytest.param(
+            [(torch.ones(3), True), (torch.ones(3), False)],
+            "flag was True and changed once -> hand it in as a tensor, or torch.compile(..., dynamic=True)",
+            id="python_value",
+        ),
+    ],
+)
+def test_recompile_is_told_with_the_guard_that_failed(calls, advice):
+    """Each trouble with recompiling has its cause and what to change."""
+
+    def varies(x, flag):
+        return x + 1 if flag else x - 1
+
+    found = bk.report(_compiled(varies, *calls, spec="eager"))
+    assert (len(found.graphs), len(found.recompiles), found.advice) == (2, 1, (advice,))
+
+
+def test_limit_of_recompiles_is_told():
+    """Beyond the limit torch runs in eager without a word."""
+
+    def shape_of(x):
+        return x + x.shape[0]
+
+    compiled = torch.compile(shape_of, backend=bk.make_backend("eager"), dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=3):
+        for n in range(2, 5):
+            compiled(torch.ones(n))
+        assert bk.report(compiled).advice[-1].startswith("3 variants of frame ")
+
+
+def test_cache_misses_then_hits():
+    """The second compile of one graph, in the same cache, is told apart from the first."""
+
+    def cached(x):
+        return x.sin() + 41
+
+    def outcome():
+        torch._dynamo.reset()
+        return bk.report(_compiled(cached, (torch.ones(8),))).graphs[0].cache
+
+    with fresh_cache():
+        assert [outcome(), outcome()] == ["miss", "hit"]
+
+
+def test_cache_that_is_off_is_told():
+    """Where an option turns the cache off, neither hit nor miss is claimed."""
+
+    def uncached(x):
+        return x.sin() + 42
+
+    found = bk.report(_compiled(uncached, (torch.ones(8),), options={"force_disable_caches": True}))
+    assert found.graphs[0].cache in {"off", "bypass: FX graph cache is not enabled"}
+
+
+def test_bypassed_cache_is_told_with_its_reason():
+    """Torch's own reason is handed on."""
+
+    def uncached(x):
+        return x.sin() + 43
+
+    found = bk.report(_compiled(uncached, (torch.ones(8),), options={"fx_graph_cache": False}))
+    assert found.graphs[0].cache == "bypass: FX graph cache is not enabled"
+    assert found.advice == (
+        "cache bypass: FX graph cache is not enabled: each process compiles anew -> leave out what cannot be cached",
+    )
+
+
+@pytest.mark.parametrize("options", [pytest.param({}, id="python"), pytest.param({"cpp_wrapper": True}, id="cpp")])
+def test_kernels_are_told_by_kind(options):
+    """A fused kernel and a library call, of a graph that has one of each, in either wrapper's code."""
+
+    def mm_softmax(x, w):
+        return torch.softmax(x @ w, -1)
+
+    compiled = _compiled(mm_softmax, (torch.ones(8, 8), torch.ones(8, 8)), options=options)
+    code = bk.report(compiled).graphs[0].codes[0]
+    assert code.kernels == {"C++": ("cpp_fused__softmax_0",), "extern": ("mm_out" if options else "mm",)}
+
+
+def test_backward_compiled_later_is_found():
+    """The backward graph comes with the first backward call; the report has it from then on."""
+
+    def sines(x):
+        return (x.sin() * x).sum()
+
+    compiled = torch.compile(sines, backend=bk.make_backend("tmpl-inductor"))
+    with fresh_cache():
+        loss = compiled(torch.ones(8, requires_grad=True))
+        assert [code.direction for code in bk.report(compiled).graphs[0].codes] == ["forward"]
+        loss.backward()
+    codes = bk.report(compiled).graphs[0].codes
+    assert [code.direction for code in codes] == ["forward", "backward"]
+    assert codes[1].kernels.keys() == {"C++"}
+    assert codes[1].seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "differs"),
+    [pytest.param({"epilogue_fusion": True}, False, id="same"), pytest.param({"cpp.simdlen": 1}, True, id="other")],
+)
+def test_code_is_compared_with_the_default(options, differs):
+    """An option that changes nothing is told from one that does, by the code itself."""
+
+    default = _compiled(lambda x: x.cos() * 2, (torch.ones(64),))
+    other = _compiled(lambda x: x.cos() * 2, (torch.ones(64),), options=options)
+    found = bk.report(other, against=default)
+    assert [code.differs for code in found.graphs[0].codes] == [differs]
+
+
+def test_skipped_cudagraphs_are_told():
+    """On a CPU CUDA graphs cannot act, and the report says so for the graph that asked for them."""
+    if torch.cuda.is_available():
+        pytest.skip("here CUDA graphs might act")
+
+    def plus(x):
+        return x + 44
+
+    with pytest.warns(bk.BackendKwargsWarning):
+        found = bk.report(_compiled(plus, (torch.ones(8),), spec="tmpl-inductor:cudagraphs"))
+    assert found.graphs[0].codes[0].cudagraphs == "skipped: no tensor is on a GPU"
+    assert found.advice == ("CUDA graphs skipped: no tensor is on a GPU -> run on a GPU",)
+
+
+class _Twice(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def test_module_and_module_compile_are_found():
+    """Torch's own modules, one's own, and `Module.compile()`, which torch starts in three ways."""
+    in_place = _Twice()
+    in_place.compile(backend=bk.make_backend("eager"))
+    in_place(torch.ones(2, 4))
+    wrapped = [_compiled(module, (torch.ones(2, 4),), spec="eager") for module in (_Twice(), torch.nn.Linear(4, 4))]
+    assert [len(bk.report(each).graphs) for each in (in_place, *wrapped)] == [1, 1, 1]
+
+
+def test_graphs_of_other_modules_are_not_told():
+    """Torch compiles all of its own modules through one function; their graphs stay apart."""
+    _compiled(torch.nn.ReLU(), (torch.ones(2, 4),), spec="eager")
+    uncalled = torch.compile(torch.nn.Linear(4, 4), backend=bk.make_backend("eager"))
+    with pytest.raises(bk.BackendKwargsError):
+        bk.report(uncalled)
+
+
+def test_functions_that_are_not_inlined_count():
+    """A function called from uncompiled code below the compiled one is compiled too, and belongs to it."""
+
+    @torch._dynamo.disable(recursive=False)
+    def uncompiled(x):
+        return below(x)
+
+    def below(x):
+        return x * 3
+
+    found = bk.report(_compiled(lambda x: uncompiled(x + 1), (torch.ones(3),), spec="eager"))
+    assert [graph.function for graph in found.graphs] == ["<lambda>", "below"]
+
+
+def test_graphs_shared_by_two_compiles_of_one_code_are_told():
+    """The second torch.compile of a function runs what the first compiled; its report says so."""
+
+    def shared(x):
+        return x + 45
+
+    _compiled(shared, (torch.ones(3),), spec="eager")
+    second = _compiled(shared, (torch.ones(3),), spec="eager")
+    assert len(bk.report(second).graphs) == 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "called"), [pytest.param("eager", True, id="torchs_own"), pytest.param("ours", False, id="not_called")]
+)
+def test_nothing_to_report_is_an_error(backend, called):
+    """One line says what is missing."""
+    compiled = torch.compile(lambda x: x + 46, backend=bk.make_backend("eager") if backend == "ours" else backend)
+    if called:
+        compiled(torch.ones(3))
+    with pytest.raises(bk.BackendKwargsError) as error:
+        bk.report(compiled)
+    assert str(error.value) == NOTHING
+
+
+def test_what_is_not_compiled_is_an_error():
+    """A callable that torch.compile never saw."""
+    with pytest.raises(bk.BackendKwargsError) as error:
+        bk.report(len)
+    assert str(error.value) == (
+        "report wants what torch.compile returned, got <built-in function len> (builtin_function_or_method)."
+    )
+
+
+def test_threads_do_not_mix():
+    """Each thread's graph is found under the callable that was compiled there."""
+
+    def work(at):
+        compiled[at] = _compiled(functions[at], (torch.ones(at + 2),), spec="eager")
+
+    functions = [eval(f"lambda x: x + {at}") for at in range(4)]
+    compiled = {}
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    owners = {record.owner() for record in records.records()}
+    assert owners >= set(functions)
+    assert [len(bk.report(compiled[at]).graphs) for at in range(4)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("spec", ["eager", "tmpl-inductor"])
+def test_record_goes_with_the_compiled_graph(spec):
+    """No record outlives what it is of, and none goes before."""
+    gc.collect()
+    before = len(records.records())
+    compiled = _compiled(torch.nn.Linear(4, 4), (torch.ones(2, 4),), spec=spec)
+    gc.collect()
+    assert len(records.records()) == before + 1
+    del compiled
+    torch._dynamo.reset()
+    gc.collect()
+    assert len(records.records()) == before
+
+
+def test_what_the_compiler_returned_is_not_wrapped():
+    """The steady-state call costs what it would cost without a report."""
+    made = []
+
+    def compiler_fn(gm, example_inputs):
+        made.append(gm.forward)
+        return made[-1]
+
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    assert bk.make_backend(compiler_fn)(gm, [torch.ones(3)]) is made[0]
+
+
+def test_report_reads_as_text_and_as_json():
+    """One line for the whole, then the graphs; the dict holds no code and is plain."""
+
+    def plus(x):
+        return x + 47
+
+    found = bk.report(_compiled(plus, (torch.ones(3),), epilogue_fusion=False))
+    lines = str(found).splitlines()
+    assert lines[0].startswith("1 graph, 0 breaks, 0 recompiles, ")
+    assert lines[2:] == ["  options: epilogue_fusion=False", "  forward: 1 C++ (cpp_fused_add_0); CUDA graphs off"]
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["graphs"][0]["codes"][0]["kernels"] == {"C++": ["cpp_fused_add_0"]}
+    assert "source" not in data["graphs"][0]["codes"][0]
+
+
+def test_options_are_in_torchs_structured_trace(tmp_path):
+    """With TORCH_TRACE the graph's effective options stand beside torch's own artifacts."""
+    script = (
+        "import torch, backend_kwargs as bk\n"
+        "torch.compile(lambda x: x + 1, backend=bk.make_backend('tmpl-inductor:aten', epilogue_fusion=False))"
+        "(torch.ones(3))"
+    )
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "TORCH_TRACE": str(tmp_path)}, check=True)
+    lines = next(tmp_path.iterdir()).read_text().splitlines()
+    at = next(at for at, line in enumerate(lines) if '"backend_kwargs_options"' in line)
+    written = json.loads(lines[at + 1])
+    assert written["backend"] == "tmpl-inductor:aten"
+    assert written["options"]["epilogue_fusion"] is False
+    assert written["options"]["max_autotune_gemm_backends"] == "ATEN"

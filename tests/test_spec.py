@@ -1,0 +1,109 @@
+import pytest
+
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.spec import check_name, join_spec, split_assignment, split_candidates, split_templates
+
+FORM = "letters, digits and '_', '-', '.', a letter first"
+
+
+def wanted(name, what="A template"):
+    return (
+        f"{what}'s name wants letters, digits and '_', '-', '.', a letter first, got {name!r} ({type(name).__name__})."
+    )
+
+
+@pytest.mark.parametrize(
+    ("templates", "spec"),
+    [
+        pytest.param((), "tmpl-inductor", id="none"),
+        pytest.param(("a",), "tmpl-inductor:a", id="one"),
+        pytest.param(("a", "b"), "tmpl-inductor:a+b", id="two"),
+    ],
+)
+def test_join_spec(templates, spec):
+    """Templates stand after a colon, joined by plus signs."""
+    assert join_spec("tmpl-inductor", templates) == spec
+
+
+def test_split_templates():
+    """Templates joined by plus signs come apart in their order."""
+    assert split_templates("b+a.x+c-d") == ("b", "a.x", "c-d")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        pytest.param("", "", id="nothing"),
+        pytest.param("a+", "", id="nothing-after-plus"),
+        pytest.param("a++b", "", id="nothing-between"),
+        pytest.param("a:b", "a:b", id="colon"),
+        pytest.param("a b", "a b", id="space"),
+        pytest.param("a\n", "a\n", id="newline"),
+        pytest.param("1a", "1a", id="digit-first"),
+        pytest.param(3, 3, id="number"),
+        pytest.param(["a"], ["a"], id="list"),
+    ],
+)
+def test_split_templates_refuses(text, name):
+    """A part that no spec could hold is told with what a name may be."""
+    with pytest.raises(BackendKwargsError) as e:
+        split_templates(text)
+    assert str(e.value) == wanted(name)
+
+
+def test_check_name_says_whose():
+    """The message says what the name is of."""
+    with pytest.raises(BackendKwargsError) as e:
+        check_name("A backend", "a+b")
+    assert str(e.value) == wanted("a+b", "A backend")
+
+
+@pytest.mark.parametrize(
+    ("text", "candidates"),
+    [
+        pytest.param("eager", [("eager", {})], id="one"),
+        pytest.param("a, b:c+d ,e", [("a", {}), ("b:c+d", {}), ("e", {})], id="several"),
+        pytest.param("a,b,", [("a", {}), ("b", {})], id="comma-at-the-end"),
+        pytest.param(
+            "a[x=1,y.z=2],b[x=3]", [("a", {"x": "1", "y.z": "2"}), ("b", {"x": "3"})], id="options-of-their-own"
+        ),
+        pytest.param("a[of=ATEN,TRITON,y=2]", [("a", {"of": "ATEN,TRITON", "y": "2"})], id="comma-in-value"),
+        pytest.param("a[x=[1,2],y=3],b", [("a", {"x": "[1,2]", "y": "3"}), ("b", {})], id="brackets-in-value"),
+        pytest.param("a[x=b=c]", [("a", {"x": "b=c"})], id="equals-in-value"),
+    ],
+)
+def test_split_candidates(text, candidates):
+    """Commas outside brackets part candidates, and those before a name part options."""
+    assert split_candidates(text) == candidates
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param(",a", id="comma-first"),
+        pytest.param("a,,b", id="nothing-between"),
+        pytest.param("a[x=1", id="open-bracket"),
+        pytest.param("a[]", id="no-options"),
+        pytest.param("a]x=1[", id="brackets-turned"),
+        pytest.param("a[x=1]b", id="text-after-options"),
+    ],
+)
+def test_split_candidates_refuses(text):
+    """A list that cannot be read is shown beside the right form."""
+    with pytest.raises(BackendKwargsError) as e:
+        split_candidates(text)
+    assert str(e.value) == f"Cannot read backends {text!r}; write them 'a,b:template,c[option=value]'."
+
+
+def test_split_assignment():
+    """The first equals sign parts name from value; blanks round them go."""
+    assert split_assignment(" a.b = c=d ") == ("a.b", "c=d")
+
+
+@pytest.mark.parametrize("text", [pytest.param("a", id="no-equals"), pytest.param(" =1", id="no-name")])
+def test_split_assignment_refuses(text):
+    """An option without a name or an equals sign is shown beside the right form."""
+    with pytest.raises(BackendKwargsError) as e:
+        split_assignment(text)
+    assert str(e.value) == f"Cannot read option {text!r}; write it 'name=value'."

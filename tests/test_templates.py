@@ -1,0 +1,304 @@
+"""Templates: the table, those registered, those of plug-ins, those from TOML."""
+
+import pytest
+
+import backend_kwargs as bk
+from backend_kwargs.requirements import REQUIREMENTS
+from backend_kwargs.templates import BUILT_IN, ENTRY_POINT_GROUP, derive, find_template, is_published, template_names
+
+PLUG_IN = """
+from backend_kwargs import Template
+WHOLE = Template("of a plug-in", {"max_autotune": True}, needs=("gpu",))
+OPTIONS = {"max-autotune": True}
+NUMBER = 3
+WRONG = {"max_autotune": 3}
+"""
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_speaks(name):
+    """Each built-in template has a summary, needs that are known, and a fallback told wherever it needs something."""
+    template = BUILT_IN[name]
+    assert template.summary
+    assert set(template.needs) <= set(REQUIREMENTS)
+    assert bool(template.needs) == bool(template.otherwise)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_in_options_exist(name):
+    """Each option of a built-in template is one of this torch's, with a value of its type."""
+    assert dict(bk.make_backend(f"tmpl-inductor:{name}").options).items() >= BUILT_IN[name].options.items()
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "default"])
+def test_built_in_changes_something(name):
+    """No template but `default` equals Inductor as it comes."""
+    backend = bk.make_backend(f"tmpl-inductor:{name}")
+    changed = {k for k, v in backend.options.items() if backend.option(k).default != v}
+    assert changed
+
+
+def test_built_in_differ():
+    """No two templates set the same."""
+    all_options = [dict(template.options) for template in BUILT_IN.values()]
+    assert all(options not in all_options[:i] for i, options in enumerate(all_options))
+
+
+def test_where_known_needs_no_option_of_another_torch():
+    """An option that this torch lacks is left out where a template names it under `where_known`."""
+    from backend_kwargs import templates
+
+    templates._registered["x"] = bk.Template("", {"freezing": True}, where_known={"no_such": 1, "max_autotune": True})
+    assert dict(bk.make_backend("tmpl-inductor:x").options) == {"freezing": True, "max_autotune": True}
+
+
+def test_derive():
+    """A derived template lays its options over its bases' in order, and joins what they cost and need."""
+    found = derive("max_autotune+cudagraphs", {"triton.cudagraphs": False}, "mine")
+    first, second = BUILT_IN["max_autotune"], BUILT_IN["cudagraphs"]
+    assert dict(found.options) == {**first.options, "triton.cudagraphs": False}
+    assert (found.summary, found.needs) == ("mine", ("gpu", "triton", "large_gpu"))
+    assert (found.costs, found.otherwise) == (
+        f"{first.costs}; {second.costs}",
+        f"{first.otherwise}; {second.otherwise}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("base", "summary"),
+    [
+        pytest.param("aten", "aten, with options of its own", id="base"),
+        pytest.param(None, "options of its own", id="no"),
+    ],
+)
+def test_derive_says_what_it_is(base, summary):
+    """Without a summary of its own, a derived template says what it stands on."""
+    assert derive(base, {}).summary == summary
+
+
+def test_derived_options_are_read_only_copies():
+    """Whoever changes the dict that a template was made of does not change the template."""
+    mine = {"rocm.arch": ["a"]}
+    found = derive(None, mine)
+    mine["rocm.arch"].append("b")
+    assert dict(found.options) == {"rocm.arch": ["a"]}
+    with pytest.raises(TypeError):
+        found.options["rocm.arch"] = []
+
+
+def test_derived_keeps_what_only_some_torch_knows():
+    """What its base sets where this torch knows it, a derived template sets too."""
+    assert derive("eager_numerics", {}).where_known == BUILT_IN["eager_numerics"].where_known
+
+
+def test_registered_template_is_found_listed_and_published():
+    """A registered template stands beside the built-in ones, and dynamo knows it."""
+    assert not is_published("serve")
+    bk.register_template("serve", {"max-autotune": True}, summary="mine")
+    assert (find_template("serve").summary, dict(find_template("serve").options)) == ("mine", {"max_autotune": True})
+    assert template_names()[len(BUILT_IN)] == "serve"
+    assert is_published("serve")
+
+
+def test_unknown_template():
+    """A wrong name comes with the nearest."""
+    with pytest.raises(bk.BackendKwargsError) as e:
+        find_template("freezin")
+    assert str(e.value) == "Unknown template 'freezin'. Did you mean 'freezing'?"
+
+
+def test_unknown_template_with_none_near():
+    """A name that is near none comes with the next step."""
+    with pytest.raises(bk.BackendKwargsError) as e:
+        find_template("qqq")
+    assert str(e.value) == "Unknown template 'qqq'. `backend-kwargs list` shows all."
+
+
+# --- plug-ins -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plug_in(install):
+    install(
+        "plug_in",
+        PLUG_IN,
+        ENTRY_POINT_GROUP,
+        whole="WHOLE",
+        options="OPTIONS",
+        number="NUMBER",
+        wrong="WRONG",
+        lost="LOST",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "summary"),
+    [
+        pytest.param("whole", "of a plug-in", id="template"),
+        pytest.param("options", "from plug_in:OPTIONS", id="mapping"),
+    ],
+)
+@pytest.mark.usefixtures("plug_in")
+def test_plug_in(name, summary):
+    """An installed package offers a Template or a mapping of options, which works like our own."""
+    assert name in bk.list_templates()
+    assert bk.get_template(name).summary == summary
+    assert dict(bk.make_backend(f"tmpl-inductor:{name}").options) == {"max_autotune": True}
+
+
+def test_plug_in_is_loaded_only_when_named(install):
+    """Listing imports no plug-in, and a broken one stops no other."""
+    install("broken", "raise ImportError('no luck')", ENTRY_POINT_GROUP, unlucky="X")
+    assert "unlucky" in bk.list_templates()
+    assert bk.make_backend("tmpl-inductor:aten+freezing").spec == "tmpl-inductor:aten+freezing"
+
+
+def test_broken_plug_in_is_named(install):
+    """A plug-in that fails to load is told with its own reason."""
+    install("broken", "raise ImportError('no luck')", ENTRY_POINT_GROUP, unlucky="X")
+    with pytest.raises(bk.BackendKwargsError) as e:
+        bk.make_backend("tmpl-inductor:unlucky")
+    assert str(e.value) == "Template 'unlucky' of 'broken:X' does not load: ImportError: no luck."
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param(
+            "number", "Entry point 'plug_in:NUMBER' wants a Template or a mapping of options, got 3 (int).", id="type"
+        ),
+        pytest.param("wrong", "Inductor option 'max_autotune' wants bool, got 3 (int).", id="option"),
+        pytest.param(
+            "lost",
+            "Template 'lost' of 'plug_in:LOST' does not load: "
+            "AttributeError: module 'plug_in' has no attribute 'LOST'.",
+            id="missing",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("plug_in")
+def test_wrong_plug_in(name, message):
+    """A plug-in that offers something else is told when it is named."""
+    with pytest.raises(bk.BackendKwargsError) as e:
+        bk.make_backend("tmpl-inductor:default", template=name)
+    assert str(e.value) == message
+
+
+# --- TOML -----------------------------------------------------------------------------------------------------------
+
+TOML = """
+[templates.serve]
+base = "max_autotune"
+summary = "for the server"
+options = {"triton.cudagraphs" = false, max-fusion-size = 32}
+
+[templates.serve-frozen]
+base = "serve+freezing"
+[templates.serve-frozen.options.triton]
+cudagraph_capture_sizes = [1, 2]
+[templates.serve-frozen.options.post_grad_fusion_options]
+some_pass = {size = 1}
+"""
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text, name="templates.toml"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+def test_load_templates(toml):
+    """Tables become templates: bases above in the file, dotted names quoted or nested, values by type."""
+    assert bk.load_templates(toml(TOML)) == ["serve", "serve-frozen"]
+    assert bk.get_template("serve").summary == "for the server"
+    assert dict(bk.make_backend("tmpl-inductor:serve-frozen").options) == {
+        **BUILT_IN["max_autotune"].options,
+        "triton.cudagraphs": False,
+        "max_fusion_size": 32,
+        "freezing": True,
+        "triton.cudagraph_capture_sizes": (1, 2),
+        "post_grad_fusion_options": {"some_pass": {"size": 1}},
+    }
+
+
+def test_load_templates_of_a_pyproject(toml):
+    """A pyproject.toml keeps its templates under [tool.backend_kwargs.templates]."""
+    path = toml("[tool.backend_kwargs.templates.serve]\nbase = 'aten'\n[project]\nname = 'x'", "pyproject.toml")
+    assert bk.load_templates(str(path)) == ["serve"]
+    assert bk.get_template("serve").options == BUILT_IN["aten"].options
+
+
+def test_load_templates_again(toml):
+    """The same file may be loaded twice."""
+    path = toml(TOML)
+    assert bk.load_templates(path) == bk.load_templates(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("", "{path!r} holds no [templates.NAME] table.", id="empty"),
+        pytest.param("[tool.other]", "{path!r} holds no [templates.NAME] table.", id="other-tool"),
+        pytest.param("templates.x = 3", "[templates.x] wants a table, got 3 (int).", id="no-table"),
+        pytest.param(
+            "[templates.x]\nbas = 'aten'", "Unknown key in [templates.x] 'bas'. Did you mean 'base'?", id="key"
+        ),
+        pytest.param(
+            "[templates.x]\nqqq = 1",
+            "Unknown key in [templates.x] 'qqq'. It takes base, summary, options.",
+            id="no-near-key",
+        ),
+        pytest.param("[templates.x]\nbase = 3", "'base' in [templates.x] wants str, got 3 (int).", id="type-of-base"),
+        pytest.param(
+            "[templates.x]\noptions = 3", "'options' in [templates.x] wants dict, got 3 (int).", id="type-of-options"
+        ),
+        pytest.param("[templates.x]\nbase = 'aen'", "Unknown template 'aen'. Did you mean 'aten'?", id="base"),
+        pytest.param(
+            "[templates.x]\nbase = 'y'\n[templates.y]",
+            "Unknown template 'y'. `backend-kwargs list` shows all.",
+            id="base-below",
+        ),
+        pytest.param(
+            "[templates.x.options]\nmax_autotun = true",
+            "Unknown Inductor option 'max_autotun'. Did you mean 'max_autotune'?",
+            id="option",
+        ),
+        pytest.param(
+            "[templates.x.options]\nmax_autotune = 3",
+            "Inductor option 'max_autotune' wants bool, got 3 (int).",
+            id="value",
+        ),
+        pytest.param(
+            "[templates.'a b']",
+            "A template's name wants letters, digits and '_', '-', '.', a letter first, got 'a b' (str).",
+            id="name",
+        ),
+        pytest.param("[templates.aten]", "Template 'aten' exists with other options; choose another name.", id="taken"),
+    ],
+)
+def test_wrong_toml(toml, text, message):
+    """What is wrong in a file is told by table and key, and nothing of the file is registered."""
+    path = toml(f"{text}\n" if text.startswith(("t", "[to")) or not text else f"[templates.fine]\n{text}")
+    with pytest.raises(bk.BackendKwargsError) as e:
+        bk.load_templates(path)
+    assert str(e.value) == message.format(path=str(path))
+    assert bk.list_templates() == list(BUILT_IN)
+
+
+def test_no_toml(toml):
+    """A file that is no TOML is told with the reader's reason."""
+    path = toml("x = ")
+    with pytest.raises(bk.BackendKwargsError) as e:
+        bk.load_templates(path)
+    assert str(e.value) == f"Cannot read templates from {str(path)!r}: Invalid value (at end of document)."
+
+
+def test_missing_toml(tmp_path):
+    """A file that is missing is told."""
+    path = str(tmp_path / "none.toml")
+    with pytest.raises(bk.BackendKwargsError) as e:
+        bk.load_templates(path)
+    assert str(e.value) == f"Cannot read templates from {path!r}: [Errno 2] No such file or directory: {path!r}."

@@ -1,0 +1,311 @@
+"""What the package takes for granted about torch, one test for each fact, named after it."""
+
+import functools
+import inspect
+import os
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor import config, list_mode_options
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.utils import fresh_cache, run_and_get_code
+
+from backend_kwargs.compilers.inductor import OWN, TORCH_COMPILE_ONLY
+from backend_kwargs.requirements import LEAST_SMS
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+X = torch.randn(4, 4)
+
+
+def mm(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+
+
+class Recorder:
+    """A backend that runs graphs as they are and keeps what dynamo handed it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, list[Any], dict[str, Any]]] = []
+        self.resets = 0
+
+    def __call__(self, gm, example_inputs, **kwargs):
+        self.calls.append((gm, example_inputs, kwargs))
+        return gm.forward
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+# --- torch.compile --------------------------------------------------------------------------------------------------
+
+
+def test_mode_and_options_together_are_refused():
+    """So options take a `mode`."""
+    with pytest.raises(RuntimeError) as error:
+        torch.compile(mm, backend="eager", mode="default", options={"a": 1})
+    assert str(error.value) == (
+        "Either mode or options can be specified, but both can't be specified at the same time."
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "kwargs"),
+    [
+        pytest.param({}, {}, id="nothing"),
+        pytest.param({"mode": "default"}, {}, id="default-mode"),
+        pytest.param({"options": {}}, {}, id="no-options"),
+        pytest.param({"mode": "any"}, {"mode": "any"}, id="mode"),
+        pytest.param({"options": {"a": 1}}, {"options": {"a": 1}}, id="options"),
+        pytest.param({"options": {"a": 1}, "dynamic": True}, {"options": {"a": 1}}, id="dynamic-is-kept"),
+    ],
+)
+def test_a_backend_gets_mode_and_options_only_where_they_say_something(recorder, given, kwargs):
+    """The keywords of Backend.__call__."""
+    torch.compile(mm, backend=recorder, **given)(X)
+    assert recorder.calls[0][2] == kwargs
+
+
+@pytest.mark.parametrize("name", ["guard_filter_fn", "use_aoti"])
+def test_torch_takes_an_option_out_of_the_callers_dict(name):
+    """A backend never sees these two, and `use_aoti` is lost for all but "inductor"."""
+    options = {name: None, "a": 1}
+    torch.compile(mm, backend="eager", options=options)
+    assert options == {"a": 1}
+
+
+def test_example_inputs_are_the_real_tensors(recorder):
+    """Parameters among them: freezing reads their values."""
+    net = nn.Linear(4, 4)
+    torch.compile(net, backend=recorder)(X)
+    inputs = recorder.calls[0][1]
+    assert {id(net.weight), id(net.bias), id(X)} == {id(value) for value in inputs}
+
+
+def test_parameters_are_inputs_that_know_their_source(recorder):
+    """Freezing finds them by `_dynamo_source` and keeps `_param_name_to_source`."""
+    from torch._dynamo.source import DictGetItemSource, UnspecializedParamBufferSource
+
+    torch.compile(nn.Linear(4, 4), backend=recorder)(X)
+    gm = recorder.calls[0][0]
+    sources = [node._dynamo_source for node in gm.graph.find_nodes(op="placeholder")]
+    lifted = [
+        s for s in sources if isinstance(s, DictGetItemSource) and isinstance(s.base, UnspecializedParamBufferSource)
+    ]
+    assert (len(sources), len(lifted)) == (3, 2)
+    assert isinstance(gm._param_name_to_source, dict)
+
+
+@torch.no_grad()
+def test_plain_freezing_freezes_nothing():
+    """Which is why ours re-attaches the parameters."""
+    net = nn.Linear(4, 4).eval()
+    _, (code,) = run_and_get_code(torch.compile(net, options={"freezing": True}), X)
+    assert "_frozen_param" not in code
+
+
+def test_dynamo_resets_backends(recorder):
+    """torch._dynamo.reset() calls `reset` of what was compiled with."""
+    torch.compile(mm, backend=recorder)(X)
+    torch._dynamo.reset()
+    assert recorder.resets >= 1
+
+
+def test_a_fresh_closure_recompiles():
+    """Backends are guarded on with `==`: why ours is a value."""
+    counters.clear()
+    for _ in range(2):
+        torch.compile(mm, backend=functools.partial(lambda gm, inputs: gm.forward))(X)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_recompiles_are_limited_to_eight():
+    """Why `compare` isolates its candidates."""
+    assert torch._dynamo.config.recompile_limit == 8
+
+
+# --- dynamo's registry ----------------------------------------------------------------------------------------------
+
+
+def test_entry_points_with_a_colon_are_listed():
+    """Each "tmpl-inductor:NAME" is one, beside dynamo's own."""
+    ours = {entry.name for entry in entry_points(group="torch_dynamo_backends") if "tmpl-inductor" in entry.name}
+    assert ours | {"inductor", "eager"} <= set(torch._dynamo.list_backends(None))
+
+
+def test_an_unknown_name_is_refused_before_any_backend_runs():
+    """So `a+b` in a string is for make_backend."""
+    from torch._dynamo.exc import InvalidBackend
+
+    with pytest.raises(InvalidBackend):
+        torch.compile(mm, backend="tmpl-inductor:max_autotune+freezing")
+
+
+def test_registering_marks_the_object_and_refuses_a_second():
+    """Why Backend is no frozen dataclass, and why register_backend looks first."""
+    registered = Recorder()
+    torch._dynamo.register_backend(registered, name="once")
+    assert registered._tags == ()
+    with pytest.raises(AssertionError, match="duplicate name"):
+        torch._dynamo.register_backend(Recorder(), name="once")
+
+
+# --- torch's wrapper of Inductor ------------------------------------------------------------------------------------
+
+
+def test_the_wrapper_holds_its_config():
+    """We hand it CUDA graphs, for the CUPTI variables, and replace the rest of `config`."""
+    wrapper = torch._TorchCompileInductorWrapper(None, {"triton.cudagraphs": True}, None)
+    assert wrapper.config == {"triton.cudagraphs": True}
+    assert callable(wrapper.reset)
+
+
+def test_the_ahead_of_time_wrapper_adds_two_options():
+    """Which ours keeps."""
+    wrapper = torch._TorchCompileAOTInductorWrapper(None, {}, None)
+    assert wrapper.config == {"cpp_wrapper": True, "aot_inductor.package": True}
+
+
+def test_the_wrapper_refuses_values_for_untyped_options():
+    """Why options do not go through its apply_options()."""
+    with pytest.raises(RuntimeError, match="Unexpected type of attr"):
+        torch._TorchCompileInductorWrapper(None, {"cuda.cutlass_op_allowlist_regex": "a"}, None)
+
+
+def test_modes():
+    """The mode that says so leaves CUDA graphs as they are: ours turns them off."""
+    modes = list_mode_options()
+    assert set(modes) == {"default", "lite", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"}
+    assert "triton.cudagraphs" not in modes["max-autotune-no-cudagraphs"]
+
+
+def test_no_inductor_option_has_a_name_that_we_use():
+    """Names of ours are free beside Inductor's."""
+    names = {"template", "mode", "name", "options", "inductor_config", *OWN, *TORCH_COMPILE_ONLY}
+    assert not names & set(config.get_config_copy())
+
+
+# --- compile_fx -----------------------------------------------------------------------------------------------------
+
+
+def test_compile_fx_takes_patches_and_an_inner_compile():
+    """By these names and, for the third, in this place."""
+    parameters = list(inspect.signature(compile_fx).parameters)
+    assert parameters[:4] == ["model_", "example_inputs_", "inner_compile", "config_patches"]
+
+
+@pytest.mark.parametrize(
+    ("handed_on", "seen"),
+    [pytest.param(True, [7, 7], id="handed-on"), pytest.param(False, [7, 64], id="patched-round")],
+)
+def test_patches_reach_the_backward_graph_only_if_handed_on(handed_on, seen):
+    """Each graph goes through `inner_compile`, the backward one later, when a patch round the call is gone."""
+    sizes = []
+
+    def inner(gm, example_inputs, **kwargs):
+        sizes.append(config.max_fusion_size)
+        return compile_fx_inner(gm, example_inputs, **kwargs)
+
+    def backend(gm, example_inputs):
+        patches = {"max_fusion_size": 7}
+        if handed_on:
+            return compile_fx(gm, example_inputs, inner, config_patches=patches)
+        with config.patch(patches):
+            return compile_fx(gm, example_inputs, inner)
+
+    with fresh_cache():
+        torch.compile(mm, backend=backend)(X.clone().requires_grad_()).sum().backward()
+    assert sizes == seen
+
+
+def test_compiled_graphs_serialize():
+    """What compile_fx returns has what aot_compile() asks for."""
+    results = []
+
+    def backend(gm, example_inputs):
+        results.append(compile_fx(gm, example_inputs))
+        return results[0]
+
+    torch.compile(mm, backend=backend)(X)
+    assert callable(results[0].serialize)
+
+
+def test_a_gemm_without_a_kernel_says_so():
+    """The fallback to ATEN knows it by this name in the message."""
+    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON", "fx_graph_cache": False}
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="NoValidChoicesError"):
+        torch.compile(mm, options=options)(X)
+
+
+@torch.no_grad()
+def test_the_frozen_graph_cannot_be_copied():
+    """Packed weights are no tensors that deepcopy() knows: the fallback to ATEN copies the graph alone."""
+    import copy
+
+    failed = []
+
+    def inner(gm, example_inputs, **kwargs):
+        try:
+            copy.deepcopy(gm)
+        except RuntimeError:
+            failed.append(True)
+        return compile_fx_inner(gm, example_inputs, **kwargs)
+
+    from backend_kwargs.compilers.freezing import UNCACHED, compile_frozen
+
+    patches = {"freezing": True, **UNCACHED}
+    net, x = nn.Linear(64, 64).eval(), torch.randn(32, 64)
+    torch.compile(
+        net,
+        backend=lambda gm, inputs: compile_frozen(
+            gm, inputs, lambda gm, inputs: compile_fx(gm, inputs, inner, config_patches=patches)
+        ),
+    )(x)
+    assert failed == [True]
+
+
+# --- Inductor's config ----------------------------------------------------------------------------------------------
+
+
+def test_entries_of_the_config():
+    """The catalogue reads these fields of `_config`."""
+    entry = config._config["max_fusion_size"]
+    assert (entry.default, entry.value_type, entry.alias) == (64, int, None)
+    fields = {"env_value_force", "env_value_default", "deprecated", "deprecation_message"}
+    assert fields <= set(dir(entry))
+
+
+def test_unset_is_a_sentinel_of_its_own():
+    """None is a value like another."""
+    from torch.utils._config_module import _UNSET_SENTINEL
+
+    assert config._config["max_fusion_size"].env_value_force is _UNSET_SENTINEL
+
+
+def test_types_that_torch_does_not_check():
+    """torch lets a wrong value for a Literal through; we do not."""
+    wrapper = torch._TorchCompileInductorWrapper(None, {"autotune_num_choices_displayed": 1}, None)
+    wrapper.apply_options({"cpp.descriptive_names": "no such"})
+    assert wrapper.config["cpp.descriptive_names"] == "no such"
+
+
+def test_large_gpus_have_68_multiprocessors():
+    """The least for GEMM templates, which requirements.py repeats."""
+    from torch._inductor.utils import is_big_gpu
+
+    assert f"else {LEAST_SMS}" in inspect.getsource(is_big_gpu)
+
+
+def test_the_c_compiler_is_that_of_CXX():  # noqa: N802 - the variable's name
+    """requirements.py looks for the same."""
+    assert os.environ.get("CXX", "g++") in config.cpp.cxx or config.cpp.cxx[1] == "clang++"
