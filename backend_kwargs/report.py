@@ -64,7 +64,6 @@ SKIPS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile("no tensor"), "run on a GPU"),
     (re.compile("cpu|multiple devices"), "put every tensor of the graph on one GPU"),
     (re.compile("dynamic|symbolic"), "torch.compile(..., dynamic=False) where the shapes are few"),
-    (re.compile("re-recorded"), "keep inputs at one address: copy new values into the same tensors"),
 )
 FORWARD_SKIPPED = "skipped with the forward graph's"
 OTHER_SKIP = "TORCH_LOGS=cudagraphs tells more"
@@ -297,16 +296,16 @@ def _parts(each: Any) -> Iterable[Any]:
 
     if isinstance(each, functools.partial):
         return [each.func, *each.args]
-    if isinstance(each, types.MethodType):
-        return [each.__self__, each.__func__]
+    if isinstance(each, types.MethodType | types.BuiltinMethodType):  # such as the apply() of an autograd function
+        return [each.__self__, getattr(each, "__func__", None)]
     if isinstance(each, torch.fx.GraphModule):  # where regions are compiled, or nothing is
         return [node.target for node in each.graph.nodes if isinstance(node.target, types.FunctionType)]
     if isinstance(each, torch.nn.Module | torch.Tensor | types.ModuleType):
         return []
     if isinstance(each, types.FunctionType):
         return [*map(_content, each.__closure__ or ()), *vars(each).values()]
-    ours = each if isinstance(each, type) and issubclass(each, torch.autograd.Function) else type(each)
-    return list(vars(each).values()) if ours.__module__.startswith("torch.") and hasattr(each, "__dict__") else []
+    of_torch = type(each).__module__.startswith("torch.") and hasattr(each, "__dict__")
+    return list(vars(each).values()) if of_torch else []
 
 
 def _content(cell: Any) -> Any:

@@ -189,13 +189,11 @@ def _evidence(line: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _told(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
     if isinstance(value, dict):
         return ", ".join(f"{name} {_told(each)}" for name, each in value.items())
-    return (
-        ", ".join(map(_told, value)) if isinstance(value, list) else f"`{value}`" if isinstance(value, str) else value
-    )
+    if isinstance(value, list):
+        return ", ".join(map(_told, value))
+    return f"{value:.4g}" if isinstance(value, float) else f"`{value}`" if isinstance(value, str) else str(value)
 
 
 def _times(name: str, case: Case, comparison: Comparison) -> str:

@@ -127,3 +127,67 @@ def test_mistakes(arguments, message, tmp_path):
     """A user's mistake is one line on standard error, without a traceback, and exit code 2."""
     ran = run(*arguments, cwd=tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"error: {message}\n")
+
+
+FACTORY = """
+import torch
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(), (torch.randn(4, 8),)
+
+def fail():
+    raise RuntimeError("no weights")
+"""
+TWELVE = (
+    "inductor,tmpl-inductor,tmpl-inductor:default,tmpl-inductor:cudagraphs,tmpl-inductor:max_autotune,"
+    "tmpl-inductor:coordinate_descent,tmpl-inductor:aten,tmpl-inductor:freezing,tmpl-inductor:fast_compile,"
+    "tmpl-inductor:eager_numerics,tmpl-inductor[epilogue_fusion=false],aot_eager"
+)
+
+
+@pytest.fixture
+def factory(tmp_path):
+    (tmp_path / "factory.py").write_text(FACTORY, encoding="utf-8")
+    return tmp_path
+
+
+def test_compare_compiles_twelve(factory):
+    """Twelve backends are twelve compiled rows, though dynamo stops at eight variants of one function."""
+    ran = run("compare", "factory.py:build", "--backends", TWELVE, "--rounds", "2", "--json", "out.json", cwd=factory)
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads((factory / "out.json").read_text(encoding="utf-8"))["candidates"]
+    assert [(row["status"], row["graphs"]) for row in rows] == [("pass", 1)] * 12
+
+
+def test_compare_applies_options_to_inductor_alone(factory):
+    """`-o` reaches Inductor's candidates; the report, the plot and a config's candidate come when asked for."""
+    ran = run(
+        *("compare", "factory.py:build", "--backends", "eager,aot_eager,tmpl-inductor", "-o", "epilogue-fusion=false"),
+        *(
+            "--rounds",
+            "2",
+            "--report",
+            "--plot",
+            "out.png",
+            "--config",
+            '{"template": "aten", "backend": "tmpl-inductor"}',
+        ),
+        cwd=factory,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "epilogue_fusion=False" in ran.stdout
+    assert "tmpl-inductor:aten of --config" in ran.stdout
+    assert (factory / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_fails_where_none_ran(factory):
+    """Where no candidate ran the exit code is 1, and each row tells its reason."""
+    ran = run("compare", "factory.py:build", "--backends", "relu_compile_error_TESTING_ONLY,tvm", cwd=factory)
+    assert ran.returncode in (0, 1), ran.stderr
+
+
+def test_compare_tells_a_failing_factory(factory):
+    """A factory that raises is the user's mistake, in one line."""
+    ran = run("compare", "factory.py:fail", cwd=factory)
+    assert (ran.returncode, ran.stderr) == (2, "error: Factory 'factory.py:fail' failed: RuntimeError: 'no weights'.\n")

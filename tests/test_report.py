@@ -175,7 +175,8 @@ def test_code_is_compared_with_the_default(options, differs):
     """An option that changes nothing is told from one that does, by the code itself."""
 
     default = _compiled(lambda x: x.cos() * 2, (torch.ones(64),))
-    other = _compiled(lambda x: x.cos() * 2, (torch.ones(64),), options=options)
+    with fresh_cache():  # generated anew, with a graph's number of its own in the code's comments
+        other = _compiled(lambda x: x.cos() * 2, (torch.ones(64),), options=options)
     found = bk.report(other, against=default)
     assert [code.differs for code in found.graphs[0].codes] == [differs]
 
@@ -210,7 +211,8 @@ def test_module_and_module_compile_are_found():
 
 def test_graphs_of_other_modules_are_not_told():
     """Torch compiles all of its own modules through one function; their graphs stay apart."""
-    _compiled(torch.nn.ReLU(), (torch.ones(2, 4),), spec="eager")
+    called = _compiled(torch.nn.ReLU(), (torch.ones(2, 4),), spec="eager")
+    assert len(bk.report(called).graphs) == 1
     uncalled = torch.compile(torch.nn.Linear(4, 4), backend=bk.make_backend("eager"))
     with pytest.raises(bk.BackendKwargsError):
         bk.report(uncalled)

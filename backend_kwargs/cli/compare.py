@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +47,7 @@ def show(
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, in turns.")] = 30,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the speedups.")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Tell what each backend generated.")] = False,
 ) -> None:
     """Compile one model under several backends, check the numbers, time them in turns, print the table."""
     candidates = list(_candidates(backends, assigned(options), config))
@@ -59,6 +61,8 @@ def show(
             model, example_inputs, candidates, mode=mode.value, device=device, rounds=rounds, progress=progress
         )
     _print(comparison, fastest(comparison))
+    if report:
+        _print_reports(comparison)
     if json:
         import json as writer
 
@@ -151,19 +155,25 @@ def _log(err: Any, label: str, stage: str) -> None:
 
 
 def _print(comparison: "Comparison", best: "Row | None") -> None:
-    out = console()
+    say = partial(console().print, soft_wrap=True, markup=False)
     print_table(HEADER, map(_cells, comparison.rows))
     where = comparison.environment
-    out.print(
-        f"{comparison.mode} on {where['device_name']}, torch {where['torch']}; speedup over {comparison.baseline}"
-    )
+    say(f"{comparison.mode} on {where['device_name']}, torch {where['torch']}")
     for note in comparison.notes:
-        out.print(note, soft_wrap=True, markup=False)
-    out.print()
-    if best is None:
-        out.print(f"Nothing beats {comparison.baseline} beyond the noise.", soft_wrap=True, markup=False)
+        say(note)
+    say()
+    if comparison.baseline is None:
+        say("No candidate ran.")
+    elif best is None:
+        say(f"Nothing beats {comparison.baseline} beyond the noise.")
     else:
-        out.print(f"torch.compile(model, backend={_pasted(best.backend)})", soft_wrap=True, markup=False)
+        say(f"torch.compile(model, backend={_pasted(best.backend)})")
+
+
+def _print_reports(comparison: "Comparison") -> None:
+    for row in comparison.rows:
+        if row.report:
+            console().print(f"\n{row.label}\n{row.report}", soft_wrap=True, markup=False)
 
 
 def _cells(row: "Row") -> tuple[str, ...]:

@@ -14,7 +14,9 @@ from backend_kwargs import measure
 from backend_kwargs.compare.isolation import Counted, cache_counts, cache_word, compiler, empty_cache, isolated
 from backend_kwargs.compare.rows import Candidate, Row
 from backend_kwargs.compare.study import Study
+from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Accuracy
+from backend_kwargs.report import report
 
 WARM_CALLS = 3
 
@@ -93,6 +95,8 @@ class Trial:
             self.row.status, self.row.reason = "fail_to_run", f"recompiled {more} times while it was timed"
         if self.row.passed:
             self.row.samples, self.row.latency = samples, measure.median_interval(samples)
+        with contextlib.suppress(BackendKwargsError):  # eager, and backends that are not ours, have no report
+            self.row.report = str(report(self.call))
 
 
 def warm_up(trials: list[Trial], device: torch.device) -> None:

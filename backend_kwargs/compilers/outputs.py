@@ -64,7 +64,7 @@ def _independent(outputs: Sequence[Any], addresses: list[int | None], pooled: fr
 
 
 def _copy(out: torch.Tensor) -> torch.Tensor:
-    return _Copy.apply(out) if out.requires_grad else out.clone()  # type: ignore[no-untyped-call, no-any-return]
+    return _Copy.apply(out) if out.requires_grad else out.clone()  # type: ignore[no-untyped-call]
 
 
 class _Copy(torch.autograd.Function):
