@@ -159,6 +159,8 @@ def _print(comparison: "Comparison", best: "Row | None") -> None:
     print_table(HEADER, map(_cells, comparison.rows))
     where = comparison.environment
     say(f"{comparison.mode} on {where['device_name']}, torch {where['torch']}")
+    if comparison.baseline is not None:
+        say(f"Speedup is over {comparison.baseline}, with the 95 % interval of its median.")
     for note in comparison.notes:
         say(note)
     say()
