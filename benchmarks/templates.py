@@ -22,6 +22,9 @@ from torch import nn
 
 from backend_kwargs.compare import Candidate, Comparison, Row, compare, to_json
 
+COMMANDS = """\
+BACKEND_KWARGS_EVIDENCE=seen.jsonl python -m pytest tests/gpu
+python benchmarks/templates.py --evidence seen.jsonl --out benchmarks/results/h200"""
 EVIDENCE = (
     "What `tests/gpu` saw in generated code, traces and autotuning, on a case where the template acts and on one where"
     " it should not."
@@ -151,7 +154,7 @@ def _figures(row: Row) -> str:
 def page(found: dict[str, Comparison], seen: list[dict[str, Any]], reading: str) -> str:
     """Return the Markdown of environment, evidence and times."""
     parts = [
-        "# Templates on an NVIDIA H200\n\nWritten by `benchmarks/templates.py`; its docstring has the commands.",
+        f"# What each template did on a GPU\n\nWritten by:\n\n```sh\n{COMMANDS}\n```",
         "\n".join(f"- {name}: {value}" for name, value in _environment(found).items()),
         f"## Evidence\n\n{EVIDENCE}",
         _table(("template", "case", "acts", "evidence"), map(_evidence, seen)),
