@@ -96,7 +96,7 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
             otherwise="library GEMMs are called, as for each graph in which one has no CUTLASS kernel",
         ),
         "tma": Template(
-            "GEMMs as persistent Triton kernels that load through the tensor memory accelerator",
+            "Persistent kernels that load through the tensor memory accelerator join the Triton GEMMs to choose from",
             {
                 "max_autotune_gemm": True,
                 "max_autotune_gemm_backends": "TRITON",

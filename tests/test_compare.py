@@ -486,6 +486,7 @@ def test_json_is_plain_and_whole(made):
         "accuracy": None,
         "verdict": "baseline",
         "samples": [2.0],
+        "report": "",
     }
     assert found["candidates"][4]["status"] == "unavailable"
 

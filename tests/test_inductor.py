@@ -470,3 +470,10 @@ def test_compiled_code_is_plain_inductors():
         _, (code,) = run_and_get_code(torch.compile(mm, backend=backend), X)
         codes.append(code.partition("async_compile")[2])
     assert codes[0] == codes[1]
+
+
+def test_clone_outputs_needs_graph_trees():
+    """Without CUDA-graph trees no outputs could be told apart, and the option says so at once."""
+    with pytest.raises(BackendKwargsError) as raised:
+        make_backend("tmpl-inductor:cudagraphs", {"triton.cudagraph_trees": False}, clone_outputs=True)
+    assert str(raised.value) == "Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True."

@@ -72,6 +72,8 @@ class InductorCompiler:
         return Reading(names, (*templates, *modes, *options))
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        if options.get("clone_outputs") and not options.get("triton.cudagraph_trees", True):
+            raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
         for name in templates:
             template = find_template(name)
             for limit in limits(f"Template {name!r}", template.needs, template.otherwise, _machine(options)):
@@ -167,28 +169,34 @@ def _compile_frozen(
 def _compile(
     gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
 ) -> Callable[..., Any]:
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.compile_fx import compile_fx
 
-    wrapper = _torch_wrapper(options)
-    here = _machine(options)
-    cutlass = asks_for_cutlass(wrapper.config, here)
+    wrapper, here = _torch_wrapper(options), _machine(options)
+    if not options.get("strict"):
+        wrapper.config |= _aten_where_alone(wrapper.config, here)
     if options.get("use_aoti"):
         wrapper.name = name
-        with found_by_inductor(here.nvcc) if cutlass else nullcontext():
+        with found_by_inductor(here.nvcc) if asks_for_cutlass(wrapper.config, here) else nullcontext():
             return wrapper(gm, example_inputs)  # type: ignore[no-any-return]
-    inner_compile: Callable[..., Any] = compile_fx_inner
-    without_aten = _without_aten(wrapper.config)
-    if without_aten and not options.get("strict"):
-        if "max_autotune_gemm_backends" in impeded(wrapper.config, lambda name: inductor_option(name).default, here):
-            wrapper.config |= _with_aten(without_aten)
-        else:
-            inner_compile = _compile_else_with_aten
-    if cutlass:
-        inner_compile = finding_cutlass(inner_compile, here.nvcc)
+    inner_compile = _inner_compile(wrapper.config, here, strict=bool(options.get("strict")))
     # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
     return compile_fx(  # type: ignore[return-value]
         gm, example_inputs, inner_compile, config_patches=wrapper.config, **_region(compile_fx, name)
     )
+
+
+def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:
+    """Return what compiles each lowered graph, forward and backward."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    inner_compile = _compile_else_with_aten if _without_aten(config) and not strict else compile_fx_inner
+    return finding_cutlass(inner_compile, here.nvcc) if asks_for_cutlass(config, here) else inner_compile
+
+
+def _aten_where_alone(config: Mapping[str, Any], here: Machine) -> dict[str, str]:
+    """Return the lists of backends with ATen, where none of the kernel generators asked for can serve here."""
+    alone = "max_autotune_gemm_backends" in impeded(config, lambda name: inductor_option(name).default, here)
+    return _with_aten(_without_aten(config)) if alone else {}
 
 
 def _torch_wrapper(options: Mapping[str, Any]) -> Any:
