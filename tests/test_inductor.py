@@ -474,6 +474,6 @@ def test_compiled_code_is_plain_inductors():
 
 def test_clone_outputs_needs_graph_trees():
     """Without CUDA-graph trees no outputs could be told apart, and the option says so at once."""
-    with pytest.raises(BackendKwargsError) as raised:
-        make_backend("tmpl-inductor:cudagraphs", {"triton.cudagraph_trees": False}, clone_outputs=True)
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.make_backend("tmpl-inductor:cudagraphs", {"triton.cudagraph_trees": False}, clone_outputs=True)
     assert str(raised.value) == "Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True."
