@@ -7,7 +7,9 @@ import json
 import pickle
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 from backend_kwargs.compilers import Check, Compiler
 from backend_kwargs.compilers.dynamo import DynamoCompiler
 from backend_kwargs.compilers.inductor import InductorCompiler
-from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, shown, unknown, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, said, shown, unknown, warn_once, wrong_value
 from backend_kwargs.files import write_whole
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check, convert
@@ -141,7 +143,8 @@ class Backend:
 
     def __repr__(self) -> str:
         options = self._own_options()
-        return f"make_backend({self.spec!r}{f', {options!r}' if options else ''})"
+        target = repr(self.spec) if self._is_spelled() else shown(getattr(self._compiler, "compiler_fn", self.spec))
+        return f"make_backend({target}{f', {options!r}' if options else ''})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = self._own_options()
@@ -159,7 +162,7 @@ class Backend:
         """
         given = _config_mapping(config)
         version = given.pop("version", CONFIG_VERSION)
-        if version not in range(1, CONFIG_VERSION + 1):
+        if type(version) is not int or version not in range(1, CONFIG_VERSION + 1):
             raise BackendKwargsError(
                 f"Config version {shown(version)} is not 1 to {CONFIG_VERSION}; update backend-kwargs."
             )
@@ -186,22 +189,25 @@ class Backend:
 
     def _writable_spec(self) -> str:
         """Return the spec where another process would find this compiler by it; else raise."""
-        try:
-            found = find_backend(self.spec)
-        except BackendKwargsError:
-            found = None
-        if found is None or found._compiler != self._compiler:
+        if not self._is_spelled():
             raise BackendKwargsError(
                 f"Backend {self.spec!r} cannot be written: use a function at the top of a module, or register_backend."
             )
         return self.spec
 
+    def _is_spelled(self) -> bool:
+        """Tell whether the spec finds this compiler."""
+        try:
+            return find_backend(self.spec)._compiler == self._compiler
+        except BackendKwargsError:
+            return False
+
     def _written(self, name: str, value: Any) -> Any:
         try:
-            written = json.loads(json.dumps(_as_json(value)))
+            written = json.loads(json.dumps(_as_json(value), allow_nan=False))
             if same(_from_json(self.option(name), written, "option"), value):
                 return written
-        except (BackendKwargsError, TypeError):
+        except (TypeError, ValueError):
             pass
         raise _not_writable(name, value)
 
@@ -220,7 +226,7 @@ def find_backend(spec: str) -> Backend:
     forced = head == "dynamo"
     if found := find_in_dynamo(rest if forced else spec):
         return found
-    if colon and not forced:
+    if colon and not forced and not _misspelled(spec, head, rest):
         return backend_of_function(_imported(spec))
     kind, name, ours = ("dynamo backend", rest, ()) if forced else ("backend", spec, OURS)
     raise unknown(kind, name, [*ours, *_dynamo_names()], otherwise="`backend-kwargs list` shows all.")
@@ -235,8 +241,20 @@ def backend_of_function(compiler_fn: Callable[..., Any], name: str = "") -> Back
     if isinstance(compiler_fn, partial) and not compiler_fn.args:
         # Two partials of the same content differ; a function with the same options bound to it does not.
         return backend_of_function(compiler_fn.func, name).bind("functools.partial", compiler_fn.keywords)
+    _check_takes_graph(compiler_fn)
     named = compiler_fn if hasattr(compiler_fn, "__qualname__") else type(compiler_fn)
     return Backend(DynamoCompiler(name or f"{named.__module__}:{named.__qualname__}", compiler_fn))
+
+
+def _check_takes_graph(compiler_fn: Callable[..., Any]) -> None:
+    try:
+        taken = signature(compiler_fn)
+    except (TypeError, ValueError):  # some callables written in C have none
+        return
+    try:
+        taken.bind_partial(None, None)
+    except TypeError:
+        raise wrong_value("A backend", "a callable that takes (gm, example_inputs)", compiler_fn) from None
 
 
 def find_in_dynamo(name: str) -> Backend | None:
@@ -248,7 +266,7 @@ def find_in_dynamo(name: str) -> Backend | None:
     try:
         compiler_fn = lookup_backend(name)
     except Exception as error:  # an entry point of some installed package, which may fail in any way
-        raise BrokenPluginError(f"Backend {name!r} does not load: {type(error).__name__}: {error}.") from error
+        raise BrokenPluginError(f"Backend {name!r} does not load: {said(error)}.") from error
     if isinstance(compiler_fn, Backend):
         return compiler_fn
     return Backend(DynamoCompiler(f"dynamo:{name}" if name in OURS else name, compiler_fn))
@@ -260,11 +278,20 @@ def _dynamo_names() -> list[str]:
     return torch._dynamo.list_backends(None)
 
 
+def _misspelled(spec: str, head: str, rest: str) -> bool:
+    """Tell whether `spec` means one of ours by a wrong name; raise where it means another backend's template."""
+    if head in _dynamo_names():
+        raise BackendKwargsError(f"Backend {head!r} has no templates, got {shown(rest)}.")
+    return bool(get_close_matches(head, OURS, n=1, cutoff=0.8))
+
+
 def _imported(qualified: str) -> Any:
     try:
         return pkgutil.resolve_name(qualified)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BackendKwargsError(f"No backend is called {qualified!r}, and it cannot be imported: {error}.") from None
+    except Exception as error:  # a module may fail in any way when it is imported
+        raise BackendKwargsError(
+            f"No backend is called {shown(qualified)}, and it cannot be imported: {said(error)}."
+        ) from error
 
 
 def _restored(spec: str, options: dict[str, Any]) -> Backend:

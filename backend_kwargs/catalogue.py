@@ -1,6 +1,7 @@
 """Inductor's options on the installed torch: names, types, defaults; docs and environment variables on demand.
 
-Relies on torch's insides: the entries of `torch._inductor.config._config`, and the shape of that module's source.
+Relies on torch's insides: the entries of `torch._inductor.config._config`, and the shape of that module's source. An
+alias leads to an entry of another name, often of another module; that entry has the value and its variables.
 """
 
 import ast
@@ -20,6 +21,7 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options import Option, lookup
 
 KIND = "Inductor option"
+CONFIG = "torch._inductor.config"
 
 # What torch's source calls one option in one release and another in the next: old -> new.
 # To these come all `cuda.X` with a `cutlass.X`: copies that torch inherits and never reads.
@@ -63,10 +65,9 @@ def inductor_option(name: str) -> Option:
 def inductor_options() -> Mapping[str, Option]:
     """Return every option of Inductor by name, without docs and environment variables: see `documented`."""
     # Imported late: dynamo's own import has it by then, and this module must not be what pulls in torch.
-    from torch._inductor import config
     from torch.utils import _config_module
 
-    entries, unset = config._config, _config_module._UNSET_SENTINEL  # type: ignore[attr-defined]
+    entries, unset = import_module(CONFIG)._config, _config_module._UNSET_SENTINEL
     # torch's collector takes typing's TYPE_CHECKING for an option.
     return MappingProxyType({name: _option(name, entries, unset) for name in entries if name != "TYPE_CHECKING"})
 
@@ -78,18 +79,26 @@ def documented(option: Option) -> Option:
 
 
 def _option(name: str, entries: Mapping[str, Any], unset: object) -> Option:
-    entry = entries[name]
-    forced = entry.env_value_force is not unset
+    entry, target = entries[name], _target(entries[name])
+    forced = target.env_value_force is not unset
     return Option(
         name,
         _type(name, entries),
-        _default(entry, unset),
+        _default(target, unset),
         forced=forced,
-        forced_value=entry.env_value_force if forced else None,
+        forced_value=target.env_value_force if forced else None,
         alias=entry.alias,
         # torch 2.11 marks none.
         deprecated=(entry.deprecation_message or "deprecated") if getattr(entry, "deprecated", False) else None,
     )
+
+
+def _target(entry: Any) -> Any:
+    """Return the entry that torch reads for this one."""
+    if entry.alias is None:
+        return entry
+    module, _, name = entry.alias.rpartition(".")
+    return _target(import_module(module)._config[name])
 
 
 def _type(name: str, entries: Mapping[str, Any]) -> Any:
@@ -106,9 +115,6 @@ def _cutlass_name(name: str) -> str:
 
 def _default(entry: Any, unset: object) -> Any:
     """Return a copy of what an unpatched read gives, the environment included."""
-    if entry.alias is not None:
-        module, _, name = entry.alias.rpartition(".")
-        return _default(import_module(module)._config[name], unset)
     values = (entry.env_value_force, entry.env_value_default, entry.default)
     return deepcopy(next(value for value in values if value is not unset))
 
@@ -127,10 +133,22 @@ class Note:
 
 @cache
 def source_notes() -> Mapping[str, Note]:
-    """Return the notes of the installed torch's config source, by option."""
-    from torch._inductor import config
+    """Return the notes of the installed torch's config source, by option; after its own come those of its alias."""
+    own = _notes_of(CONFIG)
+    found = {name: option.alias for name, option in inductor_options().items() if name in own}
+    return MappingProxyType({name: _merged(own[name], _alias_note(alias)) for name, alias in found.items()})
 
-    return MappingProxyType(read_notes(Path(str(config.__file__)).read_text(encoding="utf-8")))
+
+def _alias_note(alias: str | None) -> Note:
+    if alias is None:
+        return Note()
+    module, _, name = alias.rpartition(".")
+    return _merged(_notes_of(module).get(name, Note()), _alias_note(import_module(module)._config[name].alias))
+
+
+@cache
+def _notes_of(module: str) -> Mapping[str, Note]:
+    return read_notes(Path(str(import_module(module).__file__)).read_text(encoding="utf-8"))
 
 
 def read_notes(source: str) -> dict[str, Note]:

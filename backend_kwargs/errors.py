@@ -1,12 +1,17 @@
 """Every error this package raises, and its wording: what was wanted, what came, the next step, in one line."""
 
-from collections.abc import Iterable
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any
 from warnings import warn
 
 LONGEST_VALUE = 80
+LONGEST_SAYING = 200
+PACKAGE = str(Path(__file__).parent)
 
 
 class BackendKwargsError(ValueError):
@@ -23,8 +28,17 @@ class BackendKwargsWarning(UserWarning):
 
 def shown(value: Any) -> str:
     """Return `repr(value)`, cut so that a message stays one readable line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
+    return _one_line(repr(value), LONGEST_VALUE)
+
+
+def _one_line(text: str, longest: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def said(error: BaseException) -> str:
+    """Return an error of somebody else's code as one line, cut."""
+    return f"{type(error).__name__}: {_one_line(str(error), LONGEST_SAYING)}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, otherwise: str = "") -> BackendKwargsError:
@@ -41,5 +55,17 @@ def wrong_value(what: str, wanted: str, got: Any) -> BackendKwargsError:
 
 @cache
 def warn_once(message: object) -> None:
-    """Warn of `message` the first time it is told in this process."""
-    warn(str(message), BackendKwargsWarning, stacklevel=2)
+    """Warn of `message` the first time it is told in this process, at the line outside this package that led to it."""
+    warn(str(message), BackendKwargsWarning, stacklevel=_levels_outside())
+
+
+def _levels_outside() -> int:
+    inside = itertools.takewhile(lambda frame: frame.f_code.co_filename.startswith(PACKAGE), _callers())
+    return len(list(inside)) + 1
+
+
+def _callers() -> Iterator[Any]:
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -2,7 +2,17 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
+
+
+def copied(value: Any) -> Any:
+    """Copy the containers of `value` and share what they hold, so that neither side sees the other's changes."""
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(copied(item) for item in value)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +21,9 @@ class Layer:
 
     source: str
     options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", MappingProxyType(copied(self.options)))
 
 
 def merge(layers: Iterable[Layer]) -> dict[str, Any]:
@@ -21,15 +34,6 @@ def merge(layers: Iterable[Layer]) -> dict[str, Any]:
 def sources(layers: Iterable[Layer]) -> dict[str, str]:
     """Return the name of the layer that each option's value comes from."""
     return {name: layer.source for layer in layers for name in layer.options}
-
-
-def copied(value: Any) -> Any:
-    """Copy the containers of `value` and share what they hold, so that neither side sees the other's changes."""
-    if isinstance(value, Mapping):
-        return {key: copied(item) for key, item in value.items()}
-    if type(value) in (list, tuple, set):
-        return type(value)(copied(item) for item in value)
-    return value
 
 
 def same(a: Any, b: Any) -> bool:

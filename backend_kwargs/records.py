@@ -55,14 +55,21 @@ def records() -> list[Record]:
 def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """Return what `compile_graph` returns, as it is, and keep a record of it."""
     reason = getattr(gm, "compile_subgraph_reason", None)  # the compiler takes `gm` over
-    trace_options(backend)
-    before, at, started = _cache_counts(), time.time_ns() // 1000, time.perf_counter()
+    _attempt(lambda: trace_options(backend))
+    before, at, started = _attempt(_cache_counts), time.time_ns() // 1000, time.perf_counter()
     compiled = compile_graph()
-    try:
-        _keep(compiled, backend, reason, _cache(before), at, time.perf_counter() - started)
-    except Exception:  # a torch that keeps these things elsewhere shall compile all the same
-        logger.debug("Not recorded", exc_info=True)
+    seconds = time.perf_counter() - started
+    _attempt(lambda: _keep(compiled, backend, reason, _cache(before), at, seconds))
     return compiled
+
+
+def _attempt(step: Callable[[], Any]) -> Any:
+    """Return what `step` returns, None where it fails: what torch keeps elsewhere must not fail a compile."""
+    try:
+        return step()
+    except Exception:
+        logger.debug("Not recorded", exc_info=True)
+        return None
 
 
 def trace_options(backend: Any) -> None:
@@ -72,8 +79,19 @@ def trace_options(backend: Any) -> None:
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": ARTIFACT, "encoding": "json"},
-        payload_fn=lambda: json.dumps({"backend": backend.spec, "options": dict(backend.options)}, default=repr),
+        payload_fn=lambda: json.dumps(
+            {"backend": backend.spec, "options": {name: _told(value) for name, value in backend.options.items()}}
+        ),
     )
+
+
+def _told(value: Any) -> Any:
+    """Return `value`, or its repr where JSON has no form for it."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value
 
 
 def _keep(compiled: Callable[..., Any], backend: Any, reason: Any, cache: str, at: int, seconds: float) -> None:

@@ -12,7 +12,7 @@ from backend_kwargs.compilers import Check
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.options import check, convert
 from backend_kwargs.spec import check_name
-from backend_kwargs.templates import Template, add_templates, derive, find_template, template_names
+from backend_kwargs.templates import Template, add_templates, derive, find_template, is_published, template_names
 from backend_kwargs.toml import read_templates
 
 PLAIN = "tmpl-inductor"  # the one spec that the environment speaks to
@@ -111,13 +111,14 @@ def _intern(spec: str, backend: Backend) -> Backend:
 
 def _register(templates: Mapping[str, Template], check: Check) -> None:
     plain = find_backend(PLAIN)
-    add_templates(
-        {n: replace(t, options=plain.bind("template", t.options, check).options) for n, t in templates.items()}
-    )
-    for name in templates:
+    checked = {n: replace(t, options=plain.bind("template", t.options, check).options) for n, t in templates.items()}
+    for name in checked:
+        if not is_published(name) and find_in_dynamo(f"{PLAIN}:{name}"):
+            raise BackendKwargsError(f"Backend '{PLAIN}:{name}' exists and is another; choose another name.")
+    add_templates(checked)
+    for name in checked:
         spec = f"{PLAIN}:{name}"
-        if not _publish(spec, make_backend(spec)):
-            raise BackendKwargsError(f"Backend {spec!r} exists and is another; choose another name.")
+        _publish(spec, _intern(spec, find_backend(spec)))
 
 
 def _publish(name: str, backend: Backend) -> bool:

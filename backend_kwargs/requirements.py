@@ -1,5 +1,6 @@
 """What options and templates need of the machine and of each other, and the reason when they cannot act."""
 
+import ctypes
 import os
 import shutil
 import sys
@@ -162,8 +163,13 @@ def _backend_not_asked(name: str) -> Callable[[Lookup], str]:
     return reason
 
 
+def generators(backends: str) -> list[str]:
+    """Read Inductor's list of GEMM or convolution backends, "ATEN,TRITON,CPP"."""
+    return str(backends).upper().replace(" ", "").split(",")
+
+
 def _backends(value: Lookup, kind: str) -> list[str]:
-    return str(value(f"max_autotune_{kind}_backends")).upper().replace(" ", "").split(",")
+    return generators(value(f"max_autotune_{kind}_backends"))
 
 
 RULES: tuple[Rule, ...] = (
@@ -269,10 +275,12 @@ def _nvccs() -> Iterable[str]:
 
 
 def _driver() -> str | None:
-    import torch
-
-    number = getattr(torch._C, "_cuda_getDriverVersion", int)()
-    return f"{number // 1000}.{number % 1000 // 10}" if number else None
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):  # no driver, or one for another system
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}" if version.value else None
 
 
 def _cutlass() -> str | None:

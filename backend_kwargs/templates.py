@@ -5,12 +5,12 @@ installed packages, of which only the one that is named gets loaded.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, unknown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, said, unknown, wrong_value
 from backend_kwargs.layers import copied, same
 from backend_kwargs.spec import check_name, split_templates
 
@@ -36,6 +36,14 @@ class Template:
 
 ORDINARY_KERNELS = "ordinary kernels are compiled"
 
+_TUNED = Template(
+    "Time candidate kernels for GEMMs, tune the others, replay CUDA graphs",
+    {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": True},
+    costs="minutes of compile time, memory of its own for each graph",
+    needs=("gpu", "triton", "large_gpu"),
+    otherwise="only the C++ GEMM templates are tried, where weights are frozen",
+)
+
 BUILT_IN: Mapping[str, Template] = MappingProxyType(
     {
         "default": Template("Inductor as it comes: fused kernels, library GEMMs"),
@@ -46,19 +54,12 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
             needs=("gpu",),
             otherwise="kernels are launched one by one",
         ),
-        "max_autotune": Template(
-            "Time candidate kernels for GEMMs, tune the others, replay CUDA graphs",
-            {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": True},
-            costs="minutes of compile time, memory of its own for each graph",
-            needs=("gpu", "triton", "large_gpu"),
-            otherwise="only the C++ GEMM templates are tried, where weights are frozen",
-        ),
-        "max_autotune_no_cudagraphs": Template(
-            "Time candidate kernels for GEMMs and tune the others, without CUDA graphs",
-            {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": False},
+        "max_autotune": _TUNED,
+        "max_autotune_no_cudagraphs": replace(
+            _TUNED,
+            summary="Time candidate kernels for GEMMs and tune the others, without CUDA graphs",
+            options={**_TUNED.options, "triton.cudagraphs": False},
             costs="minutes of compile time",
-            needs=("gpu", "triton", "large_gpu"),
-            otherwise="only the C++ GEMM templates are tried, where weights are frozen",
         ),
         "coordinate_descent": Template(
             "Tune the blocks of generated Triton kernels one coordinate at a time, in all directions",
@@ -218,9 +219,7 @@ def _plugged_in(entry: EntryPoint) -> Template:
     try:
         loaded = entry.load()
     except Exception as error:  # a plug-in may fail in any way, and must break nothing else
-        raise BrokenPluginError(
-            f"Template {entry.name!r} of {entry.value!r} does not load: {type(error).__name__}: {error}."
-        ) from error
+        raise BrokenPluginError(f"Template {entry.name!r} of {entry.value!r} does not load: {said(error)}.") from error
     if isinstance(loaded, Mapping):
         return Template(f"from {entry.value}", loaded)
     if not isinstance(loaded, Template):

@@ -32,7 +32,7 @@ def a_pass(graph):
 
 
 class Pass:
-    def __call__(self, graph):
+    def __call__(self, graph, inputs=None):
         return graph
 
 
@@ -278,7 +278,7 @@ def local():
     return inner
 
 
-LAMBDA, LOCAL, PASS = lambda graph: graph, local(), Pass()
+LAMBDA, LOCAL, PASS = lambda graph, inputs=None: graph, local(), Pass()
 WRITERS = [
     pytest.param(pickle.dumps, id="pickle"),
     pytest.param(Backend.to_config, id="to_config"),
@@ -547,3 +547,15 @@ def test_names_are_registered_ones(spec, name):
     b = make_backend(spec)
     assert (b.__name__, b.compiler_name) == (name, name)
     assert torch._dynamo.backends.registry._is_registered_backend(b)
+
+
+def test_repr_of_what_has_no_name_does_not_evaluate():
+    """Where no spec would find the function, repr shows the function, which eval refuses."""
+    with pytest.raises(SyntaxError):
+        eval(repr(make_backend(LAMBDA)))
+
+
+def test_the_environment_is_named_in_layers(monkeypatch):
+    """What the environment's template sets is told apart from what a spec's would."""
+    monkeypatch.setenv("BACKEND_KWARGS_TEMPLATE", "freezing")
+    assert [layer.source for layer in make_backend(INDUCTOR).layers] == ["template freezing (environment)"]

@@ -146,6 +146,15 @@ def test_forced_by_environment():
     assert in_child(code, TORCHINDUCTOR_FX_GRAPH_CACHE="0") == [True, False, False, False]
 
 
+def test_alias_is_forced_with_its_target():
+    """An option that forwards to one which the environment forces says so, with the value."""
+    code = (
+        "import json; from backend_kwargs.catalogue import inductor_options as o; x = o()['force_disable_caches'];"
+        "print(json.dumps([x.forced, x.forced_value, x.default]))"
+    )
+    assert in_child(code, TORCH_COMPILE_FORCE_DISABLE_CACHES="1") == [True, True, True]
+
+
 def test_catalogue_leaves_compile_fx_alone():
     """Reading the catalogue does not import Inductor's compiler."""
     code = (
@@ -168,6 +177,21 @@ def test_source_notes_cover_the_options():
     assert set(notes) == set(inductor_options())
     assert notes["fx_graph_cache"].env == ("TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT",)
     assert notes["fx_graph_cache"].env_force == ("TORCHINDUCTOR_FX_GRAPH_CACHE",)
+
+
+def test_source_notes_leave_out_what_is_no_option():
+    """What the source assigns and torch does not take for an option, a function say, has no note."""
+    assert [name for name in source_notes() if name not in config._config] == []
+
+
+def test_source_notes_follow_an_alias():
+    """The variables of an option are those of the one it forwards to; its doc is its own."""
+    notes = source_notes()
+    variables = ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES")
+    assert notes["force_disable_caches"].env_force == variables
+    assert notes["force_disable_caches"].doc == "See torch.compiler.config.force_disable_caches"
+    assert notes["use_static_triton_launcher"].env == notes["use_static_cuda_launcher"].env
+    assert documented(inductor_option("force_disable_caches")).env_force == variables
 
 
 def test_documented():

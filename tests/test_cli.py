@@ -5,8 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from backend_kwargs.cli import compare as compare_command
+from backend_kwargs.compare import Comparison, Row, fastest
+from backend_kwargs.measure import Interval
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -113,8 +118,38 @@ def test_explain_shows_the_environment():
         ),
         pytest.param(
             ["compare", "nothing_here.py:build"],
-            "Cannot import 'nothing_here.py': ModuleNotFoundError: No module named 'nothing_here'.",
+            "No file 'nothing_here.py'.",
             id="no file",
+        ),
+        pytest.param(
+            ["compare", "nothing_here:build"],
+            "Cannot import 'nothing_here': ModuleNotFoundError: No module named 'nothing_here'.",
+            id="no module",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build", "--plot", "out.zzz"],
+            "plot wants a file that ends as an image, such as .png, .svg or .pdf, got 'out.zzz' (str).",
+            id="plot's ending",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build", "--plot", "/nodir/out.png"],
+            "Cannot write '/nodir/out.png': there is no directory '/nodir'.",
+            id="plot's directory",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build", "--json", "/nodir/out.json"],
+            "Cannot write '/nodir/out.json': there is no directory '/nodir'.",
+            id="JSON's directory",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build", "--json", "/"],
+            "Cannot write '/': it is a directory.",
+            id="JSON is a directory",
+        ),
+        pytest.param(
+            ["compare", "nothing_here.py:build", "--backends", "eager", "-o", "freezin=1"],
+            "Unknown Inductor option 'freezin'. Did you mean 'freezing'?",
+            id="option that no candidate takes",
         ),
         pytest.param(
             ["compare", "build"],
@@ -129,7 +164,67 @@ def test_mistakes(arguments, message, tmp_path):
     assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"error: {message}\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "start", "end"),
+    [
+        pytest.param(["compare", "f.py:f", "--mode", "zz"], "Invalid value for '--mode': ", "compare ", id="choice"),
+        pytest.param(["compare", "f.py:f", "--rounds", "0"], "Invalid value for '--rounds': ", "compare ", id="range"),
+        pytest.param(["explain"], "Missing argument '", "explain ", id="argument"),
+        pytest.param(["lst"], "No such command 'lst'.", "", id="command"),
+        pytest.param(["list", "--jso"], "No such option", "list ", id="flag"),
+    ],
+)
+def test_usage(arguments, start, end):
+    """A mistake in the arguments is one line too; what stands in its middle are typer's words, new with each typer."""
+    ran = run(*arguments)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert ran.stderr.startswith(f"error: {start}")
+    assert ran.stderr.endswith(f". See 'backend-kwargs {end}--help'.\n")
+
+
+def test_bare_command():
+    """Without arguments there is the help, on standard output, and exit code 0."""
+    ran = run()
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "Usage: backend-kwargs [OPTIONS] COMMAND" in ran.stdout
+
+
+def child(*arguments: str, stdout: Any) -> subprocess.Popen[str]:
+    # Buffered as where a user runs it, whatever the tests were started with.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-m", "backend_kwargs", *arguments]
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "JSON"])
+def test_reader_that_leaves(flags):
+    """A reader that has seen enough, such as `head -1`, is no mistake: exit code 0, and not a word."""
+    with child("options", "*", *flags, stdout=subprocess.PIPE) as ran:
+        ran.stdout.close()
+        assert (ran.stderr.read(), ran.wait()) == ("", 0)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["list"], ["list", "--json"], ["--version"]], ids=" ".join)
+def test_full_disk(arguments):
+    """Output that cannot be written is one line and exit code 2."""
+    with Path("/dev/full").open("w") as full, child(*arguments, stdout=full) as ran:
+        told = ran.stderr.read()
+    message = "error: Cannot write to standard output: No space left on device; send it elsewhere.\n"
+    assert (ran.returncode, told) == (2, message)
+
+
+def test_closed_standard_error():
+    """A mistake that nobody reads still gives exit code 2."""
+    with child("explain", "tmpl-inductor:tm", stdout=subprocess.PIPE) as ran:
+        ran.stderr.close()
+        assert (ran.stdout.read(), ran.wait()) == ("", 2)
+
+
 FACTORY = """
+import os
+import signal
+import sys
 import torch
 
 def build():
@@ -140,7 +235,13 @@ def relu():
     return (lambda x: torch.relu(x)), (torch.randn(4),)
 
 def fail():
-    raise RuntimeError("no weights")
+    raise RuntimeError("no weights\\nno biases")
+
+def leave():
+    sys.exit("which data?")
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
 """
 TWELVE = (
     "inductor,tmpl-inductor,tmpl-inductor:default,tmpl-inductor:cudagraphs,tmpl-inductor:max_autotune,"
@@ -192,7 +293,114 @@ def test_compare_fails_where_none_ran(factory):
     assert ran.stdout.endswith("No candidate ran.\n")
 
 
-def test_compare_tells_a_failing_factory(factory):
-    """A factory that raises is the user's mistake, in one line."""
-    ran = run("compare", "factory.py:fail", cwd=factory)
-    assert (ran.returncode, ran.stderr) == (2, "error: Factory 'factory.py:fail' failed: RuntimeError: 'no weights'.\n")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("fail", "Factory 'factory.py:fail' failed: RuntimeError: no weights no biases.", id="raises"),
+        pytest.param("leave", "Factory 'factory.py:leave' failed: SystemExit: which data?.", id="leaves"),
+        pytest.param("gone", "'factory.py' has no function 'gone'.", id="is not there"),
+    ],
+)
+def test_compare_tells_a_failing_factory(factory, name, message):
+    """A factory that raises or leaves is the user's mistake, in one line."""
+    ran = run("compare", f"factory.py:{name}", cwd=factory)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_compare_tells_a_module_that_leaves(tmp_path):
+    """A file that ends the process as it is loaded, as argparse does, is told as such."""
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    ran = run("compare", "leaves.py:build", cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (2, "error: Cannot import 'leaves.py': SystemExit: 3.\n")
+
+
+def test_interrupt_is_quiet(factory):
+    """Ctrl-C ends a command with 130 and no traceback."""
+    ran = run("compare", "factory.py:interrupt", cwd=factory)
+    assert (ran.returncode, ran.stderr.strip()) == (130, "")
+
+
+JSON_PY = """
+import torch
+from neighbour import TWO
+
+def act(x):
+    return torch.relu(x) * TWO
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        from late import ONE
+        return act(x) + ONE
+
+def build():
+    import sys, json
+    assert "dumps" not in globals() and hasattr(json, "dumps")
+    return Model(), (torch.randn(8),)
+"""
+
+
+def test_compare_loads_the_file_itself(tmp_path):
+    """A json.py is loaded for itself, beside the standard library's; it and its model import their neighbours."""
+    models = tmp_path / "models"
+    models.mkdir()
+    for name, text in (("json", JSON_PY), ("neighbour", "TWO = 2.0"), ("late", "ONE = 1.0")):
+        (models / f"{name}.py").write_text(text, encoding="utf-8")
+    ran = run(
+        *("compare", "models/json.py:build", "--backends", "eager,inductor", "--rounds", "2", "--json", "out.json"),
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["candidates"]
+    assert [(row["status"], row["graphs"]) for row in rows] == [("pass", 0), ("pass", 1)]
+
+
+def test_user_files_do_not_stay_first(tmp_path, monkeypatch):
+    """Once the factory has run its directory is searched last: compile workers take over our path."""
+    monkeypatch.setattr(sys, "path", ["somewhere"])
+    with compare_command._importable(str(tmp_path)):
+        assert sys.path == [str(tmp_path), "somewhere"]
+    assert sys.path == ["somewhere", str(tmp_path)]
+
+
+def test_compare_output(capsys, monkeypatch):
+    """The table of a comparison, with a row of each kind, and the line to paste."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    times = {"graphs": 1, "samples": [2e-3]}
+    rows = [
+        Row("eager", "eager", speedup=Interval(1, 1, 1), latency=Interval(2e-3, 2e-3, 2e-3), verdict="baseline"),
+        Row(
+            "tmpl-inductor:freezing[epilogue_fusion=false]",
+            "make_backend('tmpl-inductor:freezing', {'epilogue_fusion': False})",
+            compile_s=8.12,
+            cache="cold",
+            latency=Interval(1.5e-3, 1.4e-3, 1.6e-3),
+            speedup=Interval(1.33, 1.25, 1.43),
+            peak_bytes=3 * 2**20,
+            **times,
+        ),
+        Row(
+            "inductor",
+            "inductor",
+            compile_s=0.31,
+            cache="warm",
+            latency=Interval(1.98e-5, 1.9e-5, 2.1e-5),
+            speedup=Interval(1.01, 0.98, 1.03),
+            verdict="within noise",
+            **times,
+        ),
+        Row("broken", "broken", status="fail_to_run", reason="InvalidBackend: [red] broken :smile:"),
+    ]
+    where = {"device_name": "a CPU", "torch": "2.13.0"}
+    made = Comparison(rows, where, Interval(1.0, 0.98, 1 / 0.98), "eager", "inference", ["A note."])
+    compare_command._print(made, fastest(made))
+    check_golden("compare", capsys.readouterr().out)
+
+
+def test_list_output():
+    """`list` prints each template, whether it works where no GPU is, and its summary."""
+    ran = run("list")
+    assert ran.returncode == 0, ran.stderr
+    # The backends above depend on what is installed.
+    _, title, templates = ran.stdout.partition("templates, as ")
+    check_golden("list_templates", title + templates)

@@ -423,6 +423,17 @@ def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
             "compare copies the model and its inputs, which fails here: TypeError: cannot pickle 'generator' object",
             id="copy",
         ),
+        pytest.param(
+            {"device": ""},
+            "Cannot run on device '', try 'cpu': RuntimeError: Device string must not be empty.",
+            id="device",
+        ),
+        pytest.param(
+            {"device": "xpu", "example_inputs": 3},
+            "Cannot run on device 'xpu', try 'cpu': AssertionError: Torch not compiled with XPU enabled.",
+            id="device of another build, first of all",
+            marks=pytest.mark.skipif(torch.xpu.is_available(), reason="an XPU is here"),
+        ),
     ],
 )
 def test_wrong_arguments(kwargs, message):
@@ -505,6 +516,33 @@ def test_plot_draws_every_row(made, tmp_path, name):
     pytest.importorskip("matplotlib")
     plot(made, tmp_path / name)
     assert (tmp_path / name).stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param(
+            "x.zzz",
+            "plot wants a file that ends as an image, such as .png, .svg or .pdf, got 'x.zzz' (str).",
+            id="format",
+        ),
+        pytest.param(
+            "x", "plot wants a file that ends as an image, such as .png, .svg or .pdf, got 'x' (str).", id="none"
+        ),
+        pytest.param(
+            "/nodir/x.png",
+            "Cannot write '/nodir/x.png': FileNotFoundError: [Errno 2] No such file or directory: '/nodir/x.png'.",
+            id="directory",
+        ),
+    ],
+)
+def test_plot_that_cannot_be_written(made, name, message, tmp_path, monkeypatch):
+    """A format that matplotlib lacks and a directory that is not there are told in one line."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BackendKwargsError) as raised:
+        plot(made, name)
+    assert str(raised.value) == message
 
 
 def test_plot_names_what_to_install(made, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -32,16 +33,16 @@ def test_layers(monkeypatch):
     told = explain(INDUCTOR, {"emulate_precision_casts": False}, mode="lite")
     assert effect(told, "freezing") == Effect("freezing", True, "environment", False, "changed")
     assert effect(told, "fallback_random") == Effect(
-        "fallback_random", True, "template eager_numerics", False, "changed"
+        "fallback_random", True, "template eager_numerics (environment)", False, "changed"
     )
-    assert effect(told, "use_dce") == Effect("use_dce", False, "mode lite", True, "changed")
+    assert effect(told, "use_dce") == Effect("use_dce", False, "mode lite (make_backend)", True, "changed")
     assert effect(told, "emulate_precision_casts") == Effect(
         "emulate_precision_casts",
         False,
         "make_backend",
         False,
         "same as default",
-        (("template eager_numerics", True),),
+        (("template eager_numerics (environment)", True),),
     )
 
 
@@ -124,6 +125,23 @@ def test_forced_by_environment():
     assert done.stdout == "forced by environment: TORCHINDUCTOR_FX_GRAPH_CACHE makes it False\n"
 
 
+def test_alias_forced_by_environment():
+    """An option that leads to one which the environment forces is told so, with every variable that can."""
+    code = (
+        "from torch._inductor import config\n"
+        "from backend_kwargs import explain\n"
+        "(told,) = explain('tmpl-inductor', {'force_disable_caches': False}).effects\n"
+        "with config.patch({'force_disable_caches': False}):\n"
+        "    print(told.default, config.force_disable_caches, told.status)"
+    )
+    env = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == (
+        "True True forced by environment: "
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES or TORCH_COMPILE_FORCE_DISABLE_CACHES makes it True\n"
+    )
+
+
 def test_refuses_as_make_backend():
     """A wrong spec is told as make_backend tells it."""
     with pytest.raises(BackendKwargsError) as e:
@@ -140,11 +158,18 @@ def test_refuses_as_make_backend():
         pytest.param(f"{INDUCTOR}:cudagraphs", "cannot: no CUDA GPU is visible", id="cudagraphs"),
         pytest.param(f"{INDUCTOR}:cudagraphs+freezing", "works partly: no CUDA GPU is visible", id="partly"),
         pytest.param("eager", "works", id="eager"),
+        pytest.param("cudagraphs", "cannot: no CUDA GPU is visible", id="cudagraphs-of-dynamo"),
     ],
 )
 def test_verdict(spec, word):
     """A backend works here, works partly or cannot, with the first reason."""
     assert str(verdict(bk.make_backend(spec))) == word
+
+
+@pytest.mark.skipif(find_spec("tvm") is not None, reason="where tvm is, it works")
+def test_verdict_of_options_nothing_takes():
+    """Options help a backend nothing that has no fallback here: it cannot work, whatever it was asked for."""
+    assert str(verdict(bk.make_backend("tvm", opt_level=2))) == "cannot: tvm is not importable"
 
 
 def test_verdict_says_what_would_change_it():

@@ -84,3 +84,13 @@ def test_copied_shares_what_containers_hold():
 def test_same(a, b, equal):
     """Two values are the same where value and type agree, all the way down; asking never raises."""
     assert same(a, b) is equal
+
+
+def test_a_layer_is_read_only():
+    """What a layer holds is a copy that nobody can change."""
+    given = {"a": [1]}
+    layer = Layer("x", given)
+    given["a"].append(2)
+    with pytest.raises(TypeError):
+        layer.options["b"] = 1
+    assert layer.options == {"a": [1]}

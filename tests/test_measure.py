@@ -55,6 +55,7 @@ def test_statistics_repeat(samples):
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))
+@settings(deadline=None)
 def test_noise_floor_is_symmetric_about_one(one, other):
     """The band reaches as far below 1 as above, as a ratio, and always holds 1."""
     low, high = sorted((one, other))
@@ -101,26 +102,57 @@ def test_five_per_cent_is_seen(factor, seed):
 # ---- timing
 
 
-def test_threefold_work_is_seen():
-    """Three times the work takes about three times as long, on a busy machine too."""
-    calls = {"once": lambda: time.sleep(0.003), "thrice": lambda: time.sleep(0.009)}
+class Clock:
+    """A clock in the place of the machine's: time passes in calls alone, so much in each."""
+
+    def __init__(self):
+        self.now, self.calls = 0.0, 0
+
+    def perf_counter(self):
+        return self.now
+
+    def passes(self, seconds):
+        self.now += seconds
+        self.calls += 1
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(measure, "time", clock)
+    return clock
+
+
+def test_threefold_work_is_seen(clock):
+    """Three times the work takes three times as long, be a sample one call or many."""
+    calls = {"once": lambda: clock.passes(0.0004), "thrice": lambda: clock.passes(0.0012)}
     samples = interleave(calls, rounds=15, device=CPU, warmup=1)
     found = ratio_interval(samples["thrice"], samples["once"])
-    assert 1.5 < found.median < 4.5
+    assert (found.low, found.median, found.high) == pytest.approx((3, 3, 3))
 
 
-def test_short_calls_are_repeated_and_divided():
-    """A sample of a short call lasts a millisecond, and says the time of one call."""
-    count, x = 0, torch.ones(8)
+@pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
+def test_short_calls_are_repeated_and_divided(clock, cost):
+    """A sample of a short call lasts a millisecond, a few at most, and says the time of one call."""
+    race = measure._Race({"short": lambda: clock.passes(cost)}, CPU, None)
+    race.prepare("short", warmup=0)
+    clock.now, clock.calls = 0.0, 0
+    race.sample("short")
+    assert 1e-3 <= clock.now - cost < 3e-3  # one call goes before the clock
+    assert clock.calls == race.repeats["short"] + 1
+    assert race.samples["short"] == pytest.approx([cost])
 
-    def call():
-        nonlocal count
-        count += 1
-        return x + 1
 
-    samples = interleave({"add": call}, rounds=4, device=CPU)["add"]
-    assert count > 1000
-    assert max(samples) < 1e-3
+def test_a_long_call_is_a_sample(clock):
+    """A call of a millisecond and more is not repeated, and none goes before it."""
+    samples = interleave({"long": lambda: clock.passes(0.002)}, rounds=4, device=CPU, warmup=3)
+    assert samples["long"] == pytest.approx([0.002] * 4)
+    assert clock.calls == 3 + 1 + 4  # warm-up, finding the repeats, rounds
+
+
+def test_time_is_wall_time():
+    """Without that clock, a call that sleeps takes as long as it slept at least."""
+    assert min(interleave({"sleep": lambda: time.sleep(0.002)}, rounds=3, device=CPU)["sleep"]) >= 0.002
 
 
 @pytest.mark.parametrize("size", [2, 4, 5])

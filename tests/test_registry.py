@@ -104,17 +104,32 @@ def test_make_backend_compiles(fresh_dynamo):
         pytest.param(
             "nowhere:f",
             {},
-            "No backend is called 'nowhere:f', and it cannot be imported: No module named 'nowhere'.",
+            "No backend is called 'nowhere:f', and it cannot be imported: "
+            "ModuleNotFoundError: No module named 'nowhere'.",
             id="no-module",
         ),
         pytest.param(
             "math:f",
             {},
-            "No backend is called 'math:f', and it cannot be imported: module 'math' has no attribute 'f'.",
+            "No backend is called 'math:f', and it cannot be imported: "
+            "AttributeError: module 'math' has no attribute 'f'.",
             id="no-attribute",
         ),
         pytest.param(
             f"{__name__}:NOT_CALLABLE", {}, "A backend's spec wants a str or a callable, got 3 (int).", id="no-callable"
+        ),
+        pytest.param("eager:aten", {}, "Backend 'eager' has no templates, got 'aten'.", id="no-templates"),
+        pytest.param(
+            "tmpl-inductr:aten",
+            {},
+            "Unknown backend 'tmpl-inductr:aten'. Did you mean 'tmpl-inductor:aten'?",
+            id="near-colon",
+        ),
+        pytest.param(
+            f"{INDUCTOR}:freezing",
+            {"use_aoti": True},
+            "Options 'use_aoti' and 'freezing' do not go together; leave one out.",
+            id="aoti-freezing",
         ),
         pytest.param(f"{INDUCTOR}:", {}, f"A template's {NO_NAME} '' (str).", id="no-template"),
         pytest.param(f"{INDUCTOR}:a+", {}, f"A template's {NO_NAME} '' (str).", id="no-second-template"),
@@ -282,10 +297,40 @@ def test_contradiction_is_told():
     assert [str(w.message) for w in warned] == [told]
 
 
+def test_contradiction_across_a_third_is_told():
+    """Templates that disagree are told of when another stands between them."""
+    with pytest.warns(BackendKwargsWarning, match="template triton and template aten disagree on") as warned:
+        make_backend(f"{INDUCTOR}:triton+cpp_wrapper+aten")
+    assert len(warned) == 2
+    assert {warning.filename for warning in warned} == {__file__}
+
+
 def test_agreement_is_not_told():
     """Templates that agree, or speak of other options, compose in silence."""
     b = make_backend(f"{INDUCTOR}:max_autotune+cudagraphs+freezing")
     assert dict(b.options) == {**BUILT_IN["max_autotune"].options, "freezing": True}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [
+        pytest.param(lambda gm: gm, "<function <lambda>", id="one-argument"),
+        pytest.param(lambda: None, "<function <lambda>", id="none"),
+    ],
+)
+def test_a_backend_takes_a_graph_and_inputs(wrong, shown):
+    """A callable that cannot take a graph and its inputs is refused at once."""
+    message = refusal(make_backend, wrong)
+    assert message.startswith(f"A backend wants a callable that takes (gm, example_inputs), got {shown}")
+
+
+def test_a_module_that_fails_is_one_line(tmp_path, monkeypatch):
+    """A module that raises when it is imported is told in one line, whatever it raised."""
+    (tmp_path / "failing_module.py").write_text("raise RuntimeError('one\\ntwo')", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert refusal(make_backend, "failing_module:f") == (
+        "No backend is called 'failing_module:f', and it cannot be imported: RuntimeError: one two."
+    )
 
 
 # --- register_backend -----------------------------------------------------------------------------------------------
@@ -455,3 +500,18 @@ def test_list_backends():
 def test_list_templates():
     """The built-in templates come first."""
     assert bk.list_templates() == list(BUILT_IN)
+
+
+def test_a_registration_asks_nothing_of_this_machine():
+    """A strict template that cannot act here is registered all the same, for the machine where it can."""
+    bk.register_template("strict_tma", {"strict": True}, base="tma")
+    assert "strict_tma" in bk.list_templates()
+
+
+def test_a_refused_registration_leaves_nothing():
+    """Where dynamo knows the name as another backend, the template is not registered either."""
+    torch._dynamo.register_backend(target, name=f"{INDUCTOR}:taken")
+    assert refusal(bk.register_template, "taken", {"max_autotune": True}) == (
+        "Backend 'tmpl-inductor:taken' exists and is another; choose another name."
+    )
+    assert "taken" not in bk.list_templates()

@@ -338,3 +338,40 @@ def test_options_are_in_torchs_structured_trace(tmp_path):
     assert written["backend"] == "tmpl-inductor:aten"
     assert written["options"]["epilogue_fusion"] is False
     assert written["options"]["max_autotune_gemm_backends"] == "ATEN"
+
+
+def test_trace_tells_what_json_cannot(tmp_path):
+    """An option's value that JSON has no form for is traced as its repr, the others as they are; the graph compiles."""
+    script = (
+        "import torch, backend_kwargs as bk\n"
+        "def fn(gm, example_inputs, *, table=None, level=1): return gm.forward\n"
+        "backend = bk.make_backend(fn, table={(1, 2): 3}, level=2)\n"
+        "print(torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3)).tolist())"
+    )
+    env = {**os.environ, "TORCH_TRACE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout == "[2.0, 2.0, 2.0]\n"
+    lines = next(tmp_path.iterdir()).read_text().splitlines()
+    at = next(at for at, line in enumerate(lines) if '"backend_kwargs_options"' in line)
+    assert json.loads(lines[at + 1]) == {"backend": "__main__:fn", "options": {"table": "{(1, 2): 3}", "level": 2}}
+
+
+@pytest.mark.parametrize(
+    ("step", "graphs"),
+    [
+        pytest.param("trace_options", 1, id="trace"),
+        pytest.param("_cache_counts", 0, id="cache"),
+        pytest.param("_keep", 0, id="record"),
+    ],
+)
+def test_recording_never_fails_a_compile(monkeypatch, step, graphs):
+    """Where a step of recording breaks, the graph compiles; without the trace its record is kept all the same."""
+
+    def breaks(*_):
+        raise TypeError("moved elsewhere")
+
+    monkeypatch.setattr(records, step, breaks)
+    plus = eval("lambda x: x + 48")
+    compiled = _compiled(plus, spec="eager")
+    assert compiled(torch.ones(2)).tolist() == [49, 49]
+    assert len([record for record in records.records() if record.owner() is plus]) == graphs

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -12,11 +12,15 @@ from backend_kwargs.cli.console import complain, console
 from backend_kwargs.errors import BackendKwargsError
 
 USER_MISTAKE = 2  # as for an unknown command-line flag
+INTERRUPTED = 130  # as shells say of Ctrl-C
+# Newer typers hold a click of their own, older ones import it: both are reached through a child of the class wanted.
+ClickException = cast(
+    "type[typer.BadParameter]", next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+)
 
 app = typer.Typer(
     name="backend-kwargs",
     help="Named, configured torch.compile backends.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -29,7 +33,7 @@ app.command("doctor")(doctor.show)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"backend-kwargs {version('backend-kwargs')}")
+        console().print(f"backend-kwargs {version('backend-kwargs')}")
         raise typer.Exit
 
 
@@ -48,10 +52,18 @@ def main() -> None:
         f"note: {message}", soft_wrap=True, markup=False
     )
     try:
-        app()
+        # Not standalone: typer would draw a box around a mistake.
+        sys.exit(app(sys.argv[1:] or ["--help"], prog_name=app.info.name, standalone_mode=False))
     except BackendKwargsError as error:
         complain(str(error))
-        sys.exit(USER_MISTAKE)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.stderr.close()
-        sys.exit(0)
+    except ClickException as error:
+        complain(_usage(error))
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    sys.exit(USER_MISTAKE)
+
+
+def _usage(error: typer.BadParameter) -> str:
+    """Return a mistake in the arguments as one line, with the command whose help tells more."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return f"{message}. See '{error.ctx.command_path} --help'." if error.ctx else message

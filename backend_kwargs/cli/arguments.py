@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.backend import Backend
+from backend_kwargs.backend import Backend, find_backend
+from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
+from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.options import convert
 from backend_kwargs.registry import make_backend
 from backend_kwargs.spec import split_assignment
@@ -25,3 +27,14 @@ def assigned(assignments: Iterable[str] | None) -> dict[str, str]:
 def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
     """Make a backend of options that are still text."""
     return make_backend(spec).bind("command line", options, convert)
+
+
+def judged(spec: str) -> tuple[Verdict, str]:
+    """Return what `spec` can do on this machine, and its summary; one broken plug-in must not hide the others."""
+    try:
+        backend = find_backend(spec)
+        return verdict(backend), backend.summary
+    except BackendKwargsError as error:
+        if isinstance(error, BrokenPluginError):
+            warn_once(error)
+        return Verdict("cannot", str(error)), ""

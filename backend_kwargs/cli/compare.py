@@ -1,6 +1,7 @@
 """`backend-kwargs compare`: one model under several backends, checked and timed."""
 
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +18,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table
-from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, said, wrong_value
 from backend_kwargs.files import write_whole
+from backend_kwargs.registry import PLAIN
 from backend_kwargs.spec import split_candidates
 
 if TYPE_CHECKING:
@@ -49,7 +52,11 @@ def show(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the speedups.")] = None,
     report: Annotated[bool, typer.Option("--report", help="Tell what each backend generated.")] = False,
 ) -> None:
-    """Compile one model under several backends, check the numbers, time them in turns, print the table."""
+    """Compile one model under several backends, check the numbers, time them in turns, print the table.
+
+    A FILE.py and its factory import the files beside it, as with `python FILE.py`.
+    """
+    _check_outputs(json, plot)  # before minutes of compiling
     candidates = list(_candidates(backends, assigned(options), config))
     model, example_inputs = _built(factory)
     _silence_autotuning()
@@ -73,9 +80,23 @@ def show(
         raise typer.Exit(NONE_RAN)
 
 
+def _check_outputs(json: Path | None, plot: Path | None) -> None:
+    for path in filter(None, (json, plot)):
+        if not path.parent.is_dir():
+            raise BackendKwargsError(f"Cannot write {str(path)!r}: there is no directory {str(path.parent)!r}.")
+        if path.is_dir():
+            raise BackendKwargsError(f"Cannot write {str(path)!r}: it is a directory.")
+    if plot:
+        from backend_kwargs.compare.drawing import check_drawable
+
+        check_drawable(plot)
+
+
 def _candidates(backends: str, common: dict[str, str], config: str | None) -> "Iterator[Candidate]":
     from backend_kwargs.compare import Candidate
 
+    if common:  # checked also where no candidate takes them
+        backend_from_text(PLAIN, common)
     for spec, own in split_candidates(backends):
         label = f"{spec}[{','.join(f'{name}={value}' for name, value in own.items())}]" if own else spec
         yield Candidate(label, None if spec == "eager" else _backend(spec, common, own))
@@ -95,38 +116,63 @@ def _text(config: str) -> str:
     try:
         return Path(config[1:]).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BackendKwargsError(f"Cannot read config {config[1:]!r}: {error}.") from None
+        raise BackendKwargsError(f"Cannot read config {config[1:]!r}: {said(error)}.") from None
 
 
 def _built(factory: str) -> tuple[Any, Any]:
     where, colon, name = factory.rpartition(":")
     if not colon or not where or not name:
         raise wrong_value("FACTORY", "'package.module:function' or 'file.py:function'", factory)
-    build = _attribute(_module(where), name)
-    try:
-        built = build()
-    except Exception as error:  # the user's own code
-        raise BackendKwargsError(f"Factory {factory!r} failed: {type(error).__name__}: {shown(str(error))}.") from error
+    file = Path(where) if where.endswith(".py") else None
+    if file and not file.is_file():
+        raise BackendKwargsError(f"No file {where!r}.")
+    with _importable(str(file.resolve().parent if file else Path.cwd())):
+        build = _attribute(_module(where, file), where, name)
+        try:
+            built = build()
+        except (Exception, SystemExit) as error:  # the user's own code
+            raise BackendKwargsError(f"Factory {factory!r} failed: {said(error)}.") from error
     if not isinstance(built, tuple) or len(built) != 2:
         raise wrong_value(f"Factory {factory!r}", "to return (model, example_inputs)", built)
     return built
 
 
-def _module(where: str) -> Any:
+@contextmanager
+def _importable(directory: str) -> Iterator[None]:
+    """Let the user's code import from `directory` first, as `python FILE.py` and `python -m` do; afterwards last.
+
+    A model may still import late, but a json.py there must not become the json of Inductor's compile workers, whose
+    PYTHONPATH is our path.
+    """
+    sys.path.insert(0, directory)
     try:
-        if not where.endswith(".py"):
-            sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
-            return importlib.import_module(where)
-        sys.path.insert(0, str(Path(where).resolve().parent))
-        return importlib.import_module(Path(where).stem)
-    except Exception as error:  # the user's own code
-        raise BackendKwargsError(f"Cannot import {where!r}: {type(error).__name__}: {error}.") from error
+        yield
+    finally:
+        sys.path[:] = [*(entry for entry in sys.path if entry != directory), directory]
 
 
-def _attribute(module: Any, name: str) -> Callable[[], Any]:
+def _module(where: str, file: Path | None) -> ModuleType:
+    try:
+        return _loaded(file) if file else importlib.import_module(where)
+    except (Exception, SystemExit) as error:  # the user's own code
+        raise BackendKwargsError(f"Cannot import {where!r}: {said(error)}.") from error
+
+
+def _loaded(file: Path) -> ModuleType:
+    # By a name of its own: json.py is not to be the standard library's, nor to stand in its way.
+    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", f"factory_file_{file.stem}"), file)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dynamo looks a function's module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: ModuleType, where: str, name: str) -> Callable[[], Any]:
     found = getattr(module, name, None)
     if not callable(found):
-        raise BackendKwargsError(f"{module.__name__!r} has no function {name!r}.")
+        raise BackendKwargsError(f"{where!r} has no function {name!r}.")
     return found  # type: ignore[no-any-return]
 
 

@@ -1,8 +1,10 @@
 """Where the commands print: coloured on a terminal, plain and wide in a pipe."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from io import StringIO
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,13 +12,40 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from backend_kwargs.errors import BackendKwargsError
+
 PIPE_WIDTH = 200
+
+
+class _Stream(Console):
+    """A console whose reader may have left, as `head` does, or whose disk may be full."""
+
+    def print(self, *objects: Any, **style: Any) -> None:
+        """Print; a reader of standard output that has seen enough ends the command, with 0."""
+        try:
+            super().print(*objects, **style)
+        except OSError as error:
+            self._lost(error)
+
+    def on_broken_pipe(self) -> None:
+        """Leave with 0: rich's own would leave with 1."""
+        self._lost(BrokenPipeError())
+
+    def _lost(self, error: OSError) -> None:
+        # What is buffered still would fail once more at exit, with lines and an exit code of Python's own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        if self.stderr:  # notes alone: the command's own result still counts
+            return
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(0)
+        raise BackendKwargsError(f"Cannot write to standard output: {error.strerror}; send it elsewhere.") from None
 
 
 def console(stderr: bool = False) -> Console:
     """Return the console for standard output or standard error."""
     file = sys.stderr if stderr else sys.stdout
-    return Console(file=file, width=None if file.isatty() else PIPE_WIDTH, highlight=False)
+    terminal = file is not None and file.isatty()  # None where the shell closed it
+    return _Stream(stderr=stderr, width=None if terminal else PIPE_WIDTH, highlight=False, emoji=False)
 
 
 def complain(message: str) -> None:
@@ -38,11 +67,11 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str
 
 def print_json(data: Any) -> None:
     """Print data as JSON; what JSON has no form for, as its repr."""
-    print(json.dumps(data, indent=2, default=repr))
+    console().print(json.dumps(data, indent=2, default=repr), soft_wrap=True, markup=False)
 
 
 def _lines(table: Table) -> list[str]:
-    out = console()
-    with out.capture() as captured:
-        out.print(table)
-    return [line.rstrip() for line in captured.get().splitlines()]
+    # Not out.capture(), which writes the empty string to the stream, and a full disk may refuse that too.
+    out, text = console(), StringIO()
+    Console(file=text, width=out.width, force_terminal=out.is_terminal, highlight=False, emoji=False).print(table)
+    return [line.rstrip() for line in text.getvalue().splitlines()]

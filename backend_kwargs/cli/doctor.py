@@ -2,27 +2,17 @@
 
 from dataclasses import asdict
 
-from backend_kwargs.backend import find_backend
-from backend_kwargs.cli.arguments import AsJson
+from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
-from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.registry import PLAIN, list_templates
 from backend_kwargs.requirements import machine
 
 
 def show(json: AsJson = False) -> None:
     """Say what this machine has, which templates work on it, and what would make the others work."""
-    facts, verdicts = machine().facts(), {name: _verdict(name) for name in list_templates()}
+    facts, verdicts = machine().facts(), {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
     if json:
         return print_json({"machine": facts, "templates": {name: asdict(v) for name, v in verdicts.items()}})
     print_table(("part", "found"), facts.items(), "machine")
     rows = [(name, v.word, v.reason, v.remedy) for name, v in verdicts.items()]
     print_table(("name", "verdict", "because", "to change it"), rows, f"templates, as {PLAIN}:NAME")
-
-
-def _verdict(name: str) -> Verdict:
-    try:
-        return verdict(find_backend(f"{PLAIN}:{name}"))
-    except BackendKwargsError as error:  # one broken plug-in must not hide the others
-        return Verdict("cannot", str(error))

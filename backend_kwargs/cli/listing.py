@@ -2,11 +2,8 @@
 
 from collections.abc import Iterator
 
-from backend_kwargs.backend import find_backend
-from backend_kwargs.cli.arguments import AsJson
+from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
-from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
-from backend_kwargs.explain import verdict
 from backend_kwargs.registry import PLAIN, list_backends, list_templates
 
 
@@ -31,11 +28,5 @@ def _templates() -> Iterator[dict[str, str]]:
 
 
 def _row(name: str, spec: str) -> dict[str, str]:
-    try:
-        backend = find_backend(spec)
-        works = verdict(backend)
-    except BackendKwargsError as error:  # one broken plug-in must not hide the others
-        if isinstance(error, BrokenPluginError):
-            warn_once(error)
-        return {"name": name, "works here": f"cannot: {error}", "summary": ""}
-    return {"name": name, "works here": str(works), "summary": backend.summary}
+    works, summary = judged(spec)
+    return {"name": name, "works here": str(works), "summary": summary}

@@ -13,7 +13,7 @@ from backend_kwargs.compare.isolation import undisturbed
 from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, Row, fastest, to_json
 from backend_kwargs.compare.study import Inputs, Study, tensors
 from backend_kwargs.compare.trial import Trial, warm_up
-from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, said, unknown, wrong_value
 from backend_kwargs.measure import Interval
 
 __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_json"]
@@ -51,13 +51,14 @@ def compare(
     would cost twelve imports of torch. So what a process pays once (imports, Inductor's start) is paid before the first
     clock, and memory is a count that earlier candidates do not disturb (`measure.peak_memory`).
 
-    A candidate's failure becomes its row. Raises BackendKwargsError for wrong arguments or a model that cannot be
-    copied.
+    A candidate's failure becomes its row. Raises BackendKwargsError for wrong arguments, a device that cannot be used
+    here, or a model that cannot be copied.
     """
     _check_arguments(candidates, mode, rounds, baseline)
+    wanted = _usable(device) if device is not None else None
     say = progress or _silence
     inputs = _arguments(example_inputs)
-    place = torch.device(device) if device is not None else _device_of(model, inputs)
+    place = wanted or _device_of(model, inputs)
     with undisturbed(place, training=mode == "training"):
         study = Study.of(model, inputs, mode, place)
         trials = [Trial(candidate, Row(candidate.label, _shown(candidate))) for candidate in candidates]
@@ -100,6 +101,15 @@ def _arguments(example_inputs: Any) -> Inputs:
     if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
         return tuple(example_inputs), {}
     raise wrong_value("example_inputs", "a tensor, a sequence of arguments or a mapping of keywords", example_inputs)
+
+
+def _usable(device: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch has one for each kind of device
+        raise BackendKwargsError(f"Cannot run on device {str(device)!r}, try 'cpu': {said(error)}.") from error
+    return place
 
 
 def _device_of(model: Callable[..., Any], inputs: Inputs) -> torch.device:

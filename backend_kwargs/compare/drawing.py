@@ -4,18 +4,17 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.compare.rows import Comparison, Row
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, said, wrong_value
 
 
 def plot(comparison: Comparison, path: str | Path) -> None:
     """Write the speedups with their intervals as an image; the ending of `path` chooses the format.
 
-    Raises BackendKwargsError where matplotlib is missing.
+    Raises BackendKwargsError where matplotlib is missing, knows no such format or cannot write there.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise BackendKwargsError('plot needs matplotlib: pip install "backend-kwargs[plot]".') from error
+    check_drawable(path)
+    from matplotlib.figure import Figure
+
     rows = comparison.rows
     figure = Figure(figsize=(9, 1.6 + 0.42 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
@@ -29,7 +28,20 @@ def plot(comparison: Comparison, path: str | Path) -> None:
     axes.set_xlabel(f"speedup over {comparison.baseline or 'nothing'}, median and 95 % interval{band}")
     where = comparison.environment
     axes.set_title(f"{comparison.mode} on {where['device_name']}, torch {where['torch']}", fontsize=10, loc="left")
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise BackendKwargsError(f"Cannot write {str(path)!r}: {said(error)}.") from error
+
+
+def check_drawable(path: str | Path) -> None:
+    """Raise BackendKwargsError where `plot` could not draw into a file of this name."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise BackendKwargsError('plot needs matplotlib: pip install "backend-kwargs[plot]".') from error
+    if Path(path).suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise wrong_value("plot", "a file that ends as an image, such as .png, .svg or .pdf", str(path))
 
 
 def _draw_rows(axes: Any, rows: list[Row]) -> None:

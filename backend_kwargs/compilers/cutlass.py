@@ -17,7 +17,7 @@ from threading import RLock
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.requirements import CUTLASS_GEMM, CUTLASS_PACKAGES, CUTLASS_VARIABLE, Machine, unmet
+from backend_kwargs.requirements import CUTLASS_GEMM, CUTLASS_PACKAGES, CUTLASS_VARIABLE, Machine, generators, unmet
 
 INSTALL = 'pip install "backend-kwargs[cutlass]"'
 SOURCES = ("include", "tools", "examples")  # below cutlass_library/source
@@ -51,9 +51,9 @@ def cutlass_dir() -> Path:
 
 def asks_for_cutlass(options: Mapping[str, Any], machine: Machine) -> bool:
     """Tell whether Inductor under `options` would try CUTLASS kernels on `machine`."""
-    backends = str(options.get("max_autotune_gemm_backends", "")).upper().replace(" ", "").split(",")
     autotunes = options.get("max_autotune") or options.get("max_autotune_gemm")
-    return bool(autotunes) and "CUTLASS" in backends and not unmet(CUTLASS_GEMM, machine)
+    asked = "CUTLASS" in generators(options.get("max_autotune_gemm_backends", ""))
+    return bool(autotunes) and asked and not unmet(CUTLASS_GEMM, machine)
 
 
 @contextmanager

@@ -5,18 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from inspect import signature
-from itertools import pairwise
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any
-from warnings import warn
 
-from backend_kwargs.catalogue import inductor_option, inductor_options
+from backend_kwargs.catalogue import KIND, inductor_option, inductor_options
 from backend_kwargs.compilers import Check, Reading
 from backend_kwargs.compilers.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
-from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, unknown, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, unknown, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, same
 from backend_kwargs.options import Option, check
-from backend_kwargs.requirements import Limit, Machine, Requirement, impeded, inert, limits, machine
+from backend_kwargs.requirements import Limit, Machine, Requirement, generators, impeded, inert, limits, machine
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, is_published
 
@@ -30,7 +29,6 @@ OWN: Mapping[str, Option] = MappingProxyType(
         )
     }
 )
-KIND = "Inductor option"
 # Options that torch.compile itself acts on; a backend never sees them.
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
 # torch's "max-autotune-no-cudagraphs" leaves CUDA graphs as it finds them.
@@ -68,10 +66,13 @@ class InductorCompiler:
         templates = [self.template(name) for name in names]
         _tell_contradictions(templates)
         modes = [Layer(f"mode {mode}", mode_options(mode))] if mode is not None else []
+        implied = [replace(layer, source=f"{layer.source}{_of(source)}") for layer in (*templates, *modes)]
         options = [Layer(source, self._checked(mapping, check)) for mapping in (*explicit, given) if mapping]
-        return Reading(names, (*templates, *modes, *options))
+        return Reading(names, (*implied, *options))
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        if options.get("use_aoti") and options.get("freezing"):
+            raise BackendKwargsError("Options 'use_aoti' and 'freezing' do not go together; leave one out.")
         if options.get("clone_outputs") and not options.get("triton.cudagraph_trees", True):
             raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
         for name in templates:
@@ -114,6 +115,10 @@ class InductorCompiler:
         return {option.name: copied(check(option, value, KIND)) for option, value in known}
 
 
+def _of(source: str) -> str:
+    return "" if source == "spec" else f" ({source})"
+
+
 def mode_options(mode: str) -> dict[str, Any]:
     """Return what `mode` sets: torch's table, made to do what its names say."""
     from torch._inductor import list_mode_options
@@ -141,15 +146,10 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _tell_contradictions(templates: Sequence[Layer]) -> None:
-    for earlier, later in pairwise(templates):
-        for name in earlier.options.keys() & later.options.keys():
-            if not same(earlier.options[name], later.options[name]):
-                warn(
-                    f"{earlier.source} and {later.source} disagree on {name!r}; "
-                    f"the later wins: {later.options[name]!r}.",
-                    BackendKwargsWarning,
-                    stacklevel=2,
-                )
+    for earlier, later in combinations(templates, 2):
+        for name, value in later.options.items():
+            if name in earlier.options and not same(earlier.options[name], value):
+                warn_once(f"{earlier.source} and {later.source} disagree on {name!r}; the later wins: {value!r}.")
 
 
 def _compile_frozen(
@@ -219,7 +219,7 @@ def _region(compile_fx: Callable[..., Any], name: str | None) -> dict[str, Any]:
 
 def _without_aten(config: Mapping[str, Any]) -> dict[str, str]:
     asked = {name: config.get(name, "ATEN") for name in AUTOTUNED_BACKENDS}
-    return {name: backends for name, backends in asked.items() if "ATEN" not in backends.upper().split(",")}
+    return {name: backends for name, backends in asked.items() if "ATEN" not in generators(backends)}
 
 
 def _with_aten(without_aten: Mapping[str, str]) -> dict[str, str]:
