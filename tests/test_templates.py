@@ -293,7 +293,10 @@ def test_no_toml(toml):
     path = toml("x = ")
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.load_templates(path)
-    assert str(e.value) == f"Cannot read templates from {str(path)!r}: Invalid value (at end of document)."
+    assert (
+        str(e.value)
+        == f"Cannot read templates from {str(path)!r}: TOMLDecodeError: Invalid value (at end of document)."
+    )
 
 
 def test_missing_toml(tmp_path):
@@ -301,4 +304,7 @@ def test_missing_toml(tmp_path):
     path = str(tmp_path / "none.toml")
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.load_templates(path)
-    assert str(e.value) == f"Cannot read templates from {path!r}: [Errno 2] No such file or directory: {path!r}."
+    assert (
+        str(e.value)
+        == f"Cannot read templates from {path!r}: FileNotFoundError: [Errno 2] No such file or directory: {path!r}."
+    )
