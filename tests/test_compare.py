@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, plot, to_json
+from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, fastest, plot, to_json
 from backend_kwargs.compare import isolation as isolating
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval
@@ -566,3 +566,21 @@ def test_notes_on_rows_of_a_plot(made):
         "1.01x   compile 0.2 s",
         "unavailable",
     ]
+
+
+def compiled_row(label: str, median: float, compile_s: float) -> Row:
+    return Row(label, label, speedup=Interval(median, median - 0.1, median + 0.1), compile_s=compile_s)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        pytest.param([compiled_row("a", 1.7, 6.6), compiled_row("b", 1.3, 1.0)], "a", id="fastest"),
+        pytest.param([compiled_row("a", 1.72, 6.6), compiled_row("b", 1.7, 1.9)], "b", id="tie"),
+        pytest.param([compiled_row("a", 1.05, 1.0), compiled_row("b", 0.5, 1.0)], None, id="none"),
+    ],
+)
+def test_fastest(rows, wanted):
+    """The fastest beyond the noise is named; of those that tie, the one that compiles in the least time."""
+    found = fastest(Comparison(rows, {}, None, "eager", "inference", []))
+    assert (found and found.label) == wanted
