@@ -1,0 +1,152 @@
+"""After compiling: what was really generated, why, and what to change."""
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.records import WRAPPER, Record, records
+from backend_kwargs.report.advice import advice_on
+from backend_kwargs.report.generated import codes_of, comparable, unknown_here
+from backend_kwargs.report.graphs import Break, Code, Graph, lines_of, number, seconds_of
+
+__all__ = ["Break", "Code", "Graph", "Report", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What torch.compile made of one callable; `advice` has each trouble's cause and what to change."""
+
+    graphs: tuple[Graph, ...]
+    advice: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def breaks(self) -> tuple[Break, ...]:
+        """Where graphs end early, each once."""
+        return tuple(dict.fromkeys(graph.ended_by for graph in self.graphs if graph.ended_by))
+
+    @property
+    def recompiles(self) -> tuple[str, ...]:
+        """The guard that failed, for each graph compiled again."""
+        return tuple(graph.recompiled for graph in self.graphs if graph.recompiled)
+
+    @property
+    def seconds(self) -> float:
+        """What the backend took, backward included where torch still knows."""
+        return seconds_of(self.graphs)
+
+    def __str__(self) -> str:
+        counts = ((len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompiles), "recompile"))
+        head = f"{', '.join(number(count, what) for count, what in counts)}, {self.seconds:.1f} s in the backend"
+        told = [head, *(line for graph in self.graphs for line in lines_of(graph)), *self.notes]
+        return "\n".join([*told, *(f"advice: {advice}" for advice in self.advice)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, without the generated code; a value that JSON has no form for is left to the writer."""
+        data = asdict(self) | {"breaks": [asdict(each) for each in self.breaks], "seconds": self.seconds}
+        for code in (code for graph in data["graphs"] for code in graph["codes"]):
+            del code["source"]
+        return data
+
+
+def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None = None) -> Report:
+    """Report what became of `compiled`, as torch.compile returned it, once it has been called.
+
+    `against` is another one, such as the same model under the default: each code then tells whether it differs.
+
+    Raises:
+        BackendKwargsError: where `compiled` is no such callable, or no backend of this package compiled for it.
+
+    """
+    found, notes = _records_of(compiled)
+    graphs = tuple(_graph(record, other) for record, other in zip(found, _others(against, len(found)), strict=True))
+    return Report(graphs, tuple(advice_on(graphs)), (*notes, *_unseen_breaks(graphs)))
+
+
+def _others(against: Callable[..., Any] | None, count: int) -> Sequence[Sequence[Code] | None]:
+    if against is None:
+        return [None] * count
+    codes = [codes_of(record) for record in _records_of(against)[0]]
+    return (codes + [[]] * count)[:count]
+
+
+def _records_of(compiled: Any) -> tuple[list[Record], tuple[str, ...]]:
+    owner = _owner(compiled)
+    everything = records()
+    own = [record for record in everything if record.owner() is owner]
+    if own:
+        return own, ()
+    code = _code(owner)
+    shared = [record for record in everything if code is not None and _code(record.owner()) is code]
+    if shared:
+        return shared, ("Compiled for another torch.compile of the same code, whose graphs serve this one too.",)
+    raise BackendKwargsError(
+        "Nothing to report: call it first, and compile it by a backend of this package, "
+        'such as torch.compile(model, backend=make_backend("inductor")).'
+    )
+
+
+def _owner(compiled: Any) -> Any:
+    """Return what torch.compile was given, as its own wrapper holds it."""
+    import torch
+
+    call = compiled
+    if isinstance(compiled, torch.nn.Module):
+        call = compiled._compiled_call_impl or compiled.forward  # by Module.compile(), or torch.compile(module)
+    if not isinstance(call, types.FunctionType) or call.__code__.co_name != WRAPPER:
+        raise wrong_value("report", "what torch.compile returned", compiled)
+    return inspect.getclosurevars(call).nonlocals["fn"]
+
+
+def _code(owner: Any) -> Any:
+    """Return the code that dynamo compiles for `owner`."""
+    import torch
+
+    given = getattr(owner, "__wrapped__", owner)  # torch's own modules are all called through one function
+    module = getattr(given, "__self__", given)
+    return getattr(module.forward if isinstance(module, torch.nn.Module) else given, "__code__", None)
+
+
+def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
+    codes = codes_of(record)
+    if other is not None:
+        codes = [replace(code, differs=_differs(code, other[at : at + 1])) for at, code in enumerate(codes)]
+    return Graph(
+        record.compile_id,
+        record.function,
+        record.spec,
+        record.options,
+        record.seconds,
+        record.cache,
+        unknown_here() if record.recompiled is None else record.recompiled,
+        _break(record),
+        tuple(codes),
+    )
+
+
+def _differs(code: Code, other: Sequence[Code]) -> bool:
+    return [comparable(code.source)] != [comparable(each.source) for each in other]
+
+
+def _break(record: Record) -> Break | None:
+    if not record.break_reason:
+        return None
+    lines = [line.strip() for line in record.break_reason.splitlines()]
+    hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
+    return Break(record.place, lines[0], hints[0] if hints else "")
+
+
+def _unseen_breaks(graphs: Sequence[Graph]) -> Iterator[str]:
+    """Tell of breaks before the first operation of a frame: no graph was handed to a backend there."""
+    seen = {graph.ended_by.place.rpartition(":")[2] for graph in graphs if graph.ended_by}
+    for function in dict.fromkeys(graph.function for graph in graphs):
+        resumed = re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_(\d+)", function)
+        if resumed and resumed[2] not in seen:
+            yield (
+                f"A graph break in {resumed[1]} at line {resumed[2]} comes before any operation; "
+                "TORCH_LOGS=graph_breaks tells why."
+            )

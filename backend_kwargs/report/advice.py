@@ -1,0 +1,101 @@
+"""The four troubles, graph breaks, recompiles, no CUDA graphs, slow compiles: what caused each, what to change."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from backend_kwargs.report.graphs import Graph, seconds_of, times
+
+SLOW_S = 30.0
+COMPILE_ID = re.compile(r"^\d+/\d+(?:_\d+)?: ")
+# A cause found in the guard that failed, as a pattern, and what would change it.
+RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    (
+        re.compile(r"tensor '(?P<name>.+)' size mismatch at index (?P<dim>\d+)"),
+        "{name}.size({dim}) changed {times}",
+        "torch.compile(..., dynamic=True), or torch._dynamo.mark_dynamic({name}, {dim}) before the first call",
+    ),
+    (
+        re.compile(r"tensor '(?P<name>.+)' (?P<what>dtype|rank|stride|requires_grad|dispatch key set) mismatch"),
+        "the {what} of {name} changed {times}",
+        "hand in tensors of one {what}",
+    ),
+    (
+        re.compile(r"GLOBAL_STATE changed: *(?P<what>\w+)"),
+        "{what} changed {times}",
+        "call it under one such state, as with torch.no_grad() round every call",
+    ),
+    (
+        re.compile(r"^(?P<name>[\w.\[\]'\"]+) == (?P<value>[^ ]+)"),
+        "{name} was {value} and changed {times}",
+        "hand it in as a tensor, or torch.compile(..., dynamic=True)",
+    ),
+)
+SKIPS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile("mutat"), "write to no input in place: return the new value, or keep it in a buffer of the module"),
+    (re.compile("no tensor"), "run on a GPU"),
+    (re.compile("cpu|multiple devices"), "put every tensor of the graph on one GPU"),
+    (re.compile("dynamic|symbolic"), "torch.compile(..., dynamic=False) where the shapes are few"),
+)
+OTHER_SKIP = "TORCH_LOGS=cudagraphs tells more"
+TUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+
+
+def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
+    """Tell each trouble of `graphs`, with its cause and the change that would end it."""
+    yield from _breaks_advice(graphs)
+    yield from _recompiles_advice(graphs)
+    yield from _cudagraphs_advice(graphs)
+    yield from _slow_advice(graphs)
+
+
+def _breaks_advice(graphs: Sequence[Graph]) -> Iterator[str]:
+    for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
+        change = each.hint or "take it out of the compiled code"
+        yield f"graph break at {each.place}: {each.reason} -> {change}"
+
+
+def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
+    guards = Counter(COMPILE_ID.sub("", graph.recompiled).partition("\n")[0] for graph in graphs if graph.recompiled)
+    causes = Counter[tuple[str, str, tuple[tuple[str, str], ...]]]()
+    for guard, count in guards.items():
+        causes[_cause(guard)] += count
+    for (seen, change, words), count in causes.items():
+        yield f"{seen.format_map({**dict(words), 'times': times(count)})} -> {change.format_map(dict(words))}"
+    from torch._dynamo import config
+
+    frames = Counter(graph.compile_id.partition("/")[0] for graph in graphs)
+    for frame, count in frames.items():
+        if count >= config.recompile_limit:
+            yield (
+                f"{count} variants of frame {frame}: the limit; further ones run in eager -> make it vary less, "
+                "or raise torch._dynamo.config.recompile_limit"
+            )
+
+
+def _cause(guard: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    for pattern, seen, change in RECOMPILES:
+        if match := pattern.search(guard):
+            # The value that was expected differs from one recompile to the next; the cause is one.
+            return seen, change, tuple(match.groupdict().items())
+    return "{guard} failed {times}", "keep it as it was at the first call", (("guard", guard),)
+
+
+def _cudagraphs_advice(graphs: Sequence[Graph]) -> Iterator[str]:
+    states = (code.cudagraphs for graph in graphs for code in graph.codes)
+    for why in dict.fromkeys(state.removeprefix("skipped: ") for state in states if state.startswith("skipped: ")):
+        change = next((change for pattern, change in SKIPS if pattern.search(why)), OTHER_SKIP)
+        yield f"CUDA graphs skipped: {why} -> {change}"
+
+
+def _slow_advice(graphs: Sequence[Graph]) -> Iterator[str]:
+    for why in dict.fromkeys(graph.cache for graph in graphs if graph.cache.startswith("bypass")):
+        yield f"cache {why}: each process compiles anew -> leave out what cannot be cached"
+    seconds = seconds_of(graphs)
+    if seconds < SLOW_S:
+        return
+    tuning = [name for name in TUNING if any(graph.options.get(name) for graph in graphs)]
+    if tuning:
+        yield f"{seconds:.0f} s of compiling under {', '.join(tuning)} -> 'tmpl-inductor:fast_compile' while developing"
+    else:
+        yield f"{seconds:.0f} s of compiling -> torch.compiler.nested_compile_region on a block that repeats"

@@ -1,0 +1,172 @@
+"""What Inductor generated: found behind the closures of a compiled graph, when somebody asks."""
+
+import functools
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from backend_kwargs.records import Record
+from backend_kwargs.report.graphs import Code, times
+
+# How generated code makes a kernel, or calls one: what follows `async_compile.`, and what we call it.
+MADE: Mapping[str, str] = {
+    "triton": "Triton",
+    "multi_kernel": "Triton multi-kernel",
+    "cpp": "C++",
+    "cpp_pybinding": "C++",
+    "cuda": "CUTLASS",
+    "cutlass": "CUTLASS",
+    "cutedsl": "CuTeDSL",
+}
+KERNELS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("C++", re.compile(r'^extern "C" +void +(?!kernel\b)(\w+)\(', re.MULTILINE)),
+    ("Triton", re.compile(r"^ *(?:static )?(?:CUfunction|LazyKernel\w*) +(?:kernels\.)?(triton_\w+)", re.MULTILINE)),
+    ("extern", re.compile(r"\bextern_kernels\.(\w+)\(")),
+    ("extern", re.compile(r"(?<!\.)\b(?:torch\.ops\.)?aten\.(\w+(?:\.\w+)?)\(")),
+    ("extern", re.compile(r"\baoti_torch_(?:cpu|cuda)_(\w+)\(")),
+    ("extern", re.compile(r'\baoti_torch_call_dispatcher\("([\w:]+)"')),
+)
+MADE_HERE = re.compile(r"^(\w+) = async_compile\.(\w+)\(", re.MULTILINE)
+# Comments tell lines of the model and a running number of the graph, which differ where the code is one.
+COMMENT = re.compile(r"^\s*(?:#(?!include|define|pragma|if|endif|else)|//).*\n", re.MULTILINE)
+FORWARD_SKIPPED = "skipped with the forward graph's"
+
+
+def codes_of(record: Record) -> list[Code]:
+    """Return what Inductor generated for a graph, forward before backward; nothing where another compiler did it."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    graphs = [each for each in _held(record.compiled()) if isinstance(each, CompiledFxGraph)]
+    return sorted((_direction(record, graph) for graph in graphs), key=lambda code: code.direction, reverse=True)
+
+
+def comparable(source: str) -> str:
+    """Return generated code without what differs between equal codes."""
+    return COMMENT.sub("", source)
+
+
+def unknown_here() -> str:
+    """Say that this torch does not tell."""
+    import torch
+
+    return f"unknown on torch {torch.__version__}"
+
+
+def _direction(record: Record, graph: Any) -> Code:
+    backward = bool(graph.fx_kwargs.get("is_backward"))
+    seconds, cache = _backward_metrics(record) if backward else (record.seconds, record.cache)
+    return Code(
+        "backward" if backward else "forward",
+        _kernels(graph.source_code),
+        _cudagraphs(record, graph, "BACKWARD" if backward else ""),
+        seconds,
+        cache,
+        graph.source_code,
+    )
+
+
+def _held(root: Any) -> Iterator[Any]:
+    """Walk the callables that make up a compiled one: closures, attributes, bound and partial arguments.
+
+    A backward graph that was compiled later is found where autograd finds it.
+    """
+    seen: dict[int, Any] = {}
+    waiting = [root]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or not callable(each):
+            continue
+        seen[id(each)] = each
+        yield each
+        waiting.extend(reversed([*_parts(each)]))
+
+
+def _parts(each: Any) -> Iterable[Any]:
+    import torch
+
+    if isinstance(each, functools.partial):
+        return [each.func, *each.args]
+    if isinstance(each, types.MethodType | types.BuiltinMethodType):  # such as the apply() of an autograd function
+        return [each.__self__, getattr(each, "__func__", None)]
+    if isinstance(each, torch.fx.GraphModule):  # where regions are compiled, or nothing is
+        return [node.target for node in each.graph.nodes if isinstance(node.target, types.FunctionType)]
+    if isinstance(each, torch.nn.Module | torch.Tensor | types.ModuleType):
+        return []
+    if isinstance(each, types.FunctionType):
+        return [*map(_content, each.__closure__ or ()), *vars(each).values()]
+    of_torch = type(each).__module__.startswith("torch.") and hasattr(each, "__dict__")
+    return list(vars(each).values()) if of_torch else []
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a cell still empty
+        return None
+
+
+def _kernels(source: str) -> dict[str, tuple[str, ...]]:
+    """Return the names of the kernels that `source` makes and of the library functions it calls, by kind."""
+    source = comparable(source)
+    made = [(MADE.get(how, how), name) for name, how in MADE_HERE.findall(source)]
+    named = [(kind, name) for kind, pattern in KERNELS for name in pattern.findall(source)]
+    kinds = dict.fromkeys(kind for kind, _ in (*made, *named))
+    return {kind: tuple(dict.fromkeys(n for k, n in (*made, *named) if k == kind)) for kind in kinds}
+
+
+def _backward_metrics(record: Record) -> tuple[float | None, str]:
+    """Return the seconds and the cache's outcome of a backward graph, which is compiled after its forward one."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    kept = get_compilation_metrics()
+    later = [m for m in kept if (m.start_time_us or 0) > record.at]
+    found = next((m for m in later if m.compile_id == record.compile_id and not m.is_forward), None)
+    if found is None:  # compiled or loaded along with its forward graph, where torch would still know of another time
+        return None, record.cache if len(later) < len(kept) else "unknown: torch keeps its last compiles only"
+    counts = (("hit", found.inductor_fx_local_cache_hit_count), ("miss", found.inductor_fx_local_cache_miss_count))
+    return (found.duration_us or 0) / 1e6, next((word for word, count in counts if count), record.cache)
+
+
+def _cudagraphs(record: Record, graph: Any, mode: str) -> str:
+    """Tell what became of CUDA graphs: torch decides at compile time, and again at the first calls."""
+    why = graph.disabled_cudagraphs_reason or _failed(graph.cudagraph_info)
+    if graph.cudagraph_info is None and not why:
+        return FORWARD_SKIPPED if mode and record.options.get("triton.cudagraphs") else "off"
+    if "cuda" not in graph.device_types:
+        return "skipped: no tensor is on a GPU"
+    if why:
+        return f"skipped: {why.strip().removeprefix('skipping cudagraphs due to ').rstrip(': ')}"
+    return _recordings(record.compile_id, mode, next(iter(graph.device_idxs)))
+
+
+def _failed(info: Any) -> str:
+    return "; ".join(getattr(info, "cudagraph_fail_reasons", ()) or ())
+
+
+def _recordings(compile_id: str, mode: str, device: int) -> str:
+    from torch._inductor import cudagraph_trees
+
+    try:
+        manager: Any = cudagraph_trees.get_manager(device, create_if_none_exists=False)
+        if manager is None:
+            return "not recorded: not called yet"
+        functions = {
+            key
+            for key, value in manager.id_to_compile_id.items()
+            if str(value) == compile_id and (manager.id_to_mode[key].name == "BACKWARD") == bool(mode)
+        }
+        count = sum(node.wrapped_function.id in functions for node in _nodes(manager.get_roots()))
+        if functions & set(manager.warned_mutation):
+            return "skipped: mutated inputs"
+    except AttributeError:
+        return unknown_here()
+    return f"recorded {times(count)}" if count else "not recorded so far: the first call warms up, the next records"
+
+
+def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(child for children in node.children.values() for child in children)

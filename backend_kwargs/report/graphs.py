@@ -1,0 +1,87 @@
+"""What a report holds: the compiled graphs, the code of each, and how they are told."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What Inductor generated for one direction of a graph.
+
+    `kernels` has their names by kind: "Triton", "C++", "CUTLASS", and "extern" for calls into libraries. `cudagraphs`
+    is "off", "skipped: why", "recorded N times", or what is not known. `differs` tells whether the code is other than
+    that of the callable reported `against`, None where there was none to compare.
+    """
+
+    direction: str
+    kernels: Mapping[str, tuple[str, ...]]
+    cudagraphs: str
+    seconds: float | None
+    cache: str
+    source: str = field(repr=False)
+    differs: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Where a graph ended early, and why."""
+
+    place: str
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One compiled graph; `recompiled` is the guard that failed, "" on a first compile. No `codes` without Inductor."""
+
+    compile_id: str
+    function: str
+    backend: str
+    options: Mapping[str, Any]
+    seconds: float
+    cache: str
+    recompiled: str
+    ended_by: Break | None
+    codes: tuple[Code, ...]
+
+
+def seconds_of(graphs: Iterable[Graph]) -> float:
+    """Return what compiling took, backward included where it is known."""
+    backward = (code.seconds or 0.0 for graph in graphs for code in graph.codes if code.direction == "backward")
+    return sum(graph.seconds for graph in graphs) + sum(backward)
+
+
+def lines_of(graph: Graph) -> Iterator[str]:
+    """Tell a graph in lines."""
+    yield f"graph {graph.compile_id} {graph.function}: {graph.backend}, {graph.seconds:.1f} s, cache {graph.cache}"
+    if graph.options:
+        yield f"  options: {', '.join(f'{name}={value!r}' for name, value in graph.options.items())}"
+    if graph.recompiled:
+        yield f"  recompiled: {graph.recompiled.splitlines()[0]}"
+    yield from (f"  {line}" for line in map(_code_line, graph.codes))
+    if graph.ended_by:
+        yield f"  ended at {graph.ended_by.place}: {graph.ended_by.reason}"
+
+
+def _code_line(code: Code) -> str:
+    kernels = "; ".join(f"{len(names)} {kind} ({', '.join(names)})" for kind, names in code.kernels.items())
+    cost = "" if code.direction == "forward" else _cost(code)
+    differs = {True: "; differs from the other", False: "; same as the other", None: ""}[code.differs]
+    return f"{code.direction}: {kernels or 'no kernels'}; CUDA graphs {code.cudagraphs}{cost}{differs}"
+
+
+def _cost(code: Code) -> str:
+    seconds = "" if code.seconds is None else f"{code.seconds:.1f} s, "
+    return f"; {seconds}cache {code.cache}"
+
+
+def number(count: int, what: str) -> str:
+    """Return "1 graph" or "2 graphs"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def times(count: int) -> str:
+    """Return "once", "twice" or "3 times"."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
