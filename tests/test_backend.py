@@ -559,3 +559,10 @@ def test_the_environment_is_named_in_layers(monkeypatch):
     """What the environment's template sets is told apart from what a spec's would."""
     monkeypatch.setenv("BACKEND_KWARGS_TEMPLATE", "freezing")
     assert [layer.source for layer in make_backend(INDUCTOR).layers] == ["template freezing (environment)"]
+
+
+def test_nan_is_no_json():
+    """A value that JSON has no form for is refused, and not written as something no reader takes."""
+    b = make_backend(INDUCTOR, {"min_overlap_ratio": float("nan")})
+    with pytest.raises(BackendKwargsError, match="Option 'min_overlap_ratio' cannot be written: nan"):
+        b.to_config()

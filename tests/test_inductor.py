@@ -477,3 +477,12 @@ def test_clone_outputs_needs_graph_trees():
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.make_backend("tmpl-inductor:cudagraphs", {"triton.cudagraph_trees": False}, clone_outputs=True)
     assert str(raised.value) == "Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True."
+
+
+def test_clone_outputs_refuses_to_be_saved():
+    """What copies outputs would be lost on disk, and aot_compile() says so in place of losing it."""
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        aot_compiled(bk.make_backend("tmpl-inductor", clone_outputs=True)).save_compiled_function(os.devnull)
+    assert str(raised.value) == (
+        "Option 'clone_outputs' does not survive aot_compile(); clone the outputs in the model."
+    )
