@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from backend_kwargs.compilers.generated import comparable
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.records import WRAPPER, Record, records
 from backend_kwargs.report.advice import advice_on
-from backend_kwargs.report.generated import codes_of, comparable, unknown_here
+from backend_kwargs.report.generated import codes_of, unknown_here
 from backend_kwargs.report.graphs import Break, Code, Graph, lines_of, number, seconds_of
 
 __all__ = ["Break", "Code", "Graph", "Report", "report"]

@@ -1,11 +1,10 @@
-"""What Inductor generated: found behind the closures of a compiled graph, when somebody asks."""
+"""What Inductor generated for a graph, told when somebody asks."""
 
-import functools
 import re
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from backend_kwargs.compilers.generated import comparable, compiled_graphs
 from backend_kwargs.records import Record
 from backend_kwargs.report.graphs import Code, times
 
@@ -28,22 +27,16 @@ KERNELS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("extern", re.compile(r'\baoti_torch_call_dispatcher\("([\w:]+)"')),
 )
 MADE_HERE = re.compile(r"^(\w+) = async_compile\.(\w+)\(", re.MULTILINE)
-# Comments tell lines of the model and a running number of the graph, which differ where the code is one.
-COMMENT = re.compile(r"^\s*(?:#(?!include|define|pragma|if|endif|else)|//).*\n", re.MULTILINE)
 FORWARD_SKIPPED = "skipped with the forward graph's"
 
 
 def codes_of(record: Record) -> list[Code]:
     """Return what Inductor generated for a graph, forward before backward; nothing where another compiler did it."""
-    from torch._inductor.output_code import CompiledFxGraph
-
-    graphs = [each for each in _held(record.compiled()) if isinstance(each, CompiledFxGraph)]
-    return sorted((_direction(record, graph) for graph in graphs), key=lambda code: code.direction, reverse=True)
-
-
-def comparable(source: str) -> str:
-    """Return generated code without what differs between equal codes."""
-    return COMMENT.sub("", source)
+    return sorted(
+        (_direction(record, graph) for graph in compiled_graphs(record.compiled())),
+        key=lambda code: code.direction,
+        reverse=True,
+    )
 
 
 def unknown_here() -> str:
@@ -64,46 +57,6 @@ def _direction(record: Record, graph: Any) -> Code:
         cache,
         graph.source_code,
     )
-
-
-def _held(root: Any) -> Iterator[Any]:
-    """Walk the callables that make up a compiled one: closures, attributes, bound and partial arguments.
-
-    A backward graph that was compiled later is found where autograd finds it.
-    """
-    seen: dict[int, Any] = {}
-    waiting = [root]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen or not callable(each):
-            continue
-        seen[id(each)] = each
-        yield each
-        waiting.extend(reversed([*_parts(each)]))
-
-
-def _parts(each: Any) -> Iterable[Any]:
-    import torch
-
-    if isinstance(each, functools.partial):
-        return [each.func, *each.args]
-    if isinstance(each, types.MethodType | types.BuiltinMethodType):  # such as the apply() of an autograd function
-        return [each.__self__, getattr(each, "__func__", None)]
-    if isinstance(each, torch.fx.GraphModule):  # where regions are compiled, or nothing is
-        return [node.target for node in each.graph.nodes if isinstance(node.target, types.FunctionType)]
-    if isinstance(each, torch.nn.Module | torch.Tensor | types.ModuleType):
-        return []
-    if isinstance(each, types.FunctionType):
-        return [*map(_content, each.__closure__ or ()), *vars(each).values()]
-    of_torch = type(each).__module__.startswith("torch.") and hasattr(each, "__dict__")
-    return list(vars(each).values()) if of_torch else []
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a cell still empty
-        return None
 
 
 def _kernels(source: str) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,62 @@
+"""What Inductor made of a graph: found behind the closures of what it returned."""
+
+import functools
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+# Comments tell lines of the model and a running number of the graph, which differ where the code is one.
+COMMENT = re.compile(r"^\s*(?:#(?!include|define|pragma|if|endif|else)|//).*\n", re.MULTILINE)
+
+
+def compiled_graphs(compiled: Callable[..., Any] | None) -> list[Any]:
+    """Return the CompiledFxGraphs behind what `compile_fx` returned, none where another compiler did it."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    return [each for each in _held(compiled) if isinstance(each, CompiledFxGraph)]
+
+
+def comparable(source: str) -> str:
+    """Return generated code without what differs between equal codes."""
+    return COMMENT.sub("", source)
+
+
+def _held(root: Any) -> Iterator[Any]:
+    """Walk the callables that make up a compiled one: closures, attributes, bound and partial arguments.
+
+    A backward graph that was compiled later is found where autograd finds it.
+    """
+    seen: dict[int, Any] = {}
+    waiting = [root]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or not callable(each):
+            continue
+        seen[id(each)] = each
+        yield each
+        waiting.extend(reversed([*_parts(each)]))
+
+
+def _parts(each: Any) -> Iterable[Any]:
+    import torch
+
+    if isinstance(each, functools.partial):
+        return [each.func, *each.args]
+    if isinstance(each, types.MethodType | types.BuiltinMethodType):  # such as the apply() of an autograd function
+        return [each.__self__, getattr(each, "__func__", None)]
+    if isinstance(each, torch.fx.GraphModule):  # where regions are compiled, or nothing is
+        return [node.target for node in each.graph.nodes if isinstance(node.target, types.FunctionType)]
+    if isinstance(each, torch.nn.Module | torch.Tensor | types.ModuleType):
+        return []
+    if isinstance(each, types.FunctionType):
+        return [*map(_content, each.__closure__ or ()), *vars(each).values()]
+    of_torch = type(each).__module__.startswith("torch.") and hasattr(each, "__dict__")
+    return list(vars(each).values()) if of_torch else []
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a cell still empty
+        return None
