@@ -1,9 +1,11 @@
 # Everything runs in .venv, which the first target makes with Python >= 3.11. Compiling a model takes a C++ compiler.
 #   make test TORCH=torch==2.11.0                      another torch
 #   make test PYTHON=/path/to/python TORCH=installed   the torch that this Python has, a GPU build say
+#   make clean test EXTRAS=dev,demo                    without TVM, whose tests are then skipped
 # A .venv remembers its choice until TORCH says otherwise; "make clean" forgets it.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+EXTRAS ?= dev,demo,tvm
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= $(or $(patsubst $(VENV)/ready-%,%,$(firstword $(wildcard $(VENV)/ready-*))),constraints.txt)
@@ -21,9 +23,9 @@ define NO_TORCH
 Not installed. If pip found no torch==2.13.0+cpu, set PIP_EXTRA_INDEX_URL to the index of CPU wheels that the "Get Started" page of PyTorch names, or take another build: make TORCH=torch==2.13.0 (on Linux gigabytes of CUDA), or TORCH=installed for the one this Python has.
 endef
 
-.PHONY: help demo test overhead check fix clean
+.PHONY: help demo test bench overhead check fix clean
 help:
-	@echo "make demo | test | overhead | check | fix | clean"
+	@echo "make demo | test | bench | overhead | check | fix | clean"
 
 demo: $(READY)
 	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15
@@ -31,6 +33,11 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --benchmark-disable $(PYTEST_ARGS)
+
+# Every peer of the smoke suite, checked; its timings are nobody's verdict.
+bench: $(READY)
+	rm -rf .bench
+	$(BIN)/python -m benchmarks run --suite smoke --device cpu --out .bench/smoke.jsonl
 
 # What a call through a backend costs beside plain torch.compile: recorded, never a test.
 overhead: $(READY)
@@ -51,8 +58,8 @@ clean:
 
 $(READY): pyproject.toml constraints.txt
 	@test -e "$@" || $(MAKE) --no-print-directory $(VENV)
-	@echo "Installing into $(VENV): a minute or two, 1.7 GB."
-	@$(BIN)/python -m pip install -q $(WANTED) -e ".[dev,demo]" || { echo '$(NO_TORCH)' >&2; exit 1; }
+	@echo "Installing into $(VENV): a minute or two, 2 GB."
+	@$(BIN)/python -m pip install -q $(WANTED) -e ".[$(EXTRAS)]" || { echo '$(NO_TORCH)' >&2; exit 1; }
 	@touch "$@"
 
 .PHONY: $(VENV)

@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,18 @@ def median_interval(samples: Sequence[float]) -> Interval:
     """
     if not samples:
         raise ValueError("median_interval wants at least one sample, got none.")
-    values = torch.tensor(samples, dtype=torch.float64)
-    picks = torch.randint(len(samples), (RESAMPLES, len(samples)), generator=torch.Generator().manual_seed(0))
-    low, high = values[picks].quantile(0.5, dim=1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    values = torch.tensor(samples, dtype=torch.float64).sort().values
+    lower, upper = _median_ranks(len(samples))
+    medians = (values[lower] + values[upper]) / 2
+    low, high = medians.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return Interval(percentile(samples, 0.5), low, high)
+
+
+@cache
+def _median_ranks(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return between which two ranks the median of each resample of `count` samples lies."""
+    picks = torch.randint(count, (RESAMPLES, count), generator=torch.Generator().manual_seed(0)).sort(dim=1).values
+    return picks[:, (count - 1) // 2], picks[:, count // 2]
 
 
 def ratio_interval(baseline: Sequence[float], candidate: Sequence[float]) -> Interval:

@@ -58,7 +58,7 @@ def show(
     """
     _check_outputs(json, plot)  # before minutes of compiling
     candidates = list(_candidates(backends, assigned(options), config))
-    model, example_inputs = _built(factory)
+    model, example_inputs = built(factory)
     _silence_autotuning()
     from backend_kwargs.compare import compare, fastest, to_json
     from backend_kwargs.compare import plot as draw
@@ -119,7 +119,8 @@ def _text(config: str) -> str:
         raise BackendKwargsError(f"Cannot read config {config[1:]!r}: {said(error)}.") from None
 
 
-def _built(factory: str) -> tuple[Any, Any]:
+def built(factory: str) -> tuple[Any, Any]:
+    """Return what the factory gives: (model, example_inputs)."""
     where, colon, name = factory.rpartition(":")
     if not colon or not where or not name:
         raise wrong_value("FACTORY", "'package.module:function' or 'file.py:function'", factory)
@@ -236,7 +237,11 @@ def _cells(row: "Row") -> tuple[str, ...]:
     )
     compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
     memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
-    return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, row.reason or row.verdict)
+    return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, _remarks(row))
+
+
+def _remarks(row: "Row") -> str:
+    return ", ".join(filter(None, (row.reason or row.verdict, row.tuning)))
 
 
 def _pasted(backend: str) -> str:

@@ -1,0 +1,319 @@
+"""The command line `python -m benchmarks`: commands that parse, call and print."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from backend_kwargs.cli.console import complain, console, print_json, print_table
+from backend_kwargs.errors import BackendKwargsError, wrong_value
+
+if TYPE_CHECKING:
+    import torch
+
+    from benchmarks.case import Case
+    from benchmarks.records import Cell
+    from benchmarks.run import Say
+
+UNFINISHED = 3  # the budget ended first; --resume goes on
+NONE_PASSED = 1
+USER_MISTAKE = 2
+INTERRUPTED = 130
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+app = typer.Typer(name="python -m benchmarks", help=__doc__, add_completion=False, pretty_exceptions_enable=False)
+
+
+class Suite(StrEnum):
+    """How much to run."""
+
+    smoke = "smoke"
+    dev = "dev"
+    full = "full"
+
+
+class Mode(StrEnum):
+    """What a call is: forward, forward and backward, or a whole step of training."""
+
+    fwd = "fwd"
+    fwd_bwd = "fwd_bwd"
+    train = "train"
+
+
+class L2(StrEnum):
+    """Whether the L2 cache is emptied before each sample of device time."""
+
+    cold = "cold"
+    warm = "warm"
+
+
+class Timer(StrEnum):
+    """One clock alone: the device's events, or the wall."""
+
+    events = "events"
+    wall = "wall"
+
+
+class Scale(StrEnum):
+    """The sizes: "full" are the table's, "smoke" the same computation, small."""
+
+    smoke = "smoke"
+    full = "full"
+
+
+Globs = Annotated[list[str] | None, typer.Option("--case", help="Only cases of such a name; may be given again.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="transformers:NAME?option=value, timm:NAME or FILE:FACTORY, in place of the cases."),
+]
+Device = Annotated[str | None, typer.Option(help="Where to run; a GPU where there is one.")]
+
+
+@app.command("list")
+def show_list(suite: Suite = Suite.full, case: Globs = None) -> None:
+    """List the cases and the peers."""
+    from benchmarks.cases import CASES
+    from benchmarks.peers import HAND, peers
+    from benchmarks.run import select
+
+    chosen = select(CASES, suite, case or [], "cuda")
+    rows = [
+        (c.name, c.group, str(c.dtype).removeprefix("torch."), " ".join(c.modes), " ".join(sorted(c.suites)))
+        for c in chosen
+    ]
+    print_table(("case", "group", "dtype", "modes", "suites beside full"), rows)
+    told = [(p.name, p.kind, " ".join(p.devices), " ".join(p.modes)) for p in peers().values()]
+    print_table(("peer", "kind", "devices", "modes"), [*told, (f"{HAND}NAME", "hand", "a case's own", "fwd fwd_bwd")])
+
+
+@app.command()
+def env(device: Device = None) -> None:
+    """Print where a run would take place, as its first line has it."""
+    import torch
+
+    from backend_kwargs.measure import environment
+    from benchmarks.run import about
+
+    print_json({**environment(torch.device(_device(device))), **about(" ".join(sys.argv))})
+
+
+@app.command()
+def ceilings(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] = 30) -> None:
+    """Measure what the device can do at best."""
+    import torch
+
+    from benchmarks.ceilings import measure_ceilings
+
+    with torch.no_grad():
+        found = measure_ceilings(torch.device(_device(device)), rounds)
+    rows = [
+        (name, f"{f.value:.4g}", f"[{f.low:.4g}, {f.high:.4g}]", f.unit, f.attempt) for name, f in found.figures.items()
+    ]
+    print_table(("ceiling", "median", "95 %", "unit", "best attempt"), rows)
+
+
+@app.command()
+def run(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines; one file for each shard.")],
+    suite: Suite = Suite.full,
+    case: Globs = None,
+    model: Models = None,
+    peers: Annotated[str | None, typer.Option(metavar="GLOB,...", help="Only these, and the baselines.")] = None,
+    mode: Annotated[list[Mode] | None, typer.Option(help="Only such modes; may be given again.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="bf16|fp16|fp32", help="In place of each case's own.")] = None,
+    scale: Annotated[Scale | None, typer.Option(help='"smoke" on a CPU and for the smoke suite, else "full".')] = None,
+    l2: L2 = L2.cold,
+    timer: Annotated[Timer | None, typer.Option(help="One clock; both by default.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="5 for the smoke suite, else 30.")] = None,
+    compiles: Annotated[
+        int | None, typer.Option(min=0, help="Fresh processes for each compile; 0: in the timing process.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Compiles at a time, where none of them times kernels.")] = 1,
+    budget: Annotated[
+        str | None, typer.Option(metavar="540s", help="End by then; what is left takes --resume.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="300s", help="For one peer's compile, or a group's timing.")] = "300s",
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Every N-th group, from the I-th.")] = "1/1",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what FILE does not hold.")] = False,
+    also: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="With --resume: what it holds is done.")
+    ] = None,
+    device: Device = None,
+    no_ceilings: Annotated[bool, typer.Option("--no-ceilings", help="Without limits.")] = False,
+) -> None:
+    """Check and time peers; exit with 3 where the budget ended first, with 1 where no cell passed."""
+    from benchmarks import peers as table
+    from benchmarks.run import Plan, groups
+    from benchmarks.run import run as go
+
+    place = _device(device)
+    globs = tuple(peers.split(",")) if peers else table.SMOKE if suite == "smoke" else ("*",)
+    table.check_globs(globs)
+    globs = (*dict.fromkeys((*table.BASELINES, *globs)),)
+    plan = Plan(
+        cases=_cases(suite, case or [], model or [], mode or [], place),
+        out=out,
+        device=place,
+        suite=suite.value,
+        globs=globs,
+        modes=tuple(each.value for each in mode or ()),
+        dtype=_dtype(dtype),
+        scale=scale and scale.value,
+        l2=l2.value,
+        clocks=(timer.value,) if timer else ("events", "wall"),
+        rounds=rounds,
+        compiles=compiles,
+        jobs=jobs,
+        budget_s=_seconds("--budget", budget) if budget else float("inf"),
+        step_s=_seconds("--timeout", timeout),
+        shard=_shard(shard),
+        resume=resume,
+        also=tuple(also or ()),
+        ceilings=not no_ceilings,
+        command=" ".join(["python -m benchmarks", *sys.argv[1:]]),
+    )
+    if not groups(plan):
+        raise BackendKwargsError("No case is left by these options: `python -m benchmarks list` shows all.")
+    with _progress() as say:
+        progressed = go(plan, say)
+    _print(progressed.cells)
+    if progressed.out_of_time:
+        console().print(f"{progressed.done} of {progressed.total} groups done: --resume goes on.")
+        raise typer.Exit(UNFINISHED)
+    if progressed.cells and not any(cell.passed for cell in progressed.cells):
+        raise typer.Exit(NONE_PASSED)
+
+
+@app.command()
+def compare(old: Path, new: Path) -> None:
+    """Compare two files: exit with 0 where nothing became slower, 1 where something did, 2 where they cannot be."""
+    from benchmarks.compare import compare_files
+
+    outcome = compare_files(old, new)
+    console().print(outcome.table())
+    if outcome.reason:
+        console().print(outcome.reason, markup=False, soft_wrap=True)
+    raise typer.Exit(outcome.code)
+
+
+@app.command()
+def report(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Of one device and one torch.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Markdown; the plots lie beside it.")] = None,
+    plots: Annotated[bool, typer.Option(help="Draw, with matplotlib.")] = True,
+    hud: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Records of PyTorch's HUD.")] = None,
+) -> None:
+    """Write results as Markdown and plots, or as records of PyTorch's HUD."""
+    import json
+
+    from benchmarks import records
+
+    if not out and not hud:
+        raise BackendKwargsError("report wants --out FILE.md or --hud FILE.json.")
+    if hud:
+        hud.write_text(json.dumps(records.to_hud(records.read(*files)), indent=1) + "\n")
+    if out:
+        from benchmarks.report import write_report
+
+        write_report(files, out, plots=plots)
+
+
+@app.command()
+def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] = 300) -> None:
+    """Measure what the package costs beside plain torch.compile with equal options."""
+    from benchmarks.overhead import as_table, measure_overhead
+
+    console().print(as_table(measure_overhead(_device(device), rounds=rounds)), markup=False, soft_wrap=True)
+
+
+# ---- arguments
+
+
+def _cases(suite: str, globs: list[str], models: list[str], modes: list[Mode], device: str) -> "tuple[Case, ...]":
+    if not models:
+        from benchmarks.cases import CASES
+        from benchmarks.run import select
+
+        return select(CASES, suite, globs, device)
+    from benchmarks.user_models import model_case
+
+    return tuple(model_case(spec, mode.value) for spec in models for mode in modes or [Mode.fwd])
+
+
+def _device(named: str | None) -> str:
+    if named:
+        return named
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype(word: str | None) -> "torch.dtype | None":
+    if word is None:
+        return None
+    import torch
+
+    if word not in DTYPES:
+        raise wrong_value("--dtype", " or ".join(map(repr, DTYPES)), word)
+    found: Any = getattr(torch, DTYPES[word])
+    return found
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        return float(text.removesuffix("s"))
+    except ValueError:
+        raise wrong_value(option, "seconds, such as '540s'", text) from None
+
+
+def _shard(text: str) -> tuple[int, int]:
+    at, _, of = text.partition("/")
+    if not (at.isdecimal() and of.isdecimal() and 1 <= int(at) <= int(of)):
+        raise wrong_value("--shard", "I/N, from 1/N to N/N", text)
+    return int(at), int(of)
+
+
+# ---- printing
+
+
+@contextmanager
+def _progress() -> "Iterator[Say]":
+    """Give what shows how far a run is: a bar on a terminal, else a line for each step."""
+    stream, started = console(stderr=True), perf_counter()
+    if not stream.is_terminal:
+        yield lambda doing, done: stream.print(f"{perf_counter() - started:6.1f} s {done:4.0%} {doing}", markup=False)
+        return
+    columns = TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TimeElapsedColumn()
+    with Progress(*columns, console=stream, transient=True) as progress:
+        bar = progress.add_task("", total=1.0)
+        yield lambda doing, done: progress.update(bar, description=doing, completed=done)
+
+
+def _print(cells: "list[Cell]") -> None:
+    from backend_kwargs.measure import percentile
+
+    rows = []
+    for cell in cells:
+        clocks = [f"{percentile(s, 0.5) * 1e6:.1f}" if s else "" for s in (cell.device_s, cell.wall_s)]
+        made = f"{cell.compile.cold_s:.1f}" if cell.compile.cold_s is not None else ""
+        rows.append(
+            (cell.case, cell.mode, cell.peer, *clocks, made, " ".join(filter(None, (cell.status, cell.reason))))
+        )
+    print_table(("case", "mode", "peer", "device µs", "wall µs", "compile s", "status"), rows)
+
+
+def main() -> None:
+    """Run a command; print a user's mistake as one line and exit with 2."""
+    try:
+        app()
+    except BackendKwargsError as error:
+        complain(str(error))
+        sys.exit(USER_MISTAKE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

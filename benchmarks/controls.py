@@ -1,0 +1,158 @@
+"""Planted peers whose outcome is known: where one comes out otherwise, no other figure of the run is to be believed.
+
+`timed` ones run in every group: the baseline again, whose ratio is the noise floor, and the baseline with 5 % more
+work, which must be seen. The `FAULTY` ones are wrong in one way each, and a check must say so:
+`expected` is its status.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backend_kwargs.measure import Status, interleave, percentile
+from benchmarks.peers import Peer
+from benchmarks.records import AGAIN
+from benchmarks.timers import device_times
+
+BASELINE = "eager"
+SLOWED = "+5 %"
+INJECTED = 0.05
+SPIN_CYCLES = 1_000_000
+
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+Function = Callable[..., Any]
+
+
+def timed(call: Callable[[], object], device: torch.device) -> dict[str, Callable[[], object]]:
+    """Return the controls that are timed beside the baseline `call`, which they repeat."""
+    return {AGAIN: call, SLOWED: slowed(call, device)}
+
+
+def slowed(call: Callable[[], object], device: torch.device, share: float = INJECTED) -> Callable[[], object]:
+    """Return `call` with `share` more work, on the device's clock where it has one, else on the wall's."""
+    on_device = device.type != "cpu"
+    times = device_times({"": call}, 10, device) if on_device else interleave({"": call}, rounds=10, device=device)
+    spin = spinning(share * percentile(times[""], 0.5), device)
+
+    def slower() -> object:
+        result = call()
+        spin()
+        return result
+
+    return slower
+
+
+def spinning(seconds: float, device: torch.device) -> Callable[[], None]:
+    """Return a call that keeps the device busy for so long."""
+    if device.type == "cuda":
+        return functools.partial(torch.cuda._sleep, int(seconds * _cycles_per_second(device)))
+
+    def spin() -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    return spin
+
+
+@functools.cache
+def _cycles_per_second(device: torch.device) -> float:
+    spins = device_times({"": lambda: torch.cuda._sleep(SPIN_CYCLES)}, 10, device)
+    return SPIN_CYCLES / percentile(spins[""], 0.5)
+
+
+# ---- backends, all but the first wrong
+
+
+def sound(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Function:
+    """Compute what is asked."""
+    return gm.forward
+
+
+def wrong_result(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Function:
+    """Compute what is asked, five per cent too large."""
+    return lambda *args: _mapped(lambda leaf: leaf * 1.05, gm(*args))
+
+
+def cached_result(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Function:
+    """Compute at the first call, and give that result ever after."""
+    results: list[Any] = []
+
+    def run(*args: Any) -> Any:
+        if not results:
+            results.append(gm(*args))
+        return results[0]
+
+    return run
+
+
+def no_op(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Function:
+    """Learn the outputs' shapes at the first call, and compute nothing at any."""
+    remembered = cached_result(gm, example_inputs)
+    return lambda *args: _mapped(torch.zeros_like, remembered(*args))
+
+
+def _mapped(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    def leaf(value: Any) -> Any:
+        return change(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return pytree.tree_map(leaf, tree)
+
+
+# ---- functions that do not stay one graph
+
+
+def breaking(fn: Function) -> Function:
+    """Return `fn` with a graph break behind it, and something to compute after that."""
+
+    def broken(*args: Any) -> Any:
+        result = fn(*args)
+        torch._dynamo.graph_break()
+        return _mapped(lambda leaf: leaf + 0, result)
+
+    return broken
+
+
+def recompiling(fn: Function) -> Function:
+    """Return `fn` with a guard that fails at every call."""
+    turn = [""]
+
+    def changing(*args: Any) -> Any:
+        turn[0] += "."
+        return _mapped(lambda leaf: leaf + 0 * len(turn[0]), fn(*args))
+
+    return changing
+
+
+def _as_it_is(fn: Function) -> Function:
+    return fn
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A backend at fault, or a function that a sound one cannot keep whole, and the status that must come out."""
+
+    expected: Status
+    backend: Backend = sound
+    plant: Callable[[Function], Function] = _as_it_is
+
+    def peer(self, name: str) -> Peer:
+        """Return it as a peer, which compiles what `plant` makes of the case's function."""
+        return Peer(name, "control", self.backend)
+
+
+FAULTY: Mapping[str, Control] = MappingProxyType(
+    {
+        "wrong result": Control("fail_accuracy", wrong_result),
+        "no-op": Control("fail_accuracy", no_op),
+        "cached result": Control("fail_accuracy", cached_result),
+        "graph break": Control("fail_to_run", plant=breaking),
+        "recompile": Control("fail_to_run", plant=recompiling),
+    }
+)

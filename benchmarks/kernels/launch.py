@@ -1,0 +1,41 @@
+"""What the Triton kernels share: their tuning, their grids, and a dot that the interpreter gets right."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+def config(warps: int, stages: int = 1, pre_hook: Callable[..., None] | None = None, **blocks: int) -> triton.Config:
+    """Return a configuration of a kernel: its constants, its warps and the depth of its pipeline."""
+    return triton.Config(blocks, num_warps=warps, num_stages=stages, pre_hook=pre_hook)
+
+
+def tuned(small: triton.Config, configs: list[triton.Config], *key: str) -> Callable[[Any], Any]:
+    """Return a decorator that lets Triton choose among `configs` for each `key`; the interpreter takes `small`."""
+    return triton.autotune([small] if INTERPRETED.value else configs, key=list(key), cache_results=True)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Return how many programs run side by side; two under the interpreter, so that loops go round there too."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def persistent(device: torch.device, rows: int) -> Callable[[dict[str, Any]], tuple[int]]:
+    """Return a grid of at most `PER_SM` programs on each multiprocessor, each for `ROWS` rows at a time."""
+    return lambda meta: (min(triton.cdiv(rows, meta["ROWS"]), multiprocessors(device) * meta["PER_SM"]),)
+
+
+@triton.jit
+def dot(a, b, acc):
+    """Multiply two tiles and add them to `acc`, in the full precision of their type."""
+    if INTERPRETED:  # which keeps bf16 as integers, and would multiply those
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")

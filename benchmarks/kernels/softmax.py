@@ -1,0 +1,77 @@
+"""Softmax over the last dimension: rows that fit in registers in one pass, wider ones online in two."""
+# ruff: noqa: N803  Triton writes constants large.
+
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.kernels.launch import config, persistent, tuned
+
+WIDEST_ROW = 32768
+
+
+@tuned(
+    config(4, ROWS=2, PER_SM=1),
+    [
+        config(warps, ROWS=1, PER_SM=per_sm)
+        for warps, per_sm in ((4, 4), (8, 2), (8, 4), (8, 4096), (16, 2), (16, 4096), (32, 1))
+    ],
+    "columns",
+)
+@triton.jit
+def narrow(x, out, rows, columns, BLOCK: tl.constexpr, ROWS: tl.constexpr, PER_SM: tl.constexpr):
+    """Hold `ROWS` whole rows at a time."""
+    at = tl.arange(0, BLOCK)
+    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        keep = (row < rows)[:, None] & (at < columns)[None, :]
+        offsets = row.to(tl.int64)[:, None] * columns + at[None, :]
+        value = tl.load(x + offsets, mask=keep, other=-float("inf")).to(tl.float32)
+        power = tl.exp(value - tl.max(value, 1)[:, None])
+        tl.store(out + offsets, power / tl.sum(power, 1)[:, None], mask=keep)
+
+
+@triton.jit
+def online(x, columns, BLOCK: tl.constexpr):
+    """Return the maximum of one row and the sum of its exponentials less that maximum, in one reading."""
+    at = tl.arange(0, BLOCK)
+    top = tl.full((BLOCK,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in tl.range(0, columns, BLOCK):
+        value = tl.load(x + start + at, mask=start + at < columns, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(top, value, propagate_nan=tl.PropagateNan.ALL)
+        # A lane that has seen only -inf has nothing to rescale, and -inf less -inf would be NaN.
+        kept = tl.where(top == -float("inf"), 0.0, total * tl.exp(top - higher))
+        total = kept + tl.where(value == -float("inf"), 0.0, tl.exp(value - higher))
+        top = higher
+    highest = tl.max(top, 0)
+    return highest, tl.sum(tl.where(top == -float("inf"), 0.0, total * tl.exp(top - highest)), 0)
+
+
+@tuned(
+    config(4, BLOCK=32),
+    [config(warps, stages, BLOCK=block) for warps, stages, block in ((8, 1, 4096), (16, 1, 8192), (16, 3, 4096))],
+    "columns",
+)
+@triton.jit
+def wide(x, out, columns, BLOCK: tl.constexpr):
+    """Read one row for its maximum and sum, and again for its values."""
+    row = tl.program_id(0).to(tl.int64) * columns
+    highest, total = online(x + row, columns, BLOCK)
+    at = tl.arange(0, BLOCK)
+    for start in tl.range(0, columns, BLOCK):
+        keep = start + at < columns
+        value = tl.load(x + row + start + at, mask=keep, other=0.0).to(tl.float32)
+        tl.store(out + row + start + at, tl.exp(value - highest) / total, mask=keep)
+
+
+def softmax(x: torch.Tensor, widest: int = WIDEST_ROW) -> torch.Tensor:
+    """Return softmax over the last dimension; rows above `widest` are read twice."""
+    x = x.contiguous()
+    out, columns = torch.empty_like(x), x.shape[-1]
+    rows = x.numel() // columns
+    if columns <= widest:
+        narrow[persistent(x.device, rows)](x, out, rows, columns, triton.next_power_of_2(columns))
+    else:
+        wide[(rows,)](x, out, columns)
+    return out

@@ -1,0 +1,166 @@
+"""Every peer of the suite, in one table: what a user would pick in place of a template, and each template."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from backend_kwargs import list_templates, make_backend
+from backend_kwargs.errors import BackendKwargsError
+from benchmarks.case import Mode
+
+Kind = Literal["eager", "graph", "mode", "template", "auto", "hand", "tvm", "control"]
+TEMPLATES = "tmpl-inductor:"
+HAND = "hand:"
+BASELINES = ("eager", "default")  # timed in each group, so that every ratio is of one process
+SMOKE = ("eager", "default", f"{TEMPLATES}default", f"{TEMPLATES}fast_compile", f"{HAND}*")
+
+
+class UnavailableError(BackendKwargsError):
+    """A peer cannot be had here, or not for this case; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One way to run a case: `torch.compile`'s backend, mode and options; none of them for what is not compiled.
+
+    "eager" and "graph" run the case as it is, "hand" a kernel of the case's own. `devices` are those on which the peer
+    differs from every other.
+    """
+
+    name: str
+    kind: Kind
+    backend: str | Callable[..., Any] | None = None
+    mode: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    modes: tuple[Mode, ...] = ("fwd", "fwd_bwd", "train")
+    hand: Callable[..., Any] | None = None
+
+    @property
+    def compiles(self) -> bool:
+        """Say whether it goes through torch.compile."""
+        return self.backend is not None
+
+
+def _mode(name: str, mode: str | None, *devices: str) -> Peer:
+    return Peer(name, "mode", "inductor", mode, devices=devices or ("cpu", "cuda"))
+
+
+FIXED: tuple[Peer, ...] = (
+    Peer("eager", "eager"),
+    Peer("eager+graph", "graph", devices=("cuda",), modes=("fwd",)),
+    _mode("default", None),
+    _mode("reduce-overhead", "reduce-overhead", "cuda"),
+    _mode("max-autotune", "max-autotune"),
+    _mode("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", "cuda"),
+)
+LAST: tuple[Peer, ...] = (
+    Peer(f"{TEMPLATES}auto", "auto", f"{TEMPLATES}auto"),
+    Peer("tvm-untuned", "tvm", "tmpl-tvm", options={"fallback": "error"}, devices=("cpu",), modes=("fwd",)),
+    Peer(
+        "tvm-tuned",
+        "tvm",
+        "tmpl-tvm",
+        options={"fallback": "error", "scheduler": "meta_schedule", "trials": 64},
+        devices=("cpu",),
+        modes=("fwd",),
+    ),
+)
+
+
+def peers() -> dict[str, Peer]:
+    """Return all but the kernels that cases bring along, by name."""
+    named = (Peer(TEMPLATES + name, "template", TEMPLATES + name) for name in list_templates() if name != "auto")
+    return {peer.name: peer for peer in (*FIXED, *named, *LAST)}
+
+
+def hand_written(kernels: Mapping[str, Callable[..., Any]]) -> dict[str, Peer]:
+    """Return the peers that a case brings along."""
+    return {HAND + name: Peer(HAND + name, "hand", hand=kernel) for name, kernel in kernels.items()}
+
+
+def wanted(name: str, globs: Sequence[str]) -> bool:
+    """Say whether a peer is asked for."""
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def check_globs(globs: Sequence[str]) -> None:
+    """Raise BackendKwargsError where a glob names no peer."""
+    for glob in globs:
+        if not glob.startswith((HAND, "*")) and not any(fnmatchcase(name, glob) for name in peers()):
+            raise BackendKwargsError(f"No peer is called {glob!r}: `python -m benchmarks list` shows all.")
+
+
+def why_not(peer: Peer, mode: Mode, device: str) -> str:
+    """Return why a peer cannot be had for a mode and a device, "" where it can."""
+    if device not in peer.devices:
+        return f"no peer of its own on {device}"
+    return "" if mode in peer.modes else f"not in mode {mode}"
+
+
+def resolved(peer: Peer) -> dict[str, Any]:
+    """Return the options that a compiled peer's compiler is given; raise UnavailableError where it cannot act here."""
+    if peer.backend == "inductor":
+        from torch._inductor import list_mode_options
+
+        return dict(list_mode_options(peer.mode) if peer.mode else {}) | dict(peer.options)
+    if not isinstance(peer.backend, str):
+        return dict(peer.options)
+    try:
+        strict = {"strict": True} if peer.backend.startswith(TEMPLATES) else {}
+        bound = make_backend(peer.backend, {**peer.options, **strict}).options
+    except BackendKwargsError as error:
+        raise UnavailableError(str(error)) from error
+    return {name: value for name, value in bound.items() if name != "strict"}
+
+
+def uses_inductor(peer: Peer) -> bool:
+    """Say whether Inductor compiles it."""
+    return isinstance(peer.backend, str) and peer.backend.startswith(("inductor", TEMPLATES))
+
+
+def compiler_key(peer: Peer) -> str:
+    """Return what two peers have in common where they ask one compiler for the same."""
+    if not peer.compiles:
+        return peer.name
+    family = "inductor" if uses_inductor(peer) else peer.name
+    return f"{family} {sorted(resolved(peer).items(), key=str)}"
+
+
+TUNERS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+
+
+def tunes(peer: Peer) -> bool:
+    """Say whether compiling it times kernels on the device, which nothing may disturb."""
+    options = resolved(peer)
+    races = peer.kind in ("auto", "tvm") or not isinstance(peer.backend, str)
+    return races or any(options.get(name) for name in TUNERS)
+
+
+def sharing(chosen: Sequence[Peer]) -> dict[str, str]:
+    """Return, by name, the first peer that compiles with the same options; peers that cannot be had stand alone."""
+    first: dict[str, str] = {}
+    shares = {}
+    for peer in chosen:
+        try:
+            key = compiler_key(peer)
+        except UnavailableError:
+            key = peer.name
+        shares[peer.name] = first.setdefault(key, peer.name)
+    return shares
+
+
+def numerics(peer: Peer, unit: str, *, module: bool) -> str:
+    """Return the class within which speeds may be compared: the arithmetic's, or "frozen" where weights are folded."""
+    options = resolved(peer) if peer.compiles else {}
+    folds = module and bool(options.get("freezing") or options.get("freeze"))
+    return "frozen" if folds else unit
+
+
+def backend_of(peer: Peer) -> tuple[Any, dict[str, Any]]:
+    """Return torch.compile's backend, and the mode and options to hand it: what a user would write."""
+    if peer.backend == "inductor" or not isinstance(peer.backend, str):
+        given = {"mode": peer.mode, "options": dict(peer.options) or None}
+        return peer.backend, {name: value for name, value in given.items() if value is not None}
+    return make_backend(peer.backend, peer.options), {}

@@ -1,0 +1,296 @@
+"""Three plots: who is faster on which case, how near to the limit, and what a speedup costs to compile."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError, said
+from backend_kwargs.measure import Interval
+from benchmarks import verdicts
+from benchmarks.controls import BASELINE
+from benchmarks.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, Summary
+
+Box = tuple[float, float, float, float]
+Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
+Label = tuple[float, float, str, str]  # of the point at x and y: text, colour
+
+# Okabe and Ito's colours: told apart by the colour-blind; a marker says the same again.
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.72"
+CLOCKS = {"device": "device time, cold L2", "wall": "wall time"}
+WIDTH, DPI = 10.0, 130
+EDGE = 1e-3
+NEAR = 16  # pixels
+PREFIX = "tmpl-inductor:"
+ROLES: Mapping[str, tuple[str, str]] = {
+    "torch.compile default": (BLUE, "o"),
+    "best template": (ORANGE, "D"),
+    "best other peer": (GREEN, "s"),
+}
+KINDS: Mapping[str, tuple[str, str]] = {
+    "template": (ORANGE, "D"),
+    "mode of torch.compile": (BLUE, "o"),
+    "other peer": (GREEN, "s"),
+}
+
+
+def draw(tables: Tables, out: Path) -> dict[str, Path]:
+    """Write the plots beside `out`, as PNG, and return them by title; raise BackendKwargsError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # a figure without pyplot draws by Agg
+    except ImportError as error:
+        raise BackendKwargsError('report draws with matplotlib: pip install "backend-kwargs[plot]".') from error
+    makers: dict[str, tuple[str, Callable[[Tables], Any]]] = {
+        "speedup": ("Speedup over eager, by case", lambda found: speedups(Figure, found)),
+        "roofline": ("Per cent of the physical limit, by case", lambda found: roofline(Figure, found)),
+        "compile": ("What a speedup costs to compile, by peer", lambda found: compile_time(Figure, found)),
+    }
+    drawn = {}
+    for suffix, (title, make) in makers.items():
+        figure = make(tables)
+        path = out.with_name(f"{out.stem}_{suffix}.png")
+        path.unlink(missing_ok=True)
+        if figure is not None:
+            _save(figure, path)
+            drawn[title] = path
+    return drawn
+
+
+def _save(figure: Any, path: Path) -> None:
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise BackendKwargsError(f"Cannot write {str(path)!r}: {said(error)}.") from error
+
+
+# ---- speedups
+
+
+def speedups(make: Any, tables: Tables) -> Any | None:
+    """Return a row for each case, a panel for each clock: every peer a dot, three of them named."""
+    tables = {
+        clock: {k: t for k, t in found.items() if any(e.speedups.get("eager") for e in t)}
+        for clock, found in tables.items()
+    }
+    cases = list(dict.fromkeys(key for found in tables.values() for key in found))
+    if not cases:
+        return None
+    figure = make(dpi=DPI, figsize=(WIDTH, 1.9 + 0.36 * len(cases)), layout="constrained")
+    panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
+    for axes, (clock, found) in zip(panels, tables.items(), strict=True):
+        for at, case in enumerate(cases):
+            _case_row(axes, at, found.get(case, ()))
+        _ratio_axis(axes, "x")
+        axes.set_xlabel(f"speedup over eager, {CLOCKS[clock]}")
+    panels[0].set_yticks(range(len(cases)), [_called(case, cases) for case in cases], fontsize=8)
+    panels[0].set_ylim(len(cases) - 0.4, -0.6)
+    more = "Bars are 95 % intervals; grey: every other peer; at the right the name of the best template."
+    _frame(figure, "Speedup over eager: further right is faster", more, ROLES)
+    return figure
+
+
+def _case_row(axes: Any, at: int, table: Sequence[Entry]) -> None:
+    timed = [e for e in table if "eager" in e.speedups and e.cell.kind != "control"]
+    axes.axhline(at, color="0.93", linewidth=0.8, zorder=0)
+    axes.scatter(
+        [e.speedups["eager"].median for e in timed], [at] * len(timed), s=14, color=GREY, linewidths=0, zorder=1
+    )
+    for lift, (role, entry) in zip((-0.2, 0.0, 0.2), roles(timed).items(), strict=True):
+        if entry:
+            colour, marker = ROLES[role]
+            _dot(axes, entry.speedups["eager"], at + lift, colour, marker)
+        if entry and role == "best template":
+            name = entry.cell.peer.removeprefix(PREFIX)
+            axes.annotate(name, (1.01, at), xycoords=("axes fraction", "data"), va="center", fontsize=7, color=ORANGE)
+
+
+def roles(timed: Sequence[Entry]) -> dict[str, Entry | None]:
+    """Return the entries that are named: torch.compile's default, the fastest template, the fastest of the others."""
+
+    def fastest(kinds: Iterable[str]) -> Entry | None:
+        found = (e for e in timed if e.cell.kind in kinds and e.cell.peer not in (DEFAULT, BASELINE) and e.time)
+        return min(found, key=lambda e: e.time.median, default=None)
+
+    default = next((e for e in timed if e.cell.peer == DEFAULT), None)
+    return {
+        "torch.compile default": default,
+        "best template": fastest(("template", "auto")),
+        "best other peer": fastest(RIVALS),
+    }
+
+
+def _dot(axes: Any, of: Interval, y: float, colour: str, marker: str) -> None:
+    reach = [[max(of.median - of.low, 0)], [max(of.high - of.median, 0)]]
+    axes.errorbar(of.median, y, xerr=reach, fmt=marker, color=colour, markersize=5, linewidth=1.2, capsize=2, zorder=3)
+
+
+# ---- roofline
+
+
+def roofline(make: Any, tables: Tables) -> Any | None:
+    """Return each case at its arithmetic intensity, as a share of the roof above it; None where none is scored."""
+    found = {key: [e for e in table if e.share] for key, table in tables.get("device", {}).items()}
+    found = {key: scored for key, table in found.items() if (scored := [e for e in table if e.cell.kind != "control"])}
+    if not found:
+        return None
+    figure = make(dpi=DPI, figsize=(WIDTH, max(4.6, 2.2 + 0.2 * len(found))), layout="constrained")
+    axes = figure.add_subplot()
+    labels: list[Label] = []
+    marks: list[tuple[float, float]] = []
+    for key, table in found.items():
+        x = _intensity(table[0])
+        named = {role: entry for role, entry in roles(table).items() if entry and entry.share}
+        eager = [e.share.median for e in table if e.cell.peer == BASELINE and e.share]
+        heights = [*eager, *(entry.share.median for entry in named.values())]
+        axes.plot([x, x], [min(heights), max(heights)], color="0.85", linewidth=1, zorder=1)
+        axes.scatter([x] * len(eager), eager, s=18, color=GREY, marker="x", zorder=2)
+        for role, entry in named.items():
+            colour, marker = ROLES[role]
+            axes.scatter(x, entry.share.median, s=26, color=colour, marker=marker, linewidths=0, zorder=3)
+        marks += [(x, height) for height in heights]
+        labels.append((x, max(heights), _called(key, list(found)), "0.25"))
+    axes.set_xscale("log")
+    axes.axhline(100, color="0.2", linewidth=1.2)
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, max(right, 2.0))
+    axes.axvspan(left, 1, color="0.97", zorder=0)
+    axes.set_ylim(0, max(112, *(1.05 * height for _, height in marks)))
+    axes.set_xlabel("arithmetic intensity over that of the ridge: left of 1 bound by memory, right by arithmetic")
+    axes.set_ylabel("per cent of the limit, device time")
+    _frame(figure, "How near to the physical limit: higher is better, 100 % is the roof", "Grey cross: eager.", ROLES)
+    _label(figure, axes, labels, marks)
+    return figure
+
+
+def _intensity(entry: Entry) -> float:
+    """Return how far right of the ridge a case is; what hardly computes stands at the left edge."""
+    return min(max(entry.limit.balance, EDGE), 1 / EDGE) if entry.limit else EDGE
+
+
+# ---- compile time
+
+
+def compile_time(make: Any, tables: Tables) -> Any | None:
+    """Return each compiled peer by its median compile and its mean speedup, a panel for each clock."""
+    found = {clock: points for clock, of in tables.items() if (points := _costs(of))}
+    if not found:
+        return None
+    figure = make(dpi=DPI, figsize=(WIDTH, 1.2 + 4.0 * len(found)), layout="constrained")
+    panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+    for axes, (clock, points) in zip(panels, found.items(), strict=True):
+        for of in points:
+            colour, marker = _kind(of)
+            axes.scatter(of.cold_s, of.geomeans["eager"], s=30, color=colour, marker=marker, linewidths=0, zorder=3)
+        _seconds_axis(axes)
+        _ratio_axis(axes, "y")
+        axes.set_ylabel(f"speedup over eager, {CLOCKS[clock]}")
+    panels[-1].set_xlabel("cold compile, seconds: median of the cases")
+    title = "What a speedup costs to compile: up is faster, left compiles sooner"
+    _frame(figure, title, "Geometric mean of the cases that pass.", KINDS)
+    for axes, points in zip(panels, found.values(), strict=True):
+        shown = [(of.cold_s or 0, of.geomeans["eager"], of.peer.removeprefix(PREFIX), _kind(of)[0]) for of in points]
+        _label(figure, axes, shown)
+    return figure
+
+
+def _costs(tables: Mapping[Key, Sequence[Entry]]) -> list[Summary]:
+    classes = verdicts.summaries(tables).values()
+    largest = max(classes, key=lambda found: sum(of.passed for of in found), default=[])
+    return [of for of in largest if of.cold_s and "eager" in of.geomeans]
+
+
+def _kind(of: Summary) -> tuple[str, str]:
+    name = {"template": "template", "auto": "template", "mode": "mode of torch.compile"}.get(of.kind, "other peer")
+    return KINDS[name]
+
+
+# ---- shared
+
+
+def _called(key: Key, keys: Sequence[Key]) -> str:
+    case, mode, dtype, l2, _ = key
+    alike = [other for other in keys if other[:2] == key[:2]]
+    return " ".join([case, *([mode] if mode != "fwd" else []), *([dtype, l2] if len(alike) > 1 else [])])
+
+
+def _ratio_axis(axes: Any, which: str) -> None:
+    """Make an axis of ratios: doubling is a step, and 1 is marked."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    getattr(axes, f"set_{which}scale")("log", base=2)
+    low, high = getattr(axes, f"get_{which}lim")()
+    low, high = min(low, 0.9), max(high, 1.12)
+    getattr(axes, f"set_{which}lim")(low, high)
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(2, subs=(1.0,) if high / low > 6 else (1.0, 1.25, 1.5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    (axes.axvline if which == "x" else axes.axhline)(1.0, color="0.4", linewidth=1, zorder=1)
+
+
+def _seconds_axis(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(x=0.12)
+
+
+def _frame(figure: Any, title: str, more: str, marks: Mapping[str, tuple[str, str]]) -> None:
+    """Give a figure its title, which says what is better, and its legend."""
+    from matplotlib.lines import Line2D
+
+    figure.suptitle(f"{title}\n{more}", fontsize=11, x=0.01, ha="left")
+    lines = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in marks.items()]
+    figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), fontsize=9, frameon=False)
+
+
+def _label(figure: Any, axes: Any, labels: Sequence[Label], marks: Sequence[tuple[float, float]] = ()) -> None:
+    """Write each point's name where it covers no other name, point or mark, with a line to it where that is far off."""
+    figure.draw_without_rendering()  # settles the layout, which the names leave as it is
+    to_pixels = axes.transData.transform
+    points = [to_pixels((x, y)) for x, y, _, _ in labels]
+    taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in [*points, *map(to_pixels, marks)]]
+    frame = axes.get_window_extent()
+    for (x, y), (_, _, text, colour) in sorted(zip(points, labels, strict=True), key=lambda of: -of[0][1]):
+        name = axes.text(0, 0, text, fontsize=7.5, color=colour, transform=None, va="center", in_layout=False)
+        size = name.get_window_extent()
+        box = next(_boxes(x, y, (size.width, size.height), frame, taken))
+        taken.append(box)
+        name.remove()
+        middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+        far = math.dist((x, y), (min(max(x, box[0]), box[2]), middle[1])) > NEAR
+        line = {"arrowstyle": "-", "color": "0.75", "linewidth": 0.6, "shrinkB": 3} if far else None
+        to_data = axes.transData.inverted().transform
+        axes.annotate(
+            text,
+            to_data((x, y)),
+            to_data(middle),
+            fontsize=7.5,
+            color=colour,
+            ha="center",
+            va="center",
+            arrowprops=line,
+            in_layout=False,
+        )
+
+
+def _boxes(x: float, y: float, size: tuple[float, float], frame: Any, taken: Sequence[Box]) -> Iterator[Box]:
+    """Give the places of a name round its point, in the frame and free, nearest first; at last one that is not free."""
+    width, height = size
+    places = [
+        (x + (radius + width / 2) * math.cos(turn), y + (radius + height / 2) * math.sin(turn))
+        for radius in range(11, 300, 6)
+        for turn in (math.pi * eighth / 8 for eighth in (0, 8, 4, 12, 1, 15, 7, 9, 2, 14, 6, 10, 3, 13, 5, 11))
+    ]
+    boxes = [(a - width / 2, b - height / 2, a + width / 2, b + height / 2) for a, b in places]
+    inside = [b for b in boxes if frame.x0 < b[0] and b[2] < frame.x1 and frame.y0 < b[1] and b[3] < frame.y1]
+    yield from (box for box in inside if not any(overlap(box, other) for other in taken))
+    yield (inside or boxes)[0]
+
+
+def overlap(one: Box, other: Box) -> bool:
+    """Say whether two boxes of x0, y0, x1, y1 cover a point in common."""
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -1,0 +1,229 @@
+"""One cell of the results, the JSON lines that it is kept in, and the record of PyTorch's HUD."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.measure import Status
+
+VERSION = 1
+AGAIN = "A/A"  # the peer that is a baseline's own callable, timed a second time: the noise floor
+
+
+@dataclass(slots=True)
+class Compile:
+    """One fresh compile of a peer: seconds to the first result, bytes at the peak, kernels launched per call.
+
+    `fresh` says that it had a process of its own; else it was compiled beside its peers, with an empty cache. `shares`
+    names the peer of equal options that was compiled in its place. `beside` is how many others compiled meanwhile.
+    """
+
+    cold_s: float | None = None
+    warm_s: float | None = None
+    peak_bytes: int | None = None
+    kernels: int | None = None
+    fresh: bool = False
+    shares: str = ""
+    beside: int = 0
+
+
+@dataclass(slots=True)
+class Cell:
+    """One peer of one case in one mode: its status, raw samples of both clocks, and what the figures rest on.
+
+    `wall_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the other cells of the
+    same `group_id` (one timing process). `device_s` is empty where the device has no events. A cell that did not pass
+    has no samples.
+    """
+
+    case: str
+    case_version: int
+    mode: str
+    dtype: str
+    peer: str
+    kind: str  # "eager" | "mode" | "template" | "auto" | "hand" | "tvm" | "control"
+    numerics: str  # class whose members may be compared: "bf16", "tf32", "fp8", "frozen", ...
+    group_id: str
+    status: Status
+    reason: str = ""
+    wall_s: list[float] = field(default_factory=list)
+    device_s: list[float] = field(default_factory=list)
+    l2: str = "cold"
+    scale: str = "full"  # "smoke": the same computation, small; never compared with the other
+    compile: Compile = field(default_factory=Compile)
+    run: int = 0  # which fresh compile
+    accuracy: dict[str, float | None] = field(default_factory=dict)
+    work: dict[str, Any] | None = None  # Work as a dict
+    limit_s: float | None = None
+    bound: str = ""  # "compute" | "memory" | "launch" | "L2"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Say whether there is a latency."""
+        return self.status == "pass"
+
+
+@dataclass(slots=True)
+class Results:
+    """What one or more files hold: their environments and ceilings, one per run, and the cells of whole groups."""
+
+    environments: list[dict[str, Any]] = field(default_factory=list)
+    ceilings: list[dict[str, Any]] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
+    compiles: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key: Compile, status, reason
+    groups: set[str] = field(default_factory=set)  # keys of what need not be run again
+
+
+# ---- JSON lines
+
+
+def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Append records to a file and wait until the disk has them."""
+    text = "".join(json.dumps(line, default=str) + "\n" for line in lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        # What a killed run left unfinished must not swallow the line after it.
+        file.write((b"" if _ends_whole(path) else b"\n") + text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+def line_of(cell: Cell) -> dict[str, Any]:
+    """Return the record of a cell."""
+    return {"record": "cell", **asdict(cell)}
+
+
+def group_line(key: str, group_ids: Sequence[str]) -> dict[str, Any]:
+    """Return the record that ends a group: without it, the cells before it are those of an interrupted one."""
+    return {"record": "group", "key": key, "group_ids": list(group_ids)}
+
+
+def read(*paths: str | Path) -> Results:
+    """Return what files hold, less their broken lines and the cells of groups that were not finished.
+
+    Raises BackendKwargsError where a file cannot be read or is of another version.
+    """
+    results, cells, whole = Results(), [], set()
+    for line in (line for path in paths for line in _lines(Path(path))):
+        match line.pop("record", None):
+            case "environment":
+                _check_version(line)
+                results.environments.append(line)
+            case "ceilings":
+                results.ceilings.append(line)
+            case "compile":
+                results.compiles[line.pop("key")] = line
+            case "cell":
+                cells.append(_cell(line))
+            case "group":
+                results.groups.add(line["key"])
+                whole |= set(line["group_ids"])
+    results.cells = [cell for cell in cells if cell.group_id in whole]
+    return results
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BackendKwargsError(f"Cannot read {str(path)!r}, wanted JSON lines of `run --out`: {error}.") from error
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _check_version(line: Mapping[str, Any]) -> None:
+    if line.get("version") != VERSION:
+        raise BackendKwargsError(f"Results of version {line.get('version')!r}, wanted {VERSION}: run them again.")
+
+
+def _cell(line: dict[str, Any]) -> Cell:
+    known = {each.name for each in fields(Cell)}
+    held = {name: value for name, value in line.items() if name in known}
+    return Cell(**held | {"compile": Compile(**line.get("compile") or {})})
+
+
+# ---- HUD
+
+METRICS = {
+    "wall_time(s)": lambda cell: cell.wall_s,
+    "device_time(s)": lambda cell: cell.device_s,
+    "compile_time_cold(s)": lambda cell: _given(cell.compile.cold_s),
+    "compile_time_warm(s)": lambda cell: _given(cell.compile.warm_s),
+    "peak_memory(bytes)": lambda cell: _given(cell.compile.peak_bytes),
+    "kernels": lambda cell: _given(cell.compile.kernels),
+}
+
+
+def _given(value: float | None) -> list[float]:
+    return [] if value is None else [value]
+
+
+def to_hud(results: Results) -> list[dict[str, Any]]:
+    """Return the records of PyTorch's HUD, one per metric of a cell; a cell that did not pass has its status alone.
+
+    Source: the benchmark results format, v3, of the PyTorch wiki's "PyTorch OSS benchmark infra".
+    """
+    environment = results.environments[-1] if results.environments else {}
+    about = {"runners": [_runner(environment)], "dependencies": _dependencies(environment)}
+    return [record | about for cell in results.cells for record in _hud_of(cell)]
+
+
+def _hud_of(cell: Cell) -> Iterator[dict[str, Any]]:
+    told = {name: getattr(cell, name) for name in ("kind", "numerics", "l2", "scale", "run", "status", "reason")}
+    head = {
+        "benchmark": {
+            "name": "backend_kwargs",
+            "mode": "inference" if cell.mode == "fwd" else "training",
+            "dtype": cell.dtype,
+            "extra_info": {**told, "mode": cell.mode, "group_id": cell.group_id},
+        },
+        "model": {
+            "name": cell.case,
+            "type": "micro-benchmark" if cell.work else "model",
+            "backend": cell.peer,
+            "origins": ["backend_kwargs"],
+            "extra_info": {"version": cell.case_version},
+        },
+    }
+    metrics = {"pass": [float(cell.passed)]}
+    if cell.passed:
+        metrics |= {name: values for name, of in METRICS.items() if (values := of(cell))}
+    for name, values in metrics.items():
+        yield head | {"metric": {"name": name, "benchmark_values": values, "target_value": None, "extra_info": {}}}
+
+
+def _runner(environment: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": environment.get("device_name"),
+        "type": environment.get("device"),
+        "cpu_info": environment.get("cpu"),
+        "cpu_count": environment.get("cpus"),
+        "gpu_info": environment.get("device_name") if environment.get("device") == "cuda" else None,
+        "extra_info": {name: environment.get(name) for name in ("driver", "cuda", "python", "platform")},
+    }
+
+
+def _dependencies(environment: Mapping[str, Any]) -> dict[str, Any]:
+    versions = {name: environment.get(name) for name in ("torch", "triton", "backend_kwargs")}
+    revision = environment.get("revision")
+    return {name: {"version": version} for name, version in versions.items() if version} | (
+        {"benchmarks": {"sha": revision}} if revision else {}
+    )

@@ -1,0 +1,368 @@
+"""One run of the suite: which cases, in which shard, until when; each group of cells is on the disk before the next."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from backend_kwargs.errors import BackendKwargsError
+from benchmarks import limits, peers, process, records, worker
+from benchmarks.case import Case, Mode, Work
+from benchmarks.ceilings import Ceilings
+from benchmarks.peers import Peer, UnavailableError
+from benchmarks.process import Outcome
+from benchmarks.records import Cell, Compile
+from benchmarks.worker import Clock, Compiled, Job
+
+Suite = Literal["smoke", "dev", "full"]
+Say = Callable[[str, float], None]
+ROUNDS = {"smoke": 5, "dev": 30, "full": 30}
+CEILING_ROUNDS = {"smoke": 3}
+HEADLINE_COMPILES = 3
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run. None where the case, the suite or the device decides.
+
+    `compiles` is how many fresh processes each peer is compiled in: 0 compiles in the timing process, 3 for a headline.
+    `jobs` compile at a time, of those that time nothing meanwhile. `shard` is (i, n), from 1; `also` are files whose
+    groups are done too. `step_s` bounds one peer's compile, or the timing of a group; `budget_s` the whole run.
+    """
+
+    cases: tuple[Case, ...]
+    out: Path
+    device: str = "cpu"
+    suite: Suite = "full"
+    globs: tuple[str, ...] = ("*",)
+    modes: tuple[Mode, ...] = ()
+    dtype: torch.dtype | None = None
+    scale: str | None = None
+    l2: Literal["cold", "warm"] = "cold"
+    clocks: tuple[Clock, ...] = ("events", "wall")
+    rounds: int | None = None
+    compiles: int | None = None
+    jobs: int = 1
+    budget_s: float = float("inf")
+    step_s: float = 300.0
+    shard: tuple[int, int] = (1, 1)
+    resume: bool = False
+    also: tuple[Path, ...] = ()
+    cache: Path | None = None
+    ceilings: bool = True
+    command: str = ""
+    extra: tuple[Peer, ...] = ()
+
+    @property
+    def where(self) -> Path:
+        """Return the folder of compiled code and of the processes' output."""
+        return self.cache or self.out.with_suffix(".cache")
+
+    def compiles_of(self, case: Case) -> int:
+        """Return how many fresh compiles a case is worth."""
+        if self.compiles is not None:
+            return self.compiles
+        return 0 if self.suite != "full" else HEADLINE_COMPILES if case.headline else 1
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run came: groups done before and now, those left, and whether it ended for lack of time."""
+
+    done: int = 0
+    total: int = 0
+    cells: list[Cell] = field(default_factory=list)
+    out_of_time: bool = False
+
+
+class OutOfTimeError(Exception):
+    """The run's budget is spent."""
+
+
+# ---- what to run
+
+
+def select(cases: Mapping[str, Case], suite: str, globs: Sequence[str], device: str) -> tuple[Case, ...]:
+    """Return the cases of a suite that globs name and the device can do; raise where a glob names none at all."""
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in cases):
+            raise BackendKwargsError(f"No case is called {glob!r}: `python -m benchmarks list` shows all.")
+    named = [case for name, case in cases.items() if not globs or any(fnmatchcase(name, glob) for glob in globs)]
+    fitting = [case for case in named if device != "cpu" or not case.gpus_only]
+    return tuple(case for case in fitting if suite == "full" or suite in case.suites)
+
+
+def groups(plan: Plan) -> list[Job]:
+    """Return what is timed together, in the order of the table, for this shard."""
+    at, of = plan.shard
+    # Every case once and the headlines first, for a budget that ends before the rest.
+    return sorted(_groups(plan), key=lambda job: (job.run, not job.case.headline))[at - 1 :: of]
+
+
+def _groups(plan: Plan) -> Iterator[Job]:
+    scale = plan.scale or ("full" if plan.device != "cpu" and plan.suite != "smoke" else "smoke")
+    for case in plan.cases:
+        for mode in (mode for mode in case.modes if not plan.modes or mode in plan.modes):
+            for run in range(max(plan.compiles_of(case), 1)):
+                yield Job(
+                    case=case,
+                    mode=mode,
+                    dtype=plan.dtype or case.dtype,
+                    device=plan.device,
+                    scale=scale,
+                    cache=plan.where.absolute(),
+                    globs=plan.globs,
+                    rounds=plan.rounds or ROUNDS[plan.suite],
+                    l2=plan.l2,
+                    clocks=plan.clocks,
+                    run=run,
+                    extra=plan.extra,
+                )
+
+
+def key_of(job: Job) -> str:
+    """Return what makes a group the same one in a later run."""
+    asked = (f"{job.case.name}@{job.case.version}", job.mode, str(job.dtype), job.scale, job.l2, f"run{job.run}")
+    return " ".join((*asked, *job.clocks, str(job.rounds), ",".join((*job.globs, *(p.name for p in job.extra)))))
+
+
+# ---- running it
+
+
+def run(plan: Plan, say: Say = lambda doing, fraction: None) -> Progress:
+    """Run what the file does not hold yet; every finished group is in the file, whatever happens next.
+
+    Raises BackendKwargsError where the file is there and `resume` is not set.
+    """
+    return _Run(plan, say, time.monotonic() + plan.budget_s).go()
+
+
+@dataclass
+class _Run:
+    plan: Plan
+    say: Say
+    deadline: float
+    method: str = process.METHODS[0]
+    known: Ceilings | None = None
+    progress: Progress = field(default_factory=Progress)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def go(self) -> Progress:
+        held = self._held()
+        jobs = groups(self.plan)
+        left = [job for job in jobs if key_of(job) not in held.groups]
+        self.progress.total, self.progress.done = len(jobs), len(jobs) - len(left)
+        self.plan.where.mkdir(parents=True, exist_ok=True)
+        try:
+            if left:
+                self._describe()
+            for job in left:
+                self._group(job, held)
+                self.progress.done += 1
+        except OutOfTimeError:
+            self.progress.out_of_time = True
+        return self.progress
+
+    def _held(self) -> records.Results:
+        if not self.plan.out.exists():
+            return records.read(*self.plan.also)
+        if not self.plan.resume:
+            raise BackendKwargsError(f"{str(self.plan.out)!r} is there already: give --resume, or another --out.")
+        return records.read(self.plan.out, *self.plan.also)
+
+    def _process(self, target: Callable[..., Any], *args: Any, doing: str) -> Outcome:
+        outcome = process.run(
+            target,
+            *args,
+            step_s=self.plan.step_s,
+            deadline=self.deadline,
+            log=self.plan.where / "log.txt",
+            heard=lambda step: self._say(f"{doing} {step}"),
+            method=self.method,
+        )
+        if outcome.out_of_time:
+            raise OutOfTimeError
+        return outcome
+
+    def _say(self, doing: str) -> None:
+        self.say(doing, self.progress.done / max(self.progress.total, 1))
+
+    def _describe(self) -> None:
+        """Write the environment and the ceilings of this process: the first two lines of a run."""
+        self._say("environment")
+        found = self._process(worker.environment, self.plan.device, doing="environment")
+        if not found.passed:
+            # A server that has touched CUDA cannot fork a process that uses it.
+            self.method = process.METHODS[1]
+            found = self._process(worker.environment, self.plan.device, doing="environment")
+        if not found.passed:
+            raise BackendKwargsError(f"Cannot run on {self.plan.device!r}: {found.reason}")
+        lines = [{"record": "environment", "version": records.VERSION, **found.value, **about(self.plan.command)}]
+        if self.plan.ceilings:
+            self._say("ceilings")
+            rounds = CEILING_ROUNDS.get(self.plan.suite, 30)
+            measured = self._process(worker.ceilings, self.plan.device, rounds, doing="ceilings")
+            if measured.passed:
+                self.known = Ceilings.from_json(measured.value)
+            told = measured.value or {"status": measured.status, "reason": measured.reason}
+            lines.append({"record": "ceilings", **told})
+        records.append(self.plan.out, lines)
+
+    def _group(self, job: Job, held: records.Results) -> None:
+        doing = f"{job.case.name} {job.mode}"
+        self._say(doing)
+        # Named after the group, so that a resumed run finds what an interrupted one compiled.
+        folder = job.cache / hashlib.sha256(key_of(job).encode()).hexdigest()[:16]
+        fresh = self.plan.compiles_of(job.case) > 0
+        job = replace(job, cache=folder, compiled=self._compiled(replace(job, cache=folder), held) if fresh else {})
+        cells = self._timed(job, doing, fresh=fresh)
+        # A peer that found no memory beside the others may have its turn beside the baselines alone.
+        crowded = [c.peer for c in cells if c.status == "oom" and job.compiled.get(c.peer, Compiled()).status == "pass"]
+        if crowded and any(cell.passed and cell.peer not in peers.BASELINES for cell in cells):
+            cells = [cell for cell in cells if cell.peer not in crowded]
+            beside = [name for name in peers.BASELINES if peers.wanted(name, job.globs)]
+            cells += self._timed(replace(job, globs=(*beside, *crowded)), doing, fresh=fresh)
+        cells = [self._limited(cell) for cell in cells]
+        ids = sorted({cell.group_id for cell in cells})
+        records.append(self.plan.out, [*map(records.line_of, cells), records.group_line(key_of(job), ids)])
+        self.progress.cells += cells
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _compiled(self, job: Job, held: records.Results) -> dict[str, Compiled]:
+        """Compile each peer in processes of its own, peers of equal options once; each is on the disk at once."""
+        chosen = [peer for peer in job.peers() if peer.compiles and _can_be_had(peer, job)]
+        first = peers.sharing(chosen)
+        wanted = {peer.name: peer for peer in chosen if first[peer.name] == peer.name}
+        keys = {name: f"{key_of(job)} {name}" for name in wanted}
+        made = {name: _read_compiled(held.compiles[key]) for name, key in keys.items() if key in held.compiles}
+
+        def cold(name: str, beside: int) -> None:
+            found = self._compile_once(job, name, cold=True)
+            made[name] = replace(found, compile=replace(found.compile, beside=beside))
+            self._note(keys[name], made[name])
+
+        def warm(name: str, beside: int) -> None:
+            warm_s = self._compile_once(job, name, cold=False).compile.warm_s
+            made[name] = replace(made[name], compile=replace(made[name].compile, warm_s=warm_s))
+            self._note(keys[name], made[name])
+
+        left = [peer for name, peer in wanted.items() if name not in made]
+        self._at_once(cold, [peer.name for peer in left if not peers.tunes(peer)])
+        for peer in filter(peers.tunes, left):
+            cold(peer.name, 0)
+        self._at_once(warm, [name for name, one in made.items() if _wants_warm(job, name, one)])
+        return made
+
+    def _at_once(self, compile_one: Callable[[str, int], None], names: list[str]) -> None:
+        """Compile several, `jobs` at a time."""
+        with ThreadPoolExecutor(self.plan.jobs) as pool:
+            list(pool.map(partial(compile_one, beside=min(self.plan.jobs, len(names)) - 1), names))
+
+    def _note(self, key: str, made: Compiled) -> None:
+        with self.lock:
+            records.append(self.plan.out, [{"record": "compile", "key": key, **asdict(made)}])
+
+    def _compile_once(self, job: Job, name: str, *, cold: bool) -> Compiled:
+        doing = f"{job.case.name} {job.mode}, compile {'cold' if cold else 'warm'}"
+        outcome = self._process(worker.compile_peer, job, name, cold, doing=doing)
+        return outcome.value if outcome.passed else Compiled(Compile(fresh=True), outcome.status, outcome.reason)
+
+    def _timed(self, job: Job, doing: str, *, fresh: bool) -> list[Cell]:
+        """Time a group; a peer that hangs or takes its process down is left out, and the others run again."""
+        job = replace(job, compiled=dict(job.compiled), group_id=f"{job.case.name}/{job.mode}/{uuid.uuid4().hex[:12]}")
+        while True:
+            if not fresh:
+                shutil.rmtree(job.cache, ignore_errors=True)
+            outcome = self._process(worker.time_group, job, doing=f"{doing},")
+            if outcome.passed:
+                return list(outcome.value)
+            failed = Compiled(status=outcome.status, reason=outcome.reason)
+            if outcome.at in ("", worker.TIMING) or job.compiled.get(outcome.at) == failed:
+                return [_lost(job, peer, outcome) for peer in job.peers()]
+            job = replace(job, compiled={**job.compiled, outcome.at: failed})
+
+    def _limited(self, cell: Cell) -> Cell:
+        if cell.work and self.known:
+            found = limits.limit(Work(**cell.work), self.known)
+            cell.limit_s, cell.bound = (found.seconds, found.bound) if found else (None, "")
+        return cell
+
+
+def _can_be_had(peer: Peer, job: Job) -> bool:
+    if peers.why_not(peer, job.mode, job.device):
+        return False
+    try:
+        peers.resolved(peer)
+    except UnavailableError:
+        return False
+    return True
+
+
+def _wants_warm(job: Job, name: str, made: Compiled) -> bool:
+    return made.status == "pass" and made.compile.warm_s is None and not job.run and job.folder(name).is_dir()
+
+
+def _read_compiled(line: Mapping[str, Any]) -> Compiled:
+    return Compiled(Compile(**line["compile"]), line["status"], line["reason"])
+
+
+def _lost(job: Job, peer: Peer, outcome: Outcome) -> Cell:
+    """Return the cell of a peer whose whole group came to nothing."""
+    return Cell(
+        case=job.case.name,
+        case_version=job.case.version,
+        mode=job.mode,
+        dtype=str(job.dtype).removeprefix("torch."),
+        peer=peer.name,
+        kind=peer.kind,
+        numerics="",
+        group_id=job.group_id,
+        status=outcome.status,
+        reason=f"at {outcome.at or 'its start'} the group's process ended: {outcome.reason}",
+        l2=job.l2,
+        scale=job.scale,
+        run=job.run,
+    )
+
+
+# ---- where it ran
+
+
+def about(command: str) -> dict[str, Any]:
+    """Return what a reader needs beside torch's environment: revision, package, driver and clocks, command, time."""
+    return {
+        "command": command or " ".join(sys.argv),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "revision": _said("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
+        "backend_kwargs": version("backend-kwargs"),
+        "driver": _smi("driver_version"),
+        "clocks": _smi("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,persistence_mode"),
+    }
+
+
+def _smi(fields: str) -> str | None:
+    return _said("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")
+
+
+def _said(*command: str) -> str | None:
+    """Return the first line that a command prints, None where it cannot run."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(done.stdout.splitlines()), None)

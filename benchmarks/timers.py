@@ -1,0 +1,173 @@
+"""Device time of many calls, interleaved, each with a cold L2: how long the device works, launches not counted.
+
+Wall time, with guards, launches and copies of inputs, is `backend_kwargs.measure.interleave`'s; the two never mix.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from backend_kwargs import measure
+
+L2 = Literal["cold", "warm"]
+WARM_SAMPLE_S = 1e-3
+MOST_REPEATS = 1000
+MOST_COVERS = 128
+CPU_CACHE_BYTES = 16 * 2**20
+
+
+def device_times(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: torch.device,
+    l2: L2 = "cold",
+    *,
+    warmup: int = 3,
+    budget_s: float | None = None,
+    failed: Callable[[str, Exception], None] | None = None,
+) -> dict[str, list[float]]:
+    """Return seconds per call between two events on the device, one sample per call and round, none trimmed.
+
+    A round queues one sample of every call, in an order that is rotated, and reversed after all rotations, then waits
+    once. Before a sample the L2 is overwritten and read, with no wait before the start event: the launches of the call
+    are queued behind it, and the events see the device alone. Calls whose launches take longer are covered for longer,
+    up to some 15 ms. "cold" samples are one call; "warm" ones are repeated after an uncounted call, the L2 as it left
+    it. `budget_s` and `failed` are as in `measure.interleave`. On the CPU, which runs what it launches, a sample is
+    read from the clock of the process.
+    """
+    bench = _Bench(dict(calls), device, l2, failed)
+    for name in calls:
+        bench.guard(name, partial(bench.prepare, name, warmup))
+    started = time.perf_counter()
+    for done in range(rounds):
+        bench.round(done)
+        if budget_s is not None and time.perf_counter() - started > budget_s:
+            break
+    return {name: bench.samples[name] for name in calls if name in bench.calls}
+
+
+def order(names: Sequence[str], done: int) -> list[str]:
+    """Return the order of a round: over twice as many rounds as names, each name follows each other equally often."""
+    size = len(names)
+    zigzag = [size - 1 - at // 2 if at % 2 else at // 2 for at in range(size)]  # Williams 1949
+    rotated = [names[(at + done) % size] for at in zigzag]
+    return rotated[::-1] if done // max(size, 1) % 2 else rotated
+
+
+def l2_bytes(device: torch.device) -> int:
+    """Return the size of the L2 in bytes; on a CPU, whose caches differ, a size that its second level stays below."""
+    if device.type == "cpu":
+        return CPU_CACHE_BYTES
+    properties = torch.get_device_module(device).get_device_properties(device)
+    return int(getattr(properties, "L2_cache_size", 0)) or CPU_CACHE_BYTES
+
+
+class _Instant:
+    """What an event is on a device, for the CPU: a reading of its clock."""
+
+    def record(self, stream: None) -> None:
+        self.at = time.perf_counter()
+
+    def query(self) -> bool:
+        return False  # nothing that is launched runs before its launch is over
+
+    def elapsed_time(self, end: "_Instant") -> float:
+        return (end.at - self.at) * 1e3
+
+
+class Scratch:
+    """A buffer four times the L2: to go through it leaves nothing else in there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.buffer = torch.empty(l2_bytes(device), dtype=torch.float32, device=device)
+        self.total = torch.empty((), device=device)
+
+    def flush(self) -> None:
+        """Overwrite the buffer, then read it: the lines that were written go back to memory on nobody's time."""
+        self.buffer.zero_()
+        torch.sum(self.buffer, dim=0, out=self.total)
+
+
+@dataclass
+class _Bench:
+    calls: dict[str, Callable[[], object]]
+    device: torch.device
+    l2: L2
+    failed: Callable[[str, Exception], None] | None
+    covers: dict[str, int] = field(default_factory=dict)
+    repeats: dict[str, int] = field(default_factory=dict)
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scratch = Scratch(self.device)
+        self.accelerator = None if self.device.type == "cpu" else torch.get_device_module(self.device)
+        self.stream = self.accelerator.current_stream(self.device) if self.accelerator else None
+
+    def guard(self, name: str, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            if self.failed is None:
+                raise
+            del self.calls[name]
+            self.failed(name, error)
+
+    def prepare(self, name: str, warmup: int) -> None:
+        self.covers[name], self.repeats[name], self.samples[name] = 1, 1, []
+        for _ in range(warmup):
+            self.step_begin()
+            self.calls[name]()
+        exposed, seconds = self.probe(name)
+        if self.l2 == "warm":
+            self.repeats[name] = min(max(int(WARM_SAMPLE_S / max(seconds, 1e-9)), 1), MOST_REPEATS)
+        while exposed and self.covers[name] < MOST_COVERS:
+            self.covers[name] *= 2
+            exposed, _ = self.probe(name)
+
+    def probe(self, name: str) -> tuple[bool, float]:
+        """Take a sample; say whether it began before all of it was launched, and how long a call took."""
+        measure.synchronize(self.device)
+        start, end = self.sample(name)
+        exposed = start.query()
+        measure.synchronize(self.device)
+        return exposed, self.seconds(name, start, end)
+
+    def round(self, done: int) -> None:
+        queued: dict[str, tuple[Any, Any]] = {}
+
+        def queue(name: str) -> None:
+            queued[name] = self.sample(name)
+
+        for name in order(list(self.calls), done):
+            self.guard(name, partial(queue, name))
+        measure.synchronize(self.device)
+        for name, (start, end) in queued.items():
+            self.samples[name].append(self.seconds(name, start, end))
+
+    def sample(self, name: str) -> tuple[Any, Any]:
+        call, start, end = self.calls[name], self.event(), self.event()
+        self.step_begin()
+        for _ in range(self.covers[name]):
+            self.scratch.flush()
+        if self.l2 == "warm":
+            call()
+        start.record(self.stream)
+        for _ in range(self.repeats[name]):
+            call()
+        end.record(self.stream)
+        return start, end
+
+    def seconds(self, name: str, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) / 1e3 / self.repeats[name]
+
+    def event(self) -> Any:
+        return self.accelerator.Event(enable_timing=True) if self.accelerator else _Instant()
+
+    def step_begin(self) -> None:
+        if self.device.type == "cuda":
+            # CUDA-graph trees would record anew for each order in which the calls follow one another.
+            torch.compiler.cudagraph_mark_step_begin()

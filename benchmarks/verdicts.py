@@ -1,0 +1,279 @@
+"""What cells show beyond their noise: each peer of a case against the others, each peer over all cases, two files."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from statistics import geometric_mean, median
+from typing import Literal
+
+import torch
+
+from backend_kwargs import measure
+from backend_kwargs.measure import Interval
+from benchmarks.case import Work
+from benchmarks.ceilings import Ceilings
+from benchmarks.controls import BASELINE
+from benchmarks.limits import Limit, limit, over, per_cent
+from benchmarks.records import AGAIN, Cell
+
+Verdict = Literal["SAME", "FAST", "SLOW", "AMBIGUOUS"]
+Clock = Literal["device", "wall"]
+Against = Literal["eager", "default", "strongest"]
+Mark = Literal["win", "tie", "loss"]
+Key = tuple[str, str, str, str, str]
+
+CLOCKS: tuple[Clock, ...] = ("device", "wall")
+AGAINST: tuple[Against, ...] = ("eager", "default", "strongest")
+DEFAULT = "default"
+RIVALS = ("eager", "graph", "mode", "hand", "tvm")  # what a user could pick without this package
+RESAMPLES = 2000
+UNKNOWN = Interval(1.0, 0.0, math.inf)  # the noise of a group without its control
+
+
+def samples(cell: Cell, clock: Clock) -> list[float]:
+    """Return a cell's samples on one clock; the two are never mixed."""
+    return cell.device_s if clock == "device" else cell.wall_s
+
+
+def key(cell: Cell) -> Key:
+    """Return what makes a table: cells of one key compute the same."""
+    return cell.case, cell.mode, cell.dtype, cell.l2, cell.scale
+
+
+# ---- two files
+
+
+def speedup(old: Sequence[float], new: Sequence[float]) -> Interval:
+    """Return `median(old) / median(new)` with its bootstrap 95 % interval, above 1 if the new one is faster.
+
+    Rounds of two runs are no pairs: each side is drawn for itself. Raises ValueError where a side has no samples.
+    """
+    if not old or not new:
+        raise ValueError("speedup wants at least one sample on each side, got none.")
+    generator = torch.Generator().manual_seed(0)
+    ratios = _medians(old, generator) / _medians(new, generator)
+    low, high = ratios.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Interval(measure.percentile(old, 0.5) / measure.percentile(new, 0.5), low, high)
+
+
+def judge(speedup: Interval, noises: Iterable[Interval]) -> Verdict:
+    """Hold a speedup against the noise floors of the files that it rests on, whose reaches multiply.
+
+    All of the interval outside the band is FAST or SLOW, all of it inside SAME; what straddles is AMBIGUOUS, which is
+    nobody's failure.
+    """
+    reach = prod(noise.high for noise in noises)
+    if speedup.low > reach:
+        return "FAST"
+    if speedup.high < 1 / reach:
+        return "SLOW"
+    inside = math.isfinite(reach) and 1 / reach <= speedup.low and speedup.high <= reach
+    return "SAME" if inside else "AMBIGUOUS"
+
+
+def _medians(samples: Sequence[float], generator: torch.Generator) -> torch.Tensor:
+    values = torch.tensor(samples, dtype=torch.float64)
+    picks = torch.randint(len(samples), (RESAMPLES, len(samples)), generator=generator)
+    return values[picks].quantile(0.5, dim=1)
+
+
+# ---- one case
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One peer of one case on one clock, over all its compiles.
+
+    With several compiles the middle is the median of theirs and the interval reaches over all: the compile is the unit.
+    `speedups` hold no baseline of another numerics class. `share` is per cent of the limit, None on the wall's clock.
+    """
+
+    cell: Cell
+    compiles: int
+    rounds: int
+    time: Interval | None
+    speedups: Mapping[Against, Interval]
+    marks: Mapping[Against, Mark]
+    noise: Interval
+    limit: Limit | None
+    share: Interval | None
+    cold_s: float | None
+    warm_s: float | None
+    peak_bytes: int | None
+
+    @property
+    def over(self) -> bool:
+        """Say whether it is faster than the device can be, which is a bug of the suite."""
+        return self.limit is not None and over(self.limit, self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """What one timing process says of one peer."""
+
+    cell: Cell
+    time: Interval | None
+    speedups: Mapping[Against, Interval]
+    noise: Interval
+
+
+def noise(group: Sequence[Cell], clock: Clock) -> Interval:
+    """Return the noise floor of one timing process: what its baseline, timed twice, shows against itself."""
+    found = {cell.peer: samples(cell, clock) for cell in group if cell.peer in (BASELINE, AGAIN)}
+    if len(found) < 2 or not all(found.values()):
+        return UNKNOWN
+    return measure.noise_floor(measure.ratio_interval(found[BASELINE], found[AGAIN]))
+
+
+def groups(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Cell]]]:
+    """Return the cells by what they compute, then by the process that timed them; of a run twice told the last."""
+    last = {(key(cell), cell.run): cell.group_id for cell in cells}
+    found: dict[Key, dict[str, list[Cell]]] = {}
+    for cell in cells:
+        if last[key(cell), cell.run] == cell.group_id:
+            found.setdefault(key(cell), {}).setdefault(cell.group_id, []).append(cell)
+    return found
+
+
+def entries(cells: Sequence[Cell], clock: Clock, ceilings: Ceilings | None = None) -> dict[Key, list[Entry]]:
+    """Return the table of each case: its peers, controls included, in the order in which they were run."""
+    return {what: _table(list(runs.values()), clock, ceilings) for what, runs in groups(cells).items()}
+
+
+def _table(runs: list[list[Cell]], clock: Clock, ceilings: Ceilings | None) -> list[Entry]:
+    timed: dict[str, list[_Timed]] = {}
+    for group in runs:
+        floor = noise(group, clock)
+        for cell in group:
+            time = measure.median_interval(found) if (found := samples(cell, clock)) else None
+            timed.setdefault(cell.peer, []).append(_Timed(cell, time, _speedups(cell, group, clock), floor))
+    return [_entry(each, clock, ceilings) for each in timed.values()]
+
+
+def _speedups(cell: Cell, group: list[Cell], clock: Clock) -> dict[Against, Interval]:
+    others = [c for c in group if c is not cell and c.numerics == cell.numerics and samples(c, clock)]
+    if not samples(cell, clock):
+        return {}
+    rivals = [c for c in others if c.kind in RIVALS]
+    found: dict[Against, Cell | None] = {
+        "eager": next((c for c in others if c.peer == BASELINE), None),
+        "default": next((c for c in others if c.peer == DEFAULT), None),
+        "strongest": min(rivals, key=lambda c: measure.percentile(samples(c, clock), 0.5), default=None),
+    }
+    mine = samples(cell, clock)
+    return {against: measure.ratio_interval(samples(c, clock), mine) for against, c in found.items() if c}
+
+
+def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry:
+    cell = next((run.cell for run in runs if run.cell.status != "pass"), runs[0].cell)
+    ok = [run for run in runs if run.time] if cell.status == "pass" else []
+    against = [what for what in AGAINST if ok and all(what in run.speedups for run in ok)]
+    speedups = {what: _over_compiles([run.speedups[what] for run in ok]) for what in against}
+    floor = max((run.noise for run in runs), key=lambda noise: noise.high)
+    bound = _limit(cell, ceilings) if clock == "device" else None
+    time = _over_compiles([run.time for run in ok if run.time]) if ok else None
+    compiles = [run.cell.compile for run in runs]
+    return Entry(
+        cell=cell,
+        compiles=len(ok),
+        rounds=min((len(samples(run.cell, clock)) for run in ok), default=0),
+        time=time,
+        speedups=speedups,
+        marks={what: _mark(found, floor) for what, found in speedups.items()},
+        noise=floor,
+        limit=bound,
+        share=per_cent(bound, time) if bound and time else None,
+        cold_s=_middle(c.cold_s for c in compiles),
+        warm_s=_middle(c.warm_s for c in compiles),
+        peak_bytes=max((c.peak_bytes for c in compiles if c.peak_bytes is not None), default=None),
+    )
+
+
+def _over_compiles(found: Sequence[Interval]) -> Interval:
+    return Interval(median(i.median for i in found), min(i.low for i in found), max(i.high for i in found))
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _mark(speedup: Interval, noise: Interval) -> Mark:
+    if measure.within_noise(speedup, noise):
+        return "tie"
+    return "win" if speedup.median > 1 else "loss"
+
+
+def _limit(cell: Cell, ceilings: Ceilings | None) -> Limit | None:
+    return limit(Work(**cell.work), ceilings) if cell.work and ceilings else None
+
+
+# ---- one peer over all cases
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One peer over the cases of one numerics class on one clock.
+
+    `cases` are those that it is available for; one that fails counts as slow in `fast`. Geometric means are over the
+    cases that pass, never clipped. `worst` is the lowest speedup over eager and its case.
+    """
+
+    peer: str
+    kind: str
+    cases: int
+    passed: int
+    unavailable: int
+    geomeans: Mapping[Against, float]
+    fast: Mapping[float, float]
+    marks: Mapping[Mark, int]
+    worst: tuple[float, str] | None
+    cold_s: float | None
+    warm_s: float | None
+    memory: float | None
+
+
+FAST = (1.0, 1.1, 2.0)
+
+
+def summaries(tables: Mapping[Key, Sequence[Entry]]) -> dict[str, list[Summary]]:
+    """Return the summaries of all peers but the controls, by numerics class."""
+    found: dict[str, dict[str, list[Entry]]] = {}
+    eager_bytes = {
+        what: next((e.peak_bytes for e in table if e.cell.peer == BASELINE), None) for what, table in tables.items()
+    }
+    for table in tables.values():
+        for entry in table:
+            if entry.cell.kind != "control":
+                found.setdefault(entry.cell.numerics, {}).setdefault(entry.cell.peer, []).append(entry)
+    return {name: [_summary(each, eager_bytes) for each in peers.values()] for name, peers in found.items()}
+
+
+def _summary(entries: list[Entry], eager_bytes: Mapping[Key, int | None]) -> Summary:
+    able = [entry for entry in entries if entry.cell.status != "unavailable"]
+    passed = [entry for entry in able if entry.cell.status == "pass"]
+    medians = {what: [e.speedups[what].median for e in passed if what in e.speedups] for what in AGAINST}
+    strongest = [entry.marks["strongest"] for entry in passed if "strongest" in entry.marks]
+    ratios = [
+        e.peak_bytes / bytes_ for e in passed if e.peak_bytes is not None and (bytes_ := eager_bytes[key(e.cell)])
+    ]
+    return Summary(
+        peer=entries[0].cell.peer,
+        kind=entries[0].cell.kind,
+        cases=len(able),
+        passed=len(passed),
+        unavailable=len(entries) - len(able),
+        geomeans={what: geometric_mean(found) for what, found in medians.items() if found},
+        fast={p: sum(ratio > p for ratio in medians["eager"]) / len(able) for p in FAST} if medians["eager"] else {},
+        marks={mark: strongest.count(mark) for mark in ("win", "tie", "loss")},
+        worst=min(((e.speedups["eager"].median, name(e.cell)) for e in passed if "eager" in e.speedups), default=None),
+        cold_s=_middle(e.cold_s for e in passed),
+        warm_s=_middle(e.warm_s for e in passed),
+        memory=geometric_mean(ratios) if ratios and min(ratios) > 0 else None,
+    )
+
+
+def name(cell: Cell) -> str:
+    """Return how a case is called in a table: its name, and its mode if it is more than a forward."""
+    return cell.case if cell.mode == "fwd" else f"{cell.case} {cell.mode}"

@@ -1,0 +1,261 @@
+"""What the suite's processes do: compile one peer, time all peers of a case beside each other, learn of the device."""
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from backend_kwargs import measure
+from backend_kwargs.measure import Status
+from benchmarks import controls, peers, timers
+from benchmarks.case import Case, Mode
+from benchmarks.ceilings import measure_ceilings
+from benchmarks.controls import BASELINE
+from benchmarks.peers import Peer
+from benchmarks.process import Tell
+from benchmarks.records import Cell, Compile
+from benchmarks.study import Study
+from benchmarks.trial import Trial, cache_at, kernels_per_call
+
+Clock = Literal["events", "wall"]
+TIMING = "timing"  # the step of a process in which all peers run
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a compile in a process of its own came to."""
+
+    compile: Compile = field(default_factory=Compile)
+    status: Status = "pass"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One case in one mode with its peers: all that a process needs to know of it.
+
+    `cache` is the folder in which each peer has its own. `compiled` tells of the fresh compiles, by peer; those that
+    failed, or hung before, are not tried again. `extra` are peers beside the table's.
+    """
+
+    case: Case
+    mode: Mode
+    dtype: torch.dtype
+    device: str
+    scale: str
+    cache: Path
+    globs: tuple[str, ...]
+    group_id: str = ""
+    rounds: int = 30
+    l2: timers.L2 = "cold"
+    clocks: tuple[Clock, ...] = ("events", "wall")
+    run: int = 0
+    compiled: Mapping[str, Compiled] = field(default_factory=dict)
+    extra: tuple[Peer, ...] = ()
+
+    def study(self) -> Study:
+        """Build the case."""
+        _settle(self)
+        return Study.of(self.case, self.mode, torch.device(self.device), self.dtype, self.scale)
+
+    def peers(self) -> list[Peer]:
+        """Return those of the table that are asked for."""
+        return [peer for peer in peers.peers().values() if peers.wanted(peer.name, self.globs)] + list(self.extra)
+
+    def folder(self, peer: str) -> Path:
+        """Return where a peer's compiled code is kept."""
+        return self.cache / "".join(c if c.isalnum() else "_" for c in peer)
+
+
+def _settle(job: Job) -> None:
+    import torch._dynamo.config
+
+    job.cache.mkdir(parents=True, exist_ok=True)
+    # Else what a template traces would lie in the user's folder.
+    torch._dynamo.config.debug_dir_root = str(job.cache / "debug")
+    torch.set_grad_enabled(job.mode != "fwd")
+
+
+def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
+    """Compile one peer and say what it took; `cold` empties its cache first."""
+    tell(name)
+    study = job.study()
+    study.prepare()
+    folder = job.folder(name)
+    if cold:
+        shutil.rmtree(folder, ignore_errors=True)
+    peer = next(peer for peer in job.peers() if peer.name == name)
+    _start_compilers([peer], job)
+    trial = Trial(peer, study, folder)
+    trial.attempt(trial.build)
+    if trial.passed:
+        with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
+            trial.compiled.kernels = kernels_per_call(trial.step, study.device)
+    made = trial.compiled
+    seconds = {"cold_s": made.cold_s} if cold else {"cold_s": None, "warm_s": made.cold_s}
+    return Compiled(dataclasses.replace(made, fresh=True, **seconds), trial.status, trial.reason)
+
+
+def time_group(tell: Tell, job: Job) -> list[Cell]:
+    """Compile and check each peer, time all of them in turn on both clocks, check again; return their cells."""
+    study = job.study()
+    chosen = [*job.peers(), *_hand_written(study, job)]
+    trials = [Trial(peer, study, job.folder(peer.name)) for peer in chosen]
+    _learn(study, trials)
+    _start_compilers([trial.peer for trial in trials if trial.passed], job)
+    shares = peers.sharing(chosen)
+    for trial in (trial for trial in trials if trial.passed):
+        tell(trial.peer.name)
+        _start(trial, job, shares[trial.peer.name])
+    _share(trials, shares)
+    tell(TIMING)
+    racing = {trial.peer.name: trial for trial in trials if trial.passed}
+    samples = _time(job, racing)
+    for trial in racing.values():
+        if trial.passed:
+            trial.finish()
+    cells = [_cell(job, trial, samples) for trial in trials]
+    baseline = next((cell for cell in cells if cell.peer == BASELINE and cell.passed), None)
+    return cells + ([_control(baseline, name, samples) for name in _timed_beside(samples, racing)] if baseline else [])
+
+
+def _timed_beside(samples: Mapping[Clock, Mapping[str, list[float]]], racing: Mapping[str, Trial]) -> list[str]:
+    return list(dict.fromkeys(name for found in samples.values() for name in found if name not in racing))
+
+
+def _hand_written(study: Study, job: Job) -> list[Peer]:
+    found = peers.hand_written(study.problem.peers)
+    return [peer for name, peer in found.items() if peers.wanted(name, job.globs)]
+
+
+def _learn(study: Study, trials: list[Trial]) -> None:
+    """Learn what is right; where eager itself is not to be relied on, every peer says so."""
+    try:
+        study.prepare()
+        accuracy = study.learn()
+        ending = ("eager_two_runs_differ", accuracy.reason)
+    except Exception as error:  # noqa: BLE001 - the cells tell it
+        status, reason = measure.status_of(error)
+        ending, accuracy = (status, f"eager failed: {reason}"), None
+    if accuracy is None or not accuracy.passed:
+        for trial in trials:
+            trial.end(*ending)
+
+
+def _start(trial: Trial, job: Job, first: str) -> None:
+    made = job.compiled.get(trial.peer.name) or job.compiled.get(first)
+    if made is not None and made.status != "pass":
+        trial.end(made.status, made.reason)
+        return
+    trial.cache = job.folder(first)
+    trial.attempt(trial.start)
+    if made is not None:
+        trial.compiled = made.compile
+    if not trial.passed:
+        # An error that sticks to the device would be told of every later peer; it ends the process with this one.
+        measure.synchronize(trial.study.device)
+
+
+def _share(trials: list[Trial], shares: Mapping[str, str]) -> None:
+    made = {trial.peer.name: trial.compiled for trial in trials}
+    for trial in trials:
+        if (first := shares[trial.peer.name]) != trial.peer.name and trial.passed:
+            own = trial.compiled
+            trial.compiled = dataclasses.replace(made[first], peak_bytes=own.peak_bytes, shares=first)
+
+
+def _start_compilers(chosen: list[Peer], job: Job) -> None:
+    """Pay once, on no peer's clock, for what Inductor starts: its compile processes, its headers."""
+    if any(map(peers.uses_inductor, chosen)):
+        with cache_at(job.cache.parent / "start"), torch.no_grad():
+            torch.compile(_add_one)(torch.ones(8, device=job.device))
+
+
+def _add_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def _time(job: Job, racing: Mapping[str, Trial]) -> dict[Clock, dict[str, list[float]]]:
+    """Time on each clock, with the baseline's controls; a peer that fails meanwhile leaves both."""
+    device = torch.device(job.device)
+    calls = {name: trial.step for name, trial in racing.items()}
+    if BASELINE in calls:
+        calls |= controls.timed(calls[BASELINE], device)
+
+    def failed(name: str, error: Exception) -> None:
+        if name in racing:
+            racing[name].fail(error)
+        measure.synchronize(device)
+
+    samples: dict[Clock, dict[str, list[float]]] = {}
+    if "wall" in job.clocks or device.type == "cpu":
+        samples["wall"] = measure.interleave(calls, rounds=job.rounds, device=device, failed=failed)
+        calls = {name: call for name, call in calls.items() if name in samples["wall"]}
+    if "events" in job.clocks and device.type != "cpu":
+        samples["events"] = timers.device_times(calls, job.rounds, device, job.l2, failed=failed)
+    return samples
+
+
+def _cell(job: Job, trial: Trial, samples: Mapping[Clock, Mapping[str, list[float]]]) -> Cell:
+    study, peer = trial.study, trial.peer
+    measured = {clock: found.get(peer.name, []) for clock, found in samples.items()} if trial.passed else {}
+    work = study.problem.work if job.mode == job.case.modes[0] else None
+    figures = ("rmse", "reference_rmse", "max_error", "cosine")
+    return Cell(
+        case=job.case.name,
+        case_version=job.case.version,
+        mode=job.mode,
+        dtype=str(job.dtype).removeprefix("torch."),
+        peer=peer.name,
+        kind=peer.kind,
+        numerics=_numerics(trial),
+        group_id=job.group_id,
+        status=trial.status,
+        reason=trial.reason,
+        wall_s=measured.get("wall", []),
+        device_s=measured.get("events", []),
+        l2=job.l2,
+        scale=job.scale,
+        compile=trial.compiled,
+        run=job.run,
+        accuracy={name: getattr(trial.accuracy, name) for name in figures},
+        work=dataclasses.asdict(work) if work else None,
+        options=_options(peer),
+    )
+
+
+def _numerics(trial: Trial) -> str:
+    study = trial.study
+    try:
+        return peers.numerics(trial.peer, study.unit, module=isinstance(study.problem.fn, torch.nn.Module))
+    except peers.UnavailableError:
+        return study.unit
+
+
+def _options(peer: Peer) -> dict[str, Any]:
+    try:
+        return peers.resolved(peer) if peer.compiles else {}
+    except peers.UnavailableError:
+        return {}
+
+
+def _control(cell: Cell, name: str, samples: Mapping[Clock, Mapping[str, list[float]]]) -> Cell:
+    """Return the cell of what was timed beside its baseline, `cell`."""
+    wall, device = (samples.get(clock, {}).get(name, []) for clock in ("wall", "events"))
+    return dataclasses.replace(cell, peer=name, kind="control", wall_s=wall, device_s=device, compile=Compile())
+
+
+def environment(tell: Tell, device: str) -> dict[str, Any]:
+    """Return where this runs."""
+    return measure.environment(torch.device(device))
+
+
+def ceilings(tell: Tell, device: str, rounds: int) -> dict[str, Any]:
+    """Measure what the device can do at best."""
+    with torch.no_grad():
+        return measure_ceilings(torch.device(device), rounds).to_json()

@@ -1,0 +1,70 @@
+"""Cells as a run would leave them, from a seeded generator whose noise looks like wall time's."""
+
+import torch
+
+from benchmarks import records
+from benchmarks.records import AGAIN, Cell, Compile
+
+ROUNDS = 30
+ENVIRONMENT = {
+    "record": "environment",
+    "version": records.VERSION,
+    "device_name": "NVIDIA H200",
+    "torch": "2.11.0",
+    "command": "python -m benchmarks run --suite full",
+}
+
+
+def figure(value, unit):
+    return {"value": value, "low": value / 1.01, "high": value * 1.01, "unit": unit, "attempt": "test"}
+
+
+CEILINGS = {
+    "record": "ceilings",
+    "device": "NVIDIA H200",
+    "l2_bytes": 60 * 10**6,
+    "figures": {
+        **{name: figure(4e12, "B/s") for name in ("copy", "read", "write")},
+        "bf16": figure(800e12, "FLOP/s"),
+        "launch": figure(2e-6, "s"),
+    },
+}
+
+
+def noisy(seconds, seed, noise=0.01, rounds=ROUNDS):
+    """Return samples with a long tail to the right."""
+    tail = torch.empty(rounds, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(seed))
+    return (seconds * (1 + noise * tail)).tolist()
+
+
+def cell(peer, seconds=1e-3, *, seed=None, case="gemm", status="pass", device=True, group="g", **kwargs):
+    """Return a cell whose device takes `seconds` and whose wall clock 20 µs more."""
+    seed = sum(map(ord, peer + case + group)) if seed is None else seed
+    kind = {"eager": "eager", "default": "mode", AGAIN: "control", "+5 %": "control"}.get(peer, "template")
+    passed = status == "pass"
+    about = {
+        "case_version": 1,
+        "mode": "fwd",
+        "dtype": "bfloat16",
+        "kind": kind,
+        "numerics": "bf16",
+        "work": {"flops": 400e9, "bytes": 1e9, "unit": "bf16"},
+        "compile": Compile(cold_s=5.0, warm_s=1.0, peak_bytes=2**20) if kind in ("mode", "template") else Compile(),
+    }
+    return Cell(
+        case=case,
+        peer=peer,
+        group_id=f"{group} {case}",
+        status=status,
+        wall_s=noisy(seconds + 2e-5, seed) if passed else [],
+        device_s=noisy(seconds, seed + 1) if passed and device else [],
+        **about | kwargs,
+    )
+
+
+def write(path, cells, **environment):
+    """Write cells as `run` does, and return the path."""
+    groups = sorted({each.group_id for each in cells})
+    lines = [ENVIRONMENT | environment, CEILINGS, *map(records.line_of, cells), records.group_line("key", groups)]
+    records.append(path, lines)
+    return path

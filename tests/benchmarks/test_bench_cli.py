@@ -1,0 +1,66 @@
+"""The command line of the suite."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_bench_records import ENVIRONMENT, FAILED, PASSED
+
+from benchmarks import records
+from benchmarks.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def bench(*args):
+    command = [sys.executable, "-m", "benchmarks", *map(str, args)]
+    return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_list():
+    """The table of cases and of peers."""
+    said = bench("list", "--case", "softmax*").stdout
+    assert "softmax" in said
+    assert "tmpl-inductor:max_autotune" in said
+
+
+def test_env():
+    """Where a run would take place, as JSON."""
+    assert json.loads(bench("env", "--device", "cpu").stdout)["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--case", "x"), "No case is called 'x': `python -m benchmarks list` shows all."),
+        (("--peers", "x"), "No peer is called 'x': `python -m benchmarks list` shows all."),
+        (("--shard", "0/2"), "--shard wants I/N, from 1/N to N/N, got '0/2' (str)."),
+        (("--budget", "9m"), "--budget wants seconds, such as '540s', got '9m' (str)."),
+        (("--dtype", "int8"), "--dtype wants 'bf16' or 'fp16' or 'fp32', got 'int8' (str)."),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_mistakes(tmp_path, monkeypatch, capsys, args, message):
+    """A user's mistake is one line, and 2."""
+    command = ["benchmarks", "run", "--device", "cpu", "--out", str(tmp_path / "r.jsonl"), *args]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (2, f"error: {message}\n")
+
+
+def test_report_as_hud(tmp_path):
+    """`report --hud` writes the records of PyTorch's HUD."""
+    lines = [ENVIRONMENT, records.line_of(PASSED), records.line_of(FAILED), records.group_line("k", ["g"])]
+    records.append(tmp_path / "r.jsonl", lines)
+    assert bench("report", tmp_path / "r.jsonl", "--hud", tmp_path / "hud.json").returncode == 0
+    assert {record["model"]["name"] for record in json.loads((tmp_path / "hud.json").read_text())} == {"softmax"}
+
+
+def test_budget_ends_with_three(tmp_path):
+    """What is left is told by the exit status."""
+    done = bench("run", "--device", "cpu", "--suite", "smoke", "--budget", "0s", "--out", tmp_path / "r.jsonl")
+    assert done.returncode == 3
+    assert done.stdout.strip().endswith("groups done: --resume goes on.")

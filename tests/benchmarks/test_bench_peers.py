@@ -1,0 +1,58 @@
+"""The table of peers."""
+
+import pytest
+
+from backend_kwargs import list_templates, register_template
+from backend_kwargs.errors import BackendKwargsError
+from benchmarks.peers import Peer, UnavailableError, check_globs, numerics, peers, resolved, sharing, tunes
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def test_every_template_and_mode_is_a_peer():
+    """What a user could pick is in the table."""
+    wanted = {"eager", "eager+graph", *MODES, "tmpl-inductor:auto", "tvm-untuned", "tvm-tuned"}
+    assert peers().keys() == wanted | {f"tmpl-inductor:{name}" for name in list_templates()}
+
+
+def test_equal_options_share_a_compile():
+    """A mode and a template that ask Inductor for the same are compiled cold once."""
+    found = sharing(list(peers().values()))
+    assert found["tmpl-inductor:default"] == "default"
+    assert found["tmpl-inductor:freezing"] == "tmpl-inductor:freezing"
+    register_template("tuned_as_the_mode", resolved(peers()["max-autotune"]))
+    twin = Peer("twin", "template", "tmpl-inductor:tuned_as_the_mode")
+    assert sharing([peers()["max-autotune"], twin])["twin"] in ("max-autotune", "twin")
+
+
+def test_template_that_cannot_act_here_is_unavailable():
+    """It would fall back to something else, and be timed under its own name."""
+    with pytest.raises(UnavailableError, match=r"^Template 'cutlass' cannot work here: "):
+        resolved(peers()["tmpl-inductor:cutlass"])
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "wanted"),
+    [
+        ("tmpl-inductor:freezing", True, "frozen"),
+        ("tmpl-inductor:freezing", False, "bf16"),
+        ("default", True, "bf16"),
+        ("eager", True, "bf16"),
+    ],
+)
+def test_numerics(name, module, wanted):
+    """Frozen weights are a class of their own, where there are weights."""
+    assert numerics(peers()[name], "bf16", module=module) == wanted
+
+
+def test_tuners_are_told():
+    """What times kernels while it compiles gets the device for itself."""
+    assert tunes(peers()["max-autotune"])
+    assert not tunes(peers()["tmpl-inductor:freezing"])
+
+
+def test_unknown_peer():
+    """A misspelled peer is told at once."""
+    with pytest.raises(BackendKwargsError) as error:
+        check_globs(["tmpl-inductor:max_autotun"])
+    assert str(error.value) == ("No peer is called 'tmpl-inductor:max_autotun': `python -m benchmarks list` shows all.")

@@ -1,0 +1,99 @@
+"""Result files: what is written comes back, what broke is left out, and the HUD's record of it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from backend_kwargs.errors import BackendKwargsError
+from benchmarks import records
+from benchmarks.records import Cell, Compile
+
+ENVIRONMENT = {"record": "environment", "version": records.VERSION, "torch": "2.13.0", "device": "cpu", "cpu": "a CPU"}
+PASSED = Cell(
+    case="softmax",
+    case_version=2,
+    mode="fwd",
+    dtype="bfloat16",
+    peer="default",
+    kind="mode",
+    numerics="bf16",
+    group_id="g",
+    status="pass",
+    wall_s=[1e-5, 2e-5],
+    device_s=[5e-6, 6e-6],
+    compile=Compile(cold_s=3.0, warm_s=0.5, peak_bytes=64, kernels=1, fresh=True),
+    work={"flops": 1.0, "bytes": 2.0, "unit": "bf16", "written": None},
+)
+FAILED = replace(PASSED, peer="tmpl-inductor:tma", status="unavailable", reason="no GPU", wall_s=[], device_s=[])
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Return a file of one group."""
+    path = tmp_path / "r.jsonl"
+    group = records.group_line("key", ["g"])
+    records.append(path, [ENVIRONMENT, records.line_of(PASSED), records.line_of(FAILED), group])
+    return path
+
+
+def test_cells_come_back(file):
+    """A file holds what was measured, to the last sample."""
+    results = records.read(file)
+    assert results.cells == [PASSED, FAILED]
+    assert results.groups == {"key"}
+    assert results.environments[0]["torch"] == "2.13.0"
+
+
+@pytest.mark.parametrize("keep", [10, 200], ids=["a word", "most of it"])
+def test_broken_last_line_is_left_out(file, keep):
+    """A line that a kill cut short takes neither the lines before it along, nor the next one."""
+    with file.open("a") as out:
+        out.write(json.dumps(records.line_of(replace(PASSED, group_id="h")))[:keep])
+    assert records.read(file).cells == [PASSED, FAILED]
+    records.append(file, [records.line_of(replace(PASSED, group_id="i")), records.group_line("next", ["i"])])
+    assert [cell.group_id for cell in records.read(file).cells] == ["g", "g", "i"]
+
+
+def test_unfinished_group_is_left_out(file):
+    """Cells without the line that ends their group are of an interrupted one."""
+    records.append(file, [records.line_of(replace(PASSED, group_id="h"))])
+    assert {cell.group_id for cell in records.read(file).cells} == {"g"}
+
+
+def test_shards_are_read_together(file, tmp_path):
+    """The files of several shards make one set of results."""
+    other = tmp_path / "s.jsonl"
+    records.append(other, [ENVIRONMENT, records.line_of(replace(PASSED, group_id="h")), records.group_line("k", ["h"])])
+    results = records.read(file, other)
+    assert (len(results.cells), len(results.environments)) == (3, 2)
+
+
+def test_other_version_is_refused(tmp_path):
+    """Files of another layout are not guessed at."""
+    records.append(tmp_path / "r.jsonl", [ENVIRONMENT | {"version": 0}])
+    with pytest.raises(BackendKwargsError) as error:
+        records.read(tmp_path / "r.jsonl")
+    assert str(error.value) == "Results of version 0, wanted 1: run them again."
+
+
+def test_hud_records(file):
+    """Each metric of a cell is one record of the HUD's format; what did not pass has its status alone."""
+    hud = records.to_hud(records.read(file))
+    assert all(record.keys() == {"benchmark", "model", "metric", "runners", "dependencies"} for record in hud)
+    named = {(r["model"]["backend"], r["metric"]["name"]): r["metric"]["benchmark_values"] for r in hud}
+    assert named == {
+        ("default", "pass"): [1.0],
+        ("default", "wall_time(s)"): [1e-5, 2e-5],
+        ("default", "device_time(s)"): [5e-6, 6e-6],
+        ("default", "compile_time_cold(s)"): [3.0],
+        ("default", "compile_time_warm(s)"): [0.5],
+        ("default", "peak_memory(bytes)"): [64],
+        ("default", "kernels"): [1],
+        ("tmpl-inductor:tma", "pass"): [0.0],
+    }
+    first = hud[0]
+    assert first["benchmark"]["name"] == "backend_kwargs"
+    assert (first["benchmark"]["mode"], first["benchmark"]["dtype"]) == ("inference", "bfloat16")
+    assert (first["model"]["name"], first["dependencies"]["torch"]) == ("softmax", {"version": "2.13.0"})
+    json.dumps(hud)

@@ -1,0 +1,174 @@
+"""A run of the suite: processes that fail alone, files that lose one group at most, shards and budgets."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_cases import DOUBLE, FAULTY, MUTATING
+
+from backend_kwargs.errors import BackendKwargsError
+from benchmarks import process, records
+from benchmarks.run import Plan, groups, key_of, run, select
+
+ROOT = Path(__file__).parents[2]
+
+
+def plan_of(out, *cases, **given):
+    settings = {"device": "cpu", "suite": "smoke", "globs": ("eager", "hand:*"), "rounds": 2, "ceilings": False}
+    return Plan(cases, out, **settings | given)
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def sleep(tell, seconds):
+    tell("asleep")
+    time.sleep(seconds)
+
+
+def start_another(tell, path):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(path).write_text(str(child.pid))
+    return child.pid
+
+
+def test_step_that_hangs_is_killed():
+    """A process that tells nothing for too long ends as a timeout, at the step that it told last."""
+    outcome = process.run(sleep, 600, step_s=0.5)
+    assert (outcome.at, outcome.status, outcome.out_of_time) == ("asleep", "timeout", False)
+
+
+def test_deadline_is_no_timeout():
+    """What the end of the run's budget cuts off is nobody's fault."""
+    assert process.run(sleep, 600, step_s=60, deadline=time.monotonic() + 0.5).out_of_time
+
+
+def test_process_is_killed_with_its_children(tmp_path):
+    """What a process has started does not outlive it."""
+    started = process.run(start_another, str(tmp_path / "pid"), step_s=60).value
+    deadline = time.monotonic() + 10
+    while _alive(started) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(started)
+
+
+def _alive(pid):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_faulty_peers_fail_alone(tmp_path):
+    """One hangs, one takes its process down, one finds no memory: the rest is timed all the same."""
+    progress = run(plan_of(tmp_path / "r.jsonl", FAULTY, step_s=8.0))
+    found = {cell.peer: (cell.status, cell.reason) for cell in progress.cells}
+    assert found == {
+        "eager": ("pass", ""),
+        "hand:hang": ("timeout", "longer than 8 s"),
+        "hand:crash": ("fail_to_run", "its process died: SIGKILL"),
+        "hand:greedy": ("oom", "OutOfMemoryError: no memory left"),
+        "hand:same": ("pass", ""),
+        "A/A": ("pass", ""),
+        "+5 %": ("pass", ""),
+    }
+
+
+def test_file_begins_with_the_environment(tmp_path):
+    """The first line says where, with what and by which command; a group ends with its mark."""
+    run(plan_of(tmp_path / "r.jsonl", MUTATING, command="the command"))
+    lines = lines_of(tmp_path / "r.jsonl")
+    assert [line["record"] for line in lines] == ["environment", *["cell"] * 5, "group"]
+    wanted = {"torch", "triton", "device_name", "driver", "revision", "backend_kwargs", "command", "clocks", "time"}
+    assert wanted <= lines[0].keys()
+    assert lines[0]["command"] == "the command"
+
+
+def test_ceilings_are_in_the_file_and_limits_in_the_cells(tmp_path):
+    """Limits rest on what the same run has measured."""
+    cells = run(plan_of(tmp_path / "r.jsonl", DOUBLE, modes=("fwd",), ceilings=True)).cells
+    assert lines_of(tmp_path / "r.jsonl")[1]["record"] == "ceilings"
+    assert cells[0].limit_s > 0
+    assert cells[0].bound in ("launch", "memory", "compute", "L2")
+
+
+def test_resume_runs_what_is_left(tmp_path):
+    """Groups that are in the file, or in another's, are not run again."""
+    out, other = tmp_path / "r.jsonl", tmp_path / "other.jsonl"
+    run(plan_of(out, MUTATING))
+    assert [cell.case for cell in run(plan_of(out, MUTATING, DOUBLE, modes=("fwd",), resume=True)).cells[:1]] == [
+        "double"
+    ]
+    assert run(plan_of(out, MUTATING, DOUBLE, modes=("fwd",), resume=True)).cells == []
+    assert run(plan_of(other, MUTATING, also=(out,))).cells == []
+
+
+def test_file_that_is_there_is_not_overwritten(tmp_path):
+    """Without --resume a run does not touch results."""
+    (tmp_path / "r.jsonl").write_text("")
+    with pytest.raises(BackendKwargsError) as error:
+        run(plan_of(tmp_path / "r.jsonl", DOUBLE))
+    assert str(error.value) == f"{str(tmp_path / 'r.jsonl')!r} is there already: give --resume, or another --out."
+
+
+def test_killed_run_keeps_finished_groups(tmp_path):
+    """kill -9 in the second group leaves the first whole and no process behind; --resume goes on."""
+    out = tmp_path / "r.jsonl"
+    code = (
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "from pathlib import Path; from test_bench_run import plan_of; from tiny_cases import *\n"
+        "from benchmarks.run import run\n"
+        "run(plan_of(Path(sys.argv[1]), MUTATING, FAULTY))"
+    )
+    command = [sys.executable, "-c", code, str(out), str(ROOT), str(Path(__file__).parent)]
+    child = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (out.exists() and '"group"' in out.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert {cell.case for cell in records.read(out).cells} == {"mutating"}
+    rest = run(plan_of(out, MUTATING, DOUBLE, modes=("fwd",), resume=True))
+    assert (rest.done, rest.total, {cell.case for cell in rest.cells}) == (2, 2, {"double"})
+
+
+def test_budget_ends_between_groups(tmp_path):
+    """A run without time writes nothing more and says so."""
+    progress = run(plan_of(tmp_path / "r.jsonl", DOUBLE, budget_s=0.0))
+    assert (progress.out_of_time, progress.done, progress.total) == (True, 0, 2)
+
+
+def test_shards_share_out_the_groups(tmp_path):
+    """Every group is in exactly one shard, headlines first, later compiles of one last."""
+    headline = replace(MUTATING, headline=True)
+    whole = plan_of(tmp_path / "r.jsonl", DOUBLE, headline, FAULTY, suite="full")
+    order = [(job.case.name, job.mode, job.run) for job in groups(whole)]
+    assert order == [
+        ("mutating", "fwd", 0),
+        ("double", "fwd", 0),
+        ("double", "fwd_bwd", 0),
+        ("faulty", "fwd", 0),
+        ("mutating", "fwd", 1),
+        ("mutating", "fwd", 2),
+    ]
+    shares = [groups(replace(whole, shard=(at, 4))) for at in (1, 2, 3, 4)]
+    assert sorted(key_of(job) for share in shares for job in share) == sorted(map(key_of, groups(whole)))
+
+
+def test_select_by_suite_name_and_device():
+    """A suite, globs and the device choose; a glob that names nothing is a mistake."""
+    cases = {
+        case.name: case for case in (DOUBLE, replace(FAULTY, gpus_only=True), replace(MUTATING, suites=frozenset()))
+    }
+    assert [case.name for case in select(cases, "full", [], "cpu")] == ["double", "mutating"]
+    assert [case.name for case in select(cases, "smoke", ["*"], "cuda")] == ["double", "faulty"]
+    with pytest.raises(BackendKwargsError) as error:
+        select(cases, "full", ["x*"], "cpu")
+    assert str(error.value) == "No case is called 'x*': `python -m benchmarks list` shows all."

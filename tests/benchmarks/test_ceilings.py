@@ -1,0 +1,98 @@
+"""Ceilings: what is measured, in which unit, and that it survives being written."""
+
+import json
+
+import pytest
+import torch
+
+from backend_kwargs.measure import Interval
+from benchmarks import ceilings
+from benchmarks.ceilings import Ceilings, Sizes, measure_ceilings
+
+CPU = torch.device("cpu")
+SMALL = Sizes((2**16,), {"fp32": (16, 32), "bf16": (16,)})
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measure_ceilings(CPU, rounds=3, sizes=SMALL)
+
+
+def test_a_cpu_has_its_ceilings(measured):
+    """Bandwidths, matmuls and the launch of an empty operation, each in its unit."""
+    units = {name: figure.unit for name, figure in measured.figures.items()}
+    rates = {"fp32": "FLOP/s", "bf16": "FLOP/s"}
+    assert units == {"copy": "B/s", "read": "B/s", "write": "B/s", **rates, "launch": "s"}
+    assert measured.l2_bytes > 0
+
+
+def test_figures_hold_their_intervals(measured):
+    """Each ceiling lies within its interval and says which attempt it was."""
+    for figure in measured.figures.values():
+        assert 0 < figure.low <= figure.value <= figure.high
+        assert figure.attempt
+
+
+def test_written_and_read(measured):
+    """JSON gives back the same ceilings."""
+    assert Ceilings.from_json(json.loads(json.dumps(measured.to_json()))) == measured
+
+
+@pytest.mark.parametrize(
+    ("name", "amount"),
+    [
+        pytest.param("copy copy_ of 1 MiB", 2 * 2**20, id="copy: read and written"),
+        pytest.param("read sum of 1 MiB", 2**20, id="read"),
+        pytest.param("write fill_ of 1 MiB", 2**20, id="write"),
+        pytest.param("fp32 16³ NN", 2 * 16**3, id="matmul"),
+    ],
+)
+def test_a_rate_is_amount_over_time(name, amount):
+    """A tenth of a second for an attempt makes its bytes or operations times ten; a long time is a low rate."""
+    attempts = [*ceilings._bandwidths(2**20, CPU), *ceilings._matmuls("fp32", 16, CPU)]
+    attempt = next(each for each in attempts if f"{each.figure} {each.how}" == name)
+    figure = ceilings._figure(attempt, Interval(0.1, 0.05, 0.2))
+    assert (figure.value, figure.low, figure.high) == pytest.approx((10 * amount, 5 * amount, 20 * amount))
+
+
+@pytest.mark.parametrize("unit", ["B/s", "s"])
+def test_the_best_attempt_stands(monkeypatch, unit):
+    """The highest rate, and the shortest launch."""
+    amount = 100.0 if unit == "B/s" else 0
+    seconds = {"slow": 2.0, "fast": 1.0, "slower": 3.0}
+    attempts = [ceilings._Attempt("x", how, lambda: None, amount, unit) for how in seconds]
+    monkeypatch.setattr(ceilings, "_groups", lambda device, sizes: [[attempt] for attempt in attempts])
+    times = {f"x {how}": [s] * 3 for how, s in seconds.items()}
+    monkeypatch.setattr(ceilings.timers, "device_times", lambda calls, *_, **__: {name: times[name] for name in calls})
+    figure = measure_ceilings(CPU).figures["x"]
+    assert (figure.attempt, figure.value) == ("fast", amount or 1.0)
+
+
+def test_what_a_device_cannot_do_is_not_there():
+    """A matmul in fp8 needs a device that has it; the other figures stand."""
+
+    def raises():
+        raise RuntimeError("no fp8")
+
+    attempts = [
+        ceilings._Attempt("fp8", "16", raises, 1, "FLOP/s"),
+        ceilings._Attempt("launch", "", lambda: None, 0, "s"),
+    ]
+    assert [name for name, _ in ceilings._race(attempts, 2, CPU)] == ["launch"]
+
+
+def test_data_are_random(monkeypatch):
+    """An H200 is 13 % faster on zeros."""
+    sources = [call.__self__ for _, how, call, *_ in map(_fields, ceilings._bandwidths(2**16, CPU)) if "sum" in how]
+    assert sources[0].std() == pytest.approx(1.0, abs=0.1)
+
+
+def _fields(attempt):
+    return attempt.figure, attempt.how, attempt.call
+
+
+def test_tf32_is_put_back():
+    """The precision of other matmuls is as it was."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    ceilings._tf32(torch.ones(2, 2), torch.ones(2, 2))
+    assert torch.backends.cuda.matmul.fp32_precision == before

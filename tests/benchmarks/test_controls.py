@@ -1,0 +1,132 @@
+"""The controls come out as they must: each of these fails when the check behind it is taken out."""
+
+import pytest
+import torch
+
+from backend_kwargs import measure
+from benchmarks import controls
+from benchmarks.case import Case, Problem
+from benchmarks.controls import FAULTY, SLOWED, Control
+from benchmarks.records import AGAIN
+from benchmarks.study import Study
+from benchmarks.trial import Trial
+
+CPU = torch.device("cpu")
+REASONS = {
+    "wrong result": "output: RMSE to the reference ",
+    "no-op": "output: RMSE to the reference ",
+    "cached result": "output: RMSE to the reference ",
+    "graph break": "RuntimeError: the graph broke: 2 graphs.",
+    "recompile": "RuntimeError: compiled ",
+}
+
+
+def softmax_of_gemm(x, w):
+    return torch.softmax(x @ w, dim=-1)
+
+
+def tried(control: Control, tmp_path, dtype=torch.float32) -> Trial:
+    """Take a control through compiling and the first check, as a run does with every peer."""
+
+    def build(device, dtype, scale):
+        args = (torch.randn(8, 16, dtype=dtype), torch.randn(16, 16, dtype=dtype))
+        return Problem(control.plant(softmax_of_gemm), args)
+
+    study = Study.of(Case("control", "test", build), "fwd", CPU, dtype, "smoke")
+    study.prepare()
+    assert study.learn().passed
+    trial = Trial(control.peer("control"), study, tmp_path)
+    trial.attempt(trial.start)
+    return trial
+
+
+@pytest.fixture(autouse=True)
+def _forward_alone():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_fault_is_caught(name, dtype, tmp_path):
+    """Wrong, idle and remembering backends fail the check of numbers; breaks and recompiles are counted."""
+    trial = tried(FAULTY[name], tmp_path, dtype)
+    assert trial.status == FAULTY[name].expected
+    assert trial.reason.startswith(REASONS[name])
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_what_is_sound_passes(tmp_path):
+    """The same case with a backend at no fault passes both checks."""
+    trial = tried(Control("pass"), tmp_path)
+    trial.finish()
+    assert (trial.status, trial.reason) == ("pass", "")
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_what_becomes_wrong_while_it_is_timed_is_caught(tmp_path):
+    """The check after timing is of the very callable that was timed, on inputs of its own."""
+    faulty = []
+
+    def turncoat(gm, example_inputs):
+        wrong = controls.wrong_result(gm, example_inputs)
+
+        def run(*args):
+            return wrong(*args) if faulty else gm(*args)
+
+        return run
+
+    trial = tried(Control("pass", turncoat), tmp_path)
+    assert trial.passed
+    faulty.append(True)
+    trial.finish()
+    assert trial.status == "fail_accuracy"
+
+
+class Clock:
+    """A clock in the place of the machine's: it goes on a little whenever it is read, so that waiting ends."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        self.now += 1e-7
+        return self.now
+
+    def passes(self, seconds):
+        self.now += seconds
+
+
+def test_same_is_within_noise_and_five_per_cent_is_seen(monkeypatch):
+    """The baseline against itself shows nothing, and five per cent more work shows as five per cent."""
+    clock = Clock()
+    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(controls, "time", clock)
+
+    def call():
+        clock.passes(2e-3)
+
+    samples = measure.interleave({"eager": call, **controls.timed(call, CPU)}, rounds=30, device=CPU)
+    floor = measure.noise_floor(measure.ratio_interval(samples["eager"], samples[AGAIN]))
+    slowed = measure.ratio_interval(samples["eager"], samples[SLOWED])
+    assert floor.high == pytest.approx(1.0, abs=1e-3)
+    assert slowed.median == pytest.approx(1 / 1.05, rel=1e-3)
+    assert not measure.within_noise(slowed, floor)
+
+
+def test_injected_work_takes_time():
+    """On the machine's own clock, half as much work again takes half as long again at least."""
+
+    def call():
+        end = controls.time.perf_counter() + 2e-3
+        while controls.time.perf_counter() < end:
+            pass
+
+    samples = measure.interleave({"": controls.slowed(call, CPU, share=0.5)}, rounds=3, device=CPU)
+    assert min(samples[""]) >= 3e-3
+
+
+def test_slowed_gives_the_result():
+    """A slowed call is checked as the baseline is: it returns what that returns."""
+    assert controls.slowed(lambda: 42, CPU)() == 42

@@ -1,0 +1,177 @@
+"""What cells show beyond their noise: verdicts, tables of cases, summaries of peers."""
+
+import dataclasses
+import math
+
+import pytest
+from bench_cells import CEILINGS, cell, noisy
+
+from backend_kwargs.measure import Interval
+from benchmarks import verdicts
+from benchmarks.ceilings import Ceilings
+from benchmarks.records import AGAIN, Compile
+from benchmarks.verdicts import UNKNOWN, entries, judge, speedup, summaries
+
+H200 = Ceilings.from_json(CEILINGS)
+TWO_PER_CENT = Interval(1.0, 1 / 1.02, 1.02)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        pytest.param(0.99, 1.01, "SAME", id="inside"),
+        pytest.param(1.05, 1.10, "FAST", id="above"),
+        pytest.param(0.90, 0.95, "SLOW", id="below"),
+        pytest.param(1.03, 1.10, "AMBIGUOUS", id="out at the upper end"),
+        pytest.param(0.90, 0.98, "AMBIGUOUS", id="out at the lower end"),
+        pytest.param(0.50, 2.00, "AMBIGUOUS", id="too wide to say"),
+    ],
+)
+def test_verdict(low, high, verdict):
+    """Only an interval wholly outside the floors of both files is faster or slower."""
+    assert judge(Interval((low + high) / 2, low, high), [TWO_PER_CENT, TWO_PER_CENT]) == verdict
+
+
+def test_without_a_floor_nothing_is_certain():
+    """A file without its A/A row shows nothing."""
+    assert judge(Interval(3.0, 2.9, 3.1), [TWO_PER_CENT, UNKNOWN]) == "AMBIGUOUS"
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "SAME"), (1.3, "SLOW"), (0.7, "FAST")])
+def test_two_runs(seed, factor, verdict):
+    """Two runs of equal work are the same beyond a floor of two per cent each; a third more is slower."""
+    old, new = noisy(1.0, 2 * seed), noisy(factor, 2 * seed + 1)
+    assert judge(speedup(old, new), [TWO_PER_CENT, TWO_PER_CENT]) == verdict
+
+
+def test_speedup_is_a_ratio_of_medians():
+    """Runs of other lengths compare: their rounds are no pairs."""
+    assert speedup([2.0] * 5, [1.0] * 9) == Interval(2.0, 2.0, 2.0)
+
+
+def test_speedup_of_nothing():
+    """No samples are an error, not a NaN."""
+    with pytest.raises(ValueError, match=r"^speedup wants at least one sample on each side, got none\.$"):
+        speedup([1.0], [])
+
+
+def group(**seconds):
+    named = {name.replace("_", " "): value for name, value in seconds.items()}
+    return [cell("eager"), cell(AGAIN), *(cell(name, value) for name, value in named.items())]
+
+
+def table(cells, clock="device"):
+    (found,) = entries(cells, clock, H200).values()
+    return {entry.cell.peer: entry for entry in found}
+
+
+def test_ratios_are_paired_and_marked():
+    """Against eager and the strongest: a win beyond the noise, a loss beyond it, a tie within."""
+    found = table(group(default=0.8e-3, fast=0.5e-3, slow=2e-3, like=0.8e-3))
+    assert {name: found[name].marks["strongest"] for name in ("fast", "slow", "like")} == {
+        "fast": "win",
+        "slow": "loss",
+        "like": "tie",
+    }
+    assert found["fast"].speedups["eager"].median == pytest.approx(2.0, rel=0.02)
+    assert found["fast"].speedups["default"].median == pytest.approx(1.6, rel=0.02)
+
+
+def test_templates_are_no_rivals():
+    """The strongest peer is one that a user has without the templates."""
+    found = table(group(default=0.8e-3, fast=0.5e-3, faster=0.4e-3))
+    assert found["fast"].speedups["strongest"] == found["fast"].speedups["default"]
+    assert found["default"].speedups["strongest"] == found["default"].speedups["eager"]
+
+
+def test_clocks_are_not_mixed():
+    """What gains on the device alone shows on the device alone."""
+    template = dataclasses.replace(cell("fast", 0.5e-3), wall_s=cell("eager", seed=7).wall_s)
+    cells = [cell("eager"), cell(AGAIN), template]
+    assert table(cells, "device")["fast"].marks["eager"] == "win"
+    assert table(cells, "wall")["fast"].marks["eager"] == "tie"
+
+
+def test_numerics_are_not_compared_across():
+    """A peer that computes otherwise has a time, and no ratio to what it is not comparable with."""
+    found = table([*group(default=0.8e-3), cell("freezing", 0.1e-3, numerics="frozen")])
+    assert found["freezing"].time
+    assert not found["freezing"].speedups
+    assert found["default"].speedups["strongest"] == found["default"].speedups["eager"]
+
+
+def test_what_fails_has_no_figures():
+    """A cell that did not pass has no time, no ratio, no per cent."""
+    bad = table([*group(), cell("bad", status="fail_accuracy")])["bad"]
+    assert (bad.time, bad.speedups, bad.share) == (None, {}, None)
+
+
+def test_per_cent_of_the_limit():
+    """400 GFLOP at 800 TFLOP/s take half a millisecond: a device time of one is half of that."""
+    cells = group()
+    assert table(cells)["eager"].share.median == pytest.approx(50, rel=0.02)
+    assert table(cells, "wall")["eager"].share is None
+
+
+def test_over_the_limit_is_told():
+    """Faster than the device can be is flagged."""
+    found = table(group(magic=0.4e-3))
+    assert {name for name, entry in found.items() if entry.over} == {"magic"}
+
+
+def test_the_compile_is_the_unit():
+    """Of three compiles the middle one stands, and the interval reaches over all."""
+    speeds = (1e-3, 2e-3, 3e-3)
+    cells = [
+        c
+        for run, seconds in enumerate(speeds)
+        for c in (
+            cell("eager", 2e-3, group=str(run), run=run),
+            cell("tuned", seconds, group=str(run), run=run, compile=Compile(cold_s=10.0 * (run + 1))),
+        )
+    ]
+    found = table(cells)["tuned"]
+    assert found.speedups["eager"].median == pytest.approx(1.0, rel=0.02)
+    assert found.time.low < 1.02e-3
+    assert found.time.high > 2.98e-3
+    assert (found.compiles, found.cold_s) == (3, 20.0)
+
+
+def test_of_a_run_twice_told_the_last_stands():
+    """A shard that was run again replaces its cells, and is no second compile."""
+    again = [cell("eager", 5e-3, group="later")]
+    found = table([cell("eager", 1e-3, group="earlier"), *again])["eager"]
+    assert found.time.median == pytest.approx(5e-3, rel=0.02)
+    assert found.compiles == 1
+
+
+def test_summary():
+    """Means are unclipped and over what passes; what fails counts in the rates; unavailable is told apart."""
+    cells = [
+        *(c for case in "abcd" for c in (cell("eager", case=case), cell(AGAIN, case=case))),
+        cell("t", 0.25e-3, case="a"),
+        cell("t", 1.6e-3, case="b"),
+        cell("t", case="c", status="fail_accuracy"),
+        cell("t", case="d", status="unavailable"),
+    ]
+    (summary,) = (s for s in summaries(entries(cells, "device"))["bf16"] if s.peer == "t")
+    assert (summary.cases, summary.passed, summary.unavailable) == (3, 2, 1)
+    assert summary.geomeans["eager"] == pytest.approx(math.sqrt(4 / 1.6), rel=0.02)
+    assert summary.fast == pytest.approx({1.0: 1 / 3, 1.1: 1 / 3, 2.0: 1 / 3})
+    assert summary.marks == {"win": 1, "tie": 0, "loss": 1}
+    assert (summary.worst[0], summary.worst[1]) == (pytest.approx(1 / 1.6, rel=0.02), "b")
+    assert (summary.cold_s, summary.warm_s) == (5.0, 1.0)
+
+
+def test_controls_are_no_peers():
+    """A/A has its row, and no place in a summary."""
+    found = entries(group(), "device")
+    assert [summary.peer for summary in summaries(found)["bf16"]] == ["eager"]
+
+
+def test_noise_is_the_groups_own():
+    """The A/A row sets the floor; without it there is none."""
+    cells = group()
+    assert 1.0 < verdicts.noise(cells, "device").high < 1.02
+    assert verdicts.noise(cells[:1], "device") == UNKNOWN
