@@ -47,6 +47,11 @@ _TUNED = Template(
 BUILT_IN: Mapping[str, Template] = MappingProxyType(
     {
         "default": Template("Inductor as it comes: fused kernels, library GEMMs"),
+        "auto": Template(
+            "Race candidates for each graph, keep the fastest that is right, remember it",
+            {"auto": True},
+            costs="up to budget_s of compile time for each graph, once",
+        ),
         "cudagraphs": Template(
             "Replay a recorded CUDA graph, so that a call costs one launch",
             {"triton.cudagraphs": True},

@@ -8,13 +8,14 @@ VARIABLES = ("BACKEND_KWARGS_TEMPLATE", "BACKEND_KWARGS_OPTIONS")
 
 
 @pytest.fixture(autouse=True)
-def _no_names_left_behind(monkeypatch):
+def _no_names_left_behind(monkeypatch, tmp_path_factory):
     import torch._dynamo.backends.registry as dynamo
 
     from backend_kwargs import errors, registry, templates
 
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path_factory.getbasetemp() / "decisions.sqlite"))
     dynamo.list_backends()  # reads the entry points, so that no test is the first to
     tables = (templates._registered, registry._interned, dynamo._BACKENDS, dynamo._COMPILER_FNS)
     before = [dict(table) for table in tables]

@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
-from backend_kwargs.cli import compare, doctor, explain, listing, options
+from backend_kwargs.cli import compare, decisions, doctor, explain, listing, options
 from backend_kwargs.cli.console import complain, console
 from backend_kwargs.errors import BackendKwargsError
 
@@ -29,6 +29,7 @@ app.command("explain")(explain.show)
 app.command("options")(options.show)
 app.command("compare")(compare.show)
 app.command("doctor")(doctor.show)
+app.add_typer(decisions.app, name="decisions")
 
 
 def _version(wanted: bool) -> None:

@@ -1,7 +1,7 @@
 """Arguments that several commands take, and how their text becomes values."""
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,10 +29,10 @@ def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
     return make_backend(spec).bind("command line", options, convert)
 
 
-def judged(spec: str) -> tuple[Verdict, str]:
+def judged(spec: str, **options: Any) -> tuple[Verdict, str]:
     """Return what `spec` can do on this machine, and its summary; one broken plug-in must not hide the others."""
     try:
-        backend = find_backend(spec)
+        backend = find_backend(spec).bind("judged", options)
         return verdict(backend), backend.summary
     except BackendKwargsError as error:
         if isinstance(error, BrokenPluginError):

@@ -1,18 +1,28 @@
-"""`backend-kwargs doctor`: what this machine has, and what each template can do with it."""
+"""`backend-kwargs doctor`: what this machine has, and what each template and TVM can do with it."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
+from backend_kwargs.explain import Verdict
 from backend_kwargs.registry import PLAIN, list_templates
 from backend_kwargs.requirements import machine
 
+TVM = "tmpl-tvm"
+
 
 def show(json: AsJson = False) -> None:
-    """Say what this machine has, which templates work on it, and what would make the others work."""
-    facts, verdicts = machine().facts(), {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
+    """Say what this machine has, which templates and backends work on it, and what would make the others work."""
+    facts, templates = machine().facts(), {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
+    backends = {TVM: judged(TVM)[0], f"{TVM}[target=cuda]": judged(TVM, target="cuda")[0]}
     if json:
-        return print_json({"machine": facts, "templates": {name: asdict(v) for name, v in verdicts.items()}})
+        return print_json({"machine": facts, "templates": _data(templates), "backends": _data(backends)})
     print_table(("part", "found"), facts.items(), "machine")
-    rows = [(name, v.word, v.reason, v.remedy) for name, v in verdicts.items()]
-    print_table(("name", "verdict", "because", "to change it"), rows, f"templates, as {PLAIN}:NAME")
+    for title, verdicts in ((f"templates, as {PLAIN}:NAME", templates), ("other backends", backends)):
+        rows = [(name, v.word, v.reason, v.remedy) for name, v in verdicts.items()]
+        print_table(("name", "verdict", "because", "to change it"), rows, title)
+
+
+def _data(verdicts: Mapping[str, Verdict]) -> dict[str, dict[str, str]]:
+    return {name: asdict(verdict) for name, verdict in verdicts.items()}

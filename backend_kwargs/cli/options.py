@@ -1,11 +1,12 @@
-"""`backend-kwargs options`: search Inductor's options."""
+"""`backend-kwargs options`: search the options of Inductor, or of another backend."""
 
 from fnmatch import fnmatchcase
 from typing import Annotated
 
 import typer
 
-from backend_kwargs.catalogue import documented, inductor_options
+from backend_kwargs.backend import Backend, find_backend
+from backend_kwargs.catalogue import documented
 from backend_kwargs.cli.arguments import AsJson
 from backend_kwargs.cli.console import print_json, print_table
 from backend_kwargs.errors import BackendKwargsError
@@ -14,13 +15,15 @@ from backend_kwargs.options import Option, describe
 
 def show(
     pattern: Annotated[str, typer.Argument(help="A glob of names, or a word of a name or a doc.")] = "*",
+    backend: Annotated[str, typer.Option(help="Whose options, such as tvm.")] = "inductor",
     json: AsJson = False,
 ) -> None:
-    """Search Inductor's options on the installed torch: type, default, doc."""
-    found = [option for name in sorted(inductor_options()) if _matches(pattern, option := _documented(name))]
+    """Search the options of a backend, Inductor's on the installed torch if none is named: type, default, doc."""
+    found = [option for option in _options(find_backend(backend)) if _matches(pattern, option)]
     if not found:
+        whose = "Inductor" if backend == "inductor" else backend
         raise BackendKwargsError(
-            f"No Inductor option matches {pattern!r}; try a shorter word or a glob such as '*tma*'."
+            f"No {whose} option matches {pattern!r}; try a shorter word or a glob such as '*tma*'."
         )
     if json:
         return print_json([_row(option) for option in found])
@@ -28,8 +31,9 @@ def show(
     print_table(header, [tuple(_row(option).values()) for option in found])
 
 
-def _documented(name: str) -> Option:
-    return documented(inductor_options()[name])
+def _options(backend: Backend) -> list[Option]:
+    known = [option for _, option in sorted(backend.known_options().items())]
+    return [documented(option) for option in known] if backend.takes_inductor_options else known
 
 
 def _matches(pattern: str, option: Option) -> bool:

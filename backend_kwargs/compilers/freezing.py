@@ -43,7 +43,7 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple
     lifted = _lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
     if not lifted or _writes_shared_memory(gm, example_inputs):
         return gm, list(range(len(example_inputs)))
-    frozen_gm = _copy(gm)
+    frozen_gm = copy_of_graph(gm)
     placeholders = frozen_gm.graph.find_nodes(op="placeholder")
     for position, value in lifted.items():
         _replace_by_attribute(frozen_gm, placeholders[position], value)
@@ -77,10 +77,11 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
         if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided:
             sharing[value.untyped_storage()._cdata].append(node)
-    return any(len(nodes) > 1 and any(map(_may_be_written, nodes)) for nodes in sharing.values())
+    return any(len(nodes) > 1 and any(map(may_be_written, nodes)) for nodes in sharing.values())
 
 
-def _may_be_written(placeholder: Node) -> bool:
+def may_be_written(placeholder: Node) -> bool:
+    """Tell whether the graph may change this input in place."""
     # Dynamo has run the graph on this fake tensor, and an in-place operator counts up its version. Inference tensors
     # have no version, and a higher-order operator (a Triton kernel) may write without counting.
     fake = placeholder.meta.get("example_value")
@@ -89,7 +90,8 @@ def _may_be_written(placeholder: Node) -> bool:
     return any(isinstance(user.target, torch._ops.HigherOrderOperator) for user in placeholder.users)
 
 
-def _copy(gm: GraphModule) -> GraphModule:
+def copy_of_graph(gm: GraphModule) -> GraphModule:
+    """Return a copy that a compiler may take over, with what dynamo hangs on the graph; its attributes are shared."""
     # Dynamo reads the placeholders of its own graph once more after the backend, to generate the call.
     graph: Graph = copy.deepcopy(gm.graph)
     for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):

@@ -1,0 +1,102 @@
+"""`backend-kwargs decisions`: what races decided, and files of it."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from backend_kwargs.cli.arguments import AsJson
+from backend_kwargs.cli.console import console, print_json, print_table
+from backend_kwargs.compilers.auto.decisions import Decision, Store, store_path
+from backend_kwargs.compilers.auto.exchange import read_decisions, template_name, write_decisions
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.templates import find_template
+
+app = typer.Typer(help="What tmpl-inductor:auto decided for each graph.", no_args_is_help=True)
+
+Where = Annotated[str | None, typer.Option("--store", help="The file of decisions, if not the usual one.")]
+Key = Annotated[str, typer.Argument(help="A decision's key, or how it begins.")]
+Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or how they begin; all if none is given.")]
+
+
+@app.command("list")
+def show_all(store: Where = None, json: AsJson = False) -> None:
+    """List the decisions, the latest first."""
+    found = Store(store_path(store)).all()
+    rows = [{"key": each.key[:12], "winner": each.winner, "graph": each.facts, "made": _day(each)} for each in found]
+    if json:
+        return print_json(rows)
+    if not rows:
+        return console().print(f"No decisions in {str(store_path(store))!r}.", soft_wrap=True, markup=False)
+    print_table(("key", "winner", "graph", "made"), [tuple(row.values()) for row in rows])
+
+
+@app.command("show")
+def show_one(key: Key, store: Where = None, json: AsJson = False) -> None:
+    """Show one decision: what was tried, what won and why, and where."""
+    from dataclasses import asdict
+
+    from backend_kwargs.compilers.auto.telling import table
+
+    (decision,) = _found(Store(store_path(store)), [key], one=True)
+    if json:
+        return print_json(asdict(decision))
+    out = console()
+    out.print(table(decision), soft_wrap=True, markup=False)
+    for name, value in {"options": decision.options, **decision.machine, "made": _day(decision)}.items():
+        out.print(f"{name}: {value}", soft_wrap=True, markup=False)
+
+
+@app.command("export")
+def export(
+    file: Annotated[Path, typer.Argument(help="The TOML file to write.")], keys: Keys = None, store: Where = None
+) -> None:
+    """Write decisions to a TOML file, in which each winner is a template too."""
+    held = Store(store_path(store))
+    decisions = _found(held, keys) if keys else held.all()
+    if not decisions:
+        raise BackendKwargsError(f"No decisions in {str(held.path)!r}; compile with tmpl-inductor:auto first.")
+    write_decisions(decisions, file)
+    names = ", ".join(template_name(each) for each in decisions)
+    console().print(f"{len(decisions)} written to {file}; as templates: {names}", soft_wrap=True, markup=False)
+
+
+@app.command("import")
+def import_(file: Annotated[Path, typer.Argument(help="The TOML file to read.")], store: Where = None) -> None:
+    """Put the decisions of a TOML file into the store."""
+    decisions = read_decisions(file, lambda name: find_template(name).options)
+    held = Store(store_path(store))
+    held.add(*decisions)
+    console().print(f"{len(decisions)} put into {str(held.path)!r}.", soft_wrap=True, markup=False)
+
+
+@app.command("forget")
+def forget(
+    keys: Keys = None,
+    all_: Annotated[bool, typer.Option("--all", help="Forget every decision.")] = False,
+    store: Where = None,
+) -> None:
+    """Delete decisions, so that their graphs are raced anew."""
+    held = Store(store_path(store))
+    if not keys and not all_:
+        raise BackendKwargsError("Name the decisions to forget, or give --all.")
+    decisions = _found(held, keys) if keys else held.all()
+    count = held.forget([each.key for each in decisions])
+    console().print(f"{count} forgotten.", soft_wrap=True, markup=False)
+
+
+def _found(store: Store, keys: list[str], *, one: bool = False) -> list[Decision]:
+    found: list[Decision] = []
+    for key in keys:
+        matches = store.all(key)
+        if not matches:
+            raise BackendKwargsError(f"No decision's key begins with {key!r}; `decisions list` shows all.")
+        if one and len(matches) > 1:
+            raise BackendKwargsError(f"{len(matches)} decisions' keys begin with {key!r}; give more of it.")
+        found += matches
+    return found
+
+
+def _day(decision: Decision) -> str:
+    return datetime.fromtimestamp(decision.made).astimezone().isoformat(sep=" ", timespec="minutes")

@@ -1,0 +1,1 @@
+"""Races: which candidate compiles a graph, decided by measuring, checked, and remembered."""

@@ -1,0 +1,62 @@
+"""One decision for all ranks: who comes first to a graph decides, the others wait for the word a limited time."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from backend_kwargs.compilers.auto.decisions import Decision
+from backend_kwargs.compilers.auto.settings import Settings
+
+logger = logging.getLogger("backend_kwargs.auto")
+
+PREFIX = "backend_kwargs/auto"
+GRACE_S = 120.0  # a candidate in progress is finished after the budget is spent
+
+
+def agreed(key: str, decide: Callable[[], Decision], stand_in: Callable[[], Decision], settings: Settings) -> Decision:
+    """Return `decide()` of the first rank that asks for `key`, to every rank; without torch.distributed, `decide()`.
+
+    A keyed word in the process group's store and no collective: ranks may compile different graphs, in any order.
+    """
+    store = _process_group_store()
+    if store is None:
+        return decide()
+    mine, word = f"{PREFIX}/{key}/owner", f"{PREFIX}/{key}/decision"
+    if store.add(mine, 1) == 1:
+        decision = stand_in()
+        try:
+            decision = decide()
+        finally:
+            store.set(word, _written(decision, stand_in()))
+        return decision
+    try:
+        store.wait([word], timedelta(seconds=settings.budget_s + GRACE_S))
+    except Exception:  # noqa: BLE001 - each kind of store has a timeout of its own
+        logger.warning("No decision for a graph came from the rank that races it; default is compiled.")
+        return stand_in()
+    return _read(store.get(word))
+
+
+def _written(decision: Decision, stand_in: Decision) -> str:
+    try:
+        return json.dumps(asdict(decision))
+    except TypeError:  # an option's value that JSON has no form for
+        return json.dumps(asdict(stand_in))
+
+
+def _read(text: bytes) -> Decision:
+    values = json.loads(text)
+    return Decision(**{**values, "rows": tuple(values["rows"])})
+
+
+def _process_group_store() -> Any | None:
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()

@@ -1,0 +1,221 @@
+"""Compiling and running candidates so that nothing of it stays: in torch's state, in the inputs, in the generators."""
+
+import copy
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.metrics_context import MetricsContext
+from torch._dynamo.utils import _metrics_context_tls, get_metrics_context
+from torch._functorch import config as functorch_config
+from torch._guards import GuardsContext, TracingContext, tracing
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from backend_kwargs.compilers.freezing import copy_of_graph, may_be_written
+
+SEED = 0
+
+
+@contextmanager
+def apart(gm: GraphModule) -> Iterator[None]:
+    """Put back what compiling and running other versions of `gm` changes in torch.
+
+    What AOTAutograd leaves in the tracing context, guards, what the shape environment learned, random generators, and
+    the CUDA-graph trees: candidates grow trees of their own, and those of other models stay as they are.
+    """
+    context = TracingContext.try_get()
+    fake_mode = context.fake_mode if context else None
+    with ExitStack() as stack:
+        stack.enter_context(_own_metrics())
+        # Compiled at its first run, a backward graph would wait in autograd's thread for the lock that this one holds.
+        stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
+        stack.enter_context(_shape_env_kept(getattr(fake_mode, "shape_env", None)))
+        stack.enter_context(tracing(_twin(context)) if context else nullcontext())
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(_own_cudagraph_trees() if devices else nullcontext())
+        yield
+
+
+@contextmanager
+def _own_metrics() -> Iterator[None]:
+    # dynamo counts one compile at a time; a backward graph that a candidate's first run compiles would be a second.
+    kept = get_metrics_context()
+    _metrics_context_tls.metrics_context = MetricsContext(on_exit=lambda *_: None)
+    try:
+        yield
+    finally:
+        _metrics_context_tls.metrics_context = kept
+
+
+def _twin(context: TracingContext) -> TracingContext:
+    # It knows the same inputs by the same fakes, while what AOTAutograd writes into it, and guards, stay its own.
+    twin = copy.copy(context)
+    twin.guards_context = GuardsContext()
+    return twin
+
+
+@contextmanager
+def _shape_env_kept(shape_env: Any) -> Iterator[None]:
+    if shape_env is None:
+        yield
+        return
+    plain = {name: value for name, value in vars(shape_env).items() if isinstance(value, dict | list | set | int)}
+    kept = {name: copy.copy(value) for name, value in plain.items()}
+    try:
+        yield
+    finally:
+        # Its caches hold for one version: what was simplified by a loser's guards must not be found again.
+        kept["_version_counter"] = shape_env._version_counter + 1
+        vars(shape_env).update(kept)
+
+
+@contextmanager
+def _own_cudagraph_trees() -> Iterator[None]:
+    from torch._inductor import cudagraph_trees
+
+    containers = cudagraph_trees.get_obj(cudagraph_trees.local, "tree_manager_containers")
+    # In place: autograd's threads hold this very dict.
+    held = dict(containers)
+    containers.clear()
+    try:
+        yield
+    finally:
+        gc.collect()  # compiled graphs hold one another in cycles, and with them their pools
+        # Not reset_cudagraph_trees(), which would also end the caching that the other models' trees rely on.
+        for container in containers.values():
+            if container.tree_manager:
+                container.tree_manager.shutdown()
+        torch._C._set_cached_tensors_enabled(any(each.tree_manager for each in held.values()))
+        containers.clear()
+        containers.update(held)
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A graph's real inputs; `written` are the positions that a call may change, with all that shares their memory."""
+
+    values: Sequence[Any]
+    written: frozenset[int]
+
+    @classmethod
+    def of(cls, gm: GraphModule, example_inputs: Sequence[Any]) -> "Inputs":
+        """Return the inputs of `gm`, found out by one call in eager in which all but parameters are copies."""
+        pairs = list(enumerate(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)))
+        told = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node)}
+        # What dynamo's fakes do not count, such as the statistics of a batch norm, shows in the values.
+        others = {at for at, (_, value) in pairs if type(value) is torch.Tensor and has_memory(value)}
+        suspects = cls(example_inputs, _with_memory_shared(example_inputs, told | others))
+        with torch.no_grad():
+            gm(*(given := suspects.fresh()))
+        seen = {at for at in suspects.written if not torch.equal(given[at], example_inputs[at])}
+        return cls(example_inputs, _with_memory_shared(example_inputs, told | seen))
+
+    def fresh(self) -> list[Any]:
+        """Return inputs that a candidate may be called with: the memory itself where it is only read, else a copy.
+
+        Detached, so that hooks of the user's tensors stay silent and no gradient reaches them.
+        """
+        storages: dict[int, Any] = {}
+        return [self._fresh(at, value, storages) for at, value in enumerate(self.values)]
+
+    def _fresh(self, at: int, value: Any, storages: dict[int, Any]) -> Any:
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return value.node.hint  # the size of this very call
+        if not isinstance(value, torch.Tensor):
+            return value
+        if at not in self.written:
+            return value.detach().requires_grad_(value.requires_grad) if _grad_is_on() else value.detach()
+        storage = value.untyped_storage()
+        if storage._cdata not in storages:
+            storages[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
+        made = (
+            value.detach()
+            .new_empty(0)
+            .set_(storages[storage._cdata], value.storage_offset(), value.size(), value.stride())
+        )
+        return made.requires_grad_(value.requires_grad and _grad_is_on())
+
+    @property
+    def bytes(self) -> float:
+        """The bytes of the inputs, each storage once."""
+        held = {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
+        return float(sum(held.values()))
+
+
+def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> frozenset[int]:
+    """Return `positions` with those of all tensors that share memory with one of them."""
+    sharing = defaultdict(set)
+    for at, value in enumerate(values):
+        if has_memory(value):
+            sharing[value.untyped_storage()._cdata].add(at)
+    wanted = set(positions)
+    return frozenset(at for group in sharing.values() if group & wanted for at in group)
+
+
+def _grad_is_on() -> bool:
+    return torch.is_grad_enabled()
+
+
+def has_memory(value: Any) -> bool:
+    """Tell whether `value` is a plain tensor with memory of its own: no fake, no subclass, no sparse one."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_meta
+
+
+@dataclass(frozen=True)
+class Task:
+    """What each candidate does: forward, and backward where the graph is differentiated, on inputs of its own."""
+
+    gm: GraphModule
+    inputs: Inputs
+    training: bool
+
+    @classmethod
+    def of(cls, gm: GraphModule, example_inputs: Sequence[Any]) -> "Task":
+        """Return the task that the graph's next call is."""
+        needs = torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
+        )
+        return cls(gm, Inputs.of(gm, example_inputs), needs)
+
+    def copy(self) -> GraphModule:
+        """Return the graph for a compiler to take over, with all that makes it as good as dynamo's own."""
+        return copy_of_graph(self.gm)
+
+    def caller(self, fn: Callable[..., Any]) -> Callable[[], Any]:
+        """Return a call of `fn` on inputs of its own: outputs, and gradients where it trains."""
+        given = self.inputs.fresh()
+        leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+        return lambda: self._call(fn, given, leaves)
+
+    def _call(self, fn: Callable[..., Any], given: list[Any], leaves: list[torch.Tensor]) -> dict[str, Any]:
+        outputs = fn(*given)
+        if not self.training:
+            return {"output": outputs}
+        ends = [out for out in pytree.tree_leaves(outputs) if isinstance(out, torch.Tensor) and out.requires_grad]
+        grads = torch.autograd.grad(ends, leaves, [_cotangent(end) for end in ends], allow_unused=True) if ends else ()
+        return {"output": outputs, "gradient": list(grads)}
+
+    def observe(self, fn: Callable[..., Any]) -> dict[str, Any]:
+        """Return copies of all that one call gives and changes, under one seed."""
+        given = self.inputs.fresh()
+        leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
+        torch.manual_seed(SEED)
+        seen = self._call(fn, given, leaves) | {"written": [given[at] for at in sorted(self.inputs.written)]}
+        return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, seen)  # type: ignore[no-any-return]
+
+
+def _cotangent(end: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(SEED)
+    if end.numel() <= 1:
+        return torch.ones_like(end)
+    # One drawn row, repeated: a large output costs no large draw on the host. No operator of the graph, so not counted.
+    with _disable_current_modes():
+        return torch.randn(end.shape[-1], generator=generator).to(end).expand(end.shape)

@@ -1,0 +1,124 @@
+"""What a race tries, by expected gain: steps laid over the fastest so far, or templates that stand alone."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from backend_kwargs.errors import BackendKwargsError, unknown
+from backend_kwargs.spec import split_templates
+from backend_kwargs.templates import template_names
+
+if TYPE_CHECKING:
+    from backend_kwargs.compilers.auto.facts import Facts
+
+Effort = Literal["quick", "full"]
+# Host time of one operator in eager, launch included: 4 to 8 µs where this was written.
+LAUNCH_S = 5e-6
+EAGER = "eager"
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Options to try.
+
+    `over` lays them over the fastest so far, so that the reduction options of one step and the CUDA graphs of another
+    end up together; else they stand alone. `can_gain` tells from the graph whether trying is worth the time;
+    `expensive` ones are tried only while the graph is far from its limit. Among equals the lower `rank` is kept.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    can_gain: Callable[["Facts"], bool] = lambda facts: True
+    over: bool = True
+    expensive: bool = False
+    effort: Effort = "quick"
+    rank: int = 1
+
+
+def _launch_bound(facts: "Facts") -> bool:
+    # A graph of few large operators gains nothing from one launch, and copies its inputs.
+    return facts.gpu and not facts.writes and facts.ops * LAUNCH_S > facts.bytes / 4e12 + facts.flops / 8e14
+
+
+def _gpu_reductions(facts: "Facts") -> bool:
+    return facts.gpu and facts.reductions > 0
+
+
+def _gpu_fused(facts: "Facts") -> bool:
+    return facts.gpu and facts.ops > facts.gemms + facts.convolutions + facts.attentions
+
+
+def _gpu_matmul(facts: "Facts") -> bool:
+    return facts.gpu and facts.matmul
+
+
+STEPS: tuple[Candidate, ...] = (
+    Candidate("cudagraphs", {"triton.cudagraphs": True}, _launch_bound, rank=3),
+    Candidate("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions),
+    Candidate("two_pass_softmax", {"online_softmax": False}, lambda facts: facts.gpu and facts.softmaxes > 0),
+    Candidate(
+        "coordinate_descent",
+        {"coordinate_descent_tuning": True, "coordinate_descent_check_all_directions": True},
+        _gpu_fused,
+        expensive=True,
+        rank=2,
+    ),
+    Candidate("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, expensive=True, rank=2),
+    Candidate("max_autotune", {"max_autotune": True}, _gpu_matmul, expensive=True, rank=2),
+    Candidate("cpp_wrapper", {"cpp_wrapper": True}, lambda facts: not facts.gpu, rank=2),
+    Candidate("simd_256", {"cpp.simdlen": 256}, lambda facts: not facts.gpu, effort="full"),
+    Candidate(
+        "combo_kernels",
+        {"combo_kernels": True, "benchmark_combo_kernel": True},
+        lambda facts: facts.gpu and facts.ops > 8,
+        expensive=True,
+        effort="full",
+        rank=2,
+    ),
+    Candidate(
+        "tma",
+        {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
+        _gpu_matmul,
+        expensive=True,
+        effort="full",
+        rank=2,
+    ),
+    Candidate("autotuned_pointwise", {"max_autotune_pointwise": True}, _gpu_fused, expensive=True, effort="full"),
+    Candidate("cpp_wrapper", {"cpp_wrapper": True}, _launch_bound, expensive=True, effort="full", rank=3),
+)
+
+
+def candidates_for(
+    facts: "Facts", effort: Effort, named: Iterable[str] | None, options_of: Callable[[str], Mapping[str, Any]]
+) -> list[Candidate]:
+    """Return what to try after eager and default: the steps that can gain here, or the steps and templates `named`."""
+    if named is None:
+        return [step for step in STEPS if step.can_gain(facts) and effort in ("full", step.effort)]
+    steps = {step.name: step for step in STEPS}
+    wanted = [name for name in named if name not in (EAGER, DEFAULT)]
+    return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]
+
+
+def check_candidates(named: Iterable[str]) -> None:
+    """Raise where one of `named` is neither a step nor a template."""
+    steps = [EAGER, DEFAULT, *(step.name for step in STEPS)]
+    for name in named:
+        if name not in steps:
+            for part in split_templates(name):
+                if part not in template_names():
+                    raise unknown("candidate", part, [*steps, *template_names()])
+
+
+def trusted(winner: str, options: Mapping[str, Any], options_of: Callable[[str], Mapping[str, Any]]) -> bool:
+    """Tell whether a candidate sets each of `options` so; others, from a file, are never compiled under.
+
+    An option may name a program that Inductor runs.
+    """
+    known = [step.options for step in STEPS]
+    if options and winner not in {step.name for step in STEPS}:
+        try:
+            known.append(options_of(winner))
+        except BackendKwargsError:  # a template that this process does not have
+            return False
+    return all(any(name in each and each[name] == value for each in known) for name, value in options.items())

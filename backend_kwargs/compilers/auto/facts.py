@@ -1,0 +1,115 @@
+"""What a graph holds, as far as it decides which candidates can pay: seen while it runs once in eager."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "linear"})
+ATTENTION = "scaled_dot_product"
+COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One graph on one device: `ops` counts what ran in eager, `bytes` is unique inputs plus outputs."""
+
+    device: str
+    ops: int
+    gemms: int
+    convolutions: int
+    reductions: int
+    softmaxes: int
+    attentions: int
+    flops: float
+    bytes: float
+    random: bool
+    training: bool
+    writes: bool
+    dynamic: bool
+
+    @property
+    def gpu(self) -> bool:
+        """Whether it runs on a CUDA device."""
+        return self.device == "cuda"
+
+    @property
+    def matmul(self) -> bool:
+        """Whether it holds what max_autotune has kernels for."""
+        return bool(self.gemms or self.convolutions)
+
+    def __str__(self) -> str:
+        counts = [(self.gemms, "GEMM"), (self.convolutions, "convolution"), (self.reductions, "reduction")]
+        parts = [f"{n} {what}{'s' if n > 1 else ''}" for n, what in counts if n]
+        marks = [word for word in ("training", "random", "writes", "dynamic") if getattr(self, word)]
+        return ", ".join([f"{self.ops} ops", *parts, *marks])
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: Counter[str] = Counter()
+        self.tags: Counter[torch.Tag] = Counter()
+        self.flops = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        packet = func._overloadpacket
+        if not getattr(func, "is_view", False):
+            self.names[packet.__name__] += 1
+            self.tags.update(func.tags)
+        if packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def seen_facts(run: Callable[[], Any], *, device: str, moved: float, marks: dict[str, bool]) -> Facts:
+    """Return the facts of what `run` does; `moved` is its bytes, and `marks` what no operator tells."""
+    seen = _Seen()
+    with seen:
+        run()
+    named = seen.names
+
+    def count(test: Callable[[str], bool]) -> int:
+        return sum(number for name, number in named.items() if test(name))
+
+    return Facts(
+        device=device,
+        ops=sum(named.values()),
+        gemms=count(lambda name: name in GEMMS),
+        convolutions=count(lambda name: name.startswith(("convolution", "cudnn_conv"))),
+        reductions=seen.tags[torch.Tag.reduction] + count(_is_composite_reduction),
+        softmaxes=count(lambda name: "softmax" in name),
+        attentions=count(lambda name: ATTENTION in name),
+        flops=seen.flops,
+        bytes=moved,
+        random=bool(seen.tags[torch.Tag.nondeterministic_seeded]),
+        **marks,
+    )
+
+
+def _is_composite_reduction(name: str) -> bool:
+    return any(part in name for part in ("softmax", "layer_norm", "group_norm", "batch_norm", "rms_norm"))
+
+
+def communicates(gm: GraphModule) -> bool:
+    """Tell whether other ranks take part in the graph, so that one rank alone cannot run it."""
+    return any(_namespace(node.target) in COLLECTIVES for node in _nodes(gm))
+
+
+def _namespace(target: Any) -> str:
+    packet: Any = getattr(target, "overloadpacket", target)
+    if isinstance(packet, torch._ops.OpOverloadPacket):
+        return packet._qualified_op_name.partition("::")[0]
+    return "c10d" if str(getattr(target, "__module__", "")).startswith("torch.distributed") else ""
+
+
+def _nodes(gm: GraphModule) -> Iterator[Any]:
+    for module in gm.modules():
+        if isinstance(module, GraphModule):
+            yield from module.graph.nodes

@@ -1,0 +1,354 @@
+"""The race for one graph: compile, check and time candidates against the fastest so far, until the budget is spent."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch._dynamo.utils import get_metrics_context
+from torch.fx import GraphModule
+
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto.apart import Task, apart
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
+from backend_kwargs.compilers.auto.facts import Facts, seen_facts
+from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.compilers.generated import comparable, compiled_graphs
+from backend_kwargs.measure import Accuracy, Interval
+
+logger = logging.getLogger("backend_kwargs.auto")
+
+Progress = Callable[[str, float], None]
+
+MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
+BOUT = 5  # rounds between two looks at the clock
+ROUNDS = 30
+BOUT_S = 4.0
+NEAR_THE_LIMIT = 1.15  # expensive candidates may gain no more than this
+LARGEST_REFERENCE = 2 << 30  # bytes of inputs: the reference takes up to four times as many
+
+
+@dataclass(slots=True)
+class Row:
+    """What became of one candidate: seconds per call, its speedup over the champion it met, compile seconds."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    status: str = "pass"
+    reason: str = ""
+    seconds: float | None = None
+    speedup: Interval | None = None
+    against: str = ""
+    compile_s: float = 0.0
+    peak_bytes: int | None = None
+    won: bool = False
+
+
+@dataclass(slots=True)
+class Runner:
+    """A candidate that passed: its row, how to call it, and what tells its code from another's."""
+
+    candidate: Candidate
+    row: Row
+    call: "_Call"
+    code: tuple[Any, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The race's end: the winner's row, all rows in the order of trying, and what the graph held."""
+
+    winner: Row
+    rows: tuple[Row, ...]
+    facts: Facts
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a race asks of the compiler: a template's options, which of them can do nothing, and the user's own."""
+
+    options_of: Callable[[str], Mapping[str, Any]]
+    inert: Callable[[Mapping[str, Any]], Mapping[str, str]]
+    fixed: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A graph to be compiled by its fastest candidate: `compile_one(gm, example_inputs, options)` compiles one."""
+
+    gm: GraphModule
+    example_inputs: Sequence[Any]
+    settings: Settings
+    compile_one: Callable[[GraphModule, Sequence[Any], Mapping[str, Any]], Callable[..., Any]]
+    tools: Tools
+
+
+def race(request: Request, tell: Progress) -> Outcome:
+    """Return the fastest candidate that is right; leaves no trace in torch, in the inputs or in the generators."""
+    with apart(request.gm):
+        return _Race(request, tell).run()
+
+
+@dataclass
+class _Race:
+    request: Request
+    tell: Progress
+
+    def __post_init__(self) -> None:
+        self.started = time.perf_counter()
+        self.settings, self.tools = self.request.settings, self.request.tools
+        self.task = Task.of(self.request.gm, self.request.example_inputs)
+        self.rows: list[Row] = []
+        self.device = _device(self.task.inputs.values)
+
+    def run(self) -> Outcome:
+        self.eager = self.task.observe(self.task.copy())
+        self.facts = self._facts()
+        self.reference = self._reference()
+        first = self._entered(Candidate(EAGER), self.task.copy(), compile_s=0.0)
+        champion = self._meet(first, Candidate(DEFAULT, over=False, rank=0))
+        field = candidates_for(self.facts, self.settings.effort, self.settings.candidates, self.tools.options_of)
+        for at, candidate in enumerate(field):
+            self.tell(candidate.name, (at + 1) / (len(field) + 1))
+            if why := self._not_worth(candidate, champion):
+                self.rows.append(Row(candidate.name, dict(candidate.options), "skipped", why))
+            else:
+                champion = self._meet(champion, candidate)
+        champion.row.won = True
+        return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started)
+
+    # ---- before
+
+    def _facts(self) -> Facts:
+        moved = self.task.inputs.bytes + _bytes(self.eager)
+        marks = {
+            "training": self.task.training,
+            "writes": bool(self.task.inputs.written),
+            "dynamic": any(isinstance(value, torch.SymInt) for value in self.task.inputs.values),
+        }
+        return seen_facts(self.task.caller(self.task.copy()), device=self.device.type, moved=moved, marks=marks)
+
+    def _reference(self) -> Any | None:
+        if self.facts.random or self.task.inputs.bytes > LARGEST_REFERENCE:
+            return None
+        return measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
+
+    def _in_precision(self, gm: Any, args: Any) -> Any:
+        return replace(self.task, inputs=replace(self.task.inputs, values=args)).observe(gm)
+
+    def _not_worth(self, candidate: Candidate, champion: Runner) -> str:
+        spent = time.perf_counter() - self.started
+        if spent > self.settings.budget_s:
+            return f"the budget of {self.settings.budget_s:g} s is spent"
+        fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
+        inert = {**self.tools.inert({**self._options(candidate, champion), **self.tools.fixed}), **fixed}
+        if candidate.options and all(name in inert for name in candidate.options):
+            return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
+        limit = limit_of(self.facts, self.device)
+        if candidate.expensive and limit and (champion.row.seconds or math.inf) < NEAR_THE_LIMIT * limit:
+            return f"the fastest is within {NEAR_THE_LIMIT - 1:.0%} of the limit already"
+        return ""
+
+    def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
+        under = champion.row.options if candidate.over else {}
+        return {**under, **candidate.options}
+
+    # ---- one candidate
+
+    def _meet(self, champion: Runner, candidate: Candidate) -> Runner:
+        """Return the better of the two; the other one's memory is free when this returns."""
+        challenger = self._prepared(candidate, champion)
+        if challenger is None:
+            return champion
+        if candidate.name == DEFAULT and champion.candidate.name == EAGER and self.facts.random:
+            self.eager = self.task.observe(challenger.call.fn)
+        return challenger if self._beats(challenger, champion) else champion
+
+    def _prepared(self, candidate: Candidate, champion: Runner) -> Runner | None:
+        options = self._options(candidate, champion)
+        began = time.perf_counter()
+        try:
+            with get_metrics_context():
+                compiled = self.request.compile_one(self.task.copy(), self.request.example_inputs, options)
+            runner = self._entered(candidate, compiled, began=began, options=options)
+        except (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis):
+            raise
+        except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, and hurts no other
+            status, reason = measure.status_of(error)
+            self._dropped(Row(candidate.name, options, status, reason, compile_s=time.perf_counter() - began))
+            return None
+        if runner.row.status != "pass":
+            self._dropped(runner.row)
+            return None
+        if runner.code is not None and runner.code == champion.code:
+            self._dropped(replace_row(runner.row, "same code", f"as {champion.row.name}"))
+            return None
+        return runner
+
+    def _entered(
+        self,
+        candidate: Candidate,
+        fn: Callable[..., Any],
+        *,
+        began: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+        compile_s: float | None = None,
+    ) -> Runner:
+        row = Row(candidate.name, dict(options or {}))
+        call = _Call(fn, self.task)
+        accuracy = self._check(fn)
+        row.compile_s = time.perf_counter() - began if compile_s is None else compile_s
+        if not accuracy.passed:
+            row.status, row.reason = accuracy.status, accuracy.reason
+        elif self.settings.objective == "memory":
+            row.peak_bytes = measure.peak_memory(call, self.device)
+        return Runner(candidate, row, call, None if candidate.name == EAGER else _code(fn))
+
+    def _check(self, fn: Callable[..., Any]) -> Accuracy:
+        """Check what `fn` gives and changes. Inductor draws other numbers than eager: its candidates are compared."""
+        seen = self.task.observe(fn)
+        if self.facts.random and not self.rows_passed:
+            return Accuracy()
+        precise = self.reference or {}
+        judged = [
+            measure.check(
+                seen[what],
+                self.eager[what],
+                precise.get(what),
+                training=self.task.training,
+                what=what,
+                tol=self.settings.tolerance,
+            )
+            for what in seen
+        ]
+        return measure.worst(judged)
+
+    @property
+    def rows_passed(self) -> int:
+        return sum(row.status == "pass" and row.name != EAGER for row in self.rows)
+
+    def _dropped(self, row: Row) -> None:
+        self.rows.append(row)
+        logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
+
+    # ---- the race of two
+
+    def _beats(self, challenger: Runner, champion: Runner) -> bool:
+        for runner in (champion, challenger):
+            if not any(row is runner.row for row in self.rows):
+                self.rows.append(runner.row)
+        failed: dict[str, Exception] = {}
+        samples = self._timed(challenger, champion, failed)
+        for runner, name in ((champion, "champion"), (challenger, "challenger")):
+            if name in failed:
+                runner.row.status, runner.row.reason = measure.status_of(failed[name])
+        if failed:
+            return "champion" in failed
+        challenger.row.speedup = measure.ratio_interval(samples["champion"], samples["challenger"])
+        challenger.row.against = champion.row.name
+        for runner, name in ((champion, "champion"), (challenger, "challenger")):
+            runner.row.seconds = measure.percentile(samples[name], 0.5)
+        return _better(challenger, champion, self.settings.objective)
+
+    def _timed(self, challenger: Runner, champion: Runner, failed: dict[str, Exception]) -> dict[str, list[float]]:
+        calls = {"champion": champion.call, "challenger": challenger.call}
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        ends = time.perf_counter() + BOUT_S
+        while len(samples["champion"]) < ROUNDS and not failed:
+            bout = measure.interleave(
+                calls,
+                rounds=BOUT,
+                device=self.device,
+                budget_s=BOUT_S,
+                failed=failed.__setitem__,
+                warmup=1 if samples["champion"] else 3,
+            )
+            for name, seconds in bout.items():
+                samples[name] += seconds
+            if not failed and (_certain(samples) or time.perf_counter() > ends):
+                break
+        return samples
+
+
+@dataclass
+class _Call:
+    """A candidate's call, whose inputs are made when it is first called."""
+
+    fn: Callable[..., Any]
+    task: Task
+    made: Callable[[], Any] | None = None
+
+    def __call__(self) -> Any:
+        if self.made is None:
+            self.made = self.task.caller(self.fn)
+        return self.made()
+
+
+def replace_row(row: Row, status: str, reason: str) -> Row:
+    """Return `row` with another status."""
+    return replace(row, status=status, reason=reason)
+
+
+def _certain(samples: Mapping[str, list[float]]) -> bool:
+    ratio = measure.ratio_interval(samples["champion"], samples["challenger"])
+    return ratio.low > 1 + MARGIN or ratio.high < 1 - MARGIN
+
+
+def _better(challenger: Runner, champion: Runner, objective: str) -> bool:
+    """Tell whether the challenger wins: beyond noise if it costs more, within it if it costs less."""
+    if objective == "memory":
+        return _lighter(challenger, champion)
+    assert challenger.row.speedup is not None
+    cheaper = not challenger.candidate.over and challenger.candidate.rank < champion.candidate.rank
+    return challenger.row.speedup.high >= 1 - MARGIN if cheaper else challenger.row.speedup.low > 1 + MARGIN
+
+
+def _lighter(challenger: Runner, champion: Runner) -> bool:
+    new, old = challenger.row.peak_bytes, champion.row.peak_bytes
+    assert challenger.row.speedup is not None
+    if new is None or old is None or abs(new - old) <= 0.05 * max(new, old):
+        return challenger.row.speedup.low > 1 + MARGIN
+    return new < old
+
+
+def _code(fn: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return what tells the candidate from another: its generated code, and whether CUDA graphs replay it."""
+    return tuple(sorted((comparable(graph.source_code), _replayed(graph)) for graph in compiled_graphs(fn)))
+
+
+def _replayed(graph: Any) -> bool:
+    return bool(graph.cudagraph_info) and not graph.disabled_cudagraphs_reason
+
+
+def _device(values: Sequence[Any]) -> torch.device:
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
+
+
+def _bytes(seen: Mapping[str, Any]) -> float:
+    from torch.utils import _pytree as pytree
+
+    return float(sum(leaf.nbytes for leaf in pytree.tree_leaves(seen) if isinstance(leaf, torch.Tensor)))
+
+
+def limit_of(facts: Facts, device: torch.device) -> float:
+    """Return the least seconds: bytes at the speed of a copy, or flops at a matmul's; 0 where unknown."""
+    if not facts.gpu:
+        return 0.0
+    bandwidth, peak = _ceilings(device)
+    return max(facts.bytes / bandwidth, facts.flops / peak)
+
+
+@cache
+def _ceilings(device: torch.device) -> tuple[float, float]:
+    """Measure bytes and bf16 flops per second, once for each device: some milliseconds."""
+    held = torch.randn(1 << 26, device=device)
+    square = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
+    calls = {"copy": partial(torch.clone, held), "matmul": partial(torch.mm, square, square)}
+    samples = measure.interleave(calls, rounds=5, device=device)
+    return 2 * held.nbytes / min(samples["copy"]), 2 * 4096**3 / min(samples["matmul"])

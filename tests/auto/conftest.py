@@ -1,0 +1,76 @@
+"""Races with a store of their own, and templates planted to be wrong, slow or broken."""
+
+import logging
+import time
+
+import pytest
+import torch
+
+import backend_kwargs
+from backend_kwargs.compilers.auto import deciding
+
+PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
+
+
+@torch.library.custom_op("backend_kwargs_tests::nap", mutates_args=())
+def nap(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.02)
+    return x.clone()
+
+
+@nap.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def doubled(graph):
+    """Make every output twice what it should be."""
+    (output,) = graph.find_nodes(op="output")
+    with graph.inserting_before(output):
+        output.args = ([graph.call_function(torch.ops.aten.mul.Tensor, (each, 2)) for each in output.args[0]],)
+
+
+def slowed(graph):
+    """Let each call sleep 20 ms."""
+    (output,) = graph.find_nodes(op="output")
+    with graph.inserting_before(output):
+        output.args = (
+            [graph.call_function(torch.ops.backend_kwargs_tests.nap.default, (each,)) for each in output.args[0]],
+        )
+
+
+def broken(graph):
+    raise RuntimeError("planted")
+
+
+@pytest.fixture
+def planted():
+    """Templates "wrong", "slow" and "crash"."""
+    for name, change in (("wrong", doubled), ("slow", slowed), ("crash", broken)):
+        backend_kwargs.register_template(name, {PASS: change, "fx_graph_cache": False})
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch, fresh_dynamo):
+    path = tmp_path / "decisions.sqlite"
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
+    deciding.forget_process()
+    yield path
+    deciding.forget_process()
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
+    return caplog
+
+
+@pytest.fixture
+def auto():
+    """Return a compile of a model by auto among `candidates`, with options."""
+
+    def compiled(model, candidates=(), **options):
+        backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=list(candidates), **options)
+        return torch.compile(model, backend=backend)
+
+    return compiled

@@ -1,0 +1,165 @@
+"""The store of decisions: what it keeps, and what becomes of it when a disk or a process fails."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+
+import backend_kwargs
+from backend_kwargs.compilers.auto.decisions import SCHEMA, Decision, Store, store_path
+from backend_kwargs.compilers.auto.exchange import read_decisions, template_name, write_decisions
+from backend_kwargs.compilers.auto.race import Row
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
+from backend_kwargs.templates import find_template
+
+ROW = asdict(Row("cudagraphs", seconds=1e-4, won=True))
+KEY = "ab" * 32
+MADE = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, (ROW,), {"gpu": "H200"}, "3 ops", 2.5, 1e9)
+
+WRITER = """
+import sys
+from pathlib import Path
+from backend_kwargs.compilers.auto.decisions import Decision, Store
+store = Store(Path(sys.argv[1]))
+for at in range(int(sys.argv[3])):
+    store.add(Decision(f"{sys.argv[2]}-{at}", "graph", "default"))
+    print(at, flush=True)
+"""
+
+
+def options_of(name):
+    return find_template(name).options
+
+
+def test_keeps_what_it_is_given(store):
+    """A decision is read back as it was put."""
+    Store(store).put(MADE)
+    assert Store(store).find(KEY) == MADE
+
+
+def test_knows_nothing_without_a_file(store):
+    """Looking something up makes no file."""
+    assert Store(store).find(KEY) is None
+    assert not store.exists()
+
+
+def test_lists_the_latest_first(store):
+    """All decisions come latest first, or those whose key begins as asked."""
+    Store(store).add(MADE, replace(MADE, key="cd" * 32, made=2e9))
+    assert [each.key[:2] for each in Store(store).all()] == ["cd", "ab"]
+    assert [each.key[:2] for each in Store(store).all("ab")] == ["ab"]
+
+
+def test_the_path_is_given_or_from_the_environment(tmp_path, monkeypatch):
+    """`store=` wins over the environment, which wins over the user's data folder."""
+    assert store_path(str(tmp_path)) == tmp_path
+    assert store_path() != tmp_path
+    monkeypatch.delenv("BACKEND_KWARGS_STORE")
+    assert store_path().name == "decisions.sqlite"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        pytest.param(lambda path: path.write_bytes(b"no database " * 100), "file is not a database", id="corrupt"),
+        pytest.param(
+            lambda path: sqlite3.connect(path).executescript(f"PRAGMA user_version = {SCHEMA + 1}").close(),
+            f"its schema is {SCHEMA + 1}, not {SCHEMA} or less",
+            id="newer",
+        ),
+    ],
+)
+def test_sets_an_unreadable_file_aside(store, spoil, why):
+    """A corrupt or newer store is renamed, with a warning, and a new one takes its place."""
+    spoil(store)
+    with pytest.warns(BackendKwargsWarning, match=why):
+        Store(store).put(MADE)
+    assert Store(store).find(KEY) == MADE
+    assert len(list(store.parent.glob("*.unreadable-*"))) == 1
+
+
+def test_a_store_that_cannot_be_written_warns(tmp_path):
+    """Where the folder cannot be made, a decision holds in this process, and a warning says so."""
+    (tmp_path / "file").touch()
+    with pytest.warns(BackendKwargsWarning, match="The decision holds in this process alone"):
+        Store(tmp_path / "file" / "store").put(MADE)
+
+
+def test_two_processes_write_at_once(store):
+    """Each of two writers finds all of its decisions."""
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, store, name, "40"], stdout=-1) for name in "ab"]
+    assert [writer.communicate() and writer.returncode for writer in writers] == [0, 0]
+    assert len(Store(store).all()) == 80
+
+
+def test_survives_kill_9(store):
+    """What a killed writer had told of is there, and the store works."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, store, "a", "100000"], stdout=-1, text=True)
+    told = [int(writer.stdout.readline()) for _ in range(20)]
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.communicate()
+    assert {f"a-{at}" for at in told} <= {each.key for each in Store(store).all()}
+    Store(store).add(MADE)
+
+
+def test_export_is_read_back(store, tmp_path):
+    """A decision written to TOML comes back without the race's table."""
+    write_decisions([MADE], tmp_path / "d.toml")
+    assert read_decisions(tmp_path / "d.toml", options_of) == [replace(MADE, rows=())]
+
+
+def test_an_export_is_a_template(store, tmp_path):
+    """`load_templates` makes the winner of an exported decision a template."""
+    write_decisions([MADE], tmp_path / "d.toml")
+    assert backend_kwargs.load_templates(tmp_path / "d.toml") == [template_name(MADE)]
+    assert backend_kwargs.make_backend(f"tmpl-inductor:{template_name(MADE)}").options == {"triton.cudagraphs": True}
+
+
+def test_import_refuses_what_no_candidate_sets(tmp_path):
+    """An option may name a program to run: none comes in from a file."""
+    write_decisions([replace(MADE, options={"cpp.cxx": "/tmp/evil"})], tmp_path / "d.toml")
+    with pytest.raises(BackendKwargsError) as error:
+        read_decisions(tmp_path / "d.toml", options_of)
+    wanted = f"[decisions.{KEY}] sets {{'cpp.cxx': '/tmp/evil'}}, which candidate 'cudagraphs' does not set."
+    assert str(error.value) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("", "holds no [decisions.KEY] table.", id="empty"),
+        pytest.param("[decisions.k]\nwinner = 1", "[decisions.k] is no decision: it wants ", id="types"),
+        pytest.param("[decisions", "Cannot read decisions from ", id="syntax"),
+    ],
+)
+def test_import_says_what_is_wrong(tmp_path, text, message):
+    """A file that holds no decisions is refused in one line."""
+    (tmp_path / "d.toml").write_text(text)
+    with pytest.raises(BackendKwargsError) as error:
+        read_decisions(tmp_path / "d.toml", options_of)
+    assert message in str(error.value)
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "backend_kwargs", "decisions", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_command_line(store, tmp_path):
+    """Decisions are listed, shown, exported, forgotten and imported again."""
+    assert run("list") == f"No decisions in {str(store)!r}.\n"
+    Store(store).add(MADE)
+    assert json.loads(run("list", "--json"))[0]["winner"] == "cudagraphs"
+    assert run("show", "abab").startswith("auto: cudagraphs for 3 ops (2.5 s)\n")
+    assert run("export", tmp_path / "d.toml") == f"1 written to {tmp_path / 'd.toml'}; as templates: auto-{KEY[:12]}\n"
+    assert run("forget") == "error: Name the decisions to forget, or give --all.\n"
+    assert run("forget", "abab") == "1 forgotten.\n"
+    assert run("show", "abab") == "error: No decision's key begins with 'abab'; `decisions list` shows all.\n"
+    assert run("import", tmp_path / "d.toml") == f"1 put into {str(store)!r}.\n"
+    assert Store(store).find(KEY) == replace(MADE, rows=())

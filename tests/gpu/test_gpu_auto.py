@@ -1,0 +1,183 @@
+"""Races on a GPU: CUDA graphs among them, memory after them, other models' graphs beside them."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import backend_kwargs
+from backend_kwargs.compilers.auto import deciding
+from backend_kwargs.compilers.auto.decisions import Store
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch, fresh_dynamo):
+    path = tmp_path / "decisions.sqlite"
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
+    deciding.forget_process()
+    yield path
+    deciding.forget_process()
+
+
+def mlp(layers=8, width=256):
+    torch.manual_seed(0)
+    parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*parts).to("cuda", torch.bfloat16)
+
+
+def normal(*shape):
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def rows_of(store):
+    (decision,) = Store(store).all()
+    return {row["name"]: row for row in decision.rows}
+
+
+def auto(model, **options):
+    return torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor:auto", **options))
+
+
+@torch.no_grad()
+def test_cudagraphs_win_where_launches_bind(store):
+    """A launch-bound MLP is decided for CUDA graphs."""
+    model, x = mlp(), normal(64, 256)
+    assert torch.allclose(auto(model)(x), model(x), atol=1e-2)
+    (decision,) = Store(store).all()
+    assert decision.options["triton.cudagraphs"] is True
+
+
+@torch.no_grad()
+def test_reductions_win_where_memory_binds(store):
+    """A large softmax takes the persistent reduction, at least 1.5 times as fast as default."""
+    x = normal(8192, 8192)
+    assert torch.allclose(auto(softmax)(x), softmax(x), atol=1e-2)
+    row = rows_of(store)["persistent_reductions"]
+    assert row["won"]
+    assert row["speedup"]["low"] > 1.5
+
+
+@torch.no_grad()
+def test_other_models_keep_their_graphs():
+    """What another model has recorded is replayed as before, in the same memory."""
+    other, x = mlp(2), normal(64, 256)
+    compiled = torch.compile(other, mode="reduce-overhead")
+    for _ in range(4):
+        compiled(x)
+    place = compiled(x).data_ptr()
+    auto(mlp())(x)
+    assert compiled(x).data_ptr() == place
+    assert torch.equal(compiled(x), compiled(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"effort": "full"}], ids=["quick", "full"])
+def test_memory_after_the_race(options):
+    """Within 5 % of what compiling the winner alone holds, and no pool of a loser is left."""
+    model, x = mlp(8, 2048), normal(512, 2048)
+
+    def held(compiled):
+        for _ in range(4):
+            out = compiled(x)
+        torch.cuda.synchronize()
+        del out
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    after_race = held(auto(model, **options))
+    torch._dynamo.reset()
+    torch.cuda.empty_cache()
+    alone = held(auto(model, **options))
+    assert after_race <= 1.05 * alone
+
+
+def test_training_on_a_gpu():
+    """Forward and backward are raced together, and gradients are eager's."""
+    model, x = mlp(4), normal(64, 256)
+    auto(model)(x).float().square().mean().backward()
+    seen = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    model(x).float().square().mean().backward()
+    for got, parameter in zip(seen, model.parameters(), strict=True):
+        assert torch.nn.functional.cosine_similarity(got.flatten(), parameter.grad.flatten(), 0) > 0.99
+
+
+def test_random_state_of_the_gpu_is_untouched():
+    """Dropout under a seed draws alike with and without a race."""
+    model, x = nn.Dropout(0.5), normal(1024, 1024)
+    seen = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        seen.append((auto(model)(x), torch.rand(3, device="cuda")))
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+@torch.no_grad()
+def test_a_written_cache_is_right_the_first_time():
+    """A key-value cache updated in place holds one step after the first call."""
+
+    def step(cache, new):
+        cache[:, 3] = new
+        return (cache * 2).sum(-1)
+
+    cache, new = torch.zeros(64, 8, 256, device="cuda"), torch.randn(64, 256, device="cuda")
+    assert torch.allclose(auto(step)(cache, new)[:, 3], 2 * new.sum(-1), atol=1e-3)
+    assert torch.equal(cache[:, 3], new)
+    assert not cache[:, :3].any()
+
+
+RANK = """
+import json, os, sys
+import torch, torch.distributed as dist
+import backend_kwargs
+rank, file = int(sys.argv[1]), sys.argv[2]
+os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", init_method=f"file://{file}", rank=rank, world_size=2)
+backend = backend_kwargs.make_backend("tmpl-inductor:auto")
+def own(x): return x.sin() if rank else x.cos().exp() * 2
+def shared(x): return torch.softmax(x, -1)
+x = torch.randn(2048, 2048, device="cuda")
+torch.compile(own, backend=backend)(x)
+out = torch.compile(shared, backend=backend)(x)
+dist.all_reduce(out)
+torch.cuda.synchronize()
+from backend_kwargs.compilers.auto.deciding import _decided
+print(json.dumps([[each.winner, each.made] for each in _decided.values()][-1]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_ranks_take_one_decision(tmp_path):
+    """Two NCCL ranks take one decision on the graph that both compile."""
+    command = [sys.executable, "-c", RANK]
+    ranks = [subprocess.Popen([*command, str(rank), tmp_path / "init"], stdout=-1, text=True) for rank in range(2)]
+    seen = [rank.communicate(timeout=300)[0].strip().splitlines()[-1] for rank in ranks]
+    assert seen[0] == seen[1]
+
+
+@torch.no_grad()
+def test_static_weights_are_not_copied(caplog):
+    """The CUDA-graph winner copies its one input at a replay and no weight."""
+    caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
+    model, x = mlp(4, 1024), normal(16, 1024)
+    raced = auto(model)
+    alone = torch.compile(model, mode="reduce-overhead")
+    counts = []
+    for compiled in (raced, alone):
+        for _ in range(4):
+            compiled(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+            compiled(x)
+            torch.cuda.synchronize()
+        counts.append(sum("copy" in event.name.lower() or "multi_tensor" in event.name for event in trace.events()))
+    assert counts[0] <= counts[1]
