@@ -17,6 +17,7 @@ from typing import Any
 from backend_kwargs.compilers import Check, Compiler
 from backend_kwargs.compilers.dynamo import DynamoCompiler
 from backend_kwargs.compilers.inductor import InductorCompiler
+from backend_kwargs.compilers.tvm import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, said, shown, unknown, warn_once, wrong_value
 from backend_kwargs.files import write_whole
 from backend_kwargs.layers import Layer, copied, merge, same
@@ -28,7 +29,7 @@ from backend_kwargs.spec import join_spec
 CONFIG_VERSION = 1
 # Looked up before dynamo's registry; "dynamo:NAME" reaches what one of these hides.
 OURS: Mapping[str, Callable[[str], Compiler]] = MappingProxyType(
-    {"tmpl-inductor": InductorCompiler, "inductor": InductorCompiler}
+    {"tmpl-inductor": InductorCompiler, "inductor": InductorCompiler, "tmpl-tvm": TVMCompiler, "tvm": TVMCompiler}
 )
 
 
@@ -88,6 +89,10 @@ class Backend:
     def option(self, name: str) -> Option:
         """Return what is known of the option called `name`."""
         return self._compiler.option(name)
+
+    def known_options(self) -> Mapping[str, Option]:
+        """Return every option that is known by its name."""
+        return self._compiler.options()
 
     def inert(self) -> Mapping[str, str]:
         """Return, for each option that cannot act on this machine or beside the others, the reason."""

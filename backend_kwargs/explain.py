@@ -9,7 +9,7 @@ from backend_kwargs.catalogue import documented
 from backend_kwargs.layers import same, sources
 from backend_kwargs.options import Option
 from backend_kwargs.registry import make_backend
-from backend_kwargs.requirements import Limit, Requirement
+from backend_kwargs.requirements import CannotWorkError, Limit, Requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,11 @@ def verdict(backend: Backend) -> Verdict:
     as Inductor has it anyway, asks for nothing.
     """
     told: list[Limit] = []
-    backend.verify(tell=told.append)
+    try:
+        backend.verify(tell=told.append)
+    except CannotWorkError as error:
+        (limit,) = error.args
+        return Verdict("cannot", limit.reason, limit.remedy)
     asking = {n for n, v in backend.options.items() if v is not False and not same(backend.option(n).default, v)}
     impeded = {name: lacking for name, lacking in backend.impeded().items() if name in asking}
     reasons: list[Limit | Requirement] = [*told, *impeded.values()]
@@ -90,7 +94,7 @@ def verdict(backend: Backend) -> Verdict:
 
 
 def _effect(backend: Backend, name: str, value: Any, layer: str, inert: Mapping[str, str]) -> Effect:
-    option = documented(backend.option(name))
+    option = documented(backend.option(name)) if backend.takes_inductor_options else backend.option(name)
     beaten = [(each.source, each.options[name]) for each in backend.layers if name in each.options]
     return Effect(name, value, layer, option.default, _status(option, value, inert), tuple(beaten[:-1]))
 

@@ -10,12 +10,16 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-OPTIONAL_PACKAGES = ("torch_xla", "tvm")
+from backend_kwargs.errors import BackendKwargsError
+
+OPTIONAL_PACKAGES = ("psutil", "torch_xla", "tvm", "xgboost")
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
+INSTALL_TVM = 'pip install "backend-kwargs[tvm]"'
 LEAST_SMS = 68  # torch._inductor.utils.is_big_gpu, on NVIDIA
 
 
@@ -41,6 +45,8 @@ class Machine:
     driver: str | None = None
     triton_version: str | None = None
     cutlass: str | None = None
+    tvm: str | None = None
+    tvm_cuda: bool = False
 
     def facts(self) -> dict[str, str]:
         """Return what is here in words, for a person to read."""
@@ -54,6 +60,7 @@ class Machine:
             "C++ compiler": self.cxx or "none",
             "nvcc": self.nvcc or "none",
             "CUTLASS": self.cutlass or "none",
+            "TVM": f"{self.tvm}, {'with' if self.tvm_cuda else 'without'} CUDA" if self.tvm else "none",
         }
 
 
@@ -94,7 +101,15 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         "torch_xla": Requirement(
             lambda m: "torch_xla" in m.packages, "torch_xla is not importable", "pip install torch_xla"
         ),
-        "tvm": Requirement(lambda m: "tvm" in m.packages, "tvm is not importable", "pip install apache-tvm"),
+        "tvm": Requirement(lambda m: "tvm" in m.packages, "tvm is not importable", INSTALL_TVM),
+        "tvm_cuda": Requirement(
+            lambda m: m.tvm_cuda, "the installed apache-tvm is no GPU build (it has no CUDA runtime)", INSTALL_TVM
+        ),
+        "xgboost": Requirement(
+            lambda m: {"xgboost", "psutil"} <= m.packages,
+            "xgboost and psutil are not both importable",
+            "pip install xgboost psutil, or take cost_model='random'",
+        ),
         "nvcc": Requirement(
             lambda m: m.nvcc is not None, "nvcc is not found", "install the CUDA toolkit, or set CUDACXX"
         ),
@@ -115,6 +130,10 @@ class Limit:
     def __str__(self) -> str:
         fully = "act fully" if self.otherwise else "work"
         return f"{self.subject} cannot {fully} here: {self.reason}; {self.otherwise or self.remedy}."
+
+
+class CannotWorkError(BackendKwargsError):
+    """What was asked for cannot work here at all; its one argument is the `Limit` that says why."""
 
 
 DYNAMO_BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -205,36 +224,40 @@ def unmet(needs: Iterable[str], machine: Machine) -> list[Requirement]:
     return [REQUIREMENTS[need] for need in needs if not REQUIREMENTS[need].met(machine)]
 
 
-def impeded(options: Mapping[str, Any], default: Lookup, machine: Machine) -> dict[str, Requirement]:
+def impeded(
+    options: Mapping[str, Any], default: Lookup, machine: Machine, rules: Sequence[Rule] = RULES
+) -> dict[str, Requirement]:
     """Return, for each of `options` that cannot act on `machine`, the first requirement that it lacks."""
     value = _lookup(options, default)
-    return {name: lacking[0] for name in options if (lacking := _lacking(name, value, machine))}
+    return {name: lacking[0] for name in options if (lacking := _lacking(_rules(name, rules), value, machine))}
 
 
-def inert(options: Mapping[str, Any], default: Lookup, machine: Machine) -> dict[str, str]:
+def inert(
+    options: Mapping[str, Any], default: Lookup, machine: Machine, rules: Sequence[Rule] = RULES
+) -> dict[str, str]:
     """Return, for each of `options` that cannot act on `machine` or beside the others, the reason."""
     value = _lookup(options, default)
-    beside_others = {name: why for name in options if (why := _unless(name, value))}
-    return beside_others | {name: lacking.reason for name, lacking in impeded(options, default, machine).items()}
+    beside_others = {name: why for name in options if (why := _unless(_rules(name, rules), value))}
+    lacking = impeded(options, default, machine, rules)
+    return beside_others | {name: requirement.reason for name, requirement in lacking.items()}
 
 
 def _lookup(options: Mapping[str, Any], default: Lookup) -> Lookup:
     return lambda name: options[name] if name in options else default(name)
 
 
-def _lacking(name: str, value: Lookup, machine: Machine) -> list[Requirement]:
-    rules = _rules(name)
+def _lacking(rules: Sequence[Rule], value: Lookup, machine: Machine) -> list[Requirement]:
     groups = [unmet(group, machine) for rule in rules for group in rule.either(value)]
     none_met = groups[0] if groups and all(groups) else []
     return unmet((need for rule in rules for need in rule.needs), machine) + none_met
 
 
-def _unless(name: str, value: Lookup) -> str:
-    return next(filter(None, (rule.unless(value) for rule in _rules(name))), "")
+def _unless(rules: Sequence[Rule], value: Lookup) -> str:
+    return next(filter(None, (rule.unless(value) for rule in rules)), "")
 
 
-def _rules(name: str) -> list[Rule]:
-    return [rule for rule in RULES if fnmatchcase(name, rule.options)]
+def _rules(name: str, rules: Sequence[Rule]) -> list[Rule]:
+    return [rule for rule in rules if fnmatchcase(name, rule.options)]
 
 
 @cache
@@ -260,6 +283,8 @@ def machine() -> Machine:
         driver=_driver(),
         triton_version=_version("triton", "pytorch-triton"),
         cutlass=_cutlass(),
+        tvm=_tvm(),
+        tvm_cuda=_tvm_has_cuda(),
     )
 
 
@@ -288,6 +313,18 @@ def _cutlass() -> str | None:
         return theirs
     specs = [find_spec(name) for name in CUTLASS_PACKAGES]
     return f"nvidia-cutlass {_version('nvidia-cutlass')}" if all(specs) else None
+
+
+def _tvm() -> str | None:
+    found = _version("apache-tvm")
+    return found and f"apache-tvm {found}, apache-tvm-ffi {_version('apache-tvm-ffi')}"
+
+
+def _tvm_has_cuda() -> bool:
+    """Tell whether the installed TVM has its library for CUDA: importing TVM to ask it takes seconds."""
+    spec = find_spec("tvm")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    return any(library for place in places for library in Path(place).glob("lib/*tvm_runtime_cuda*"))
 
 
 def _version(*distributions: str) -> str | None:

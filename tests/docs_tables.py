@@ -4,6 +4,8 @@ import re
 import sys
 from pathlib import Path
 
+from backend_kwargs.compilers.tvm.settings import OPTIONS
+from backend_kwargs.options import describe
 from backend_kwargs.templates import BUILT_IN, Template
 
 ROOT = Path(__file__).parent.parent
@@ -22,7 +24,16 @@ def _options(template: Template) -> str:
     return "<br>".join(f"`{name}={value!r}`" for name, value in options.items())
 
 
-TABLES = {"README.md": {"templates": templates_table}}
+def tvm_table() -> str:
+    """Return TVM's options as a Markdown table."""
+    rows = [
+        f"| `{name}` | {describe(option.type).replace('|', 'or')} | `{option.default!r}` | {option.doc} |"
+        for name, option in OPTIONS.items()
+    ]
+    return "\n".join(["| option | type | default | what it says |", "|---|---|---|---|", *rows])
+
+
+TABLES = {"README.md": {"templates": templates_table, "tvm": tvm_table}}
 
 
 def filled(file: str) -> str:

@@ -22,6 +22,8 @@ ORDER = (
     "catalogue",
     "toml",
     "requirements",
+    "accuracy",
+    "measure",
     "compilers",
     "records",
     "backend",
@@ -30,16 +32,40 @@ ORDER = (
     "entry_points",
     "explain",
     "report",
-    "accuracy",
-    "measure",
     "compare",
     "cli",
 )
 DOORS = ("__init__", "__main__")  # of the package itself; they import what they show
 TORCH_AT_THE_HEAD = ("accuracy", "measure", "compare", "compilers")
+# Of the compilers, what loads before a graph comes.
+BEFORE_A_GRAPH = (
+    "__init__",
+    "auto/__init__",
+    "auto/candidates",
+    "auto/decisions",
+    "auto/exchange",
+    "auto/settings",
+    "cutlass",
+    "dynamo",
+    "inductor",
+    "tvm/__init__",
+    "tvm/checks",
+    "tvm/settings",
+    "tvm/versions",
+)
 FILES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
 ROOMS = {name: path for name, path in FILES.items() if Path(name).stem not in DOORS or "/" in name}
-WATCHED = ("torch", "torch._dynamo", "torch._inductor", "torch._inductor.compile_fx", "typer", "rich", "matplotlib")
+WATCHED = (
+    "torch",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._inductor.compile_fx",
+    "tvm",
+    "tvm_ffi",
+    "typer",
+    "rich",
+    "matplotlib",
+)
 
 
 def room(name):
@@ -87,16 +113,39 @@ def test_imports_only_from_above(name):
     assert {parts[1] for parts in ours} <= above
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if room(name) not in TORCH_AT_THE_HEAD])
+LIGHT = [name for name in FILES if room(name) not in TORCH_AT_THE_HEAD]
+LIGHT += [f"compilers/{name}.py" for name in BEFORE_A_GRAPH]
+
+
+@pytest.mark.parametrize("name", LIGHT)
 def test_torch_waits(name):
-    """torch is imported inside functions, but for the modules that are nothing without it."""
+    """torch and TVM are imported inside functions, but for the modules that are nothing without them."""
     heads = {full.partition(".")[0] for full in imported(at_the_head(ast.parse(FILES[name].read_text())))}
-    assert "torch" not in heads
+    assert not heads & {"torch", "tvm", "tvm_ffi"}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("compilers/tvm/")])
+def test_tvm_has_one_folder(name):
+    """What touches TVM lies in one folder, since each TVM renames what it has."""
+    packages = {full.partition(".")[0] for full in imported(ast.parse(FILES[name].read_text()))}
+    assert not packages & {"tvm", "tvm_ffi"}
 
 
 def test_import_is_light():
     """`import backend_kwargs` imports no torch and nothing of the command line."""
     assert modules_after("import backend_kwargs") == []
+
+
+@pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-tvm", "tvm"])
+def test_plain_backend_is_light(spec):
+    """A backend without options costs no torch, and no TVM."""
+    assert modules_after(f"from backend_kwargs.backend import find_backend\nfind_backend({spec!r})") == []
+
+
+def test_tvm_options_are_light():
+    """Options of TVM's are checked without TVM."""
+    bound = "find_backend('tvm').bind('test', {'target': {'kind': 'llvm', 'num-cores': 2}, 'trials': 8})"
+    assert modules_after(f"from backend_kwargs.backend import find_backend\n{bound}") == []
 
 
 def test_entry_point_is_light():

@@ -9,17 +9,24 @@ import pytest
 from docs_tables import ROOT, TABLES, filled
 
 import backend_kwargs as bk
+from backend_kwargs.compilers.tvm.versions import unfit
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TVM = re.search(r"^## TVM\n.*?(?=^## )", README, re.DOTALL | re.MULTILINE)[0]
+PARTS = [
+    pytest.param(README.replace(TVM, ""), id="all but TVM"),
+    pytest.param(TVM, id="TVM", marks=pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")),
+]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def test_readme_code_runs(tmp_path):
-    """README's Python blocks run one after another, in a process and a directory of their own."""
-    code = "\n".join(blocks("python"))
+@pytest.mark.parametrize("text", PARTS)
+def test_readme_code_runs(text, tmp_path):
+    """README's Python blocks run one after another, in a process and a directory of their own; so do TVM's."""
+    code = "\n".join(blocks("python", text))
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 

@@ -1,7 +1,7 @@
 """What a machine lets each template do: verdicts of made-up machines, and the command."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from test_cli import check_golden, run
@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from backend_kwargs import explain as explain_
 from backend_kwargs import list_templates, make_backend
 from backend_kwargs.cli import app, doctor
-from backend_kwargs.compilers import inductor
+from backend_kwargs.compilers import inductor, tvm
 from backend_kwargs.explain import Verdict, verdict
-from backend_kwargs.requirements import Machine
+from backend_kwargs.requirements import INSTALL_TVM, Machine
 
 GPU_REMEDY = "run where an NVIDIA GPU is, with a CUDA build of torch"
 BARE = Machine()
@@ -38,8 +38,9 @@ SMALL = replace(H200, gpu="a small GPU", sms=20)
 @pytest.fixture
 def on(monkeypatch):
     def be(machine: Machine) -> None:
-        for module in (inductor, doctor):
+        for module in (inductor, tvm, doctor):
             monkeypatch.setattr(module, "machine", lambda: machine)
+        monkeypatch.setattr(tvm, "unfit", lambda: "" if machine.tvm else "apache-tvm 0.27 is not installed")
 
     return be
 
@@ -131,6 +132,39 @@ def test_option_gives_what_the_machine_lacks(option, value, on):
     assert verdict(make_backend("tmpl-inductor:cutlass", {option: value})) == Verdict("works")
 
 
+@pytest.mark.parametrize(
+    ("machine", "plain", "cuda"),
+    [
+        pytest.param(
+            LAPTOP,
+            Verdict("cannot", "apache-tvm 0.27 is not installed", INSTALL_TVM),
+            Verdict("cannot", "apache-tvm 0.27 is not installed", INSTALL_TVM),
+            id="absent",
+        ),
+        pytest.param(
+            replace(LAPTOP, tvm="apache-tvm 0.27.0", tvm_cuda=True),
+            Verdict("works"),
+            Verdict("cannot", "no CUDA GPU is visible", GPU_REMEDY),
+            id="no GPU",
+        ),
+        pytest.param(
+            replace(H200, tvm="apache-tvm 0.27.0"),
+            Verdict("works"),
+            Verdict("cannot", "the installed apache-tvm is no GPU build (it has no CUDA runtime)", INSTALL_TVM),
+            id="no GPU build",
+        ),
+        pytest.param(
+            replace(H200, tvm="apache-tvm 0.27.0", tvm_cuda=True), Verdict("works"), Verdict("works"), id="GPU"
+        ),
+    ],
+)
+def test_tvm(machine, plain, cuda, on):
+    """TVM has a row, and one more for its code on a GPU."""
+    on(machine)
+    printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)["backends"]
+    assert printed == {"tmpl-tvm": asdict(plain), "tmpl-tvm[target=cuda]": asdict(cuda)}
+
+
 def test_library_calls_alone(on):
     """Where only library calls are left of what autotuning was to choose from, it cannot act."""
     on(LAPTOP)
@@ -194,5 +228,5 @@ def test_bare_machine_in_words():
     """What is absent is told as "none"."""
     assert Machine(torch="2.13.0").facts() == {
         "torch": "2.13.0, built without CUDA",
-        **dict.fromkeys(("driver", "GPU", "Triton", "C++ compiler", "nvcc", "CUTLASS"), "none"),
+        **dict.fromkeys(("driver", "GPU", "Triton", "C++ compiler", "nvcc", "CUTLASS", "TVM"), "none"),
     }

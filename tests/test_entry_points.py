@@ -10,20 +10,25 @@ import pytest
 from backend_kwargs import entry_points as module
 from backend_kwargs import make_backend
 from backend_kwargs.backend import OURS
+from backend_kwargs.compilers.tvm.versions import unfit
 from backend_kwargs.templates import BUILT_IN
 
 INDUCTOR = "tmpl-inductor"
 PUBLISHED = {
     entry.name: entry for entry in entry_points(group="torch_dynamo_backends") if entry.module == module.__name__
 }
-NAMES = [INDUCTOR, *(f"{INDUCTOR}:{name}" for name in BUILT_IN)]
+TVM = "tmpl-tvm"
+NAMES = [INDUCTOR, *(f"{INDUCTOR}:{name}" for name in BUILT_IN), TVM]
+NEEDS_TVM = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
 
 LOADS_ONE = """
 import json, sys
 from importlib.metadata import entry_points
 (entry,) = entry_points(group="torch_dynamo_backends", name=sys.argv[1])
 backend = entry.load()
-watched = ("torch._inductor.compile_fx", "torch._inductor.scheduler", "triton", "backend_kwargs.measure", "typer")
+watched = (
+    "torch._inductor.compile_fx", "torch._inductor.scheduler", "tvm", "tvm_ffi", "backend_kwargs.measure", "typer"
+)
 print(json.dumps([repr(backend), [name for name in watched if name in sys.modules]]))
 """
 
@@ -33,13 +38,13 @@ def test_each_template_is_published():
     assert set(PUBLISHED) == set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES[:-1], pytest.param(TVM, marks=NEEDS_TVM)])
 def test_entry_point_loads(name):
     """Each entry point loads the interned backend of its name."""
     assert PUBLISHED[name].load() is make_backend(name)
 
 
-@pytest.mark.parametrize("name", [INDUCTOR, f"{INDUCTOR}:max_autotune"])
+@pytest.mark.parametrize("name", [INDUCTOR, f"{INDUCTOR}:max_autotune", pytest.param(TVM, marks=NEEDS_TVM)])
 def test_entry_point_loads_alone(name):
     """Loading one pulls in no compiler before a graph arrives."""
     done = subprocess.run([sys.executable, "-c", LOADS_ONE, name], capture_output=True, text=True, check=True)
@@ -71,4 +76,6 @@ def test_hidden_backends_of_dynamo_stay_in_reach():
     assert {name: make_backend(f"dynamo:{name}").takes_inductor_options for name in OURS} == {
         INDUCTOR: True,
         "inductor": False,
+        TVM: False,
+        "tvm": False,
     }

@@ -169,7 +169,7 @@ def test_verdict(spec, word):
 @pytest.mark.skipif(find_spec("tvm") is not None, reason="where tvm is, it works")
 def test_verdict_of_options_nothing_takes():
     """Options help a backend nothing that has no fallback here: it cannot work, whatever it was asked for."""
-    assert str(verdict(bk.make_backend("tvm", opt_level=2))) == "cannot: tvm is not importable"
+    assert str(verdict(bk.make_backend("dynamo:tvm", opt_level=2))) == "cannot: tvm is not importable"
 
 
 def test_verdict_says_what_would_change_it():

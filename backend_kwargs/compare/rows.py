@@ -31,8 +31,9 @@ class Row:
     `graphs` counts the graphs its backend compiled: 1 is a whole model, more are graph breaks. `compile_s` is the
     first call in seconds, `cache` whether Inductor found the graphs in its cache ("warm", "cold", "" unknown).
     `latency` and `samples` are seconds per call, `speedup` is against the baseline, `peak_bytes` one call's memory
-    above what was held before (on CUDA: before the compile). `verdict` is "baseline", "within noise" or ""; `report` is
-    what `bk.report` tells of a backend of ours.
+    above what was held before (on CUDA: before the compile). `verdict` is "baseline", "within noise" or "";
+    `tuning` is "tuned" or "untuned" where TVM has kernels, else ""; `report` is what `bk.report` tells of a backend of
+    ours.
     """
 
     label: str
@@ -47,6 +48,7 @@ class Row:
     peak_bytes: int | None = None
     accuracy: Accuracy | None = None
     verdict: str = ""
+    tuning: str = ""
     samples: list[float] = field(default_factory=list)
     report: str = ""
 

@@ -96,7 +96,8 @@ class Trial:
         if self.row.passed:
             self.row.samples, self.row.latency = samples, measure.median_interval(samples)
         with contextlib.suppress(BackendKwargsError):  # eager, and backends that are not ours, have no report
-            self.row.report = str(report(self.call))
+            told = report(self.call)
+            self.row.report, self.row.tuning = str(told), told.tuning
 
 
 def warm_up(trials: list[Trial], device: torch.device) -> None:

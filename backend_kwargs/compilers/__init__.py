@@ -36,6 +36,9 @@ class Compiler(Protocol):
     def option(self, name: str) -> Option:
         """Return the option called `name`, or raise with the nearest."""
 
+    def options(self) -> Mapping[str, Option]:
+        """Return every option that is known by its name."""
+
     def template(self, name: str) -> Layer:
         """Return the layer of the template called `name`, or raise with the nearest."""
 

@@ -66,6 +66,9 @@ class DynamoCompiler:
         advice = f" Did you mean {nearest[0]!r}?" if nearest else ""
         raise BackendKwargsError(f"Backend {self.name!r} has no option {shown(name)}; {self.takes}.{advice}")
 
+    def options(self) -> Mapping[str, Option]:
+        return self.takes.named
+
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
 

@@ -11,11 +11,13 @@ from typing import Any
 
 from backend_kwargs.catalogue import KIND, inductor_option, inductor_options
 from backend_kwargs.compilers import Check, Reading
+from backend_kwargs.compilers.auto import settings as auto
+from backend_kwargs.compilers.auto.candidates import check_candidates
 from backend_kwargs.compilers.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.errors import BackendKwargsError, unknown, warn_once, wrong_value
-from backend_kwargs.layers import Layer, copied, same
+from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check
-from backend_kwargs.requirements import Limit, Machine, Requirement, generators, impeded, inert, limits, machine
+from backend_kwargs.requirements import RULES, Limit, Machine, Requirement, generators, impeded, inert, limits, machine
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, is_published
 
@@ -28,6 +30,7 @@ OWN: Mapping[str, Option] = MappingProxyType(
             Option("use_aoti", bool, False, "compile ahead of time: for torch.compile(...).aot_compile()"),
         )
     }
+    | dict(auto.OPTIONS)
 )
 # Options that torch.compile itself acts on; a backend never sees them.
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
@@ -53,6 +56,9 @@ class InductorCompiler:
     def option(self, name: str) -> Option:
         return OWN.get(name) or inductor_option(name)
 
+    def options(self) -> Mapping[str, Option]:
+        return inductor_options()
+
     def template(self, name: str) -> Layer:
         template = find_template(name)
         known = {key: value for key, value in template.where_known.items() if key in inductor_options()}
@@ -75,6 +81,7 @@ class InductorCompiler:
             raise BackendKwargsError("Options 'use_aoti' and 'freezing' do not go together; leave one out.")
         if options.get("clone_outputs") and not options.get("triton.cudagraph_trees", True):
             raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
+        check_candidates(options.get("candidates") or ())
         for name in templates:
             template = find_template(name)
             for limit in limits(f"Template {name!r}", template.needs, template.otherwise, _machine(options)):
@@ -83,7 +90,7 @@ class InductorCompiler:
                 tell(limit)
 
     def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
-        return inert(options, lambda name: self.option(name).default, _machine(options))
+        return inert(options, lambda name: self.option(name).default, _machine(options), (*RULES, *auto.RULES))
 
     def impeded(self, options: Mapping[str, Any]) -> Mapping[str, Requirement]:
         return impeded(options, lambda name: self.option(name).default, _machine(options))
@@ -91,6 +98,8 @@ class InductorCompiler:
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
+        if options.get("auto"):
+            return self._compile_fastest(gm, example_inputs, options, name)
         step = _compile_frozen if options.get("freezing") else _compile
         compiled = step(gm, example_inputs, options, name)
         if not options.get("clone_outputs"):
@@ -98,6 +107,20 @@ class InductorCompiler:
         from backend_kwargs.compilers.outputs import with_independent_outputs
 
         return with_independent_outputs(compiled)
+
+    def _compile_fastest(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        from backend_kwargs.compilers.auto.deciding import compile_fastest
+        from backend_kwargs.compilers.auto.race import Request, Tools
+
+        fixed = {option: value for option, value in options.items() if option not in auto.OPTIONS}
+        tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.inert, fixed)
+
+        def compile_one(gm: Any, inputs: Sequence[Any], candidate: Mapping[str, Any]) -> Callable[..., Any]:
+            return self.compile(gm, inputs, {**candidate, **fixed}, name)
+
+        return compile_fastest(Request(gm, example_inputs, auto.Settings.of(options), compile_one, tools))
 
     def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return _torch_wrapper(options).get_compiler_config()  # type: ignore[no-any-return]

@@ -12,9 +12,10 @@ from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.records import WRAPPER, Record, records
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.generated import codes_of, unknown_here
-from backend_kwargs.report.graphs import Break, Code, Graph, lines_of, number, seconds_of
+from backend_kwargs.report.graphs import Break, Code, Graph, Partition, Relax, lines_of, number, seconds_of
+from backend_kwargs.report.relax import relax_of
 
-__all__ = ["Break", "Code", "Graph", "Report", "report"]
+__all__ = ["Break", "Code", "Graph", "Partition", "Relax", "Report", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,12 @@ class Report:
     def seconds(self) -> float:
         """What the backend took, backward included where torch still knows."""
         return seconds_of(self.graphs)
+
+    @property
+    def tuning(self) -> str:
+        """Whether TVM runs kernels that were "tuned", or all are "untuned"; "" where TVM has none."""
+        parts = [graph.relax for graph in self.graphs if graph.relax and graph.relax.partitions]
+        return ("tuned" if any(part.tuned for part in parts) else "untuned") if parts else ""
 
     def __str__(self) -> str:
         counts = ((len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompiles), "recompile"))
@@ -126,7 +133,18 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         unknown_here() if record.recompiled is None else record.recompiled,
         _break(record),
         tuple(codes),
+        relax_of(record),
+        _race(record),
     )
+
+
+def _race(record: Record) -> tuple[str, ...]:
+    if not record.options.get("auto"):
+        return ()
+    from backend_kwargs.compilers.auto.telling import decision_of, table
+
+    decision = decision_of(record.compile_id)
+    return tuple(table(decision).splitlines()) if decision else ()
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from backend_kwargs.report.graphs import Graph, seconds_of, times
+from backend_kwargs.report.graphs import Graph, number, seconds_of, times
 
 SLOW_S = 30.0
 COMPILE_ID = re.compile(r"^\d+/\d+(?:_\d+)?: ")
@@ -47,6 +47,7 @@ def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
     yield from _recompiles_advice(graphs)
     yield from _cudagraphs_advice(graphs)
     yield from _slow_advice(graphs)
+    yield from _tuning_advice(graphs)
 
 
 def _breaks_advice(graphs: Sequence[Graph]) -> Iterator[str]:
@@ -99,3 +100,9 @@ def _slow_advice(graphs: Sequence[Graph]) -> Iterator[str]:
         yield f"{seconds:.0f} s of compiling under {', '.join(tuning)} -> 'tmpl-inductor:fast_compile' while developing"
     else:
         yield f"{seconds:.0f} s of compiling -> torch.compiler.nested_compile_region on a block that repeats"
+
+
+def _tuning_advice(graphs: Sequence[Graph]) -> Iterator[str]:
+    lost = [graph.relax.tuned for graph in graphs if graph.relax and not graph.options.get("work_dir")]
+    if sum(lost):
+        yield f"{number(sum(lost), 'kernel')} tuned, for this process alone -> work_dir='tuning/' keeps the results"

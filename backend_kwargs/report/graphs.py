@@ -24,6 +24,31 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
+class Partition:
+    """A piece that TVM compiled, of the "inference", "forward" or "backward" graph; `tuned` counts its kernels."""
+
+    graph: str
+    operators: int
+    seconds: float
+    target: str
+    tuned: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relax:
+    """What TVM has of a graph, and why eager has the rest, by operator."""
+
+    partitions: tuple[Partition, ...]
+    fallbacks: Mapping[str, str]
+
+    @property
+    def tuned(self) -> int:
+        """How many kernels run as a search left them."""
+        return sum(each.tuned for each in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
 class Break:
     """Where a graph ended early, and why."""
 
@@ -34,7 +59,11 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One compiled graph; `recompiled` is the guard that failed, "" on a first compile. No `codes` without Inductor."""
+    """One compiled graph; `recompiled` is the guard that failed, "" on a first compile.
+
+    `codes` are Inductor's, and `relax` is TVM's: another backend leaves neither. `race` tells why auto chose as it did,
+    in lines.
+    """
 
     compile_id: str
     function: str
@@ -45,6 +74,8 @@ class Graph:
     recompiled: str
     ended_by: Break | None
     codes: tuple[Code, ...]
+    relax: Relax | None = None
+    race: tuple[str, ...] = ()
 
 
 def seconds_of(graphs: Iterable[Graph]) -> float:
@@ -60,9 +91,27 @@ def lines_of(graph: Graph) -> Iterator[str]:
         yield f"  options: {', '.join(f'{name}={value!r}' for name, value in graph.options.items())}"
     if graph.recompiled:
         yield f"  recompiled: {graph.recompiled.splitlines()[0]}"
-    yield from (f"  {line}" for line in map(_code_line, graph.codes))
+    yield from (f"  {line}" for line in (*graph.race, *map(_code_line, graph.codes)))
+    if graph.relax:
+        yield from (f"  {line}" for line in _relax_lines(graph.relax))
     if graph.ended_by:
         yield f"  ended at {graph.ended_by.place}: {graph.ended_by.reason}"
+
+
+def _relax_lines(relax: Relax) -> Iterator[str]:
+    for graph in dict.fromkeys(each.graph for each in relax.partitions):
+        own = [each for each in relax.partitions if each.graph == graph]
+        tuned, seconds = sum(each.tuned for each in own), sum(each.seconds for each in own)
+        where = f"{number(sum(each.operators for each in own), 'operator')} in {number(len(own), 'partition')}"
+        yield f"{graph}: {where} of TVM, {_tuned(tuned)}; {seconds:.1f} s"
+        yield from (f"  {note}" for each in own for note in each.notes)
+    if not relax.partitions:
+        yield "no partition of TVM"
+    yield from (f"in eager: {op}, because {reason}" for op, reason in relax.fallbacks.items())
+
+
+def _tuned(count: int) -> str:
+    return f"{number(count, 'kernel')} tuned" if count else "untuned"
 
 
 def _code_line(code: Code) -> str:

@@ -1,0 +1,240 @@
+"""Our loops for a CPU: the cheap inlined, rows kept in cache, the contiguous axis in vectors, tiles in registers.
+
+TVM has none: without these a function is plain loops on one thread.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
+from operator import mul
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+from tvm.s_tir import Schedule
+from tvm.sym import Analyzer
+from tvm.target import Target, codegen
+from tvm_ffi import get_global_func
+
+ROWS = 8  # of a tile: with two vectors each, its sums fit in AVX-512's registers
+WORTH_THREADS = 1 << 15  # elements; for fewer, waking the threads costs more than they save
+
+sblock_realize = get_global_func("s_tir.schedule.GetSBlockRealize")
+
+Block = Any
+Loop = Any
+
+
+def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
+    """Return `func` scheduled: a step that TVM refuses is left out, and its loops stay as they were."""
+    lanes = codegen.llvm_get_vector_width(target) // 32
+    sch = _each(Schedule(func), _inline)
+    tiled = _each(sch, partial(_tile, lanes=lanes), _is_sum)
+    sch = (
+        tiled if tiled.trace.insts != sch.trace.insts else _rows(_each(sch, partial(_split_sum, lanes=lanes), _is_sum))
+    )
+    sch = _each(sch, partial(_vectorize, lanes=lanes))
+    return _each(sch, _parallelize) if int(target.attrs.get("num-cores", 1)) > 1 else sch
+
+
+def _each(
+    sch: Schedule, step: Callable[..., object], wanted: Callable[..., bool] = lambda sch, block: True
+) -> Schedule:
+    for block in blocks(sch):
+        if wanted(sch, block):
+            sch = _attempt(sch, partial(step, block=block))
+    return sch
+
+
+def blocks(sch: Schedule) -> list[Block]:
+    """Return the blocks of the function, in order."""
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def _attempt(sch: Schedule, step: Callable[[Schedule], object]) -> Schedule:
+    # On a copy, since a rule has several steps and TVM may refuse the last.
+    changed = sch.copy()
+    try:
+        step(changed)
+    except Exception:  # noqa: BLE001 - whatever TVM dislikes about a step, the loops before it are right
+        return sch
+    return changed
+
+
+# ---- what a block is
+
+
+def _extent(sch: Schedule, loop: Loop) -> int:
+    """Return how often a loop runs, 0 where that is symbolic."""
+    extent = sch.get(loop).extent
+    return int(extent) if isinstance(extent, tirx.IntImm) else 0
+
+
+def _divisor(extent: int, most: int) -> int:
+    return next((size for size in range(most, 1, -1) if extent % size == 0), 1)
+
+
+def _is_sum(sch: Schedule, block: Block) -> bool:
+    return sch.get(block).init is not None
+
+
+def _work(sch: Schedule, block: Block) -> Any:
+    return reduce(mul, [sch.get(loop).extent for loop in sch.get_loops(block)], tirx.IntImm("int64", 1))
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(Analyzer().can_prove_equal(a, b))
+
+
+def _walked(node: Any, kind: type) -> list[Any]:
+    found: list[Any] = []
+    # A lambda, since TVM takes what a visitor returns, and reads its signature.
+    tvm_ffi.structural_walk(node, (kind, lambda each: found.append(each)), order="post")  # noqa: PLW0108
+    return found
+
+
+def _costly(block: Any) -> bool:
+    # Calls are exp, tanh, a padding's if_then_else; loads, arithmetic and casts cost less than a trip to memory.
+    return bool(_walked(block.body, Call))
+
+
+class Axes:
+    """Which loops of a block run along which of its variables."""
+
+    def __init__(self, sch: Schedule, block: Block):
+        self.sch, self.block = sch, sch.get(block)
+        realized = sblock_realize(sch, block).iter_values
+        self.bound = list(zip(self.block.iter_vars, realized, strict=True))
+        self.loops = list(sch.get_loops(block))
+
+    def along(self, variables: Iterable[Any]) -> list[Loop]:
+        """Return the loops that drive any of these block variables."""
+        wanted = list(variables)
+        driving = [v for each, value in self.bound if _among(each.var, wanted) for v in _walked(value, tirx.Var)]
+        return [loop for loop in self.loops if _among(self.sch.get(loop).loop_var, driving)]
+
+    @property
+    def summed(self) -> list[Loop]:
+        """Return the loops over the terms of a sum."""
+        return self.along(each.var for each, _ in self.bound if each.iter_type == tirx.IterVar.CommReduce)
+
+    def contiguous(self, region: Any) -> list[Loop]:
+        """Return the loops along the last axis of a buffer's region."""
+        return self.along(_walked(region.region[-1].min, tirx.Var)) if len(region.region) else []
+
+    def touching(self, region: Any) -> list[Loop]:
+        """Return the loops that move within a buffer's region."""
+        return self.along(v for each in region.region for v in _walked(each.min, tirx.Var))
+
+
+def _among(node: Any, nodes: Iterable[Any]) -> bool:
+    return any(node.same_as(each) for each in nodes)
+
+
+# ---- the steps
+
+
+def _inline(sch: Schedule, block: Block) -> None:
+    consumers = list(sch.get_consumers(block))
+    again = len(consumers) > 1 or any(not _same(_work(sch, block), _work(sch, each)) for each in consumers)
+    if not (again and _costly(sch.get(block))):
+        sch.compute_inline(block)
+
+
+def _split_sum(sch: Schedule, block: Block, lanes: int) -> None:
+    """Sum neighbours in memory into separate lanes, added up at the end."""
+    axes = Axes(sch, block)
+    terms = axes.summed
+    inner = terms[-1]
+    if any(not _among(inner, axes.contiguous(read)) for read in axes.block.reads):
+        return
+    _, lane = sch.split(inner, [None, _divisor(_extent(sch, inner), lanes)])
+    sch.rfactor(lane, len(axes.block.writes[0].region))
+
+
+def _rows(sch: Schedule) -> Schedule:
+    """Compute what leads to a row of the result right before it, while the row is in cache."""
+    *before, last = blocks(sch)
+    sums = [block for block in before if _is_sum(sch, block)]
+    if not sums:
+        return sch
+    rows = min(len(Axes(sch, block).loops) - len(Axes(sch, block).summed) for block in sums)
+    if not 0 < rows <= len(sch.get_loops(last)):
+        return sch
+    for block in reversed(before):
+        sch = _attempt(sch, partial(_compute_at, block=block, loop=sch.get_loops(last)[rows - 1]))
+    return sch
+
+
+def _compute_at(sch: Schedule, block: Block, loop: Loop) -> None:
+    before = _work(sch, block)
+    sch.compute_at(block, loop, preserve_unit_loops=True)
+    if not _same(before, _work(sch, block)):
+        raise ValueError("A row's producer would be computed again for other rows.")
+
+
+def _tile(sch: Schedule, block: Block, lanes: int) -> None:
+    """Keep a tile of sums in registers: a vector of the result's columns by rows that read the same operand."""
+    axes = Axes(sch, block)
+    terms, (column,) = axes.summed, axes.contiguous(axes.block.writes[0])
+    at, operand = next((at, read) for at, read in enumerate(axes.block.reads) if _among(column, axes.touching(read)))
+    spatial = [loop for loop in axes.loops if not _among(loop, terms)]
+    row = [loop for loop in spatial if not _among(loop, axes.touching(operand))][-1]
+    outer = [loop for loop in spatial if not (_among(loop, [row, column]))]
+    height = _divisor(_extent(sch, row), ROWS)
+    strided = not _among(column, axes.contiguous(operand))
+    columns, vector = sch.split(column, [None, _divisor(_extent(sch, column), 2 * lanes)])
+    rows, inner = sch.split(row, [None, height])
+    sch.reorder(*outer, columns, rows, *terms, inner, vector)
+    if strided:
+        _pack(sch, block, at, columns)
+    _write_back(sch, block, rows)
+    sch.vectorize(vector)
+    sch.unroll(inner)
+    sch.decompose_reduction(block, terms[0])
+
+
+def _pack(sch: Schedule, block: Block, operand: int, loop: Loop) -> None:
+    """Copy a panel of an operand whose rows are the result's columns, as the weights of a linear layer are."""
+    panel = sch.cache_read(block, operand, "global")
+    sch.transform_layout(panel, ("write", 0), lambda *at: (*at[:-2], at[-1], at[-2]))
+    sch.compute_at(panel, loop, preserve_unit_loops=True)
+
+
+def _write_back(sch: Schedule, block: Block, loop: Loop) -> None:
+    consumers = list(sch.get_consumers(block))
+    if not consumers:
+        consumers = [sch.cache_write(block, 0, "local")]
+    else:
+        sch.set_scope(block, 0, "local")
+    sch.reverse_compute_at(consumers[0], loop, preserve_unit_loops=True)
+
+
+def _vectorize(sch: Schedule, block: Block, lanes: int) -> None:
+    """Run along the last axis of the result in vectors, with the terms of a sum outside."""
+    axes = Axes(sch, block)
+    if any(sch.get(loop).kind == tirx.ForKind.VECTORIZED for loop in axes.loops):
+        return
+    along, terms = axes.contiguous(axes.block.writes[0]), axes.summed
+    across = [loop for read in axes.block.reads for loop in axes.contiguous(read) if not _among(loop, along)]
+    width, height = (_divisor(_extent(sch, loop), lanes) for loop in (along[-1], (across or along)[0]))
+    columns, vector = sch.split(along[-1], [None, width])
+    if terms:
+        sch.reorder(columns, *terms, vector)
+    elif across:
+        # A transposition: by squares that stay in cache, since a walk along one side strides along the other.
+        rows, row = sch.split(across[0], [None, height])
+        sch.reorder(rows, columns, row, vector)
+    sch.vectorize(vector)
+    if terms:
+        sch.decompose_reduction(block, terms[0])
+
+
+def _parallelize(sch: Schedule, block: Block) -> None:
+    """Give the outermost loop to the threads, where it is worth waking them."""
+    axes, work = Axes(sch, block), _work(sch, block)
+    first = axes.loops[0]
+    small = isinstance(work, tirx.IntImm) and int(work) < WORTH_THREADS
+    if small or _among(first, axes.summed) or sch.get(first).kind != tirx.ForKind.SERIAL:
+        return
+    sch.parallel(first)

@@ -1,0 +1,109 @@
+"""Elements that other tensors choose. An index counts from the end where negative, and is kept within bounds.
+
+Eager raises for an index out of bounds; TVM's code has no such error, and would read whatever lies there.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tvm import tirx
+
+from backend_kwargs.compilers.tvm.lowering.node import Node, axis, cast, compute, int64, load, replaced
+
+
+def chosen(index: Any, size: Any) -> Any:
+    """Return a position that exists for an index."""
+    index = cast(index, "int64")
+    from_front = tirx.Select(index < int64(0), index + size, index)
+    return tirx.max(tirx.min(from_front, size - int64(1)), int64(0))
+
+
+def gather(node: Node, x: Any, dim: int, index: Any, **_: Any) -> Any:
+    """Lower gather."""
+    if not x.shape:
+        return compute(node.shape, lambda _: x())
+    at = axis(dim, len(x.shape))
+
+    def element(i: tuple[Any, ...]) -> Any:
+        where = index(*i) if index.shape else index()
+        return x(*replaced(i, at, chosen(where, x.shape[at])))
+
+    return compute(node.shape, element)
+
+
+def index_select(node: Node, x: Any, dim: int, index: Any) -> Any:
+    """Lower index_select."""
+    if not x.shape:
+        return compute(node.shape, lambda _: x())
+    at = axis(dim, len(x.shape))
+    return compute(
+        node.shape,
+        lambda i: x(*replaced(i, at, chosen(index(i[at]) if index.shape else index(), x.shape[at]))),
+    )
+
+
+def embedding(node: Node, weight: Any, indices: Any, *_: Any, **__: Any) -> Any:
+    """Lower embedding: a row for each index."""
+    return compute(node.shape, lambda i: weight(chosen(indices(*i[:-1]), weight.shape[0]), i[-1]))
+
+
+def index(node: Node, x: Any, indices: Sequence[Any]) -> Any:
+    """Lower index by tensors: their common shape stands where they do, in front where something lies between."""
+    fakes = [f for f in node.fakes[1] if f is not None]
+    if any(f.dtype in (torch.bool, torch.uint8) for f in fakes):
+        raise node.deny("a mask as index")
+    places = [d for d, t in enumerate(indices) if t is not None]
+    between = places[-1] - places[0] + 1 != len(places)
+    front, count = 0 if between else places[0], max(f.dim() for f in fakes)
+
+    def element(i: tuple[Any, ...]) -> Any:
+        common, rest = i[front : front + count], iter(i[:front] + i[front + count :])
+        return x(
+            *(chosen(load(indices[d], common), x.shape[d]) if d in places else next(rest) for d in range(len(x.shape)))
+        )
+
+    return compute(node.shape, element)
+
+
+def slice_scatter(
+    node: Node, x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    """Lower slice_scatter: the source where its slice lies."""
+    at = axis(dim, len(x.shape))
+    size, length = node.fakes[0].shape[at], source.shape[at]
+    if not isinstance(size, int) or not isinstance(start or 0, int):
+        raise node.deny("a slice of symbolic size")
+    first = start or 0
+    first = min(max(first + size if first < 0 else first, 0), size)
+
+    def element(i: tuple[Any, ...]) -> Any:
+        apart = i[at] - int64(first)
+        place = tirx.floordiv(apart, int64(step))
+        within = tirx.all(apart >= int64(0), place < length, tirx.EQ(tirx.floormod(apart, int64(step)), int64(0)))
+        inside = source(*replaced(i, at, place))
+        return tirx.if_then_else(within, cast(inside, node.dtype), x(*i))
+
+    return compute(node.shape, element)
+
+
+def select_scatter(node: Node, x: Any, source: Any, dim: int, position: Any) -> Any:
+    """Lower select_scatter: the source at one position of a dimension."""
+    at = axis(dim, len(x.shape))
+    if not isinstance(position, int):
+        raise node.deny("a symbolic index")
+    position = int64(position) if position >= 0 else x.shape[at] + int64(position)
+    return compute(
+        node.shape,
+        lambda i: tirx.if_then_else(tirx.EQ(i[at], position), cast(source(*i[:at], *i[at + 1 :]), node.dtype), x(*i)),
+    )
+
+
+INDEXING: dict[str, Callable[..., Any]] = {
+    "gather": gather,
+    "index_select": index_select,
+    "embedding": embedding,
+    "index.Tensor": index,
+    "slice_scatter": slice_scatter,
+    "select_scatter": select_scatter,
+}

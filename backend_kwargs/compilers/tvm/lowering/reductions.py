@@ -1,0 +1,244 @@
+"""Many elements to one."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import te, tirx
+
+from backend_kwargs.compilers.tvm.lowering import vector
+from backend_kwargs.compilers.tvm.lowering.node import (
+    Node,
+    cast,
+    compute,
+    computed_in,
+    dtype,
+    equal,
+    int64,
+    is_float,
+    isnan,
+)
+from backend_kwargs.compilers.tvm.lowering.pointwise import maximum, minimum
+
+# Past so many elements one float32 total loses digits that ATen's pairwise sums keep.
+LONG = 4096
+
+
+def lowest(dtype: Any) -> Any:
+    """Return what no number of a type is below."""
+    return tirx.const(-math.inf, dtype) if is_float(dtype) else tirx.min_value(dtype)
+
+
+def highest(dtype: Any) -> Any:
+    """Return what no number of a type is above."""
+    return tirx.const(math.inf, dtype) if is_float(dtype) else tirx.max_value(dtype)
+
+
+SUM = te.comm_reducer(lambda x, y: x + y, lambda dtype: tirx.const(0, dtype), "sum")
+PROD = te.comm_reducer(lambda x, y: x * y, lambda dtype: tirx.const(1, dtype), "prod")
+MAX = te.comm_reducer(maximum, lowest, "max")
+MIN = te.comm_reducer(minimum, highest, "min")
+
+
+def dims_of(dims: Any, rank: int) -> list[int]:
+    """Return the reduced dimensions, all of them where none is named."""
+    dims = [dims] if isinstance(dims, int) else dims
+    return sorted({d % rank for d in dims} if dims and rank else range(rank))
+
+
+def spans(x: Any, over: Sequence[int], keepdim: bool) -> tuple[list[Any], list[Any], Callable[..., list[Any]]]:
+    """Return the axes of a reduction, its output's shape, and what gives an output index its input's."""
+    axes = {d: te.reduce_axis((0, x.shape[d]), f"r{d}") for d in over}
+    shape = [int64(1) if d in axes else size for d, size in enumerate(x.shape) if keepdim or d not in axes]
+
+    def index(outer: Sequence[Any]) -> list[Any]:
+        kept = iter([i for d, i in enumerate(outer) if d not in axes] if keepdim else outer)
+        return [axes[d].var if d in axes else next(kept) for d in range(len(x.shape))]
+
+    return list(axes.values()), shape, index
+
+
+def reduce(
+    x: Any, over: Sequence[int], keepdim: bool, reducer: Any, within: str, value: Callable[..., Any] = lambda v, i: v
+) -> Any:
+    """Return the reduction over some dimensions of `value(element, index)`, computed in type `within`."""
+    axes, shape, index = spans(x, over, keepdim)
+
+    def element(outer: tuple[Any, ...]) -> Any:
+        at = index(outer)
+        one = value(cast(x(*at), within), at)
+        return reducer(one, axis=axes) if axes else one
+
+    return compute(shape, element, "reduced")
+
+
+def accumulated_in(x: Any, over: Sequence[int], dtype: str) -> str:
+    """Return the type of a running sum: a double where there are many elements, or nobody knows how many."""
+    within = computed_in(dtype)
+    count = math.prod(int(x.shape[d]) if isinstance(x.shape[d], tirx.IntImm) else LONG for d in over)
+    return "float64" if within == "float32" and count >= LONG else within
+
+
+def elements(x: Any, over: Sequence[int]) -> Any:
+    """Return how many elements are reduced to one."""
+    return math.prod((x.shape[d] for d in over), start=int64(1))
+
+
+def cast_to(x: Any, dtype: str) -> Any:
+    """Return a tensor in another type, itself where it has it."""
+    return x if x.dtype == dtype else compute(x.shape, lambda i: cast(x(*i), dtype))
+
+
+def reduction(reducer: Any) -> Callable[..., Any]:
+    """Return a converter of sum, prod, amax, amin and their kind."""
+
+    def convert(node: Node, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+        over = dims_of(dims, len(x.shape))
+        within = accumulated_in(x, over, node.dtype) if reducer is SUM else computed_in(node.dtype)
+        return cast_to(reduce(x, over, keepdim, reducer, within), node.dtype)
+
+    return convert
+
+
+def mean(node: Node, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+    """Lower mean."""
+    over = dims_of(dims, len(x.shape))
+    within = accumulated_in(x, over, node.dtype)
+    total, count = reduce(x, over, keepdim, SUM, within), cast(elements(x, over), within)
+    return compute(total.shape, lambda i: cast(total(*i) / count, node.dtype))
+
+
+def truth(reducer: Any) -> Callable[..., Any]:
+    """Return a converter of any and all, reduced as ints."""
+
+    def convert(node: Node, x: Any, dims: Any = None, keepdim: bool = False) -> Any:
+        found = reduce(x, dims_of(dims, len(x.shape)), keepdim, reducer, "bool", lambda v, _: cast(v, "int32"))
+        return cast_to(found, node.dtype)
+
+    return convert
+
+
+def moments(node: Node, x: Any, dims: Any, correction: Any, keepdim: bool, dtype: str) -> tuple[Any, Any]:
+    """Return variance and mean, in two passes as is exact."""
+    over = dims_of(dims, len(x.shape))
+    within = accumulated_in(x, over, dtype)
+    total, count = reduce(x, over, True, SUM, within), cast(elements(x, over), within)
+    average = compute(total.shape, lambda i: total(*i) / count, "mean")
+
+    def square(v: Any, index: Sequence[Any]) -> Any:
+        apart = v - average(*(0 if d in over else i for d, i in enumerate(index)))
+        return apart * apart
+
+    squares = reduce(x, over, keepdim, SUM, within, square)
+    free = tirx.max(count - cast(1.0 * correction, within), tirx.const(0.0, within))
+    variance = compute(squares.shape, lambda i: cast(squares(*i) / free, dtype), "variance")
+    if keepdim:
+        return variance, cast_to(average, dtype)
+
+    def spread(i: Sequence[Any]) -> list[Any]:
+        kept = iter(i)
+        return [0 if d in over else next(kept) for d in range(len(x.shape))]
+
+    return variance, compute(squares.shape, lambda i: cast(average(*spread(i)), dtype))
+
+
+def var(node: Node, x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    """Lower var.correction."""
+    return moments(node, x, dims, 1 if correction is None else correction, keepdim, node.dtype)[0]
+
+
+def var_mean(node: Node, x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> list[Any]:
+    """Lower var_mean.correction."""
+    return list(moments(node, x, dims, 1 if correction is None else correction, keepdim, dtype(node.out[0])))
+
+
+def best(
+    shape: Sequence[Any],
+    element: Callable[..., Any],
+    axes: Sequence[Any],
+    dtype: str,
+    *,
+    largest: bool,
+    positions: bool,
+) -> list[Any]:
+    """Return the best values of `element(index) -> (value, position)` over axes, and their first positions if wanted.
+
+    A second reduction looks for the positions: TVM does not vectorise one of pairs, and spoils it for bfloat16.
+    """
+    within = computed_in(dtype)
+    values = compute(shape, lambda i: (MAX if largest else MIN)(cast(element(i)[0], within), axis=axes), "best")
+
+    def first(i: tuple[Any, ...]) -> Any:
+        value, position = element(i)
+        value = cast(value, within)
+        found = tirx.any(equal(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
+        return MIN(tirx.Select(found, position, tirx.max_value("int64")), axis=axes)
+
+    return [values, compute(shape, first, "position") if positions else None]
+
+
+def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:
+    """Return a converter of max.dim or min.dim, or of argmax or argmin."""
+
+    def convert(node: Node, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        over, kind = dims_of(dim, len(x.shape)), str(x.dtype)
+        axes, shape, index = spans(x, over, keepdim)
+
+        def element(outer: Sequence[Any]) -> tuple[Any, Any]:
+            at = index(outer)
+            return x(*at), functools.reduce(lambda total, d: total * x.shape[d] + at[d], over, int64(0))
+
+        if not axes:
+            found = [x, compute(shape, lambda _: int64(0))]
+        else:
+            positions = only_position or node.used(1)
+            found = best(shape, element, axes, kind, largest=largest, positions=positions)
+        return found[1] if only_position else [cast_to(found[0], kind), found[1]]
+
+    return convert
+
+
+def softmax(logarithm: bool) -> Callable[..., Any]:
+    """Return a converter of softmax or its logarithm, computed in float32 or wider."""
+
+    def convert(node: Node, x: Any, dim: int, half_to_float: bool = False) -> Any:
+        if not len(x.shape):
+            return compute((), lambda _: cast(0.0 if logarithm else 1.0, node.dtype))
+        at, within = dim % len(x.shape), computed_in(node.dtype)
+        top = reduce(x, [at], True, MAX, within)
+
+        def along(i: Sequence[Any]) -> list[Any]:
+            return [0 if d == at else j for d, j in enumerate(i)]
+
+        if logarithm:
+            apart = compute(x.shape, lambda i: cast(x(*i), within) - top(*along(i)))
+            total = reduce(apart, [at], True, SUM, within, lambda v, _: vector.exp(v))
+            logs = compute(total.shape, lambda i: tirx.log(total(*i)))
+            return compute(x.shape, lambda i: cast(apart(*i) - logs(*along(i)), node.dtype))
+        powers = compute(x.shape, lambda i: vector.exp(cast(x(*i), within) - top(*along(i))))
+        total = reduce(powers, [at], True, SUM, within)
+        return compute(x.shape, lambda i: cast(powers(*i) / total(*along(i)), node.dtype))
+
+    return convert
+
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": reduction(SUM),
+    "prod": reduction(PROD),
+    "amax": reduction(MAX),
+    "amin": reduction(MIN),
+    "mean": mean,
+    "max.default": reduction(MAX),
+    "min.default": reduction(MIN),
+    "max.dim": extremum(largest=True),
+    "min.dim": extremum(largest=False),
+    "argmax": extremum(largest=True, only_position=True),
+    "argmin": extremum(largest=False, only_position=True),
+    "any": truth(MAX),
+    "all": truth(MIN),
+    "var.correction": var,
+    "var_mean.correction": var_mean,
+    "_softmax": softmax(logarithm=False),
+    "_log_softmax": softmax(logarithm=True),
+}

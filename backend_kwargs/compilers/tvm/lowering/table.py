@@ -1,0 +1,35 @@
+"""Every converter by its operator's name."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from backend_kwargs.compilers.tvm.lowering.indexing import INDEXING
+from backend_kwargs.compilers.tvm.lowering.linear import LINEAR
+from backend_kwargs.compilers.tvm.lowering.node import Unsupported
+from backend_kwargs.compilers.tvm.lowering.pointwise import POINTWISE
+from backend_kwargs.compilers.tvm.lowering.reductions import REDUCTIONS
+from backend_kwargs.compilers.tvm.lowering.views import RESHAPED, SAME, VIEWS
+from backend_kwargs.compilers.tvm.lowering.windows import WINDOWS
+
+__all__ = ["CONVERTERS", "RESHAPED", "SAME", "converter", "names_of"]
+
+CONVERTERS: dict[str, Callable[..., Any]] = {**POINTWISE, **REDUCTIONS, **VIEWS, **INDEXING, **LINEAR, **WINDOWS}
+
+
+def names_of(node: fx.Node) -> tuple[str, str]:
+    """Return an operator's name with its overload, and without: ("add.Tensor", "add")."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return str(node.target), str(node.target)
+    name = schema.name.split("::")[1]
+    return f"{name}.{schema.overload_name or 'default'}", name
+
+
+def converter(node: fx.Node) -> Callable[..., Any]:
+    """Return what lowers a node: the entry for its overload before the one for all. Raises Unsupported."""
+    found = next((CONVERTERS[name] for name in names_of(node) if name in CONVERTERS), None)
+    if found is None:
+        raise Unsupported(node, "no converter")
+    return found

@@ -1,0 +1,163 @@
+"""The callable of one part: what the VM wants of its inputs, and what the graph wants of its outputs."""
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+import tvm
+import tvm_ffi
+from torch.fx import GraphModule
+from torch.utils.dlpack import from_dlpack
+from tvm import relax
+
+from backend_kwargs.errors import said, warn_once
+
+Run = Callable[[Sequence[Any]], Any]
+
+# TVM's code loads whole vectors from where its own tensors may begin; an address between kills the process.
+ALIGNMENT = 64
+
+_last_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+class _Main(threading.local):
+    """The function "main" in a VM for each thread: a VM is not re-entrant, and TVM lets go of Python's lock."""
+
+    def __init__(self, library: Any, device: Any, allocator: str) -> None:
+        self.call = relax.VirtualMachine(library, device, allocator)["main"]
+
+
+def runner(
+    part: GraphModule, lowered: Any, executable: Any, device: torch.device, observed: Collection[int], *, strict: bool
+) -> Callable[..., Any]:
+    """Return a function that computes what `part` does, of the same arguments, by the VM.
+
+    `observed` has the positions of the outputs whose strides somebody sees: these get eager's. Where the VM fails on
+    some call, `part` itself serves that call, unless `strict`.
+    """
+    placeholders = {node.name: node.meta["val"] for node in part.graph.find_nodes(op="placeholder")}
+    names = list(placeholders)
+    taken = [names.index(name) for name in lowered.inputs]
+    sizes = [_reader(source, names) for source in lowered.shape_sources]
+    # A pool would keep memory for each size that ever came.
+    main = _Main(executable.jit(), tvm.device(device.type, device.index or 0), "naive" if sizes else "pooled")
+    brings_stream = any(isinstance(placeholders[name], torch.Tensor) for name in lowered.inputs)
+    run = _on_stream(device, main, brings_stream=brings_stream)
+    finish = _Finish(part, observed)
+
+    def call(*args: Any) -> Any:
+        inputs = [_ready(args[i]) for i in taken]
+        if sizes:
+            inputs.append(tvm_ffi.Shape(tuple(read(args) for read in sizes)))
+        try:
+            return finish(run(inputs), inputs, run)
+        except Exception as error:
+            if strict:
+                raise
+            warn_once(f"TVM failed to run a part of a graph, which ran in eager: {said(error)}.")
+            return part(*args)
+
+    return call
+
+
+def _ready(value: Any) -> Any:
+    """Return an input as the VM reads it: dense, aligned, with no operation pending; itself where it is so."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_neg():
+        value = value.resolve_neg()
+    if not value.is_contiguous():
+        value = value.contiguous()
+    return value.clone() if value.data_ptr() % ALIGNMENT else value
+
+
+def _reader(source: Any, names: Sequence[str]) -> Callable[[Sequence[Any]], int]:
+    """Return how the value of one symbol is read off the arguments."""
+    place, dim = names.index(source.placeholder), source.dim
+    if source.solution != source.symbol:
+        return lambda args: int(source.read(dict(zip(names, args, strict=True))))
+    return lambda args: int(args[place]) if dim is None else args[place].shape[dim]
+
+
+def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Run:
+    """Return what calls the VM on torch's current stream, which any tensor among the inputs brings along."""
+    if device.type == "cpu":
+        return lambda inputs: main.call(*inputs)
+
+    def run(inputs: Sequence[Any]) -> Any:
+        _after_last_stream(device)
+        if brings_stream:
+            return main.call(*inputs)
+        with torch.cuda.device(device), tvm_ffi.use_torch_stream():
+            return main.call(*inputs)
+
+    return run
+
+
+def _after_last_stream(device: torch.device) -> None:
+    # TVM's pool hands memory out again at once, which only on one stream waits for the last use of it.
+    current = torch.cuda.current_stream(device)
+    last = _last_streams.get(device, current)
+    if last != current and not torch.cuda.is_current_stream_capturing():
+        current.wait_stream(last)
+    _last_streams[device] = current
+
+
+class _Finish:
+    """Turns what the VM returned into what the part returns: torch's tensors, unshared, with eager's strides."""
+
+    def __init__(self, part: GraphModule, observed: Collection[int]) -> None:
+        result: Any = part.graph.output_node().args[0]
+        self.single = not isinstance(result, tuple)
+        self.values = [node.meta["val"] for node in ((result,) if self.single else result)]
+        self.orders = {i: order for i in observed if (order := _order(self.values[i]))}
+        self.shared: list[int] | None = None
+
+    def __call__(self, returned: Any, inputs: Sequence[Any], run: Run) -> Any:
+        outputs = _tensors(returned)
+        if self.shared is None:
+            self.shared = _shared(outputs, inputs, _tensors(run(inputs)))
+        for i in self.shared:
+            outputs[i] = outputs[i].clone()
+        for i, order in self.orders.items():
+            outputs[i] = _laid_out(outputs[i], order)
+        return outputs[0] if self.single else outputs
+
+
+def _tensors(returned: Any) -> list[torch.Tensor]:
+    """Return what the VM returned as tensors of torch, which they are already where an input was one."""
+    outputs = [returned] if isinstance(returned, torch.Tensor | tvm.runtime.Tensor) else list(returned)
+    return [each if isinstance(each, torch.Tensor) else from_dlpack(each) for each in outputs]
+
+
+def _shared(outputs: Sequence[torch.Tensor], inputs: Sequence[Any], again: Sequence[torch.Tensor]) -> list[int]:
+    """Return which outputs are an input, an earlier output, or constants, which a second run returned `again`.
+
+    The VM does the same at each call, so that one call tells.
+    """
+    taken = {value.data_ptr() for value in inputs if isinstance(value, torch.Tensor)}
+    found = []
+    for i, (output, later) in enumerate(zip(outputs, again, strict=True)):
+        address = output.data_ptr()
+        if output.numel() and (address in taken or address == later.data_ptr()):
+            found.append(i)
+        taken.add(address)
+    return found
+
+
+def _order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the dimensions from the slowest to the fastest in memory, None where that is their own order."""
+    strides = [_hint(stride) for stride in value.stride()]
+    order = tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
+    return order if order != tuple(range(value.dim())) else None
+
+
+def _hint(size: Any) -> int:
+    # Comparing symbols would guard, and compile anew for other sizes.
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _laid_out(value: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    inverse = [order.index(dim) for dim in range(len(order))]
+    return value.permute(*order).contiguous().permute(*inverse)

@@ -1,0 +1,69 @@
+"""Which loops TVM's functions become: ours for a CPU, dlight's for a GPU, or what tuning found."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir import dlight as dl
+from tvm.target import Target
+
+from backend_kwargs.compilers.tvm.loops import schedule_cpu
+
+SCHEDULED = "tirx.is_scheduled"
+# In the order they are tried; a GPU's last takes whatever has loops.
+DLIGHT: Mapping[str, tuple[dl.ScheduleRule, ...]] = {
+    "llvm": (dl.cpu.GEMV(), dl.cpu.Reduction()),
+    "gpu": (dl.gpu.Matmul(), dl.gpu.GEMV(), dl.gpu.Reduction(), dl.gpu.GeneralReduction(), dl.gpu.Fallback()),
+}
+
+
+def schedule(mod: tvm.IRModule, settings: Any, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
+    """Return the module with its functions scheduled, how many of them were tuned, and notes for the report."""
+    ours = partial(_dlight if settings.scheduler == "dlight" or _is_gpu(target) else schedule_cpu, target=target)
+    notes: tuple[str, ...] = ()
+    if settings.scheduler == "meta_schedule":
+        from backend_kwargs.compilers.tvm.tune import tuned  # the search loads slowly, and most compiles need none
+
+        mod, measured = tuned(mod, settings, target, ours)
+        notes = (f"measured {measured} schedules",)
+    found = sum(_is_scheduled(func) for _, func in mod.functions_items())
+    rest = {var: _guarded(func, ours) for var, func in mod.functions_items() if _is_plain(func)}
+    mod.update(tvm.IRModule(rest))
+    return mod, found, notes
+
+
+def _is_gpu(target: Target) -> bool:
+    return str(target.kind.name) != "llvm"
+
+
+def _is_scheduled(func: Any) -> bool:
+    return isinstance(func, tirx.PrimFunc) and bool(func.attrs and func.attrs.get(SCHEDULED))
+
+
+def _is_plain(func: Any) -> bool:
+    return isinstance(func, tirx.PrimFunc) and not _is_scheduled(func)
+
+
+def _guarded(func: tirx.PrimFunc, rule: Callable[[tirx.PrimFunc], Schedule]) -> tirx.PrimFunc:
+    try:
+        return rule(func).mod["main"].with_attr(SCHEDULED, True)
+    except Exception:  # noqa: BLE001 - whatever a rule dislikes about a function, plain loops are right
+        return func
+
+
+def _dlight(func: tirx.PrimFunc, target: Target) -> Schedule:
+    for rule in DLIGHT["gpu" if _is_gpu(target) else "llvm"]:
+        if (found := _tried(rule, func, target)) is not None:
+            return found
+    raise ValueError("None of dlight's rules fits.")
+
+
+def _tried(rule: dl.ScheduleRule, func: tirx.PrimFunc, target: Target) -> Schedule | None:
+    try:
+        found = rule.apply(func, target, False)
+    except Exception:  # noqa: BLE001 - dlight's rules assert on functions they were not written for
+        return None
+    return found[0] if isinstance(found, list) else found

@@ -1,0 +1,132 @@
+"""TVM's options: what each is and maps to, its checks, and `Settings`, which the steps read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_type_hints
+
+from backend_kwargs.compilers.tvm.checks import KIND, TUNING
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options import Option, lookup
+from backend_kwargs.requirements import Limit, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every option of TVM, by its name, with its default."""
+
+    target: Annotated[str | dict[str, Any] | None, "what to generate code for: a kind, or a dict with 'kind'"] = None
+    pipeline: Annotated[str | Callable[..., Any] | None, "Relax passes: a name, or a tvm Pass; None: ours"] = None
+    pass_config: Annotated[dict[str, Any], "entries of tvm.transform.PassContext(config=...)"] = field(
+        default_factory=dict
+    )
+    exec_mode: Annotated[Literal["bytecode", "compiled"], "how Relax's virtual machine runs"] = "bytecode"
+    tir_pipeline: Annotated[str | Callable[..., Any] | None, "passes over kernels: a name, or a tvm Pass"] = None
+    cuda_graph: Annotated[bool, "record the launches of kernels as CUDA graphs"] = False
+    scheduler: Annotated[
+        Literal["meta_schedule", "dlight"] | None, "how kernels get their loops: by search, by dlight's rules, by ours"
+    ] = None
+    trials: Annotated[int, "schedules to measure, over all kernels; 0 reuses what work_dir holds"] = 64
+    max_trials_per_task: Annotated[int | None, "the most of them for one kernel; None: a fair share"] = None
+    num_trials_per_iter: Annotated[int, "schedules measured between two updates of the cost model"] = 16
+    cost_model: Annotated[Literal["random", "xgb", "mlp"], "what foretells a schedule's speed"] = "random"
+    strategy: Annotated[Literal["evolutionary", "replay-trace", "replay-func"], "how the search goes about it"] = (
+        "evolutionary"
+    )
+    seed: Annotated[int | None, "makes the search start alike each time"] = None
+    work_dir: Annotated[str | None, "where tuning results are kept; alone, they are reused and none is made"] = None
+    fallback: Annotated[
+        Literal["partition", "graph", "error"], "what runs in eager where TVM cannot: a part, the graph, or nothing"
+    ] = "partition"
+    freeze: Annotated[bool, "parameters become constants; later updates are unseen; inference only"] = False
+    aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm' and 'convolution'"] = ()
+    fast_math: Annotated[bool, "reorder floating point, and approximate exp, tanh and erf"] = False
+    verify: Annotated[bool, "compare the first call with eager's, and run in eager where it differs"] = False
+    opt_level: Annotated[int | None, "of TVM's PassContext; no pass of Relax minds it"] = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Settings":
+        """Return what checked `options` amount to: a work_dir alone reuses what was tuned."""
+        reuses = {"scheduler": "meta_schedule", "trials": 0} if _reuses(options) else {}
+        return cls(**{**options, **reuses})
+
+
+def _described(each: "Field[Any]", hint: Any) -> Option:
+    default = each.default if each.default_factory is MISSING else each.default_factory()
+    return Option(each.name, hint.__origin__, default, *hint.__metadata__)
+
+
+_HINTS = get_type_hints(Settings, include_extras=True)
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {each.name: _described(each, _HINTS[each.name]) for each in fields(Settings)}
+)
+
+GONE = "was removed from TVM"
+# Options that users of older releases, of other backends or of torch.compile know.
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {
+        "auto_scheduler": f"{GONE}; write {TUNING}",
+        "autotvm": f"{GONE}; write {TUNING}",
+        "ansor": f"{GONE}; write {TUNING}",
+        "executor": f"{GONE} with Relay; 'exec_mode' says how the VM runs",
+        "runtime": f"{GONE} with Relay; 'exec_mode' says how the VM runs",
+        "desired_layouts": f"{GONE} with Relay; write a pass and hand it in as 'pipeline'",
+        "mode": "is for Inductor; TVM has 'scheduler', 'trials' and 'fast_math'",
+    }
+)
+
+
+def tvm_option(name: str) -> Option:
+    """Return the option called `name`, or raise with the nearest, or with what took its place."""
+    if name in REMOVED:
+        raise BackendKwargsError(f"{KIND} {name!r} {REMOVED[name]}.")
+    return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend tvm` shows all.")
+
+
+def verify(options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+    """Raise where options that are right each for itself make no sense together; `tell` of nothing to reuse."""
+    tunes, work_dir = options.get("scheduler") == "meta_schedule", options.get("work_dir")
+    if options.get("trials") and not tunes:
+        raise BackendKwargsError(f"{KIND} 'trials' needs a search: write {TUNING.partition(',')[0]} beside it.")
+    if options.get("trials") == 0 and not work_dir:
+        raise BackendKwargsError(f"{KIND} 'trials' of 0 reuses what was tuned before: say where by work_dir='...'.")
+    if work_dir and (_reuses(options) or options.get("trials") == 0) and not any(Path(work_dir).rglob("*.json")):
+        why, remedy = f"{work_dir!r} holds no results of a search", f"write {TUNING} beside it, once"
+        tell(Limit("TVM option 'work_dir'", why, remedy, "nothing is tuned"))
+
+
+def _reuses(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("work_dir")) and options.get("scheduler") is None
+
+
+def _without_search(value: Callable[[str], Any]) -> str:
+    return "" if value("scheduler") == "meta_schedule" else "it is read only under scheduler='meta_schedule'"
+
+
+def _without_trials(value: Callable[[str], Any]) -> str:
+    return _without_search(value) or ("" if value("trials") else "trials=0 measures nothing")
+
+
+def _no_search_to_keep(value: Callable[[str], Any]) -> str:
+    return "dlight's rules measure nothing" if value("scheduler") == "dlight" else ""
+
+
+def _of_cuda(value: Callable[[str], Any]) -> Sequence[tuple[str, ...]]:
+    target = value("target")
+    kind = target["kind"] if isinstance(target, Mapping) else target
+    return [CUDA] if kind == "cuda" else []
+
+
+CUDA = ("gpu", "tvm_cuda")
+RULES: tuple[Rule, ...] = (
+    Rule("target", either=_of_cuda),
+    Rule("cuda_graph", needs=CUDA),
+    Rule("cost_model", unless=_without_trials, either=lambda v: [("xgboost",)] if v("cost_model") == "xgb" else []),
+    *(
+        Rule(name, unless=_without_trials)
+        for name in ("strategy", "seed", "max_trials_per_task", "num_trials_per_iter")
+    ),
+    Rule("work_dir", unless=_no_search_to_keep),
+    Rule("opt_level", unless=lambda value: "no pass of Relax minds it"),
+)

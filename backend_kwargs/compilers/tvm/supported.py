@@ -1,0 +1,148 @@
+"""Which nodes TVM may have, and why not the others."""
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
+from backend_kwargs.compilers.tvm.lowering.node import DTYPES
+from backend_kwargs.compilers.tvm.lowering.table import names_of
+
+REASONS: dict[str, tuple[str, ...]] = {
+    "reads memory as it lies": ("as_strided", "as_strided_copy", "as_strided_scatter"),
+    "its memory is uninitialised": (
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+    ),
+    "several sources may meet in one element": (
+        "embedding_dense_backward",
+        "index_add",
+        "index_put",
+        "index_reduce",
+        "masked_scatter",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+    ),
+    "equals and nan have another order in TVM's sort": (
+        "kthvalue",
+        "median",
+        "mode",
+        "nanmedian",
+        "sort",
+        "topk",
+        "unique_consecutive",
+    ),
+    "a running result has no parallel loop": ("cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"),
+    "ATen's algorithm is far better than a plain loop": ("convolution_backward",),
+}
+DENIED = {op: reason for reason, ops in REASONS.items() for op in ops}
+TAGS = {
+    torch.Tag.nondeterministic_seeded: "draws random numbers",
+    torch.Tag.data_dependent_output: "a number on the host",
+}
+DEVICES = ("cpu", "cuda")
+_trials: dict[tuple[str, ...], str] = {}
+
+
+def why_not(node: fx.Node, settings: Any) -> str:
+    """Return why TVM does not get a node, "" where it may have it."""
+    if node.target is operator.getitem:
+        return why_not(node.args[0], settings)  # type: ignore[arg-type]
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return "not an ATen operator"
+    outputs = tree_leaves(node.meta["val"])
+    inputs = tree_leaves(fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]))
+    if not any(isinstance(value, torch.Tensor) for value in outputs):
+        return "no tensor comes out"
+    return _denied(node, settings) or _strange([*inputs, *outputs]) or _tried(node)
+
+
+def _denied(node: fx.Node, settings: Any) -> str:
+    op, names = node.target, names_of(node)
+    if set(names) & set(settings.aten_ops):
+        return "left to ATen by aten_ops"
+    if op.namespace not in ("aten", "prims"):  # type: ignore[union-attr]
+        return "not an ATen operator"
+    if op._schema.is_mutable:  # type: ignore[union-attr]
+        return "writes in place"
+    tagged = (reason for tag, reason in TAGS.items() if tag in op.tags)  # type: ignore[union-attr]
+    return next((DENIED[name] for name in names if name in DENIED), None) or next(tagged, "")
+
+
+def _strange(values: list[Any]) -> str:
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    sizes = [size for tensor in tensors for size in tensor.shape] + [v for v in values if isinstance(v, torch.SymInt)]
+    if unknown := {str(tensor.dtype) for tensor in tensors} - {str(dtype) for dtype in DTYPES}:
+        return f"TVM gets no {', '.join(sorted(unknown))}"
+    if any(isinstance(value, torch.SymFloat | torch.SymBool) for value in values):
+        return "a symbolic number that is no size"
+    if not all(size.node.has_hint() for size in sizes if isinstance(size, torch.SymInt)):
+        return "its size is known only when it runs"
+    if any(isinstance(size, int) and size == 0 for tensor in tensors for size in tensor.shape):
+        return "an empty tensor"
+    return _misplaced(tensors)
+
+
+def _misplaced(tensors: list[torch.Tensor]) -> str:
+    devices = {tensor.device for tensor in tensors}
+    if any(tensor.layout != torch.strided or tensor.is_quantized for tensor in tensors):
+        return "not a dense tensor"
+    if any(device.type not in DEVICES for device in devices):
+        return f"TVM has no device {', '.join(sorted(map(str, devices)))} here"
+    return "on several devices" if len(devices) > 1 else ""
+
+
+def _tried(node: fx.Node) -> str:
+    """Return why the node alone cannot be lowered; one answer for all nodes of its operator, types and sizes."""
+    described = fx.node.map_arg((node.args, node.kwargs), lambda n: _described(n.meta["val"]))
+    key = (str(node.target), repr(described), repr(_described(node.meta["val"])))
+    if key not in _trials:
+        _trials[key] = _trial(node)
+    return _trials[key]
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return tuple(map(_described, value)) if isinstance(value, list | tuple) else value
+
+
+def _trial(node: fx.Node) -> str:
+    try:
+        lower(_alone(node))
+    except Unsupported as unsupported:
+        return unsupported.reason
+    return ""
+
+
+def _alone(node: fx.Node) -> fx.GraphModule:
+    """Return a graph of one node, with its inputs, and an output for each of its own."""
+    graph = fx.Graph()
+    inputs = {each: _placeholder(graph, each) for each in node.all_input_nodes}
+    alone = graph.node_copy(node, inputs.__getitem__)
+    values = node.meta["val"]
+    graph.output((alone,) if isinstance(values, torch.Tensor) else tuple(_items(graph, alone, values)))
+    return fx.GraphModule({}, graph)
+
+
+def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    placeholder = graph.placeholder(node.name)
+    placeholder.meta["val"] = node.meta["val"]
+    return placeholder
+
+
+def _items(graph: fx.Graph, node: fx.Node, values: Iterable[Any]) -> Iterable[fx.Node]:
+    for i, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            item = graph.call_function(operator.getitem, (node, i))
+            item.meta["val"] = value
+            yield item

@@ -1,0 +1,69 @@
+"""For which machine TVM generates code: the one a device is on, or what the user names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import tvm
+from tvm.target import Target, codegen
+
+from backend_kwargs.errors import BackendKwargsError, said, shown
+
+HOW = 'a kind such as "llvm" or a dict such as {"kind": "llvm", "mcpu": "znver4", "num-cores": 4}'
+
+
+def target_of(named: str | Mapping[str, Any] | None, device: torch.device) -> Target:
+    """Return the target of a kind's name or a dict, or of the machine `device` is on where none is named.
+
+    A bare kind gets this machine's limits; a dict is taken as it is. Raises BackendKwargsError.
+    """
+    if named is None or named == kind_of(device):
+        return _gpu(device) if device.type == "cuda" else Target(host())
+    target = _checked(named)
+    if target.kind.name != kind_of(device):
+        wanted = f"TVM compiles for {device.type!r} by a target of kind {kind_of(device)!r}"
+        raise BackendKwargsError(f"{wanted}, got {shown(named)}: leave 'target' out, or name that kind.")
+    return target if device.type == "cpu" else Target(target, host=host())
+
+
+def kind_of(device: torch.device) -> str:
+    """Return the kind of TVM's target that makes code for the device."""
+    return {"cpu": "llvm"}.get(device.type, device.type)
+
+
+def host() -> dict[str, Any]:
+    """Return the CPU of this machine as TVM's target dict, with as many cores as torch uses threads."""
+    cpu = {
+        "kind": "llvm",
+        "mtriple": codegen.llvm_get_system_triple(),
+        "mcpu": codegen.llvm_get_system_cpu(),
+        "num-cores": torch.get_num_threads(),
+    }
+    # LLVM goes by the CPU's name; a hypervisor may mask features of it, whose instructions would kill the process.
+    masked = sorted(set(codegen.llvm_get_cpu_features(Target(cpu))) & _lacking())
+    return cpu | ({"mattr": [f"-{feature}" for feature in masked]} if masked else {})
+
+
+def _lacking() -> set[str]:
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return {name.replace("_", "") for name, has in capabilities.items() if has is False}
+
+
+def _gpu(device: torch.device) -> Target:
+    try:
+        found = Target.from_device(tvm.device(device.type, device.index or 0))
+    except Exception as error:
+        raise BackendKwargsError(f"TVM finds no {device.type!r} device {device.index or 0}: {said(error)}") from error
+    return Target(found, host=host())
+
+
+def _checked(named: str | Mapping[str, Any]) -> Target:
+    try:
+        target = Target(named if isinstance(named, str) else dict(named))
+    except Exception as error:
+        reason = str(error).partition(". Target creation")[0]
+        raise BackendKwargsError(f"Option 'target' wants {HOW}, got {shown(named)}: {reason}") from error
+    triple, mcpu = str(target.attrs.get("mtriple", "")), str(target.attrs.get("mcpu", ""))
+    if target.kind.name == "llvm" and mcpu and not codegen.llvm_is_valid_cpu(mcpu, triple or host()["mtriple"]):
+        raise BackendKwargsError(f"Option 'target' names mcpu {mcpu!r}, which LLVM does not know: leave 'mcpu' out.")
+    return target

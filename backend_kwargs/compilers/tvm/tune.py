@@ -1,0 +1,315 @@
+"""MetaSchedule's search, in this process, and the records of it that later processes reuse.
+
+Each search writes a directory of its own below `work_dir`, in TVM's format, and all are read, line by line: so
+processes may share a `work_dir`, and one that was killed leaves at most a last line that is passed over.
+"""
+
+import inspect
+import json
+import logging
+import shutil
+import sys
+import tempfile
+import traceback
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import tvm
+import tvm_ffi
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tvm import tirx
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
+
+from backend_kwargs.errors import BackendKwargsError
+
+WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
+FINISHED = "finished"  # holds the trials that each function was given; written when a search has ended
+FAILED_S = 1e9  # MetaSchedule's time for what did not run is longer
+SHORTEST_RUN_MS = 5
+# TVM's own 512 candidates and four generations for every batch take longer than measuring it.
+STRATEGIES: Mapping[str, Mapping[str, Any]] = {
+    "evolutionary": {"population_size": 128, "init_min_unmeasured": 32, "genetic_num_iters": 2}
+}
+QUIET = logging.getLogger(__name__)
+
+Ours = Callable[[tirx.PrimFunc], Schedule]
+
+
+def tuned(mod: tvm.IRModule, settings: Any, target: Target, ours: Ours) -> tuple[tvm.IRModule, int]:
+    """Return the module with the best schedule known for each function that has one, and how many were measured now.
+
+    Where a function is tuned, `ours` is measured too: a short search never makes it slower.
+    """
+    known = Known.read(settings.work_dir)
+    measured = _search(mod, settings, target, known, ours) if settings.trials else 0
+    with known.database:
+        return tvm.relax.transform.MetaScheduleApplyDatabase()(mod), measured
+
+
+# ---- what is known
+
+
+class Known:
+    """The best schedules of all searches, and how many trials each function was given in those that came to an end."""
+
+    def __init__(self) -> None:
+        self.database = ms.database.MemoryDatabase()
+        self.trials: dict[int, int] = {}
+
+    @classmethod
+    def read(cls, work_dir: str | None) -> "Known":
+        """Read every search below `work_dir`; what is broken in it is passed over."""
+        known = cls()
+        if work_dir and Path(work_dir).is_dir():
+            for directory in sorted(path.parent for path in Path(work_dir).rglob(WORKLOADS)):
+                known.add(*_records(directory), _finished(directory))
+        return known
+
+    def add(self, workloads: Iterable[Any], records: Iterable[Any], trials: int) -> None:
+        """Take over the records that ran; `trials` is what each workload was given, 0 if the search was cut off."""
+        for workload in workloads:
+            key = tvm_ffi.structural_hash(workload.mod)
+            self.trials[key] = max(trials, self.trials.get(key, 0))
+        for each in records:
+            if each.run_secs and max(float(s) for s in each.run_secs) < FAILED_S:
+                workload = self.database.commit_workload(each.workload.mod)
+                self.database.commit_tuning_record(
+                    ms.database.TuningRecord(each.trace, workload, each.run_secs, each.target, each.args_info)
+                )
+
+
+def _records(directory: Path) -> tuple[list[Any], list[Any]]:
+    workloads = [_parsed(line, ms.database.Workload.from_json) for line in _lines(directory / WORKLOADS)]
+    records = [_parsed(line, partial(_record, workloads)) for line in _lines(directory / RECORDS)]
+    return [w for w in workloads if w is not None], [r for r in records if r is not None]
+
+
+def _record(workloads: Sequence[Any], parsed: Any) -> Any:
+    at, body = parsed
+    return ms.database.TuningRecord.from_json(body, workloads[at])
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(errors="replace").splitlines() if file.is_file() else []
+
+
+def _parsed(line: str, read: Callable[[Any], Any]) -> Any:
+    try:
+        return read(json.loads(line))
+    except Exception:  # noqa: BLE001 - a line half written, or by another TVM: its schedule is just not known
+        return None
+
+
+def _finished(directory: Path) -> int:
+    text = "".join(_lines(directory / FINISHED))
+    return int(text) if text.isdigit() else 0
+
+
+# ---- the search
+
+
+def _search(mod: tvm.IRModule, settings: Any, target: Target, known: Known, ours: Ours) -> int:
+    if settings.cost_model == "xgb" and find_spec("xgboost") is None:
+        raise BackendKwargsError("Option 'cost_model' of 'xgb' needs xgboost: pip install xgboost, or take 'random'.")
+    tasks = [task for task in ms.relax_integration.extract_tasks(mod, target) if _has_sum(task)]
+    share = settings.max_trials_per_task or -(-settings.trials // max(len(tasks), 1))
+    tasks = [task for task in tasks if known.trials.get(tvm_ffi.structural_hash(task.dispatched[0]), 0) < share]
+    if not tasks:
+        return 0
+    directory = Path(settings.work_dir or tempfile.mkdtemp()) / f"search-{uuid.uuid4().hex[:12]}"
+    directory.mkdir(parents=True)
+    database = ms.database.JSONDatabase(work_dir=str(directory))
+    with _progress(min(settings.trials, share * len(tasks))) as advance, _tensor_intrinsics():
+        runner = InProcessRunner(advance)
+        for task in tasks:
+            _measure_ours(task, ours, runner, database)
+        _tune(tasks, settings, share, runner, database)
+    (directory / FINISHED).write_text(str(share))
+    workloads, records = _records(directory)
+    known.add(workloads, records, share)
+    if settings.work_dir is None:
+        shutil.rmtree(directory.parent)
+    return runner.measured
+
+
+def _has_sum(task: Any) -> bool:
+    """Say whether a search is worth its time: without sums a function waits for memory, and ours is as good as any."""
+    sch = Schedule(task.dispatched[0])
+    return any(sch.get(block).init is not None for block in sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def _tune(tasks: list[Any], settings: Any, share: int, runner: Any, database: Any) -> None:
+    states = ms.utils.fork_seed(settings.seed, n=len(tasks))
+    contexts = [
+        ms.TuneContext(
+            mod=task.dispatched[0],
+            target=task.target,
+            space_generator=_space(task.target),
+            search_strategy=ms.SearchStrategy.create(settings.strategy, **STRATEGIES.get(settings.strategy, {})),
+            task_name=task.task_name,
+            rand_state=state,
+            num_threads=torch.get_num_threads(),
+            logger=QUIET,
+        ).clone()
+        for task, state in zip(tasks, states, strict=True)
+    ]
+    ms.tune_tasks(
+        tasks=contexts,
+        task_weights=[task.weight for task in tasks],
+        work_dir="",
+        max_trials_global=settings.trials,
+        max_trials_per_task=share,
+        num_trials_per_iter=min(settings.num_trials_per_iter, share),
+        builder=InProcessBuilder(),
+        runner=runner,
+        database=database,
+        cost_model=settings.cost_model,
+        measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
+    )
+
+
+def _space(target: Target) -> Any:
+    kind = "cuda" if target.kind.name == "cuda" else "llvm"
+    rules = ms.ScheduleRule.create(kind)
+    if int(target.attrs.get("num-cores", 1)) == 1:
+        # -1: no parallel loops, for which TVM would wake threads that torch was told not to use.
+        alone = ms.schedule_rule.ParallelizeVectorizeUnroll(-1, 64, [0, 16, 64, 512], True)
+        rules = [alone if isinstance(r, ms.schedule_rule.ParallelizeVectorizeUnroll) else r for r in rules]
+    return ms.space_generator.PostOrderApply(
+        sch_rules=rules, postprocs=ms.Postproc.create(kind), mutator_probs=ms.Mutator.create(kind)
+    )
+
+
+def _measure_ours(task: Any, ours: Ours, runner: Any, database: Any) -> None:
+    mod = task.dispatched[0]
+    try:
+        sch = ours(mod["main"])
+    except Exception:  # noqa: BLE001 - a rule that does not fit has nothing to measure
+        return
+    (built,) = InProcessBuilder().build([ms.builder.BuilderInput(sch.mod, task.target)])
+    args = ms.arg_info.ArgInfo.from_prim_func(mod["main"])
+    if built.artifact_path is None:
+        return
+    (future,) = runner.run([ms.runner.RunnerInput(built.artifact_path, task.target.kind.name, args)])
+    if seconds := future.result().run_secs:
+        workload = database.commit_workload(mod)
+        database.commit_tuning_record(ms.database.TuningRecord(sch.trace, workload, seconds, task.target, args))
+
+
+# ---- building and measuring here: TVM's own workers import tensor intrinsics for longer than they may take to build
+
+_built: dict[str, Any] = {}
+
+
+@derived_object
+class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not typed
+    """Builds candidates in this process and keeps them by name."""
+
+    def build(self, build_inputs: list[Any]) -> list[Any]:
+        """Return the name of each, or the reason why it could not be built."""
+        return [self.built(each) for each in build_inputs]
+
+    def built(self, each: Any) -> Any:
+        """Build one candidate."""
+        try:
+            mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(each.mod)
+            name = uuid.uuid4().hex
+            _built[name] = tvm.compile(mod, target=each.target)
+        except Exception as error:  # noqa: BLE001 - the search proposes what cannot be built, and learns from it
+            return ms.builder.BuilderResult(None, str(error))
+        return ms.builder.BuilderResult(name, None)
+
+
+@derived_object
+class InProcessFuture(ms.runner.PyRunnerFuture):  # type: ignore[misc] # TVM is not typed
+    """A measurement that is there already."""
+
+    def __init__(self, seconds: list[float] | None, error: str | None) -> None:
+        super().__init__()
+        self.seconds, self.error = seconds, error
+
+    def done(self) -> bool:
+        """Say that it is there."""
+        return True
+
+    def result(self) -> Any:
+        """Return it."""
+        return ms.runner.RunnerResult(self.seconds, self.error)
+
+
+@derived_object
+class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not typed
+    """Times candidates in this process."""
+
+    def __init__(self, advance: Callable[[], None]) -> None:
+        super().__init__()
+        self.advance, self.measured = advance, 0
+
+    def run(self, runner_inputs: list[Any]) -> list[Any]:
+        """Return the seconds of each, or the reason why it could not run."""
+        return [self.timed(each) for each in runner_inputs]
+
+    def timed(self, each: Any) -> Any:
+        """Time one candidate."""
+        self.measured += 1
+        self.advance()
+        device = tvm.device("cpu" if each.device_type == "llvm" else str(each.device_type), 0)
+        try:
+            timer = _built.pop(str(each.artifact_path)).mod.time_evaluator(
+                "main", device, number=1, repeat=3, min_repeat_ms=SHORTEST_RUN_MS
+            )
+            seconds = [float(s) for s in timer(*(_argument(info, device) for info in each.args_info)).results]
+        except Exception as error:  # noqa: BLE001 - as above
+            return InProcessFuture(None, str(error))
+        return InProcessFuture(seconds, None)
+
+
+def _argument(info: Any, device: Any) -> Any:
+    dtype = getattr(torch, str(info.dtype))
+    # Zeros are right for indices too: random ones would read outside of what they index.
+    filled = (
+        torch.rand(list(info.shape)).to(dtype)
+        if dtype.is_floating_point
+        else torch.zeros(list(info.shape), dtype=dtype)
+    )
+    return tvm.runtime.tensor(tvm.runtime.from_dlpack(filled), device)
+
+
+# ---- what surrounds it
+
+
+@contextmanager
+def _tensor_intrinsics() -> Iterator[None]:
+    # They are Python parsed as it is imported, each function by way of inspect.stack(), which looks for the source of
+    # every frame on the stack: half a minute. What the parser wants are the frames.
+    with patch("inspect.stack", _frames):
+        import tvm.s_tir.tensor_intrin  # noqa: F401 - imported for what it registers
+    yield
+
+
+def _frames(context: int = 1) -> list[inspect.FrameInfo]:
+    walk = traceback.walk_stack(sys._getframe(1))
+    return [
+        inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
+        for frame, line in walk
+    ]
+
+
+@contextmanager
+def _progress(trials: int) -> Iterator[Callable[[], None]]:
+    columns = TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("tuning", total=trials)
+        yield lambda: progress.advance(task)

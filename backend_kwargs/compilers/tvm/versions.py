@@ -1,0 +1,66 @@
+"""Which TVM works, and how it is imported without a trace."""
+
+import ctypes
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType, ModuleType
+
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.requirements import INSTALL_TVM
+
+# By distribution, how the version has to begin. Each TVM renames its API; with a later FFI tuning crashes.
+WORKING: Mapping[str, str] = MappingProxyType({"apache-tvm": "0.27.", "apache-tvm-ffi": "0.1.14.post"})
+SIGACTION_BYTES = 1024  # more than the `struct sigaction` of any system
+
+
+def unfit() -> str:
+    """Return why the installed TVM cannot be used, "" where it can; imports nothing."""
+    for name, working in WORKING.items():
+        found = _version(name)
+        if found is None:
+            return f"{name} {_release(working)} is not installed"
+        if not found.startswith(working):
+            return f"{name} is {found} and {_release(working)} is wanted"
+    return ""
+
+
+def require_tvm() -> ModuleType:
+    """Import tvm, after torch, and leave the process's hooks as they were; raise where it cannot be used."""
+    if reason := unfit():
+        raise BackendKwargsError(f"TVM cannot work here: {reason}; {INSTALL_TVM}.")
+    import torch  # noqa: F401 - first: both bring libraries of the same names
+
+    with _hooks_kept():
+        import tvm
+    return tvm  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _hooks_kept() -> Iterator[None]:
+    """Put back what `import tvm` replaces: sys.excepthook, and the process's action on SIGSEGV."""
+    hook, libc, action = sys.excepthook, _libc(), ctypes.create_string_buffer(SIGACTION_BYTES)
+    known = libc is not None and libc.sigaction(signal.SIGSEGV, None, action) == 0
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
+        if libc is not None and known:
+            libc.sigaction(signal.SIGSEGV, action, None)
+
+
+def _libc() -> ctypes.CDLL | None:
+    return None if sys.platform == "win32" else ctypes.CDLL(None)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _release(working: str) -> str:
+    return working.removesuffix(".").removesuffix(".post")

@@ -1,0 +1,18 @@
+"""What TVM has of a graph: read off the summary that the compiled callable carries."""
+
+from backend_kwargs.records import Record
+from backend_kwargs.report.graphs import Partition, Relax
+
+SUMMARY = "tvm_summary"
+
+
+def relax_of(record: Record) -> Relax | None:
+    """Return what TVM has of a graph, None where another compiler did it; a backward graph adds to it when it comes."""
+    summary = getattr(record.compiled(), SUMMARY, None)
+    if summary is None:
+        return None
+    parts = (
+        Partition(each.graph, each.operators, each.seconds, each.target, each.tuned, tuple(each.notes))
+        for each in summary.partitions
+    )
+    return Relax(tuple(parts), dict(summary.fallbacks))

@@ -1,0 +1,76 @@
+"""Run where apache-tvm is: `pip install "backend-kwargs[tvm]"`. Without it each of these tests is skipped by name."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.eval_frame import innermost_fn
+
+from backend_kwargs import make_backend
+from backend_kwargs.compilers.tvm.versions import unfit
+from backend_kwargs.errors import warn_once
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if reason := unfit():
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=f"no TVM: {reason}"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    warn_once.cache_clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@dataclass
+class Compiled:
+    """What `torch.compile` made under tmpl-tvm, and a summary of each graph of it."""
+
+    call: Callable[..., Any]
+    summaries: list[Any] = field(default_factory=list)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+    @property
+    def graphs(self) -> list[str]:
+        """Of which graph each part is that TVM runs."""
+        return [part.graph for summary in self.summaries for part in summary.partitions]
+
+    @property
+    def operators(self) -> int:
+        """How many operators TVM runs."""
+        return sum(part.operators for summary in self.summaries for part in summary.partitions)
+
+    @property
+    def fallbacks(self) -> dict[str, str]:
+        """What runs in eager, and why."""
+        return {op: reason for summary in self.summaries for op, reason in summary.fallbacks.items()}
+
+
+@pytest.fixture
+def compiled() -> Callable[..., Compiled]:
+    """Return what compiles a callable under tmpl-tvm's options."""
+
+    def compile_with(fn: Any, *, dynamic: bool | None = None, **options: Any) -> Compiled:
+        backend = make_backend("tmpl-tvm", **options)
+        summaries: list[Any] = []
+
+        def compiler_fn(gm: Any, example_inputs: Any) -> Any:
+            made = backend(gm, example_inputs)
+            summaries.append(innermost_fn(made).tvm_summary)
+            return made
+
+        return Compiled(torch.compile(fn, backend=compiler_fn, dynamic=dynamic), summaries)
+
+    return compile_with

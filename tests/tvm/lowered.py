@@ -1,0 +1,45 @@
+"""A function of tensors lowered as one graph, without dynamo, and run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import tvm
+from torch import fx
+from torch._decomp import core_aten_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+from tvm import relax
+from tvm.target import Target
+
+from backend_kwargs.compilers.tvm.lowering import Lowered, lower
+
+
+def traced(function: Callable[..., Any], *args: Any, mode: str = "fake") -> fx.GraphModule:
+    """Return the graph of a function's operators; `mode` "symbolic" has symbols for sizes."""
+    return make_fx(function, core_aten_decompositions(), tracing_mode=mode)(*args)
+
+
+def node_of(gm: fx.GraphModule, name: str) -> fx.Node:
+    """Return the graph's one call of an operator."""
+    (node,) = (n for n in gm.graph.nodes if n.op == "call_function" and str(n.target) == f"aten.{name}")
+    return node
+
+
+def runs(lowered: Lowered, names: list[str]) -> Callable[..., list[torch.Tensor]]:
+    """Return what runs a lowered graph on the arguments of its placeholders, called `names`."""
+    executable = relax.build(lowered.mod, Target({"kind": "llvm"}))
+    main = relax.VirtualMachine(executable, tvm.cpu())["main"]
+
+    def call(*args: Any) -> list[torch.Tensor]:
+        given = dict(zip(names, args, strict=True))
+        sizes = [tvm.runtime.ShapeTuple([source.read(given) for source in lowered.shape_sources])]
+        inputs = [given[name].contiguous() for name in lowered.inputs]
+        return [torch.from_dlpack(each) for each in main(*inputs, *(sizes if lowered.shape_sources else []))]
+
+    return call
+
+
+def by_tvm(function: Callable[..., Any], *args: Any, mode: str = "fake") -> list[torch.Tensor]:
+    """Return the outputs of a function, computed by TVM."""
+    gm = traced(function, *args, mode=mode)
+    return runs(lower(gm), [node.name for node in gm.graph.find_nodes(op="placeholder")])(*args)

@@ -1,0 +1,252 @@
+"""Targets, pipelines and loops, with the real TVM."""
+
+import pytest
+
+tvm = pytest.importorskip("tvm")
+
+import torch  # noqa: E402 - TVM's tests are skipped whole where it is missing
+from torch.testing import assert_close  # noqa: E402
+from tvm import relax  # noqa: E402
+from tvm.target import Target  # noqa: E402
+
+from backend_kwargs.compilers.tvm import schedules  # noqa: E402
+from backend_kwargs.compilers.tvm.build import build  # noqa: E402
+from backend_kwargs.compilers.tvm.loops import schedule_cpu  # noqa: E402
+from backend_kwargs.compilers.tvm.settings import Settings  # noqa: E402
+from backend_kwargs.compilers.tvm.target import host, target_of  # noqa: E402
+from backend_kwargs.errors import BackendKwargsError  # noqa: E402
+
+CPU = torch.device("cpu")
+ONE = {"kind": "llvm", "num-cores": 1}
+FOUR = {"kind": "llvm", "num-cores": 4}
+
+
+def module(body, *types):
+    """Return a module whose main takes tensors of these (shape, dtype) and returns body's result."""
+    bb = relax.BlockBuilder()
+    params = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, (shape, dtype) in enumerate(types)]
+    with bb.function("main", params):
+        with bb.dataflow():
+            result = bb.emit_output(relax.Tuple([bb.emit(body(*params))]))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def run(mod, *inputs, **settings):
+    built = build(mod, Settings(**settings), CPU)
+    return torch.from_dlpack(relax.VirtualMachine(built.executable, tvm.cpu())["main"](*inputs)[0])
+
+
+def loops(mod, target=ONE, scheduled=schedule_cpu):
+    with Target(target):
+        mod = tvm.transform.Sequential([relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern()])(mod)
+        mod = tvm.transform.Sequential([relax.transform.FuseOps(), relax.transform.FuseTIR()])(mod)
+    functions = [f for _, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+    return "".join(scheduled(f, Target(target)).mod.script() for f in functions)
+
+
+def f32(*shape):
+    return shape, "float32"
+
+
+# ---- targets
+
+
+def test_the_default_target_is_this_machine_with_torchs_threads():
+    target = target_of(None, CPU)
+    assert (target.kind.name, target.attrs["mcpu"]) == ("llvm", tvm.target.codegen.llvm_get_system_cpu())
+    assert int(target.attrs["num-cores"]) == torch.get_num_threads()
+
+
+def test_a_bare_kind_is_this_machine_too():
+    assert str(target_of("llvm", CPU)) == str(target_of(None, CPU))
+
+
+def test_a_dict_is_taken_as_it_is():
+    assert "mcpu" not in target_of(FOUR, CPU).attrs
+
+
+def test_features_a_hypervisor_masks_are_left_out(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"sse4_2": True, "ssse3": False}, raising=False)
+    assert host().get("mattr") == (["-ssse3"] if "x86_64" in host()["mtriple"] else None)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        pytest.param(
+            "llvm -mcpu=native",
+            "Option 'target' wants a kind such as \"llvm\" or a dict such as "
+            '{"kind": "llvm", "mcpu": "znver4", "num-cores": 4}, got \'llvm -mcpu=native\': Cannot parse target string '
+            '"llvm -mcpu=native". CLI target string form (e.g. "llvm -mcpu=xxx") is no longer supported. Please use '
+            'JSON dict form (e.g. {"kind": "llvm", "mcpu": "xxx"}) instead.',
+            id="a command line",
+        ),
+        pytest.param(
+            {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "nonsense"},
+            "Option 'target' names mcpu 'nonsense', which LLVM does not know: leave 'mcpu' out.",
+            id="no CPU",
+        ),
+        pytest.param(
+            "cuda",
+            "TVM compiles for 'cpu' by a target of kind 'llvm', got 'cuda': leave 'target' out, or name that kind.",
+            id="another device",
+        ),
+    ],
+)
+def test_a_wrong_target_is_one_clear_line(target, message):
+    with pytest.raises(BackendKwargsError) as e:
+        target_of(target, CPU)
+    assert str(e.value) == message
+
+
+# ---- pipelines
+
+
+@pytest.mark.parametrize("exec_mode", ["bytecode", "compiled"])
+@pytest.mark.parametrize(
+    "pipeline", [None, "zero", "default", relax.get_pipeline("zero")], ids=["ours", "zero", "default", "pass"]
+)
+def test_every_pipeline_builds_in_every_mode(pipeline, exec_mode):
+    """Also "zero", which TVM alone cannot build."""
+    x = torch.randn(4, 33)
+    mod = module(lambda x: relax.op.nn.softmax(relax.op.add(x, x)), f32(4, 33))
+    assert_close(run(mod, x, pipeline=pipeline, exec_mode=exec_mode), (x + x).softmax(-1))
+
+
+def test_pass_config_reaches_tvm_and_does_not_leak():
+    mod = module(relax.op.exp, f32(64))
+    seen = []
+
+    @tvm.transform.module_pass(opt_level=0)
+    def spy(mod, context):
+        seen.append(dict(context.config))
+        return mod
+
+    build(mod, Settings(pipeline=spy, pass_config={"tirx.disable_vectorize": True}, cuda_graph=True), CPU)
+    assert seen == [{"tirx.disable_vectorize": True, "relax.backend.use_cuda_graph": True}]
+    assert dict(tvm.transform.PassContext.current().config) == {}
+
+
+def test_an_unknown_pipeline_suggests_the_nearest():
+    with pytest.raises(BackendKwargsError) as e:
+        build(module(relax.op.exp, f32(4)), Settings(pipeline="zeros"), CPU)
+    assert str(e.value) == "Unknown TVM pipeline 'zeros'. Did you mean 'zero'?"
+
+
+# ---- our loops: right
+
+
+SIZES = [1, 7, 33, 128, 1023]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("op", "wanted"),
+    [
+        pytest.param(relax.op.nn.softmax, lambda x: x.softmax(-1), id="softmax"),
+        pytest.param(lambda x: relax.op.sum(relax.op.multiply(x, x), [-1]), lambda x: (x * x).sum(-1), id="rows"),
+        pytest.param(lambda x: relax.op.sum(x, [0]), lambda x: x.sum(0), id="columns"),
+        pytest.param(lambda x: relax.op.max(x, [-1]), lambda x: x.amax(-1), id="max"),
+        pytest.param(lambda x: relax.op.permute_dims(x, [1, 0]), lambda x: x.T.contiguous(), id="transpose"),
+    ],
+)
+def test_right_on_sizes_that_do_not_divide(op, wanted, size):
+    x = torch.randn(5, size)
+    assert_close(run(module(op, f32(5, size)), x), wanted(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 33), (33, 64, 48), (8, 1023, 5)], ids=str)
+def test_a_product_is_right(shape):
+    m, k, n = shape
+    x, y, bias = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
+    mod = module(lambda x, y, b: relax.op.nn.relu(relax.op.add(relax.op.matmul(x, y), b)), f32(m, k), f32(k, n), f32(n))
+    assert_close(run(mod, x, y, bias), (x @ y + bias).relu(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_convolution_is_right(stride):
+    x, w = torch.randn(2, 3, 17, 16), torch.randn(8, 3, 3, 3)
+    mod = module(
+        lambda x, w: relax.op.nn.relu(relax.op.nn.conv2d(x, w, strides=stride, padding=1)), f32(*x.shape), f32(*w.shape)
+    )
+    assert_close(run(mod, x, w), torch.conv2d(x, w, stride=stride, padding=1).relu(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool], ids=str
+)
+def test_right_in_other_dtypes(dtype):
+    where, x, y = torch.rand(6, 64) < 0.5, *torch.randint(0, 2, (2, 6, 64)).to(dtype)
+    name = str(dtype).removeprefix("torch.")
+    shape = (6, 64)
+    mod = module(relax.op.where, (shape, "bool"), (shape, name), (shape, name))
+    assert_close(run(mod, where, x, y), torch.where(where, x, y))
+
+
+def test_one_compile_serves_every_size():
+    n = tvm.tirx.Var("n", "int64")
+    mod = module(lambda x: relax.op.nn.softmax(relax.op.add(x, x)), ((n, 32), "float32"))
+    main = relax.VirtualMachine(build(mod, Settings(), CPU).executable, tvm.cpu())["main"]
+    for size in SIZES:
+        x = torch.randn(size, 32)
+        assert_close(torch.from_dlpack(main(x)[0]), (x + x).softmax(-1))
+
+
+# ---- our loops: what they are
+
+
+@pytest.mark.parametrize(
+    ("mod", "kinds"),
+    [
+        pytest.param(module(relax.op.exp, f32(64, 64)), ["T.vectorized"], id="pointwise"),
+        pytest.param(module(lambda x: relax.op.sum(x, [-1]), f32(64, 64)), ["T.vectorized"], id="rows"),
+        pytest.param(
+            module(relax.op.matmul, f32(64, 64), f32(64, 64)),
+            ["T.vectorized", "T.unroll"],
+            id="product",
+        ),
+        pytest.param(
+            module(relax.op.nn.conv2d, f32(1, 8, 18, 18), f32(8, 8, 3, 3)),
+            ["T.vectorized", "T.unroll"],
+            id="convolution",
+        ),
+    ],
+)
+def test_loops_are_in_vectors_and_tiles(mod, kinds):
+    assert [kind for kind in kinds if kind not in loops(mod)] == []
+
+
+def test_large_loops_are_parallel_only_with_several_cores():
+    mod = module(relax.op.exp, f32(512, 512))
+    assert "T.parallel" not in loops(mod, ONE)
+    assert "T.parallel" in loops(mod, FOUR)
+
+
+def test_small_loops_are_not_worth_threads():
+    assert "T.parallel" not in loops(module(relax.op.exp, f32(8, 8)), FOUR)
+
+
+def test_a_chain_is_one_loop():
+    mod = module(lambda x: relax.op.add(relax.op.exp(relax.op.multiply(x, x)), x), f32(64, 64))
+    assert loops(mod).count("T.writes(") == 1
+
+
+def test_a_rule_that_fails_leaves_plain_loops(monkeypatch):
+    def broken(func, target):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(schedules, "schedule_cpu", broken)
+    x = torch.randn(3, 7)
+    assert_close(run(module(relax.op.exp, f32(3, 7)), x), x.exp())
+
+
+def test_dlights_rules_on_the_cpu_are_right():
+    x = torch.randn(5, 64)
+    assert_close(run(module(relax.op.nn.softmax, f32(5, 64)), x, scheduler="dlight"), x.softmax(-1))
+
+
+def test_dlights_rules_for_a_gpu_bind_threads():
+    """Needs no GPU: only the loops are looked at."""
+    mod = module(lambda x: relax.op.nn.softmax(relax.op.exp(x)), f32(5, 64))
+    assert "threadIdx.x" in loops(mod, {"kind": "cuda", "arch": "sm_80"}, schedules._dlight)

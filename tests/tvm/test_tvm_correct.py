@@ -1,0 +1,246 @@
+"""Whole models are eager's in each type; what TVM cannot is left to eager, or to nobody, as `fallback` says."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.testing import assert_close
+from tvm_models import MODELS, Block, mlp
+
+from backend_kwargs import BackendKwargsWarning
+from backend_kwargs.compilers.tvm.versions import require_tvm
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("make", "shape"), MODELS.values(), ids=MODELS)
+@torch.no_grad()
+def test_model_is_eagers(compiled, make, shape, dtype):
+    net, x = make().eval().to(dtype), torch.randn(shape).to(dtype)
+    call = compiled(net)
+    tolerance = TOLERANCE[dtype]
+    assert_close(call(x), net(x), rtol=tolerance, atol=tolerance)
+    assert call.graphs
+    assert set(call.graphs) == {"inference"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@torch.no_grad()
+def test_autocast(compiled, dtype):
+    net, x = mlp(), torch.randn(3, 8)
+    with torch.autocast("cpu", dtype):
+        result, wanted = compiled(net)(x), net(x)
+    assert_close(result, wanted, rtol=2e-2, atol=2e-2)
+
+
+@torch.no_grad()
+def test_updated_parameters_are_seen(compiled):
+    net, x = mlp(), torch.randn(3, 8)
+    call = compiled(net)
+    call(x)
+    net[0].weight.mul_(3)
+    assert_close(call(x), net(x), rtol=1e-4, atol=1e-5)
+    assert len(call.summaries) == 1
+
+
+@pytest.mark.parametrize("freeze", [False, True], ids=["inputs", "frozen"])
+@torch.no_grad()
+def test_buffers_are_written(compiled, freeze):
+    """Running statistics move as eager's do, frozen parameters beside them or not."""
+    eager = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    net = copy.deepcopy(eager)
+    call = compiled(net, freeze=freeze)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        assert_close(call(x), eager(x), rtol=1e-4, atol=1e-5)
+    assert_close(dict(net.named_buffers()), dict(eager.named_buffers()), rtol=1e-4, atol=1e-5)
+
+
+# ---- freeze
+
+
+@torch.no_grad()
+def test_frozen_parameters_are_constants(compiled):
+    """Later updates are unseen, as the option says."""
+    net, x = mlp(), torch.randn(3, 8)
+    call, before = compiled(net, freeze=True), net(x)
+    assert_close(call(x), before, rtol=1e-4, atol=1e-5)
+    net[0].weight.mul_(3)
+    assert_close(call(x), before, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_frozen_modules_are_told_apart(compiled):
+    """One function, another module: its own parameters."""
+    first, second, x = mlp(), mlp(), torch.randn(3, 8)
+    call = compiled(lambda net, x: net(x), freeze=True)
+    assert_close(call(first, x), first(x), rtol=1e-4, atol=1e-5)
+    assert_close(call(second, x), second(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_frozen_parameter_comes_out_as_itself(compiled):
+    """Who writes into a parameter that was returned writes into the parameter, and into no constant."""
+    net, x = nn.Linear(4, 4), torch.randn(2, 4)
+    call = compiled(lambda x: (net(x), net.weight.t() + 0), freeze=True)
+    wanted = net(x), net.weight.t() + 0
+    call(x)[1].zero_()
+    assert_close(call(x), wanted)
+
+
+def test_freeze_is_inert_under_grad(compiled):
+    net, x = mlp(), torch.randn(3, 8)
+    call = compiled(net, freeze=True)
+    with pytest.warns(BackendKwargsWarning) as told:
+        call(x)
+    assert [str(each.message) for each in told] == [
+        "Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad()."
+    ]
+
+
+# ---- fallback
+
+
+def with_noise(x):
+    """Have a part on each side of what TVM does not get: random numbers."""
+    return (torch.rand_like(x.sin()) * 0 + x.cos()).exp()
+
+
+@torch.no_grad()
+def test_partition_leaves_the_operator_to_eager(compiled):
+    call, x = compiled(with_noise), torch.randn(4)
+    assert_close(call(x), with_noise(x))
+    assert list(call.fallbacks) == ["rand_like"]
+    assert call.operators
+
+
+@torch.no_grad()
+def test_graph_leaves_the_graph_to_eager(compiled):
+    call, x = compiled(with_noise, fallback="graph"), torch.randn(4)
+    assert_close(call(x), with_noise(x))
+    assert list(call.fallbacks) == ["rand_like"]
+    assert call.operators == 0
+
+
+@torch.no_grad()
+def test_error_raises(compiled):
+    with pytest.raises(BackendCompilerFailed, match=r"TVM cannot have 'rand_like': .*fallback='partition'"):
+        compiled(with_noise, fallback="error")(torch.randn(4))
+
+
+@pytest.mark.parametrize("fallback", ["partition", "graph", "error"])
+@torch.no_grad()
+def test_aten_ops_are_no_failure(compiled, fallback):
+    """What the user leaves to ATen is there under each level of fallback."""
+    net, x = mlp(), torch.randn(3, 8)
+    call = compiled(net, fallback=fallback, aten_ops=("addmm", "mm"))
+    assert_close(call(x), net(x), rtol=1e-4, atol=1e-5)
+    assert call.operators
+    assert not {"addmm", "mm"} & set(call.fallbacks)
+
+
+@torch.no_grad()
+def test_failing_build_runs_in_eager(compiled, monkeypatch):
+    """One part that cannot be built leaves that part to eager, with the reason."""
+    require_tvm()
+    from backend_kwargs.compilers.tvm import capture
+
+    def build(*_):
+        raise RuntimeError("no luck\nat all")
+
+    monkeypatch.setattr(capture, "build", build)
+    call, x = compiled(lambda x: x.sin() + 1), torch.randn(4)
+    assert_close(call(x), x.sin() + 1)
+    assert call.fallbacks == {"sin, add": "RuntimeError: no luck at all"}
+    torch._dynamo.reset()
+    message = "TVM cannot have 'sin, add': RuntimeError: no luck at all."
+    with pytest.raises(BackendCompilerFailed, match=message):
+        compiled(lambda x: x.sin() + 1, fallback="error")(x)
+
+
+@torch.no_grad()
+def test_failing_call_runs_in_eager(compiled, monkeypatch):
+    """Where the virtual machine fails at a call, eager serves it, and says so."""
+    require_tvm()
+    from backend_kwargs.compilers.tvm import run
+
+    monkeypatch.setattr(run, "_ready", lambda value: value)  # so that it is handed what it refuses
+    call, x = compiled(lambda x: x.sin() + 1), torch.randn(8, 4).t()
+    with pytest.warns(BackendKwargsWarning, match="TVM failed to run a part of a graph, which ran in eager: "):
+        result = call(x)
+    assert_close(result, x.sin() + 1)
+
+
+# ---- verify
+
+
+@pytest.fixture
+def wrong_sine(monkeypatch):
+    """Have TVM compute a cosine for it."""
+    require_tvm()
+    from backend_kwargs.compilers.tvm.lowering.table import CONVERTERS
+
+    monkeypatch.setitem(CONVERTERS, "sin", CONVERTERS["cos"])
+
+
+def sine_of_noise(x):
+    """Draw random numbers, and write into the argument."""
+    return (x.mul_(2) + torch.rand_like(x)).sin()
+
+
+@torch.no_grad()
+def test_verify_runs_in_eager_what_is_wrong(compiled, wrong_sine):
+    """From the first call on, whose result is eager's too; one warning names the output."""
+    call, x = compiled(lambda x: (x + 1, x.sin()), verify=True), torch.randn(64)
+    with pytest.warns(BackendKwargsWarning) as told:
+        assert_close(call(x), (x + 1, x.sin()))
+    (message,) = [str(each.message) for each in told]
+    assert message.startswith(
+        "TVM's results are not eager's, and the inference graph runs in eager: inference output[1]:"
+    )
+    assert_close(call(x), (x + 1, x.sin()))
+
+
+@torch.no_grad()
+def test_without_verify_nobody_looks(compiled, wrong_sine):
+    x = torch.randn(64)
+    assert_close(compiled(lambda x: x.sin())(x), x.cos())
+
+
+def test_verify_looks_at_gradients(compiled, wrong_sine):
+    """The cosine's gradient has a sine: the backward graph is compared apart from the forward graph."""
+    call, x = compiled(lambda x: x.cos() * 2, verify=True), torch.randn(64, requires_grad=True)
+    with pytest.warns(BackendKwargsWarning, match="the backward graph runs in eager: backward output"):
+        call(x).sum().backward()
+    assert_close(x.grad, -2 * x.detach().sin())
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+@torch.no_grad()
+def test_verify_leaves_no_trace(compiled, request, wrong):
+    """What the graph writes is written once, and random numbers are drawn once."""
+    told = contextlib.nullcontext()
+    if wrong:
+        request.getfixturevalue("wrong_sine")
+        told = pytest.warns(BackendKwargsWarning)
+    x = torch.randn(64)
+    eager, written = x.clone(), x.clone()
+    call = compiled(sine_of_noise, verify=True)
+    torch.manual_seed(7)
+    wanted = [sine_of_noise(eager) for _ in range(3)]
+    torch.manual_seed(7)
+    with told:
+        result = [call(written) for _ in range(3)]
+    assert_close(result, wanted)
+    assert_close(written, eager)
+
+
+@torch.no_grad()
+def test_verify_passes_what_is_right(compiled, recwarn):
+    net, x = Block().eval(), torch.randn(2, 5, 16)
+    assert_close(compiled(net, verify=True)(x), net(x), rtol=1e-4, atol=1e-5)
+    assert not [each for each in recwarn if each.category is BackendKwargsWarning]

@@ -1,0 +1,53 @@
+"""A slice of torch's OpInfo samples; `python tests/tvm/opinfo.py` runs them all."""
+
+import re
+
+import pytest
+
+pytest.importorskip("tvm")
+pytest.importorskip("expecttest", reason="torch's own test tables need it")
+
+from opinfo import EAGER, LIST, RAN, WORSE, examine
+
+SLICE = {
+    "float32": [
+        "add",
+        "clamp",
+        "cat",
+        "index_select",
+        "nn.functional.gelu",
+        "nn.functional.layer_norm",
+        "softmax",
+        "var",
+    ],
+    "int64": ["floor_divide", "remainder", "sum", "gather"],
+    "bool": ["all", "where"],
+    "bfloat16": ["mm", "mean"],
+}
+
+
+@pytest.mark.parametrize(("dtype", "op"), [(dtype, op) for dtype, ops in SLICE.items() for op in ops])
+def test_no_operator_is_worse_than_eager(dtype, op):
+    """And TVM ran it: all samples in eager would be equal too."""
+    verdict = examine(op, dtype, samples=2)
+    assert verdict.worse == []
+    assert verdict.counts[RAN]
+
+
+@pytest.mark.parametrize("op", ["nn.functional.linear", "tanh"])
+def test_gradients_are_eagers(op):
+    verdict = examine(op, "float32", samples=1, gradients=True)
+    assert (verdict.worse, verdict.counts[RAN]) == ([], 1)
+
+
+def test_what_tvm_has_not_runs_in_eager():
+    verdict = examine("sort", "float32", samples=1)
+    assert (verdict.counts[EAGER], verdict.fallbacks) == (
+        1,
+        {"sort": "equals and nan have another order in TVM's sort"},
+    )
+
+
+def test_the_list_has_nothing_worse_than_eager():
+    """The list written by the last run of all."""
+    assert WORSE not in re.search(r"^Samples: (.*)$", LIST.read_text(), re.MULTILINE)[1]

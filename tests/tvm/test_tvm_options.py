@@ -1,0 +1,346 @@
+"""TVM's options: each is checked when it is written, by TVM's own tables, and what was removed is explained."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from backend_kwargs import BackendKwargsError, BackendKwargsWarning, explain, make_backend
+from backend_kwargs.compilers import tvm as compiler
+from backend_kwargs.compilers.tvm import checks
+from backend_kwargs.compilers.tvm.settings import OPTIONS, Settings
+from backend_kwargs.compilers.tvm.versions import require_tvm, unfit
+from backend_kwargs.requirements import Machine
+
+pytestmark = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
+SEARCH = "write scheduler='meta_schedule', trials=64"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="none"),
+        pytest.param({"scheduler": "meta_schedule", "trials": 8, "max_trials_per_task": 4}, id="search"),
+        pytest.param({"scheduler": "meta_schedule"}, id="search of the default length"),
+        pytest.param({"scheduler": "meta_schedule", "trials": 0, "work_dir": "tuned"}, id="no more trials"),
+        pytest.param({"work_dir": "tuned"}, id="reuse"),
+        pytest.param({"target": {"kind": "llvm", "mcpu": "core-avx2", "mattr": ["+fma"], "num-cores": 2}}, id="target"),
+        pytest.param({"target": "cuda"}, id="kind"),
+        pytest.param({"aten_ops": ("mm", "convolution", "_softmax")}, id="ATen operators"),
+        pytest.param({"pass_config": {"tirx.noalias": True, "tirx.UnrollLoop": {}}}, id="pass_config"),
+        pytest.param({"pipeline": "default", "tir_pipeline": "s_tir", "exec_mode": "compiled"}, id="pipelines"),
+        pytest.param({"fallback": "error", "freeze": True, "fast_math": True, "verify": True}, id="ours"),
+    ],
+)
+def test_right_options(options):
+    """What is right is kept as it was given."""
+    assert make_backend("tvm", options).options == options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"schedular": None}, "Unknown TVM option 'schedular'. Did you mean 'scheduler'?", id="name"),
+        pytest.param(
+            {"zzz": 1},
+            "Unknown TVM option 'zzz'. `backend-kwargs options --backend tvm` shows all.",
+            id="name like none",
+        ),
+        pytest.param({"trials": "64"}, "TVM option 'trials' wants int, got '64' (str).", id="type"),
+        pytest.param({"freeze": 1}, "TVM option 'freeze' wants bool, got 1 (int).", id="flag"),
+        pytest.param(
+            {"scheduler": "meta_schedul"},
+            "Unknown TVM scheduler 'meta_schedul'. Did you mean 'meta_schedule'?",
+            id="scheduler",
+        ),
+        pytest.param(
+            {"cost_model": "transformer"},
+            "Unknown TVM cost_model 'transformer'. It is 'random' or 'xgb' or 'mlp'.",
+            id="choice like none",
+        ),
+        pytest.param(
+            {"exec_mode": 2},
+            "TVM option 'exec_mode' wants 'bytecode' | 'compiled', got 2 (int).",
+            id="choice of a type",
+        ),
+        pytest.param(
+            {"trials": -1}, "TVM option 'trials' wants a whole number of at least 0, got -1 (int).", id="negative"
+        ),
+        pytest.param(
+            {"num_trials_per_iter": 0},
+            "TVM option 'num_trials_per_iter' wants a whole number of at least 1, got 0 (int).",
+            id="zero",
+        ),
+        pytest.param({"target": "lvm"}, "Unknown TVM target 'lvm'. Did you mean 'llvm'?", id="target"),
+        pytest.param(
+            {"target": "opencl"},
+            "Unknown TVM target 'opencl'. It is 'llvm' or 'cuda', or a dict with 'kind'.",
+            id="target that torch has no tensors for",
+        ),
+        pytest.param({"target": {}}, "Unknown TVM target kind None. It is 'llvm' or 'cuda'.", id="no kind"),
+        pytest.param(
+            {"target": {"kind": "llvm", "num_cores": 2}},
+            "Unknown attribute of target 'llvm' 'num_cores'. Did you mean 'num-cores'?",
+            id="attribute",
+        ),
+        pytest.param(
+            {"target": {"kind": "llvm", "num-cores": "2"}},
+            "Target attribute 'num-cores' wants int, got '2' (str).",
+            id="attribute's type",
+        ),
+        pytest.param(
+            {"pass_config": {"tirx.noalia": True}},
+            "Unknown entry of TVM's pass_config 'tirx.noalia'. Did you mean 'tirx.noalias'?",
+            id="entry",
+        ),
+        pytest.param(
+            {"pass_config": {"tirx.noalias": 1}},
+            "Pass_config entry 'tirx.noalias' wants bool, got 1 (int).",
+            id="entry's type",
+        ),
+        pytest.param({"pipeline": "defalt"}, "Unknown TVM pipeline 'defalt'. Did you mean 'default'?", id="pipeline"),
+        pytest.param(
+            {"tir_pipeline": "qq"},
+            "Unknown TVM tir_pipeline 'qq'. It is 'default' or 's_tir' or 'tirx', or a tvm Pass.",
+            id="pipeline of kernels",
+        ),
+        pytest.param(
+            {"pipeline": len},
+            "TVM option 'pipeline' wants a name or a tvm.transform.Pass, got <built-in function len> "
+            "(builtin_function_or_method).",
+            id="function that is no pass",
+        ),
+        pytest.param({"aten_ops": ("mmm",)}, "Unknown ATen operator 'mmm'. Did you mean 'mm'?", id="operator"),
+        pytest.param(
+            {"aten_ops": "mm"}, "TVM option 'aten_ops' wants tuple[str, ...], got 'mm' (str).", id="one operator"
+        ),
+        pytest.param({"template": "x"}, "Backend 'tvm' has no templates, got 'x'.", id="template"),
+    ],
+)
+def test_wrong_options(options, message):
+    """What is wrong is one line, with the nearest that is right."""
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tvm", options)
+    assert str(e.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(
+            {"scheduler": "auto_scheduler"}, f"TVM's scheduler 'auto_scheduler' was removed; {SEARCH}.", id="scheduler"
+        ),
+        pytest.param(
+            {"auto_scheduler": True},
+            f"TVM option 'auto_scheduler' was removed from TVM; {SEARCH}.",
+            id="auto_scheduler",
+        ),
+        pytest.param({"autotvm": True}, f"TVM option 'autotvm' was removed from TVM; {SEARCH}.", id="autotvm"),
+        pytest.param(
+            {"target": "llvm -mcpu=core-avx2 -num-cores=4 -mattr=+avx2,+fma"},
+            "TVM no longer reads flags in a target's text; write target="
+            "{'kind': 'llvm', 'mcpu': 'core-avx2', 'num-cores': 4, 'mattr': ['+avx2', '+fma']}.",
+            id="flags in a target",
+        ),
+        pytest.param(
+            {"pipeline": "static_shape_tuning"},
+            f"TVM option 'pipeline': 'static_shape_tuning' tunes by arguments of its own; {SEARCH}.",
+            id="tuning pipeline",
+        ),
+        pytest.param(
+            {"executor": "graph"},
+            "TVM option 'executor' was removed from TVM with Relay; 'exec_mode' says how the VM runs.",
+            id="executor",
+        ),
+        pytest.param(
+            {"mode": "max-autotune"},
+            "TVM option 'mode' is for Inductor; TVM has 'scheduler', 'trials' and 'fast_math'.",
+            id="mode",
+        ),
+    ],
+)
+def test_what_is_gone_is_explained(options, message):
+    """What older TVMs or Inductor take is answered with what to write in its place."""
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tvm", options)
+    assert str(e.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(
+            {"trials": 64},
+            "TVM option 'trials' needs a search: write scheduler='meta_schedule' beside it.",
+            id="trials",
+        ),
+        pytest.param(
+            {"trials": 64, "work_dir": "tuned"},
+            "TVM option 'trials' needs a search: write scheduler='meta_schedule' beside it.",
+            id="trials-and-work_dir",
+        ),
+        pytest.param(
+            {"scheduler": "meta_schedule", "trials": 0},
+            "TVM option 'trials' of 0 reuses what was tuned before: say where by work_dir='...'.",
+            id="nothing-to-reuse",
+        ),
+    ],
+)
+def test_options_that_make_no_sense_together(options, message):
+    """A request that could only be ignored is an error."""
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tvm", options)
+    assert str(e.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "scheduler", "trials"),
+    [
+        pytest.param({}, None, 64, id="nothing"),
+        pytest.param({"scheduler": "meta_schedule"}, "meta_schedule", 64, id="search"),
+        pytest.param({"work_dir": "tuned"}, "meta_schedule", 0, id="work_dir alone"),
+        pytest.param({"work_dir": "tuned", "trials": 0}, "meta_schedule", 0, id="no more trials"),
+        pytest.param({"work_dir": "tuned", "scheduler": "dlight"}, "dlight", 64, id="dlight"),
+    ],
+)
+def test_settings(given, scheduler, trials):
+    """A work_dir alone means: apply what was tuned there, and tune nothing."""
+    settings = Settings.of(given)
+    assert (settings.scheduler, settings.trials) == (scheduler, trials)
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, id="work_dir alone"), pytest.param({"trials": 0}, id="no more trials")]
+)
+def test_nothing_to_reuse(options, tmp_path):
+    """A work_dir without results is told, by explain and at the compile, and is fine once it has some."""
+    told = f"TVM option 'work_dir' cannot act fully here: {str(tmp_path)!r} holds no results of a search; "
+    options = {"work_dir": str(tmp_path), **options}
+    assert explain("tvm", options).notes == (f"{told}nothing is tuned.",)
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "database_workload.json").touch()
+    assert explain("tvm", options).notes == ()
+
+
+def test_list_of_operators():
+    """A list serves where a tuple is kept."""
+    assert make_backend("tvm", aten_ops=["mm"]) == make_backend("tvm", aten_ops=("mm",))
+
+
+ON_A_CPU = Machine(tvm="apache-tvm 0.27.0")
+INERT = [
+    pytest.param({"cuda_graph": True}, ON_A_CPU, "no CUDA GPU is visible", id="cuda_graph without a GPU"),
+    pytest.param(
+        {"cuda_graph": True},
+        Machine(gpu="H200"),
+        "the installed apache-tvm is no GPU build (it has no CUDA runtime)",
+        id="cuda_graph without a GPU build",
+    ),
+    pytest.param({"target": "cuda"}, ON_A_CPU, "no CUDA GPU is visible", id="CUDA target"),
+    pytest.param({"target": {"kind": "cuda"}}, ON_A_CPU, "no CUDA GPU is visible", id="CUDA target as a dict"),
+    pytest.param({"opt_level": 3}, ON_A_CPU, "no pass of Relax minds it", id="opt_level"),
+    pytest.param(
+        {"strategy": "replay-trace"}, ON_A_CPU, "it is read only under scheduler='meta_schedule'", id="search"
+    ),
+    pytest.param(
+        {"scheduler": "meta_schedule", "cost_model": "xgb"},
+        ON_A_CPU,
+        "xgboost and psutil are not both importable",
+        id="xgboost",
+    ),
+    pytest.param(
+        {"scheduler": "meta_schedule", "trials": 0, "work_dir": "tuned", "seed": 1},
+        ON_A_CPU,
+        "trials=0 measures nothing",
+        id="no trials",
+    ),
+    pytest.param({"scheduler": "dlight", "work_dir": "tuned"}, ON_A_CPU, "dlight's rules measure nothing", id="dlight"),
+]
+
+
+@pytest.mark.parametrize(("options", "machine", "reason"), INERT)
+def test_inert(options, machine, reason, monkeypatch):
+    """explain says of an option that cannot act here why."""
+    monkeypatch.setattr(compiler, "machine", lambda: machine)
+    assert explain("tvm", options).effects[-1].status == f"inert because {reason}"
+
+
+def test_every_option_can_act(monkeypatch):
+    """Where a search runs on a GPU, nothing but opt_level is inert."""
+    whole = Machine(gpu="H200", tvm_cuda=True, packages=frozenset({"psutil", "xgboost"}))
+    monkeypatch.setattr(compiler, "machine", lambda: whole)
+    given = {**{name: option.default for name, option in OPTIONS.items()}, "scheduler": "meta_schedule"}
+    given |= {"target": "cuda", "cuda_graph": True, "cost_model": "xgb"}
+    assert set(make_backend("tvm", given).inert()) == {"opt_level"}
+
+
+def test_fields_of_settings_have_defaults_of_their_type():
+    """The table of options is one that its own checks accept, and each option says what it is."""
+    defaults = {name: option.default for name, option in OPTIONS.items() if name != "trials"}
+    assert make_backend("tvm", defaults).options == defaults
+    assert all(option.doc for option in OPTIONS.values())
+
+
+@pytest.fixture(scope="module")
+def tvm():
+    return require_tvm()
+
+
+def test_entries_of_pass_config_are_tvms(tvm):
+    """The table of entries is TVM's own."""
+    assert set(checks.PASS_CONFIG) == set(tvm.transform.PassContext.list_configs())
+
+
+def test_attributes_of_targets_are_tvms(tvm):
+    """The table of a target's attributes is TVM's own, but for two that only TVM sets."""
+    for kind, attributes in checks.TARGETS.items():
+        known = tvm.target.Target({"kind": kind, **({"arch": "sm_90"} if kind == "cuda" else {})}).kind.options
+        assert set(attributes) == set(known) - {"from_device", "target_device_type"}
+
+
+def test_pipelines_are_tvms(tvm):
+    """Each pipeline's name is one that TVM knows."""
+    from tvm.relax import pipeline
+    from tvm.tirx.compilation_pipeline import PIPELINE_MAP
+
+    assert {*checks.PIPELINES, checks.TUNING_PIPELINE} == set(pipeline.PIPELINE_MAP)
+    assert set(checks.TIR_PIPELINES) <= set(PIPELINE_MAP)
+
+
+def test_pipeline_of_the_user(tvm):
+    """A pass of TVM's, and a pipeline that was registered with TVM, are taken."""
+    from tvm.relax import pipeline, transform
+
+    own = tvm.transform.Sequential([transform.LegalizeOps()])
+    assert make_backend("tvm", pipeline=own).options["pipeline"] is own
+    pipeline.register_pipeline("of_a_test")(lambda: own)
+    try:
+        assert make_backend("tvm", pipeline="of_a_test").options == {"pipeline": "of_a_test"}
+    finally:
+        del pipeline.PIPELINE_MAP["of_a_test"]
+
+
+def test_cost_models_and_strategies_are_tvms(tvm):
+    """Each choice of a search is one that TVM makes."""
+    from tvm.s_tir.meta_schedule.cost_model import CostModel
+    from tvm.s_tir.meta_schedule.search_strategy import SearchStrategy
+
+    models = ("random", "mlp", "xgb") if all(map(find_spec, ("xgboost", "psutil"))) else ("random", "mlp")
+    assert all(CostModel.create(kind) for kind in models)
+    assert all(SearchStrategy.create(kind) for kind in ("evolutionary", "replay-trace", "replay-func"))
+
+
+def test_mode_of_torch_compile_is_refused(fresh_dynamo):
+    """A mode given to torch.compile is told as one given to make_backend is."""
+    import torch
+
+    with pytest.raises(Exception, match="TVM option 'mode' is for Inductor; TVM has 'scheduler', 'trials'"):
+        torch.compile(lambda x: x + 1, backend="tmpl-tvm", mode="max-autotune")(torch.ones(2))
+
+
+def test_warnings_of_inert_options():
+    """Options that cannot act warn nobody: explain tells of them."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BackendKwargsWarning)
+        make_backend("tvm", opt_level=3).verify()
