@@ -35,6 +35,7 @@ class Suite(StrEnum):
 
     smoke = "smoke"
     dev = "dev"
+    start = "start"
     full = "full"
 
 

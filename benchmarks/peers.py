@@ -25,7 +25,7 @@ class Peer:
     """One way to run a case: `torch.compile`'s backend, mode and options; none of them for what is not compiled.
 
     "eager" and "graph" run the case as it is, "hand" a kernel of the case's own. `devices` are those on which the peer
-    differs from every other.
+    differs from every other, `cases` globs of those that it is run on.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Peer:
     options: Mapping[str, Any] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[Mode, ...] = ("fwd", "fwd_bwd", "train")
+    cases: tuple[str, ...] = ("*",)
     hand: Callable[..., Any] | None = None
 
     @property
@@ -55,6 +56,8 @@ FIXED: tuple[Peer, ...] = (
     _mode("max-autotune", "max-autotune"),
     _mode("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", "cuda"),
 )
+# Templates too slow to compile for every case: CUTLASS takes about 100 s of nvcc for each GEMM's shape.
+SLOW: Mapping[str, tuple[str, ...]] = {"cutlass": ("gemm_prefill", "gemm_decode_16")}
 LAST: tuple[Peer, ...] = (
     Peer(f"{TEMPLATES}auto", "auto", f"{TEMPLATES}auto"),
     Peer("tvm-untuned", "tvm", "tmpl-tvm", options={"fallback": "error"}, devices=("cpu",), modes=("fwd",)),
@@ -71,8 +74,12 @@ LAST: tuple[Peer, ...] = (
 
 def peers() -> dict[str, Peer]:
     """Return all but the kernels that cases bring along, by name."""
-    named = (Peer(TEMPLATES + name, "template", TEMPLATES + name) for name in list_templates() if name != "auto")
+    named = (_template(name) for name in list_templates() if name != "auto")
     return {peer.name: peer for peer in (*FIXED, *named, *LAST)}
+
+
+def _template(name: str) -> Peer:
+    return Peer(TEMPLATES + name, "template", TEMPLATES + name, cases=SLOW.get(name, ("*",)))
 
 
 def hand_written(kernels: Mapping[str, Callable[..., Any]]) -> dict[str, Peer]:
@@ -92,10 +99,12 @@ def check_globs(globs: Sequence[str]) -> None:
             raise BackendKwargsError(f"No peer is called {glob!r}: `python -m benchmarks list` shows all.")
 
 
-def why_not(peer: Peer, mode: Mode, device: str) -> str:
-    """Return why a peer cannot be had for a mode and a device, "" where it can."""
+def why_not(peer: Peer, case: str, mode: Mode, device: str) -> str:
+    """Return why a peer cannot be had for a case, a mode and a device, "" where it can."""
     if device not in peer.devices:
         return f"no peer of its own on {device}"
+    if device != "cpu" and not wanted(case, peer.cases):
+        return f"too slow to compile for each case: run on {', '.join(peer.cases)}"
     return "" if mode in peer.modes else f"not in mode {mode}"
 
 

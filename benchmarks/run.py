@@ -28,9 +28,9 @@ from benchmarks.process import Outcome
 from benchmarks.records import Cell, Compile
 from benchmarks.worker import Clock, Compiled, Job
 
-Suite = Literal["smoke", "dev", "full"]
+Suite = Literal["smoke", "dev", "start", "full"]
 Say = Callable[[str, float], None]
-ROUNDS = {"smoke": 5, "dev": 30, "full": 30}
+ROUNDS = {"smoke": 5, "dev": 30, "start": 30, "full": 30}
 CEILING_ROUNDS = {"smoke": 3}
 HEADLINE_COMPILES = 3
 ROOT = Path(__file__).parent.parent
@@ -110,8 +110,12 @@ def select(cases: Mapping[str, Case], suite: str, globs: Sequence[str], device: 
 def groups(plan: Plan) -> list[Job]:
     """Return what is timed together, in the order of the table, for this shard."""
     at, of = plan.shard
-    # Every case once and the headlines first, for a budget that ends before the rest.
-    return sorted(_groups(plan), key=lambda job: (job.run, not job.case.headline))[at - 1 :: of]
+    # Every case once, and those to start with first, for a budget that ends before the rest.
+    return sorted(_groups(plan), key=lambda job: (job.run, _rank(job.case)))[at - 1 :: of]
+
+
+def _rank(case: Case) -> int:
+    return 0 if "start" in case.suites else 1 if case.group == "model" else 2
 
 
 def _groups(plan: Plan) -> Iterator[Job]:
@@ -304,7 +308,7 @@ class _Run:
 
 
 def _can_be_had(peer: Peer, job: Job) -> bool:
-    if peers.why_not(peer, job.mode, job.device):
+    if peers.why_not(peer, job.case.name, job.mode, job.device):
         return False
     try:
         peers.resolved(peer)

@@ -71,7 +71,7 @@ class Trial:
 
     def build(self) -> None:
         """Compile, and learn what that took."""
-        if reason := peers.why_not(self.peer, self.study.mode, self.study.device.type):
+        if reason := peers.why_not(self.peer, self.study.case.name, self.study.mode, self.study.device.type):
             raise UnavailableError(reason)
         if self.peer.compiles:
             peers.resolved(self.peer)  # raises where this template cannot act here

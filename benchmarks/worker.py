@@ -65,7 +65,9 @@ class Job:
 
     def peers(self) -> list[Peer]:
         """Return those of the table that are asked for."""
-        return [peer for peer in peers.peers().values() if peers.wanted(peer.name, self.globs)] + list(self.extra)
+        found = [peer for peer in peers.peers().values() if peers.wanted(peer.name, self.globs)]
+        # Who is asked for by name is run wherever it can be.
+        return [dataclasses.replace(p, cases=("*",)) if p.name in self.globs else p for p in found] + list(self.extra)
 
     def folder(self, peer: str) -> Path:
         """Return where a peer's compiled code is kept."""
