@@ -84,7 +84,7 @@ def fresh_inputs(inputs: Any, seed: int) -> Any:
     generator = torch.Generator().manual_seed(seed)
     leaves, spec = pytree.tree_flatten(inputs)
     floats = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    changes = _shuffled if any(bool(leaf.any()) for leaf in floats) else _shuffled_integers
+    changes = _shuffled if any(bool(_bytes_of_float8(leaf).any()) for leaf in floats) else _shuffled_integers
     return pytree.tree_unflatten([_fresh(leaf, changes, generator) for leaf in leaves], spec)
 
 
@@ -98,9 +98,16 @@ def _fresh(leaf: Any, changes: Callable[..., torch.Tensor], generator: torch.Gen
     return made.expand(leaf.shape).requires_grad_(leaf.requires_grad)
 
 
+def _bytes_of_float8(values: torch.Tensor) -> torch.Tensor:
+    # A GPU neither compares nor indexes float8.
+    return values.view(torch.uint8) if values.is_floating_point() and values.itemsize == 1 else values
+
+
 def _shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if not values.is_floating_point() or not values.numel():
         return values
+    if (raw := _bytes_of_float8(values)) is not values:
+        return _permuted(raw, generator).view(values.dtype)
     if bool((values == values.flatten()[0]).all()):
         return values * (0.5 + 0.5 * torch.rand(values.shape, generator=generator)).to(values)
     return _permuted(values, generator)

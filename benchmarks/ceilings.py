@@ -1,7 +1,7 @@
 """What the device can do at best, measured as the cases are: bandwidths, matmuls, launches."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.measure import Interval
 from benchmarks import timers
+from benchmarks.kernels import kernel
 
 ROUNDS = 30
 BANDWIDTHS = ("copy", "read", "write")
@@ -35,7 +35,11 @@ CPU = Sizes((2**26,), {"fp32": (512, 1024), "bf16": (512,)})
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One ceiling: the median of its best attempt with the bootstrap 95 % interval, and which attempt that was."""
+    """One ceiling: its best attempt, with an interval, and which attempt that was.
+
+    Of times and bandwidths the median with its bootstrap 95 % interval. Of arithmetic the fastest sample: under a
+    sustained load of matmuls the clock falls, and a case that runs between others is cooler.
+    """
 
     value: float
     low: float
@@ -66,6 +70,14 @@ class Ceilings:
         figures = {name: Figure(**figure) for name, figure in written["figures"].items()}
         return cls(written["device"], written["l2_bytes"], figures)
 
+    @classmethod
+    def best(cls, several: Sequence["Ceilings"]) -> "Ceilings":
+        """Return the best figure of each name: what one device of a kind can do, the kind can."""
+        figures: dict[str, Figure] = {}
+        for name, figure in (pair for each in several for pair in each.figures.items()):
+            figures[name] = _better(figures.get(name, figure), figure)
+        return cls(several[-1].device, several[-1].l2_bytes, figures)
+
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
@@ -85,11 +97,13 @@ def measure_ceilings(device: torch.device, rounds: int = ROUNDS, sizes: Sizes | 
     best: dict[str, Figure] = {}
     for attempts in _groups(device, sizes):
         for figure, found in _race(attempts, rounds, device):
-            held = best.get(figure)
-            if held is None or (found.value < held.value if found.unit == "s" else found.value > held.value):
-                best[figure] = found
+            best[figure] = _better(best.get(figure, found), found)
     name = str(measure.environment(device)["device_name"])
     return Ceilings(name, timers.l2_bytes(device), best)
+
+
+def _better(one: Figure, other: Figure) -> Figure:
+    return (min if one.unit == "s" else max)(one, other, key=lambda figure: figure.value)
 
 
 def _race(attempts: list[_Attempt], rounds: int, device: torch.device) -> Iterator[tuple[str, Figure]]:
@@ -98,10 +112,14 @@ def _race(attempts: list[_Attempt], rounds: int, device: torch.device) -> Iterat
     samples = timers.device_times(calls, rounds, device, failed=lambda name, error: None)
     for attempt in attempts:
         if times := samples.get(f"{attempt.figure} {attempt.how}"):
-            yield attempt.figure, _figure(attempt, measure.median_interval(times))
+            yield attempt.figure, _figure(attempt, times)
 
 
-def _figure(attempt: _Attempt, time: Interval) -> Figure:
+def _figure(attempt: _Attempt, times: Sequence[float]) -> Figure:
+    time = measure.median_interval(times)
+    if attempt.unit == "FLOP/s":
+        fastest = attempt.amount / min(times)
+        return Figure(fastest, fastest, fastest, attempt.unit, attempt.how)
     if not attempt.amount:
         return Figure(time.median, time.low, time.high, attempt.unit, attempt.how)
     # The longest time is the lowest rate.
@@ -125,8 +143,10 @@ def _bandwidths(size: int, device: torch.device) -> Iterator[_Attempt]:
     ways: tuple[tuple[str, str, Callable[[], object], int], ...] = (
         ("copy", "copy_", lambda: target.copy_(source), 2),
         ("copy", "neg", lambda: torch.neg(source, out=target), 2),
+        ("copy", "Triton", partial(kernel("bandwidth.copy", device), source, target), 2),
         ("read", "sum", source.sum, 1),
         ("read", "amax", source.amax, 1),
+        ("read", "Triton", partial(kernel("bandwidth.sums", device), source), 1),
         ("write", "fill_", lambda: target.fill_(1.5), 1),
         ("write", "zero_", target.zero_, 1),
     )

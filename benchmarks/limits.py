@@ -63,8 +63,8 @@ def per_cent(limit: Limit, time: Interval) -> Interval | None:
 
 
 def over(limit: Limit, share: Interval | None) -> bool:
-    """Say whether a per cent of the limit is beyond 100 by more than the ceiling is uncertain: a bug of the suite."""
-    return share is not None and share.median > 100 * (1 + limit.tolerance)
+    """Say whether a per cent of the limit is beyond 100, interval and uncertainty of the ceiling taken off: our bug."""
+    return share is not None and share.low > 100 * (1 + limit.tolerance)
 
 
 def _bandwidth(work: Work, ceilings: Ceilings) -> Figure:

@@ -56,8 +56,11 @@ FIXED: tuple[Peer, ...] = (
     _mode("max-autotune", "max-autotune"),
     _mode("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", "cuda"),
 )
-# Templates too slow to compile for every case: CUTLASS takes about 100 s of nvcc for each GEMM's shape.
-SLOW: Mapping[str, tuple[str, ...]] = {"cutlass": ("gemm_prefill", "gemm_decode_16")}
+# Templates too slow to compile for every case with an empty cache: about 100 s of nvcc, and 45 s of g++.
+SLOW: Mapping[str, tuple[str, ...]] = {
+    "cutlass": ("gemm_prefill", "gemm_decode_16"),
+    "cpp_wrapper": ("gemm_*", "linear_*", "rms_*", "softmax", "swiglu"),
+}
 LAST: tuple[Peer, ...] = (
     Peer(f"{TEMPLATES}auto", "auto", f"{TEMPLATES}auto"),
     Peer("tvm-untuned", "tvm", "tmpl-tvm", options={"fallback": "error"}, devices=("cpu",), modes=("fwd",)),

@@ -1,6 +1,7 @@
 """Run each Triton kernel of the suite in every configuration, check it, and time it beside the libraries.
 
     python -m benchmarks.tune_kernels --out tuned.json
+    python -m benchmarks.tune_kernels --out tuned.json --report benchmarks/results/h200/kernels.md
 
 A first pass compiles in several processes; a second, alone on the GPU, checks and times. A configuration that does not
 compile, run or agree is a line of the result and ends nothing else; after an error that sticks to the device, and after
@@ -34,6 +35,37 @@ MODULES = ("attention", "cross_entropy", "elementwise", "matmul", "norms", "soft
 BYTES_PER_S = 4.3e12
 FLOPS_PER_S = {"bf16": 790e12, "fp16": 790e12, "fp8": 1580e12, "fp32": 60e12}
 TIMED = 15  # rounds
+CLOSE = 0.02  # of a time: two within it are called equal
+REPORT = """# Hand-written kernels beside the libraries
+
+Written by:
+
+```sh
+python -m benchmarks.tune_kernels --out tuned.json
+python -m benchmarks.tune_kernels --out tuned.json --report benchmarks/results/h200/kernels.md
+```
+
+Environment: {device}.
+
+Each time is the median device time of a call with a cold L2, all configurations of a case interleaved in one process;
+each kernel is shown in the fastest of its configurations, each of which was checked against eager first.
+
+{table}
+
+Failed or wrong: {lost}.
+
+## Reading
+
+The best kernel against the best library call, eager among them (library's time / kernel's time):
+
+{reading}
+
+The limit is nominal, 4.3 TB/s and 790 TFLOP/s in bf16, and the least work that the case must do; some per cent above
+100 say that the nominal figure is low. The suite measures ceilings of its own. Eager is the libraries' kernels one by
+one: where a case is several operations, "faster" is mostly fusion, which a compiler may bring too. The configuration
+was chosen on the numbers shown, which favours the kernels by some tenths of a per cent. `layer_norm_fwd_bwd` counts
+each tensor once, but has to read its input in both passes: 80 % is all that separate passes can reach.
+"""
 Row = dict[str, Any]
 
 
@@ -44,8 +76,12 @@ def main(
     jobs: Annotated[int, typer.Option(help="Processes that compile; 0: leave that to the timing.")] = 8,
     budget: Annotated[float, typer.Option(help="Seconds after which no further case is begun.")] = 210.0,
     each: Annotated[float, typer.Option(help="Seconds after which one case is given up.")] = 60.0,
+    report: Annotated[Path | None, typer.Option(help="Run nothing; write what --out holds as Markdown.")] = None,
 ) -> None:
     """Tune the Triton kernels on this machine's GPU."""
+    if report:
+        report.write_text(markdown(json.loads(out.read_text())))
+        return
     started = time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     names = [name for name in CASES if fnmatch.fnmatch(name, case) and has_kernels(name)]
@@ -196,7 +232,7 @@ def tuners() -> dict[str, Any]:
 
 def variants(call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
     """Return the call under each configuration of each kernel that it launches, the others in their first."""
-    everything = {name: (tuner, list(tuner.configs)) for name, tuner in tuners().items()}
+    everything = {name: (tuner, tuner.configs) for name, tuner in tuners().items()}
     for tuner, configs in everything.values():
         tuner.configs, tuner.best_config = configs[:1], None
     error = attempt(call, torch.device("cpu"))
@@ -207,8 +243,8 @@ def variants(call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
         return {"": call}
     return {
         f"{name} {brief(config)}": pinned(call, {**{n: (t, c[0]) for n, (t, c) in used.items()}, name: (tuner, config)})
-        for name, (tuner, configs) in used.items()
-        for config in configs
+        for name, (tuner, _) in used.items()
+        for config in tuner.searched
     }
 
 
@@ -284,6 +320,58 @@ def table(rows: list[Row]) -> str:
                 f"{row['case']:24} {peer:28} {figures}  {row.get('config', '')} {row.get('error', '')}".rstrip()
             )
     return "\n".join(lines)
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """Return the best line of each kernel and library of the results, and how they compare."""
+    rows = [row for row in results["rows"] if row.get("us")]
+    best = {key: min(group, key=fastness) for key, group in grouped(rows, "case", "peer").items()}
+    at = results["environment"]
+    lines = [
+        "| case | peer | µs | % of limit | configuration |",
+        "| --- | --- | ---: | ---: | --- |",
+        *(best_line(row) for row in best.values()),
+    ]
+    device = f"{at['device_name']}, torch {at['torch']}, triton {at['triton']}"
+    lost = [f"{row['case']} {row.get('config', '')}: {row['error']}" for row in results["rows"] if row.get("error")]
+    return REPORT.format(
+        device=device, table="\n".join(lines), reading=reading(list(best.values())), lost="; ".join(lost) or "none"
+    )
+
+
+def best_line(row: Row) -> str:
+    """Return a peer's best as a row of the table."""
+    share = f"{100 * row['limit_us'] / row['us']:.1f}" if row["limit_us"] else ""
+    config = f"`{row['config']}`" if row["config"] else ""
+    return f"| {row['case']} | {row['peer']} | {row['us']:.1f} | {share} | {config} |"
+
+
+def reading(best: list[Row]) -> str:
+    """Return, case by case, how the best kernel stands to the best library, eager among those."""
+    found: dict[str, list[str]] = {"faster": [], "as fast": [], "slower": []}
+    for (case,), rows in grouped(best, "case").items():
+        ours, theirs = (
+            min((row for row in rows if row["peer"].startswith("triton") is hand), key=fastness, default=None)
+            for hand in (True, False)
+        )
+        if ours and theirs:
+            ratio = theirs["us"] / ours["us"]
+            word = "faster" if ratio > 1 + CLOSE else "slower" if ratio < 1 - CLOSE else "as fast"
+            found[word].append(f"{case} {ratio:.2f}x")
+    return "\n".join(f"- {word}: {', '.join(cases) or 'none'}" for word, cases in found.items())
+
+
+def grouped(rows: list[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Return rows by the values of `names`, in the order of their first."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def fastness(row: Row) -> float:
+    """Return what to sort rows by, the fastest first."""
+    return float(row["us"])
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def attend(
     [
         config(warps, stages, set_blocks, BM=bm, BN=bn)
         for bm, bn, warps, stages in (
-            (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 4, 3), (64, 128, 4, 3), (64, 64, 4, 4),
+            (128, 128, 8, 3), (128, 32, 8, 3), (64, 64, 4, 2), (128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2),
+            (64, 128, 4, 3), (64, 64, 4, 4),
         )
     ],
     "heads", "length", "WIDTH",
@@ -96,7 +97,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     config(4, BN=16),
     [
         config(warps, stages, BN=bn)
-        for bn, warps, stages in ((64, 4, 3), (64, 4, 4), (128, 4, 3), (128, 8, 3), (32, 4, 5))
+        for bn, warps, stages in ((128, 4, 3), (64, 4, 4), (128, 8, 3), (64, 4, 3), (32, 4, 5))
     ],
     "length", "splits", "WIDTH",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from benchmarks.kernels.launch import config, persistent, tuned
 
 @tuned(
     config(4, BLOCK=64),
-    [config(warps, BLOCK=block) for warps, block in ((4, 1024), (4, 2048), (8, 2048), (8, 4096), (8, 8192))],
+    [config(warps, BLOCK=block) for warps, block in ((8, 2048), (4, 1024), (4, 2048), (8, 4096), (8, 8192))],
     "count",
 )
 @triton.jit

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+KEPT = 3  # of a table: each more is seconds of compiling and timing in every process
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -16,9 +17,19 @@ def config(warps: int, stages: int = 1, pre_hook: Callable[..., None] | None = N
     return triton.Config(blocks, num_warps=warps, num_stages=stages, pre_hook=pre_hook)
 
 
-def tuned(small: triton.Config, configs: list[triton.Config], *key: str) -> Callable[[Any], Any]:
-    """Return a decorator that lets Triton choose among `configs` for each `key`; the interpreter takes `small`."""
-    return triton.autotune([small] if INTERPRETED.value else configs, key=list(key), cache_results=True)
+def tuned(small: triton.Config, searched: list[triton.Config], *key: str) -> Callable[[Any], Any]:
+    """Return a decorator that lets Triton choose, for each `key`, among the first `KEPT` of `searched`.
+
+    `searched` has the best of an H200 first; `tune_kernels` tries all of it. The interpreter takes `small`.
+    """
+    configs = [small] if INTERPRETED.value else searched
+
+    def decorate(function: Any) -> Any:
+        tuner = triton.autotune(configs[:KEPT], key=list(key), cache_results=True)(function)
+        tuner.searched = configs
+        return tuner
+
+    return decorate
 
 
 @cache
@@ -28,8 +39,8 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def persistent(device: torch.device, rows: int) -> Callable[[dict[str, Any]], tuple[int]]:
-    """Return a grid of at most `PER_SM` programs on each multiprocessor, each for `ROWS` rows at a time."""
-    return lambda meta: (min(triton.cdiv(rows, meta["ROWS"]), multiprocessors(device) * meta["PER_SM"]),)
+    """Return a grid of at most `PER_SM` programs on each multiprocessor, each for `ROWS` rows (or one) at a time."""
+    return lambda meta: (min(triton.cdiv(rows, meta.get("ROWS", 1)), multiprocessors(device) * meta["PER_SM"]),)
 
 
 @triton.jit

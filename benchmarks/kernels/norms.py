@@ -13,19 +13,15 @@ SMALL = config(4, ROWS=2, PER_SM=1)
 # Few wide rows a program keep 16-byte loads in flight; many narrow ones share the weights.
 FORWARD = [
     config(warps, ROWS=rows, PER_SM=per_sm)
-    for warps, rows, per_sm in ((4, 1, 4), (4, 1, 4096), (8, 1, 4), (8, 1, 4096), (4, 2, 4), (4, 4, 4), (8, 4, 4096))
+    for warps, rows, per_sm in ((8, 4, 4096), (4, 1, 4096), (8, 1, 4096), (4, 4, 4), (8, 1, 4), (4, 1, 4), (4, 2, 4))
 ]
+# The sums of two gradients leave few programs on a multiprocessor, so the loop reads rows ahead.
 BACKWARD = [
-    config(warps, stages, ROWS=rows, PER_SM=per_sm)
-    for warps, stages, rows, per_sm in (
-        (4, 1, 1, 4),
-        (8, 1, 1, 2),
-        (8, 2, 1, 2),
-        (8, 1, 1, 4),
-        (16, 1, 1, 1),
-        (16, 1, 1, 2),
+    config(warps, ROWS=1, PER_SM=per_sm, STAGES=stages)
+    for warps, per_sm, stages in (
+        (8, 2, 3), (16, 2, 3), (8, 2, 1), (8, 2, 4), (4, 2, 4), (16, 1, 4), (16, 2, 1), (4, 4, 1), (8, 4, 1),
     )
-]
+]  # fmt: skip
 MOST_PROGRAMS_PER_SM = max(c.kwargs["PER_SM"] for c in BACKWARD)
 
 
@@ -95,7 +91,7 @@ def layer_norm_rows(
         tl.store(rstd + row, reciprocal, mask=row < rows)
 
 
-@tuned(SMALL, BACKWARD, "columns")
+@tuned(config(4, ROWS=2, PER_SM=1, STAGES=2), BACKWARD, "columns")
 @triton.jit
 def layer_norm_gradients(
     grad,
@@ -111,6 +107,7 @@ def layer_norm_gradients(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     PER_SM: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Store the gradient of `x`, and each program's share of those of weight and bias."""
     at = tl.arange(0, BLOCK)
@@ -118,7 +115,7 @@ def layer_norm_gradients(
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     of_weight = tl.zeros((BLOCK,), tl.float32)
     of_bias = tl.zeros((BLOCK,), tl.float32)
-    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         keep = (row < rows)[:, None] & inside[None, :]
         offsets = row.to(tl.int64)[:, None] * columns + at[None, :]

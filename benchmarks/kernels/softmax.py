@@ -14,7 +14,7 @@ WIDEST_ROW = 32768
     config(4, ROWS=2, PER_SM=1),
     [
         config(warps, ROWS=1, PER_SM=per_sm)
-        for warps, per_sm in ((4, 4), (8, 2), (8, 4), (8, 4096), (16, 2), (16, 4096), (32, 1))
+        for warps, per_sm in ((8, 4096), (16, 4096), (8, 4), (4, 4), (16, 2), (8, 2), (32, 1))
     ],
     "columns",
 )
@@ -32,34 +32,37 @@ def narrow(x, out, rows, columns, BLOCK: tl.constexpr, ROWS: tl.constexpr, PER_S
 
 
 @triton.jit
-def online(x, columns, BLOCK: tl.constexpr):
+def online(x, columns, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Return the maximum of one row and the sum of its exponentials less that maximum, in one reading."""
     at = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
-    for start in tl.range(0, columns, BLOCK):
+    for start in tl.range(0, columns, BLOCK, num_stages=STAGES):
         value = tl.load(x + start + at, mask=start + at < columns, other=-float("inf")).to(tl.float32)
-        higher = tl.maximum(top, value, propagate_nan=tl.PropagateNan.ALL)
-        # A lane that has seen only -inf has nothing to rescale, and -inf less -inf would be NaN.
-        kept = tl.where(top == -float("inf"), 0.0, total * tl.exp(top - higher))
-        total = kept + tl.where(value == -float("inf"), 0.0, tl.exp(value - higher))
-        top = higher
+        # Either the old maximum stays or the value is the new one: one exponential serves both.
+        power = tl.exp(-tl.abs(value - top))
+        more = tl.where(value > top, total * power + 1.0, total + power)
+        total = tl.where(value == -float("inf"), total, more)  # -inf adds nothing, and -inf less -inf would be NaN
+        top = tl.maximum(top, value, propagate_nan=tl.PropagateNan.ALL)
     highest = tl.max(top, 0)
     return highest, tl.sum(tl.where(top == -float("inf"), 0.0, total * tl.exp(top - highest)), 0)
 
 
 @tuned(
-    config(4, BLOCK=32),
-    [config(warps, stages, BLOCK=block) for warps, stages, block in ((8, 1, 4096), (16, 1, 8192), (16, 3, 4096))],
+    config(4, BLOCK=32, STAGES=2),
+    [
+        config(warps, BLOCK=block, STAGES=stages)
+        for warps, stages, block in ((8, 1, 4096), (16, 1, 8192), (16, 3, 4096))
+    ],
     "columns",
 )
 @triton.jit
-def wide(x, out, columns, BLOCK: tl.constexpr):
+def wide(x, out, columns, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Read one row for its maximum and sum, and again for its values."""
     row = tl.program_id(0).to(tl.int64) * columns
-    highest, total = online(x + row, columns, BLOCK)
+    highest, total = online(x + row, columns, BLOCK, STAGES)
     at = tl.arange(0, BLOCK)
-    for start in tl.range(0, columns, BLOCK):
+    for start in tl.range(0, columns, BLOCK, num_stages=STAGES):
         keep = start + at < columns
         value = tl.load(x + row + start + at, mask=keep, other=0.0).to(tl.float32)
         tl.store(out + row + start + at, tl.exp(value - highest) / total, mask=keep)

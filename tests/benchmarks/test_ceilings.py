@@ -1,11 +1,11 @@
 """Ceilings: what is measured, in which unit, and that it survives being written."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 
-from backend_kwargs.measure import Interval
 from benchmarks import ceilings
 from benchmarks.ceilings import Ceilings, Sizes, measure_ceilings
 
@@ -48,11 +48,28 @@ def test_written_and_read(measured):
     ],
 )
 def test_a_rate_is_amount_over_time(name, amount):
-    """A tenth of a second for an attempt makes its bytes or operations times ten; a long time is a low rate."""
+    """A tenth of a second for an attempt makes its bytes or operations times ten."""
     attempts = [*ceilings._bandwidths(2**20, CPU), *ceilings._matmuls("fp32", 16, CPU)]
     attempt = next(each for each in attempts if f"{each.figure} {each.how}" == name)
-    figure = ceilings._figure(attempt, Interval(0.1, 0.05, 0.2))
-    assert (figure.value, figure.low, figure.high) == pytest.approx((10 * amount, 5 * amount, 20 * amount))
+    figure = ceilings._figure(attempt, [0.1])
+    assert (figure.value, figure.low, figure.high) == pytest.approx((10 * amount,) * 3)
+
+
+def test_arithmetic_takes_the_fastest_sample():
+    """A bandwidth is the median of its samples; a matmul's ceiling is the fastest, before the clock fell."""
+    bandwidth = ceilings._Attempt("read", "x", lambda: None, 100.0, "B/s")
+    matmul = ceilings._Attempt("fp32", "x", lambda: None, 100.0, "FLOP/s")
+    assert [ceilings._figure(each, [1.0, 2.0, 4.0]).value for each in (bandwidth, matmul)] == [50.0, 100.0]
+
+
+def test_the_best_of_several_devices_stands(measured):
+    """Of several runs on one kind of device each ceiling is the best."""
+    faster = dataclasses.replace(
+        measured, figures={n: dataclasses.replace(f, value=f.value * 2) for n, f in measured.figures.items()}
+    )
+    best = Ceilings.best([measured, faster])
+    for name, figure in best.figures.items():
+        assert figure == (measured if figure.unit == "s" else faster).figures[name]
 
 
 @pytest.mark.parametrize("unit", ["B/s", "s"])

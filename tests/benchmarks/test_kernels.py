@@ -248,8 +248,8 @@ def tuning():
     tune_kernels.TIMED = 1
     eager, *ours = time_case("layer_norm_fwd_bwd", "cpu", "smoke")
     assert [(row["peer"], row["config"], row["error"]) for row in ours] == [
-        ("triton_layer_norm", f"norms.{kernel} config(4, 1, ROWS=2, PER_SM=1)", "")
-        for kernel in ("layer_norm_rows", "layer_norm_gradients")
+        ("triton_layer_norm", f"norms.{kernel} config(4, 1, ROWS=2, PER_SM=1{more})", "")
+        for kernel, more in (("layer_norm_rows", ""), ("layer_norm_gradients", ", STAGES=2"))
     ]
     assert all(row["us"] > 0 for row in (eager, *ours))
     assert len(table([eager, *ours]).splitlines()) == 3
@@ -257,3 +257,59 @@ def tuning():
 
 def test_tuning_times_each_configuration_of_each_kernel_of_a_case(interpreted):
     interpreted(tuning)
+
+
+def moving(dtype, count):
+    from benchmarks.kernels.bandwidth import READ, copy, sums
+
+    x = normal(count, dtype=dtype)
+    close(sums(x), torch.stack([block.float().sum() for block in x.split(READ)]), dtype)
+    assert torch.equal(copy(x, torch.zeros_like(x)), x)
+
+
+@DTYPES
+def test_reading_and_copying_more_than_a_block(interpreted, dtype):
+    interpreted(moving, dtype, 8193)
+
+
+def pruned():
+    from benchmarks.kernels.launch import KEPT
+    from benchmarks.tune_kernels import tuners
+
+    found = tuners().values()
+    assert found
+    for tuner in found:
+        assert tuner.configs == tuner.searched[:KEPT]
+        assert len(set(map(str, tuner.searched))) == len(tuner.searched) >= KEPT
+
+
+def test_a_call_chooses_among_few_of_the_configurations_that_tuning_tries(monkeypatch):
+    """Without the interpreter, which takes one of its own."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool.submit(pruned).result(timeout=120)
+
+
+def result(case, peer, us, config="", error=""):
+    return {"case": case, "peer": peer, "config": config, "error": error, "limit_us": 50.0, "us": us}
+
+
+def test_report_has_the_best_of_each_peer_and_how_kernels_stand_to_libraries():
+    from benchmarks.tune_kernels import markdown
+
+    rows = [
+        result("softmax", "eager", 200.0),
+        result("softmax", "triton_softmax", 110.0, "slow"),
+        result("softmax", "triton_softmax", 100.0, "fast"),
+        result("softmax", "triton_softmax", None, "wide", "wrong"),
+        result("matmul", "eager", 90.0),
+        result("matmul", "cublas", 80.0),
+        result("matmul", "triton_matmul", 100.0),
+        result("copy", "eager", 100.0),
+        result("copy", "triton_copy", 101.0),
+    ]
+    text = markdown({"environment": {"device_name": "GPU", "torch": "2", "triton": "3"}, "rows": rows})
+    assert "Environment: GPU, torch 2, triton 3.\n" in text
+    assert "| softmax | triton_softmax | 100.0 | 50.0 | `fast` |\n| matmul | eager | 90.0 | 55.6 |  |\n" in text
+    assert "Failed or wrong: softmax wide: wrong.\n" in text
+    assert "- faster: softmax 2.00x\n- as fast: copy 0.99x\n- slower: matmul 0.80x\n" in text
