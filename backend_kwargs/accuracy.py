@@ -16,6 +16,7 @@ Status = Literal["pass", "fail_accuracy", "fail_to_run", "oom", "timeout", "eage
 REFERENCE_DTYPES = (torch.float64, torch.float32)
 WELL_CONDITIONED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 LOWEST_COSINE = 0.99
+LARGEST_GROWTH = 0.05
 
 
 @dataclass(frozen=True)
@@ -140,10 +141,10 @@ def check(
     Same structure, types, shapes and devices; equal non-floating values. Floating ones pass if they are close to
     eager's, or if `RMSE(reference, result) <= m * RMSE(reference, eager) + tol / 10`, with m = 2 (3 for half
     precision and below) and `tol` by default 1e-3 (1e-2 in training); without a reference, if their cosine to eager is
-    at least 0.99. `dtype` is what the model computes in, by default each leaf's own. NaN and infinity may stand only
-    where eager has them. The absolute part of tol shrinks with the largest output when all are below 1, or zeros would
-    pass for small numbers; `what` names the pytree in a reason. Source: `torch._dynamo.utils.same`, the rule of
-    pytorch's own benchmarks.
+    at least 0.99 and their RMS within 5 %. `dtype` is what the model computes in, by default each leaf's own. NaN and
+    infinity may stand only where eager has them. The absolute part of tol shrinks with the largest output when all are
+    below 1, or zeros would pass for small numbers; `what` names the pytree in a reason. Source:
+    `torch._dynamo.utils.same`, the rule of pytorch's own benchmarks.
     """
     results, expected, precise = (dict(_walk(what, tree)) for tree in (result, eager, reference))
     if results.keys() != expected.keys():
@@ -269,7 +270,12 @@ def _judge(
         return figures
     if precise is None:
         close = f"{path}: cosine to eager {cosine:.4g}, at least {LOWEST_COSINE} wanted"
-        return figures if cosine >= LOWEST_COSINE else _failed(close, figures)
+        if cosine < LOWEST_COSINE:
+            return _failed(close, figures)
+        # A cosine alone would pass an output of twice its size.
+        size, wanted = _root_mean_square(got), _root_mean_square(want)
+        apart = abs(size - wanted) > LARGEST_GROWTH * wanted + floor
+        return _failed(f"{path}: RMS {size:.3g}, eager's is {wanted:.3g}", figures) if apart else figures
     allowed = multiplier * (figures.reference_rmse or 0.0) + floor / 10
     far = f"{path}: RMSE to the reference {error:.3g}, at most {allowed:.3g} allowed"
     return figures if error <= allowed else _failed(far, figures)

@@ -1,5 +1,6 @@
 """`backend-kwargs decisions`: what races decided, and files of it."""
 
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -99,4 +100,6 @@ def _found(store: Store, keys: list[str], *, one: bool = False) -> list[Decision
 
 
 def _day(decision: Decision) -> str:
-    return datetime.fromtimestamp(decision.made).astimezone().isoformat(sep=" ", timespec="minutes")
+    with suppress(ValueError, OverflowError, OSError):  # an imported file may hold any number
+        return datetime.fromtimestamp(decision.made).astimezone().isoformat(sep=" ", timespec="minutes")
+    return ""

@@ -98,8 +98,12 @@ def cache_word(before: tuple[int, int], after: tuple[int, int]) -> str:
     return "warm" if hits else "cold" if misses else ""
 
 
-def empty_cache() -> contextlib.AbstractContextManager[Any]:
-    """Give Inductor an empty cache of its own."""
+@contextlib.contextmanager
+def empty_cache() -> Iterator[None]:
+    """Give Inductor an empty cache of its own, and races a store in which nothing is decided."""
     from torch._inductor.utils import fresh_cache
 
-    return fresh_cache()
+    from backend_kwargs.compilers.auto.deciding import nothing_decided
+
+    with fresh_cache(), nothing_decided():
+        yield

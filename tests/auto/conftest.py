@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import deciding
+from backend_kwargs.compilers.auto import deciding, race
 
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 
@@ -57,6 +57,32 @@ def store(tmp_path, monkeypatch, fresh_dynamo):
     deciding.forget_process()
     yield path
     deciding.forget_process()
+
+
+@pytest.fixture
+def default_wins(monkeypatch):
+    """Let the last candidate that is right win, however fast eager is on this machine."""
+    monkeypatch.setattr(race, "_better", lambda challenger, champion, objective: True)
+
+
+class Races:
+    """Races that eager wins at once, or `winner`; `count` of them."""
+
+    winner, options, cut, count = "eager", {}, False, 0
+
+    def __call__(self, request, tick):
+        self.count += 1
+        row = race.Row(self.winner, self.options, seconds=1e-4, won=True)
+        others = [race.Row(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
+        return race.Outcome(row, (*others, row), "3 ops", 0.1, self.cut)
+
+
+@pytest.fixture
+def races(monkeypatch):
+    """Run no race: what stands round them is tested in no time."""
+    stand_in = Races()
+    monkeypatch.setattr(deciding, "race", stand_in)
+    return stand_in
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ processes of their own, so that one which kills its process is told and the othe
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ import backend_kwargs as bk
 
 LIST = Path(__file__).with_name("opinfo.md")
 DTYPES = ("float32", "int64", "bool", "bfloat16", "float16")
+LIMIT = 300  # seconds for an operator
 CHUNK = 40  # operators for which one process is started
 # What eager gives is whatever lay in memory, so that nothing can be compared.
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
@@ -121,7 +123,7 @@ def outcome(call: Any, sample: Any, gradients: bool, wider: torch.dtype | None =
 
 
 def compare(given: list[Any], wanted: list[Any], precise: Any) -> None:
-    """Raise AssertionError unless results are alike, or at most twice as far from the precise ones as eager's."""
+    """Raise AssertionError unless results are alike, or about as close to the precise ones as eager's."""
     assert len(given) == len(wanted), f"{len(given)} results, eager has {len(wanted)}"
     reference: list[Any] = []
     for i, (one, other) in enumerate(zip(given, wanted, strict=True)):
@@ -134,7 +136,9 @@ def compare(given: list[Any], wanted: list[Any], precise: Any) -> None:
             if one.dtype != other.dtype or one.shape != other.shape or not one.is_floating_point():
                 raise
             reference = reference or precise()
-            if not distance(one, reference[i]) <= 2 * distance(other, reference[i]):
+            # Taken apart, an operator of halves is rounded at each step: a few roundings are no error.
+            rounding = torch.finfo(one.dtype).eps * float(reference[i].abs().nan_to_num(0, 0, 0).max())
+            if not distance(one, reference[i]) <= 2 * distance(other, reference[i]) + 4 * rounding:
                 raise
 
 
@@ -150,6 +154,7 @@ def work(names: list[str], dtype: str, samples: int, gradients: bool) -> None:
     torch.set_num_threads(1)
     for name in names:
         print(json.dumps({"starts": name}), flush=True)
+        signal.alarm(LIMIT)  # unhandled, it ends the process, which TVM's own code would not let Python do
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             verdict = examine(name, dtype, samples, gradients)

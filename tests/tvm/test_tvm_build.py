@@ -5,13 +5,19 @@ import pytest
 tvm = pytest.importorskip("tvm")
 
 import torch  # noqa: E402 - TVM's tests are skipped whole where it is missing
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from lowered import traced  # noqa: E402
 from torch.testing import assert_close  # noqa: E402
 from tvm import relax  # noqa: E402
 from tvm.target import Target  # noqa: E402
 
+from backend_kwargs import BackendKwargsWarning  # noqa: E402
+from backend_kwargs.compilers.tvm import loops as schedule_loops  # noqa: E402
 from backend_kwargs.compilers.tvm import schedules  # noqa: E402
-from backend_kwargs.compilers.tvm.build import build  # noqa: E402
+from backend_kwargs.compilers.tvm.build import LEGALIZE, build  # noqa: E402
 from backend_kwargs.compilers.tvm.loops import schedule_cpu  # noqa: E402
+from backend_kwargs.compilers.tvm.lowering import lower  # noqa: E402
 from backend_kwargs.compilers.tvm.settings import Settings  # noqa: E402
 from backend_kwargs.compilers.tvm.target import host, target_of  # noqa: E402
 from backend_kwargs.errors import BackendKwargsError  # noqa: E402
@@ -128,12 +134,6 @@ def test_pass_config_reaches_tvm_and_does_not_leak():
     assert dict(tvm.transform.PassContext.current().config) == {}
 
 
-def test_an_unknown_pipeline_suggests_the_nearest():
-    with pytest.raises(BackendKwargsError) as e:
-        build(module(relax.op.exp, f32(4)), Settings(pipeline="zeros"), CPU)
-    assert str(e.value) == "Unknown TVM pipeline 'zeros'. Did you mean 'zero'?"
-
-
 # ---- our loops: right
 
 
@@ -193,6 +193,79 @@ def test_one_compile_serves_every_size():
         assert_close(torch.from_dlpack(main(x)[0]), (x + x).softmax(-1))
 
 
+ONE_INPUT = (
+    torch.sin, torch.tanh, torch.relu, torch.sigmoid, lambda x: x.clamp(-0.5, 0.5), lambda x: x.softmax(-1),
+    lambda x: x.mean(-1, keepdim=True), lambda x: x.amax(-1, keepdim=True), lambda x: x.sum(0, keepdim=True),
+    lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1).sqrt(),
+    lambda x: x.transpose(-1, -2).sin().transpose(-1, -2), lambda x: x.transpose(0, 1).cos().transpose(0, 1),
+)  # fmt: skip
+TWO_INPUTS = (torch.add, torch.mul, torch.maximum, lambda x, y: x @ y.transpose(-1, -2) @ x / 50)
+GRAPHS = st.lists(
+    st.tuples(st.sampled_from(ONE_INPUT) | st.sampled_from(TWO_INPUTS), st.integers(0, 3), st.integers(0, 3)),
+    min_size=2,
+    max_size=7,
+)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@given(steps=GRAPHS, shape=st.sampled_from([(4, 9), (3, 16), (2, 5, 32), (33, 7)]), outputs=st.integers(1, 3))
+def test_fused_graphs_of_several_outputs_are_right(steps, shape, outputs):
+    """Whatever is fused, inlined, computed at a row or in vectors, every output is eager's."""
+
+    def graph(x):
+        values = [x]
+        for step, *places in steps:
+            taken = [values[-1 - place % len(values)] for place in places]
+            values.append(step(*(taken if step in TWO_INPUTS else taken[:1])).expand(shape))
+        return tuple(value + 1 for value in values[1:][-outputs:])
+
+    x = torch.randn(shape)
+    executable = build(lower(traced(graph, x)).mod, Settings(), CPU).executable
+    results = relax.VirtualMachine(executable, tvm.cpu())["main"](x)
+    assert_close([torch.from_dlpack(each) for each in results], list(graph(x)), rtol=1e-4, atol=1e-4)
+
+
+def test_a_loop_of_several_blocks_is_not_in_vectors(monkeypatch):
+    """What is computed at a row, and not inlined, keeps every element."""
+
+    def refused(sch, block):
+        raise ValueError
+
+    monkeypatch.setattr(schedule_loops, "_inline", refused)
+
+    def graph(x):
+        return (x + 1) * 2 - x.abs().mean(-1, keepdim=True)
+
+    x = torch.randn(4, 9)
+    executable = build(lower(traced(graph, x)).mod, Settings(), CPU).executable
+    assert_close(torch.from_dlpack(relax.VirtualMachine(executable, tvm.cpu())["main"](x)[0]), graph(x))
+
+
+def test_a_chain_of_choices_stays_small():
+    """Written out at each use in the next, six would be 300 MB, and never compile."""
+    with Target(ONE):
+        mod = tvm.transform.Sequential(LEGALIZE)(lower(traced(chain_of_choices, torch.randn(4, 9))).mod)
+    functions = [f for _, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+    assert sum(len(schedule_cpu(f, Target(ONE)).mod.script()) for f in functions) < 100_000
+
+
+def chain_of_choices(x):
+    for _ in range(6):
+        x = torch.where(x > 0.5, x * x, x - x * x)
+    return x
+
+
+def test_a_short_symbolic_row_is_summed_right():
+    """Fewer elements than lanes."""
+    n = tvm.tirx.Var("n", "int64")
+    mod = module(lambda x: relax.op.sum(x, [-1]), ((3, n), "float32"))
+    assert "_rf" not in loops(mod)  # a lane without elements would hold what memory held
+    main = relax.VirtualMachine(build(mod, Settings(), CPU).executable, tvm.cpu())["main"]
+    for size in (1, 5, 40):
+        x = torch.randn(3, size)
+        assert_close(torch.from_dlpack(main(x)[0]), x.sum(-1))
+
+
 # ---- our loops: what they are
 
 
@@ -238,7 +311,11 @@ def test_a_rule_that_fails_leaves_plain_loops(monkeypatch):
 
     monkeypatch.setattr(schedules, "schedule_cpu", broken)
     x = torch.randn(3, 7)
-    assert_close(run(module(relax.op.exp, f32(3, 7)), x), x.exp())
+    with pytest.warns(BackendKwargsWarning) as told:
+        assert_close(run(module(relax.op.exp, f32(3, 7)), x), x.exp())
+    assert [str(each.message) for each in told] == [
+        "TVM runs a function in plain loops, since its schedule failed: RuntimeError: no."
+    ]
 
 
 def test_dlights_rules_on_the_cpu_are_right():

@@ -145,7 +145,7 @@ def test_aten_ops_are_no_failure(compiled, fallback):
 
 @torch.no_grad()
 def test_failing_build_runs_in_eager(compiled, monkeypatch):
-    """One part that cannot be built leaves that part to eager, with the reason."""
+    """One part that cannot be built leaves that part to eager, with a warning and the reason."""
     require_tvm()
     from backend_kwargs.compilers.tvm import capture
 
@@ -154,7 +154,11 @@ def test_failing_build_runs_in_eager(compiled, monkeypatch):
 
     monkeypatch.setattr(capture, "build", build)
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(4)
-    assert_close(call(x), x.sin() + 1)
+    with pytest.warns(BackendKwargsWarning) as told:
+        assert_close(call(x), x.sin() + 1)
+    assert [str(each.message) for each in told] == [
+        "TVM failed to compile a part of a graph, which runs in eager: RuntimeError: no luck at all."
+    ]
     assert call.fallbacks == {"sin, add": "RuntimeError: no luck at all"}
     torch._dynamo.reset()
     message = "TVM cannot have 'sin, add': RuntimeError: no luck at all."

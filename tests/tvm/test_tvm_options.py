@@ -111,7 +111,7 @@ def test_right_options(options):
         ),
         pytest.param({"aten_ops": ("mmm",)}, "Unknown ATen operator 'mmm'. Did you mean 'mm'?", id="operator"),
         pytest.param(
-            {"aten_ops": "mm"}, "TVM option 'aten_ops' wants tuple[str, ...], got 'mm' (str).", id="one operator"
+            {"aten_ops": "mm"}, "TVM option 'aten_ops' wants tuple[str, ...] | None, got 'mm' (str).", id="one operator"
         ),
         pytest.param({"template": "x"}, "Backend 'tvm' has no templates, got 'x'.", id="template"),
     ],

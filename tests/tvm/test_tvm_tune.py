@@ -4,7 +4,10 @@ import inspect
 import logging
 import subprocess
 import sys
+import time
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +19,8 @@ from tvm import relax  # noqa: E402
 
 from backend_kwargs.compilers.tvm.build import build  # noqa: E402
 from backend_kwargs.compilers.tvm.settings import Settings  # noqa: E402
+from backend_kwargs.compilers.tvm.tune import _slow  # noqa: E402
+from backend_kwargs.errors import BackendKwargsError  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -81,16 +86,41 @@ def test_no_trials_reuse_only(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_later_process_reuses_without_tuning(kept):
+def in_a_process(work_dir, call: str) -> subprocess.Popen:
+    """Start a process that prints what `call` of `tuned` did."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from test_tvm_tune import tuned\n"
-        "built = tuned(sys.argv[2], trials=0)\n"
+        f"built = tuned(sys.argv[2], {call})\n"
         "print(built.tuned, *built.notes)"
     )
-    command = [sys.executable, "-W", "ignore", "-c", program, str(Path(__file__).parent), str(kept)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout.splitlines()[-1] == "1 measured 0 schedules"
+    command = [sys.executable, "-W", "ignore", "-c", program, str(Path(__file__).parent), str(work_dir)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def said(process: subprocess.Popen) -> str:
+    return process.communicate(timeout=300)[0].splitlines()[-1]
+
+
+def test_a_later_process_reuses_without_tuning(kept):
+    assert said(in_a_process(kept, "trials=0")) == "1 measured 0 schedules"
+
+
+def test_two_processes_share_a_work_dir(tmp_path):
+    processes = [in_a_process(tmp_path, f"trials=2, rows={rows}") for rows in (8, 16)]
+    assert [said(each) for each in processes] == ["1 measured 3 schedules"] * 2
+    assert [tuned(tmp_path, trials=0, rows=rows).tuned for rows in (8, 16)] == [1, 1]
+
+
+def test_what_a_killed_process_measured_is_reused(tmp_path):
+    process = in_a_process(tmp_path, "trials=100000, num_trials_per_iter=4")
+    while not any(file.stat().st_size for file in tmp_path.rglob("*record.json")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=60)
+    assert not list(tmp_path.rglob("finished"))
+    assert tuned(tmp_path, trials=0).tuned == 1
 
 
 def test_a_search_that_was_killed_keeps_its_whole_lines(kept, tmp_path):
@@ -136,3 +166,24 @@ def test_the_search_is_quiet_where_there_is_no_terminal(tmp_path, capfd):
 @pytest.mark.parametrize("strategy", ["evolutionary", "replay-trace", "replay-func"])
 def test_every_strategy_searches(tmp_path, strategy):
     assert tuned(tmp_path, trials=1, strategy=strategy).tuned == 1
+
+
+@pytest.mark.skipif(all(map(find_spec, ("xgboost", "psutil"))), reason="xgboost and psutil are both installed")
+def test_what_xgb_needs_is_named(tmp_path):
+    with pytest.raises(BackendKwargsError) as error:
+        tuned(tmp_path, cost_model="xgb")
+    message = "TVM option 'cost_model' of 'xgb' needs: pip install xgboost psutil, or take 'random'."
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"),
+    [
+        pytest.param([1.0, 0.5, 0.001], [0, 1], id="small ones left"),
+        pytest.param([1.0, None, 0.001], [0, 1], id="unknown kept"),
+        pytest.param([None, None, None], [0, 1, 2], id="none known"),
+    ],
+)
+def test_what_takes_no_time_is_not_searched(seconds, kept):
+    tasks = [SimpleNamespace(weight=1) for _ in seconds]
+    assert _slow(tasks, seconds) == [tasks[i] for i in kept]

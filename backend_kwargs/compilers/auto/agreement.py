@@ -3,11 +3,10 @@
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-from backend_kwargs.compilers.auto.decisions import Decision
+from backend_kwargs.compilers.auto.decisions import Decision, packed, unpacked
 from backend_kwargs.compilers.auto.settings import Settings
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -16,7 +15,7 @@ PREFIX = "backend_kwargs/auto"
 GRACE_S = 120.0  # a candidate in progress is finished after the budget is spent
 
 
-def agreed(key: str, decide: Callable[[], Decision], stand_in: Callable[[], Decision], settings: Settings) -> Decision:
+def agreed(key: str, decide: Callable[[], Decision], stand_in: Decision, settings: Settings) -> Decision:
     """Return `decide()` of the first rank that asks for `key`, to every rank; without torch.distributed, `decide()`.
 
     A keyed word in the process group's store and no collective: ranks may compile different graphs, in any order.
@@ -24,32 +23,26 @@ def agreed(key: str, decide: Callable[[], Decision], stand_in: Callable[[], Deci
     store = _process_group_store()
     if store is None:
         return decide()
-    mine, word = f"{PREFIX}/{key}/owner", f"{PREFIX}/{key}/decision"
-    if store.add(mine, 1) == 1:
-        decision = stand_in()
+    word = f"{PREFIX}/{key}/decision"
+    if store.add(f"{PREFIX}/{key}/owner", 1) == 1:
+        decision = stand_in
         try:
             decision = decide()
         finally:
-            store.set(word, _written(decision, stand_in()))
-        return decision
+            store.set(word, _written(decision, stand_in))
     try:
         store.wait([word], timedelta(seconds=settings.budget_s + GRACE_S))
     except Exception:  # noqa: BLE001 - each kind of store has a timeout of its own
         logger.warning("No decision for a graph came from the rank that races it; default is compiled.")
-        return stand_in()
-    return _read(store.get(word))
+        return stand_in
+    return unpacked(tuple(json.loads(store.get(word))))
 
 
 def _written(decision: Decision, stand_in: Decision) -> str:
     try:
-        return json.dumps(asdict(decision))
-    except TypeError:  # an option's value that JSON has no form for
-        return json.dumps(asdict(stand_in))
-
-
-def _read(text: bytes) -> Decision:
-    values = json.loads(text)
-    return Decision(**{**values, "rows": tuple(values["rows"])})
+        return json.dumps(packed(decision))
+    except TypeError:  # an option's value that JSON has no form for: then no rank may compile under it
+        return json.dumps(packed(stand_in))
 
 
 def _process_group_store() -> Any | None:

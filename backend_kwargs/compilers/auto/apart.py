@@ -37,10 +37,21 @@ def apart(gm: GraphModule) -> Iterator[None]:
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(_shape_env_kept(getattr(fake_mode, "shape_env", None)))
         stack.enter_context(tracing(_twin(context)) if context else nullcontext())
-        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        devices = _cuda_devices()
         stack.enter_context(torch.random.fork_rng(devices=devices))
         stack.enter_context(_own_cudagraph_trees() if devices else nullcontext())
         yield
+
+
+def _cuda_devices() -> range:
+    """Return the CUDA devices where CUDA is in use; to ask more would start it."""
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
+
+
+def _seed() -> None:
+    # Not torch.manual_seed, which also replaces what a user has set for a CUDA that has not started yet.
+    for generator in (torch.default_generator, *(torch.cuda.default_generators[at] for at in _cuda_devices())):
+        generator.manual_seed(SEED)
 
 
 @contextmanager
@@ -115,7 +126,7 @@ class Inputs:
         suspects = cls(example_inputs, _with_memory_shared(example_inputs, told | others))
         with torch.no_grad():
             gm(*(given := suspects.fresh()))
-        seen = {at for at in suspects.written if not torch.equal(given[at], example_inputs[at])}
+        seen = {at for at in suspects.written if not _equal(given[at], example_inputs[at])}
         return cls(example_inputs, _with_memory_shared(example_inputs, told | seen))
 
     def fresh(self) -> list[Any]:
@@ -123,31 +134,31 @@ class Inputs:
 
         Detached, so that hooks of the user's tensors stay silent and no gradient reaches them.
         """
-        storages: dict[int, Any] = {}
-        return [self._fresh(at, value, storages) for at, value in enumerate(self.values)]
+        copies: dict[int, torch.Tensor] = {}
+        return [self._fresh(at, value, copies) for at, value in enumerate(self.values)]
 
-    def _fresh(self, at: int, value: Any, storages: dict[int, Any]) -> Any:
+    def _fresh(self, at: int, value: Any, copies: dict[int, torch.Tensor]) -> Any:
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return value.node.hint  # the size of this very call
         if not isinstance(value, torch.Tensor):
             return value
-        if at not in self.written:
-            return value.detach().requires_grad_(value.requires_grad) if _grad_is_on() else value.detach()
-        storage = value.untyped_storage()
-        if storage._cdata not in storages:
-            storages[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
-        made = (
-            value.detach()
-            .new_empty(0)
-            .set_(storages[storage._cdata], value.storage_offset(), value.size(), value.stride())
-        )
-        return made.requires_grad_(value.requires_grad and _grad_is_on())
+        made = value.detach() if at not in self.written else _copied(value, copies)
+        return made.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else made
+
+    @property
+    def aliased(self) -> bool:
+        """Whether inputs that are written share memory."""
+        return len({self.values[at].untyped_storage()._cdata for at in self.written}) < len(self.written)
 
     @property
     def bytes(self) -> float:
         """The bytes of the inputs, each storage once."""
         held = {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
         return float(sum(held.values()))
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other)
 
 
 def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> frozenset[int]:
@@ -160,8 +171,15 @@ def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> froz
     return frozenset(at for group in sharing.values() if group & wanted for at in group)
 
 
-def _grad_is_on() -> bool:
-    return torch.is_grad_enabled()
+def _copied(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Return a copy of `value`; views of one tensor become views of one copy, as AOTAutograd expects them."""
+    root = value if value._base is None else value._base
+    if id(root) not in copies:
+        storage = root.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        empty = root.detach().new_empty(0)
+        copies[id(root)] = empty.set_(storage, root.storage_offset(), root.size(), root.stride())
+    whole = copies[id(root)]
+    return whole if root is value else whole.as_strided(value.size(), value.stride(), value.storage_offset())
 
 
 def has_memory(value: Any) -> bool:
@@ -207,9 +225,14 @@ class Task:
         """Return copies of all that one call gives and changes, under one seed."""
         given = self.inputs.fresh()
         leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
-        torch.manual_seed(SEED)
+        _seed()
         seen = self._call(fn, given, leaves) | {"written": [given[at] for at in sorted(self.inputs.written)]}
-        return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, seen)  # type: ignore[no-any-return]
+        with _disable_current_modes():
+            return pytree.tree_map(_kept, seen)  # type: ignore[no-any-return]
+
+
+def _kept(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _cotangent(end: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ class Candidate:
 
 def _launch_bound(facts: "Facts") -> bool:
     # A graph of few large operators gains nothing from one launch, and copies its inputs.
-    return facts.gpu and not facts.writes and facts.ops * LAUNCH_S > facts.bytes / 4e12 + facts.flops / 8e14
+    return facts.gpu and facts.ops * LAUNCH_S > facts.bytes / 4e12 + facts.flops / 8e14
 
 
 def _gpu_reductions(facts: "Facts") -> bool:
@@ -61,6 +61,15 @@ STEPS: tuple[Candidate, ...] = (
         "coordinate_descent",
         {"coordinate_descent_tuning": True, "coordinate_descent_check_all_directions": True},
         _gpu_fused,
+        expensive=True,
+        rank=2,
+    ),
+    # Tuned blocks of a looped reduction can beat a persistent one, and the climb alone would not come back to it.
+    Candidate(
+        "coordinate_descent_alone",
+        {"coordinate_descent_tuning": True, "coordinate_descent_check_all_directions": True},
+        _gpu_reductions,
+        over=False,
         expensive=True,
         rank=2,
     ),

@@ -1,28 +1,34 @@
 """For each graph the fastest candidate that is right: decided once by racing, remembered, and compiled as if alone."""
 
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.agreement import agreed
 from backend_kwargs.compilers.auto.apart import has_memory
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, trusted
-from backend_kwargs.compilers.auto.decisions import Decision, Store, store_path
+from backend_kwargs.compilers.auto.decisions import FILE, Decision, Store, store_path
 from backend_kwargs.compilers.auto.facts import communicates
-from backend_kwargs.compilers.auto.key import key_of, machine, structure_key
-from backend_kwargs.compilers.auto.race import Request, race
+from backend_kwargs.compilers.auto.key import computation_of, key_of, machine
+from backend_kwargs.compilers.auto.race import RESTARTS, Request, race
 from backend_kwargs.compilers.auto.telling import progress, tell
-from backend_kwargs.errors import warn_once
+from backend_kwargs.compilers.freezing import copy_of_graph
+from backend_kwargs.errors import said, warn_once
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both costs less than its race, whoever wins
 
 # What this process has decided: it holds where the store cannot be written, and tells what a graph's kin chose.
 _decided: dict[str, Decision] = {}
 _spent: list[float] = []
+_instead: list[Path] = []
 
 
 def compile_fastest(request: Request) -> Callable[..., Any]:
@@ -31,12 +37,30 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     A race leaves nothing but its decision: the winner is compiled anew, mostly out of Inductor's cache, so that what
     comes back is what compiling it alone gives.
     """
-    decision = _Deciding(request).decision()
+    deciding = _Deciding(request)
+    decision = deciding.decision()
     tell(decision)
     if decision.winner == EAGER:
         _warn_where_none_is_right(decision)
         return request.gm.forward
-    return request.compile_one(request.gm, request.example_inputs, decision.options)
+    if not decision.options:
+        return request.compile_one(request.gm, request.example_inputs, {})
+    return _compiled_else_under_default(deciding, decision)
+
+
+def _compiled_else_under_default(deciding: "_Deciding", decision: Decision) -> Callable[..., Any]:
+    request = deciding.request
+    spare = copy_of_graph(request.gm)
+    try:
+        return request.compile_one(request.gm, request.example_inputs, decision.options)
+    except RESTARTS:
+        raise
+    except Exception as error:  # noqa: BLE001 - what won elsewhere, or on another graph, may fail here in any way
+        why = f"{decision.winner}, which was decided, fails: {said(error)}"
+    warn_once(f"A graph is compiled under default: {why}")
+    _decided.pop(decision.key, None)
+    tell(deciding.default(why))
+    return request.compile_one(spare, request.example_inputs, {})
 
 
 def forget_process() -> None:
@@ -45,9 +69,25 @@ def forget_process() -> None:
     _spent.clear()
 
 
+@contextmanager
+def nothing_decided() -> Iterator[None]:
+    """Let races begin with nothing decided, and forget what they decide; `race="never"` still reads its store."""
+    kept = dict(_decided), list(_spent)
+    forget_process()
+    with tempfile.TemporaryDirectory() as folder:
+        _instead.append(Path(folder) / FILE)
+        try:
+            yield
+        finally:
+            _instead.pop()
+            forget_process()
+            _decided.update(kept[0])
+            _spent.extend(kept[1])
+
+
 def _warn_where_none_is_right(decision: Decision) -> None:
     compiled = [row for row in decision.rows if row["name"] != EAGER]
-    if not any(row["status"] == "pass" for row in compiled):
+    if compiled and not any(row["status"] == "pass" for row in compiled):
         reasons = "; ".join(f"{row['name']}: {row['reason']}" for row in compiled if row["status"] != "skipped")
         warn_once(f"A graph runs in eager, as no candidate is right: {reasons}.")
 
@@ -57,42 +97,59 @@ class _Deciding:
     request: Request
 
     @cached_property
-    def key(self) -> str:
+    def asked(self) -> dict[str, Any]:
         settings = self.request.settings
-        asked = {
+        return {
             "candidates": settings.candidates,
             "effort": settings.effort,
             "objective": settings.objective,
             "tolerance": settings.tolerance,
             "options": sorted(self.request.tools.fixed.items()),
         }
-        return key_of(self.request.gm, self.request.example_inputs, asked)
+
+    @cached_property
+    def key(self) -> str:
+        return key_of(self.request.gm, self.request.example_inputs, self.asked)
 
     @cached_property
     def graph(self) -> str:
-        return structure_key(self.request.gm)
+        return computation_of(self.request.gm, self.request.example_inputs, self.asked)
 
     @cached_property
     def store(self) -> Store:
-        return Store(store_path(self.request.settings.store))
+        settings = self.request.settings
+        return Store(_instead[-1] if _instead and settings.race != "never" else store_path(settings.store))
 
     def decision(self) -> Decision:
+        """Return what all ranks compile this graph under; as `aot_compile` needs it, where that is at work."""
+        decision = self.found()
+        saving = functorch_config.strict_autograd_cache  # aot_compile() sets it, and can save no graph in eager
+        return self.compiled(decision) if saving and decision.winner == EAGER else decision
+
+    def found(self) -> Decision:
         """Return the decision that is known, a race's, or what stands in where no race may be run."""
-        if self.request.settings.race != "always" and (known := self.known()):
-            return known
-        if why := self.why_not_raced():
-            return self.inherited(why)
-        decision = agreed(
-            self.key,
-            self.raced,
-            lambda: self.inherited("the rank that races it was not heard of in time"),
-            self.request.settings,
-        )
-        return _decided.setdefault(self.key, decision) if decision.rows else decision
+        if communicates(self.request.gm):
+            return self.default("other ranks take part in it")
+        if self.request.settings.race == "never":
+            return self.known() or self.default("race='never', and no decision is stored")
+        stand_in = self.default("the rank that races it was not heard of in time")
+        # Before anything that one rank alone knows: another may know less, and would wait.
+        decision = agreed(self.key, self.alone, stand_in, self.request.settings)
+        if decision.rows:
+            _decided[self.key] = decision
+        return decision
+
+    def alone(self) -> Decision:
+        """Return what this process decides, by what it knows or by a race."""
+        known = self.known() if self.request.settings.race != "always" else None
+        return known or self.not_raced() or self.raced()
 
     def known(self) -> Decision | None:
-        found = _decided.get(self.key) or self.store.find(self.key)
+        """Return what is decided, unless a larger budget may find more or the options are no candidate's."""
+        found, settings = _decided.get(self.key) or self.store.find(self.key), self.request.settings
         if found is None or not trusted(found.winner, found.options, self.request.tools.options_of):
+            return None
+        if 0 < found.cut_s < settings.budget_s and settings.race != "never":
             return None
         return _decided.setdefault(self.key, found)
 
@@ -101,37 +158,65 @@ class _Deciding:
         try:
             with progress() as tick:
                 outcome = race(self.request, tick)
+        except RESTARTS:
+            raise
+        except Exception as error:  # noqa: BLE001 - out of memory, or what only a race does to a graph
+            why = f"its race failed: {said(error)}"
+            warn_once(f"A graph is compiled under default: {why}")
+            return self.default(why)
         finally:
             _spent.append(time.perf_counter() - began)
-        winner, rows = outcome.winner, tuple(asdict(row) for row in outcome.rows)
-        facts, seconds = str(outcome.facts), outcome.seconds
-        decision = Decision(self.key, self.graph, winner.name, winner.options, rows, machine(), facts, seconds)
+        decision = Decision(
+            self.key,
+            self.graph,
+            outcome.winner.name,
+            outcome.winner.options,
+            tuple(asdict(row) for row in outcome.rows),
+            machine(),
+            str(outcome.facts),
+            outcome.seconds,
+            self.request.settings.budget_s if outcome.cut else 0.0,
+        )
         _decided[self.key] = decision
         self.store.put(decision)
         return decision
 
-    def why_not_raced(self) -> str:
-        """Return why this graph is not raced, "" where it is to be."""
-        settings, inputs = self.request.settings, self.request.example_inputs
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        if settings.race == "never":
-            return "race='never', and no decision is stored"
+    def not_raced(self) -> Decision | None:
+        """Return what stands in where the graph is not to be raced, None where it is."""
+        settings = self.request.settings
+        if why := self.why_never():
+            return self.default(why)
+        if sum(_spent) >= settings.process_budget_s:
+            return self.like(self.kin, f"the process has spent its {settings.process_budget_s:g} s on races")
+        if len(self.kin) >= settings.most_races:
+            return self.like(self.kin, f"it was raced for {settings.most_races} other sizes")
+        if _decided and self.is_tiny():
+            return self.like(self.kin or self.neighbours, "it is tiny")
+        return None
+
+    def why_never(self) -> str:
+        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
         if not tensors:
             return "no input is a tensor"
         if not all(map(has_memory, tensors)):
             return "an input is no plain tensor"
-        if communicates(self.request.gm):
-            return "other ranks take part in it"
-        if sum(_spent) >= settings.process_budget_s:
-            return f"the process has spent its {settings.process_budget_s:g} s on races"
-        if len(self.kin) >= settings.most_races:
-            return f"it was raced for {settings.most_races} other sizes"
-        if _decided and self.is_tiny(tensors):
-            return "it is tiny"
+        if torch.is_grad_enabled() and self.changes_what_trains():
+            return "it changes in place an input that trains"
         return ""
 
-    def is_tiny(self, tensors: list[torch.Tensor]) -> bool:
+    def changes_what_trains(self) -> bool:
+        """Tell whether an input with gradient history is changed, as no copy of it, without that history, can be."""
+        placeholders = self.request.gm.graph.find_nodes(op="placeholder")
+        training = [
+            node.meta.get("example_value")
+            for node, value in zip(placeholders, self.request.example_inputs, strict=True)
+            if isinstance(value, torch.Tensor) and value.requires_grad
+        ]
+        return any(isinstance(f, torch.Tensor) and not f.is_inference() and f._version > 0 for f in training)
+
+    def is_tiny(self) -> bool:
         computing = [node for node in self.request.gm.graph.nodes if node.op.startswith("call")]
+        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
         return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in tensors) < TINY_BYTES
 
     @cached_property
@@ -139,8 +224,26 @@ class _Deciding:
         """Races of the same computation for other sizes, the latest last."""
         return [each for each in _decided.values() if each.graph == self.graph and each.rows]
 
-    def inherited(self, why: str) -> Decision:
-        """Return the last winner of the same computation, else of the last race in this process, else default."""
-        neighbours = [each for each in _decided.values() if each.rows and each.winner != EAGER]
-        like = self.kin or neighbours or [Decision(self.key, self.graph, DEFAULT)]
-        return Decision(self.key, self.graph, like[-1].winner, like[-1].options, facts=f"a graph not raced: {why}")
+    @property
+    def neighbours(self) -> list[Decision]:
+        """Races of other graphs that a compiled candidate won, the latest last."""
+        return [each for each in _decided.values() if each.rows and each.winner != EAGER]
+
+    def default(self, why: str) -> Decision:
+        return self.like([], why)
+
+    def like(self, others: list[Decision], why: str) -> Decision:
+        """Return the winner of the last of `others`, else default."""
+        like = others[-1] if others else Decision(self.key, self.graph, DEFAULT)
+        return Decision(self.key, self.graph, like.winner, like.options, facts=f"a graph not raced: {why}")
+
+    def compiled(self, decision: Decision) -> Decision:
+        """Return the fastest that was compiled; eager, which then fails, where all that was compiled is wrong."""
+        rows = [row for row in decision.rows if row["name"] != EAGER]
+        passed = [row for row in rows if row["status"] == "pass" and row["seconds"]]
+        if rows and not passed:
+            return decision
+        known = [row for row in passed if trusted(row["name"], row["options"], self.request.tools.options_of)]
+        default: Mapping[str, Any] = {"name": DEFAULT, "options": {}}
+        best = min(known, key=lambda row: row["seconds"], default=default)
+        return replace(decision, winner=best["name"], options=best["options"])

@@ -1,21 +1,22 @@
 """Decisions as TOML: to review, ship, and read back; each winner stands in it as a template too."""
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from backend_kwargs.compilers.auto.candidates import EAGER, trusted
-from backend_kwargs.compilers.auto.decisions import Decision
+from backend_kwargs.compilers.auto.decisions import Decision, checked
 from backend_kwargs.errors import BackendKwargsError, said, shown
 from backend_kwargs.files import write_whole
 
 HEAD = """\
 # Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` puts them into a store;
 # `load_templates` reads each winner as a template."""
-PLAIN = ("graph", "winner", "facts", "seconds", "made")
+PLAIN = ("graph", "winner", "facts", "seconds", "cut_s", "made")
+KEY = re.compile("[0-9a-f]{64}")
 
 
 def template_name(decision: Decision) -> str:
@@ -29,19 +30,32 @@ def write_decisions(decisions: Iterable[Decision], path: Path) -> None:
 
 
 def _lines(decision: Decision) -> Iterator[str]:
+    for name, value in decision.options.items():
+        _check_has_form(name, value)
     if decision.winner != EAGER:
-        name = f"templates.{template_name(decision)}"
-        yield from _table(name, {"summary": f"{decision.winner} for {decision.facts}"})
-        yield from _table(f"{name}.options", decision.options)
-    yield from _table(f"decisions.{decision.key}", {name: getattr(decision, name) for name in PLAIN})
-    yield from _table(f"decisions.{decision.key}.options", decision.options)
-    yield from _table(f"decisions.{decision.key}.machine", decision.machine)
+        yield from _table(
+            ("templates", template_name(decision)), {"summary": f"{decision.winner} for {decision.facts}"}
+        )
+        yield from _table(("templates", template_name(decision), "options"), decision.options)
+    yield from _table(("decisions", decision.key), {name: getattr(decision, name) for name in PLAIN})
+    yield from _table(("decisions", decision.key, "options"), decision.options)
+    machine = {name: value for name, value in decision.machine.items() if value is not None}
+    yield from _table(("decisions", decision.key, "machine"), machine)
 
 
-def _table(name: str, values: Mapping[str, Any]) -> Iterator[str]:
-    yield f"\n[{name}]"
-    # JSON's strings, numbers and booleans are TOML's; it has no null.
-    yield from (f"{json.dumps(key)} = {json.dumps(value)}" for key, value in values.items() if value is not None)
+def _check_has_form(name: str, value: Any) -> None:
+    if not all(isinstance(each, str | int | float) for each in (value if isinstance(value, list) else [value])):
+        raise BackendKwargsError(f"Option {name!r} is {shown(value)}, for which TOML has no form here; leave it out.")
+
+
+def _table(path: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[str]:
+    yield f"\n[{'.'.join(map(_written, path))}]"
+    yield from (f"{_written(name)} = {_written(value)}" for name, value in values.items())
+
+
+def _written(value: Any) -> str:
+    # JSON's strings, numbers and booleans are TOML's, but for a character beyond 16 bits, in two halves, and DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def read_decisions(path: Path, options_of: Callable[[str], Mapping[str, Any]]) -> list[Decision]:
@@ -57,12 +71,12 @@ def read_decisions(path: Path, options_of: Callable[[str], Mapping[str, Any]]) -
 
 
 def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) -> Decision:
-    types: dict[str, Any] = dict.fromkeys(("graph", "winner", "facts"), str)
-    types |= {"seconds": (int, float), "made": (int, float), "options": dict, "machine": dict}
-    known = {field.name for field in fields(Decision)}
-    if not isinstance(table, dict) or any(not isinstance(table.get(name), kind) for name, kind in types.items()):
-        raise BackendKwargsError(f"[decisions.{key}] is no decision: it wants {', '.join(sorted(types))}.")
-    decision = Decision(key, **{name: value for name, value in table.items() if name in known - {"key", "rows"}})
+    if not KEY.fullmatch(key):
+        raise BackendKwargsError(f"[decisions.{shown(key)}] is no decision: a key is 64 hexadecimal digits.")
+    try:
+        decision = checked({**dict(table), "key": key, "rows": []})
+    except (ValueError, TypeError) as error:
+        raise BackendKwargsError(f"[decisions.{key}] is no decision: {error}.") from None
     if not trusted(decision.winner, decision.options, options_of):
         raise BackendKwargsError(
             f"[decisions.{key}] sets {shown(dict(decision.options))}, which candidate {decision.winner!r} does not set."

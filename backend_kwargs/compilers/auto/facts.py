@@ -1,5 +1,6 @@
 """What a graph holds, as far as it decides which candidates can pay: seen while it runs once in eager."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class Facts:
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: Counter[str] = Counter()
@@ -59,27 +62,30 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if isinstance(func, torch._ops.HigherOrderOperator):  # what it holds is not counted
+            self.names[func.__name__] += 1
+            return result
         packet = func._overloadpacket
         if not getattr(func, "is_view", False):
             self.names[packet.__name__] += 1
             self.tags.update(func.tags)
         if packet in flop_registry:
-            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+            with contextlib.suppress(Exception):  # torch's own count refuses some shapes, grouped queries say
+                self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
         return result
 
 
-def seen_facts(run: Callable[[], Any], *, device: str, moved: float, marks: dict[str, bool]) -> Facts:
-    """Return the facts of what `run` does; `moved` is its bytes, and `marks` what no operator tells."""
+def seen_facts(run: Callable[[], Any], bytes_of: Callable[[Any], float], **marks: Any) -> tuple[Any, Facts]:
+    """Return what `run` gives and the facts of what it does; `marks` are those that no operator tells."""
     seen = _Seen()
     with seen:
-        run()
+        result = run()
     named = seen.names
 
     def count(test: Callable[[str], bool]) -> int:
         return sum(number for name, number in named.items() if test(name))
 
-    return Facts(
-        device=device,
+    facts = Facts(
         ops=sum(named.values()),
         gemms=count(lambda name: name in GEMMS),
         convolutions=count(lambda name: name.startswith(("convolution", "cudnn_conv"))),
@@ -87,10 +93,11 @@ def seen_facts(run: Callable[[], Any], *, device: str, moved: float, marks: dict
         softmaxes=count(lambda name: "softmax" in name),
         attentions=count(lambda name: ATTENTION in name),
         flops=seen.flops,
-        bytes=moved,
+        bytes=bytes_of(result),
         random=bool(seen.tags[torch.Tag.nondeterministic_seeded]),
         **marks,
     )
+    return result, facts
 
 
 def _is_composite_reduction(name: str) -> bool:

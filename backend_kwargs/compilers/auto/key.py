@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 SYMBOL = re.compile(r"\b[suz]\d+\b")
+DEVICE = re.compile(r"(cpu|cuda|mps|xpu):\d+")
 
 
 def structure(gm: GraphModule) -> str:
@@ -23,13 +24,8 @@ def structure(gm: GraphModule) -> str:
 
 
 def _line(gm: GraphModule, node: Node, numbers: Mapping[Node, str]) -> str:
-    args = "" if node.op == "placeholder" else _arguments(node, numbers)
+    args = "" if node.op == "placeholder" else spelled((node.args, node.kwargs), numbers)
     return f"{numbers[node]} = {node.op} {_target(gm, node)}{args}"
-
-
-def _arguments(node: Node, numbers: Mapping[Node, str]) -> str:
-    spelled = map_arg((node.args, node.kwargs), lambda each: _Spelled(numbers[each]))
-    return ADDRESS.sub("", repr(spelled))
 
 
 class _Spelled(str):
@@ -37,6 +33,21 @@ class _Spelled(str):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def spelled(value: Any, numbers: Mapping[Node, str] = {}) -> str:
+    """Return `value` as text that is the same in every process, and on every device of a kind."""
+    return repr(map_aggregate(value, lambda leaf: _Spelled(_leaf(leaf, numbers))))
+
+
+def _leaf(leaf: Any, numbers: Mapping[Node, str]) -> str:
+    if isinstance(leaf, Node):
+        return numbers[leaf]
+    if isinstance(leaf, torch.device) or (isinstance(leaf, str) and DEVICE.fullmatch(leaf)):
+        return torch.device(leaf).type
+    if isinstance(leaf, set | frozenset):  # whose order is another in each process
+        return f"{{{', '.join(sorted(map(spelled, leaf)))}}}"
+    return ADDRESS.sub("", repr(leaf))
 
 
 def _target(gm: GraphModule, node: Node) -> str:
@@ -47,7 +58,7 @@ def _target(gm: GraphModule, node: Node) -> str:
         return _attribute(gm, str(target))
     if isinstance(target, str):
         return target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, torch._ops.OperatorBase):
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target).__name__)}"
 
@@ -63,38 +74,60 @@ def _attribute(gm: GraphModule, path: str) -> str:
     return type(value).__name__
 
 
-def signature(gm: GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """Return what each input is: shape (symbols where it varies), strides, dtype, device, whether it trains."""
+def signature(gm: GraphModule, example_inputs: Sequence[Any]) -> list[str]:
+    """Return what each input is, with its shape (symbols where it varies) and strides."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    described = [_input(node, value) for node, value in zip(placeholders, example_inputs, strict=True)]
+    pairs = zip(placeholders, example_inputs, strict=True)
+    described = [f"{_kind(value)} {_layout(node, value)}" for node, value in pairs]
     names: dict[str, str] = {}
     # A symbol's own name is made from where its size was read, which the next process may call otherwise.
     return [SYMBOL.sub(lambda m: names.setdefault(m[0], f"n{len(names)}"), text) for text in described]
 
 
-def _input(node: Node, value: Any) -> str:
+def _kind(value: Any) -> str:
+    """Return what an input is whatever its sizes: its rank, dtype, device, and whether it trains."""
     if not isinstance(value, torch.Tensor):
-        return type(value).__name__ if isinstance(value, int | float | torch.SymInt) else repr(type(value))
+        return type(value).__name__
+    return f"{value.dim()} {value.dtype} {value.device.type} {value.requires_grad}"
+
+
+def _layout(node: Node, value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return ""
     fake = node.meta.get("example_value")
     known = fake if isinstance(fake, torch.Tensor) else value
-    strides = tuple(known.stride()) if known.layout == torch.strided else known.layout
-    return f"{tuple(known.shape)} {strides} {value.dtype} {value.device.type} {value.requires_grad}"
+    return f"{tuple(known.shape)} {tuple(known.stride()) if known.layout == torch.strided else known.layout}"
 
 
 def key_of(gm: GraphModule, example_inputs: Sequence[Any], asked: Mapping[str, Any]) -> str:
     """Return 64 hexadecimal digits for the graph, its inputs, this machine, and what is `asked` of a race."""
-    told = {name: repr(value) for name, value in asked.items()}
-    parts = [structure(gm), signature(gm, example_inputs), grad_mode(), machine(), told]
+    return _hashed([structure(gm), signature(gm, example_inputs), ambient(), machine(), spelled(asked)])
+
+
+def computation_of(gm: GraphModule, example_inputs: Sequence[Any], asked: Mapping[str, Any]) -> str:
+    """Return a short name for the computation whatever its sizes: that of a recompile is the same."""
+    return _hashed([structure(gm), [*map(_kind, example_inputs)], ambient(), spelled(asked)])[:16]
+
+
+def _hashed(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def structure_key(gm: GraphModule) -> str:
-    """Return a short name for the computation whatever its sizes: that of a recompile is the same."""
-    return hashlib.sha256(structure(gm).encode()).hexdigest()[:16]
+def ambient() -> dict[str, Any]:
+    """Return what of torch's state decides how the graph computes."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    # Not torch.get_float32_matmul_precision(), which raises where these differ.
+    backends: Any = torch.backends
+    float32 = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
+    return {
+        "grad": _grad_mode(),
+        "autocast": {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds},
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "float32": [each.fp32_precision for each in float32],
+    }
 
 
-def grad_mode() -> str:
-    """Return in which of autograd's modes this thread is."""
+def _grad_mode() -> str:
     if torch.is_inference_mode_enabled():
         return "inference"
     return "grad" if torch.is_grad_enabled() else "no_grad"

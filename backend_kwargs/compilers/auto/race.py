@@ -1,5 +1,6 @@
 """The race for one graph: compile, check and time candidates against the fastest so far, until the budget is spent."""
 
+import gc
 import logging
 import math
 import time
@@ -28,7 +29,10 @@ MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
 BOUT = 5  # rounds between two looks at the clock
 ROUNDS = 30
 BOUT_S = 4.0
-NEAR_THE_LIMIT = 1.15  # expensive candidates may gain no more than this
+SLOW_S = 0.1  # a call of eager above which fewer are made
+NEAR_THE_LIMIT = 1.05  # expensive candidates may gain no more than this
+# By these dynamo starts over: no candidate's failure.
+RESTARTS = (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs: the reference takes up to four times as many
 
 
@@ -55,17 +59,18 @@ class Runner:
     candidate: Candidate
     row: Row
     call: "_Call"
-    code: tuple[Any, ...] | None
+    code: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The race's end: the winner's row, all rows in the order of trying, and what the graph held."""
+    """The race's end: the winner's row, all rows as they were tried, what the graph held; `cut` where time ran out."""
 
     winner: Row
     rows: tuple[Row, ...]
     facts: Facts
     seconds: float
+    cut: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +109,16 @@ class _Race:
         self.settings, self.tools = self.request.settings, self.request.tools
         self.task = Task.of(self.request.gm, self.request.example_inputs)
         self.rows: list[Row] = []
+        self.codes: dict[tuple[Any, ...], str] = {}
         self.device = _device(self.task.inputs.values)
 
     def run(self) -> Outcome:
-        self.eager = self.task.observe(self.task.copy())
-        self.facts = self._facts()
+        began = time.perf_counter()
+        self.eager, self.facts = self._seen()
+        self.slow = time.perf_counter() - began > SLOW_S
+        self.expected: dict[str, Any] | None = self.eager
         self.reference = self._reference()
-        first = self._entered(Candidate(EAGER), self.task.copy(), compile_s=0.0)
-        champion = self._meet(first, Candidate(DEFAULT, over=False, rank=0))
+        champion = self._meet(self._entered(Candidate(EAGER), self.task.copy()), Candidate(DEFAULT, over=False, rank=0))
         field = candidates_for(self.facts, self.settings.effort, self.settings.candidates, self.tools.options_of)
         for at, candidate in enumerate(field):
             self.tell(candidate.name, (at + 1) / (len(field) + 1))
@@ -119,32 +126,45 @@ class _Race:
                 self.rows.append(Row(candidate.name, dict(candidate.options), "skipped", why))
             else:
                 champion = self._meet(champion, candidate)
+        if champion.row.status != "pass":
+            raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
-        return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started)
+        cut = any(row.reason == self._out_of_time for row in self.rows)
+        return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)
 
     # ---- before
 
-    def _facts(self) -> Facts:
-        moved = self.task.inputs.bytes + _bytes(self.eager)
-        marks = {
-            "training": self.task.training,
-            "writes": bool(self.task.inputs.written),
-            "dynamic": any(isinstance(value, torch.SymInt) for value in self.task.inputs.values),
-        }
-        return seen_facts(self.task.caller(self.task.copy()), device=self.device.type, moved=moved, marks=marks)
+    def _seen(self) -> tuple[dict[str, Any], Facts]:
+        """Return what eager gives, and what the graph holds."""
+        return seen_facts(
+            partial(self.task.observe, self.task.copy()),
+            lambda seen: self.task.inputs.bytes + _bytes(seen),
+            device=self.device.type,
+            training=self.task.training,
+            writes=bool(self.task.inputs.written),
+            dynamic=any(isinstance(value, torch.SymInt) for value in self.task.inputs.values),
+        )
 
     def _reference(self) -> Any | None:
-        if self.facts.random or self.task.inputs.bytes > LARGEST_REFERENCE:
+        # A copy in higher precision, leaf by leaf, would take apart what shares memory.
+        if self.facts.random or self.task.inputs.aliased or self.task.inputs.bytes > LARGEST_REFERENCE:
             return None
         return measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
 
     def _in_precision(self, gm: Any, args: Any) -> Any:
         return replace(self.task, inputs=replace(self.task.inputs, values=args)).observe(gm)
 
+    @property
+    def _left_s(self) -> float:
+        return max(self.settings.budget_s - (time.perf_counter() - self.started), 0.0)
+
+    @property
+    def _out_of_time(self) -> str:
+        return f"the budget of {self.settings.budget_s:g} s is spent"
+
     def _not_worth(self, candidate: Candidate, champion: Runner) -> str:
-        spent = time.perf_counter() - self.started
-        if spent > self.settings.budget_s:
-            return f"the budget of {self.settings.budget_s:g} s is spent"
+        if not self._left_s:
+            return self._out_of_time
         fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
         inert = {**self.tools.inert({**self._options(candidate, champion), **self.tools.fixed}), **fixed}
         if candidate.options and all(name in inert for name in candidate.options):
@@ -161,76 +181,69 @@ class _Race:
     # ---- one candidate
 
     def _meet(self, champion: Runner, candidate: Candidate) -> Runner:
-        """Return the better of the two; the other one's memory is free when this returns."""
+        """Return the better of the two."""
         challenger = self._prepared(candidate, champion)
-        if challenger is None:
-            return champion
-        if candidate.name == DEFAULT and champion.candidate.name == EAGER and self.facts.random:
-            self.eager = self.task.observe(challenger.call.fn)
-        return challenger if self._beats(challenger, champion) else champion
+        best = challenger if challenger is not None and self._beats(challenger, champion) else champion
+        del challenger, champion
+        gc.collect()  # compiled graphs hold one another in cycles: a loser's memory is free only now
+        return best
 
     def _prepared(self, candidate: Candidate, champion: Runner) -> Runner | None:
         options = self._options(candidate, champion)
         began = time.perf_counter()
         try:
-            with get_metrics_context():
-                compiled = self.request.compile_one(self.task.copy(), self.request.example_inputs, options)
-            runner = self._entered(candidate, compiled, began=began, options=options)
-        except (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis):
+            runner = self._entered(candidate, self._compiled(options), options)
+        except RESTARTS:
             raise
         except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, and hurts no other
             status, reason = measure.status_of(error)
             self._dropped(Row(candidate.name, options, status, reason, compile_s=time.perf_counter() - began))
             return None
+        runner.row.compile_s = time.perf_counter() - began
+        first = self.codes.setdefault(runner.code, candidate.name) if runner.code else candidate.name
+        if runner.row.status == "pass" and first != candidate.name:
+            runner.row.status, runner.row.reason = "same code", f"as {first}"
         if runner.row.status != "pass":
             self._dropped(runner.row)
             return None
-        if runner.code is not None and runner.code == champion.code:
-            self._dropped(replace_row(runner.row, "same code", f"as {champion.row.name}"))
-            return None
         return runner
 
-    def _entered(
-        self,
-        candidate: Candidate,
-        fn: Callable[..., Any],
-        *,
-        began: float = 0.0,
-        options: Mapping[str, Any] | None = None,
-        compile_s: float | None = None,
-    ) -> Runner:
-        row = Row(candidate.name, dict(options or {}))
-        call = _Call(fn, self.task)
-        accuracy = self._check(fn)
-        row.compile_s = time.perf_counter() - began if compile_s is None else compile_s
+    def _compiled(self, options: Mapping[str, Any]) -> Callable[..., Any]:
+        with get_metrics_context():
+            return self.request.compile_one(self.task.copy(), self.request.example_inputs, options)
+
+    def _entered(self, candidate: Candidate, fn: Callable[..., Any], options: Mapping[str, Any] = {}) -> Runner:
+        row, call = Row(candidate.name, dict(options)), _Call(fn, self.task)
+        accuracy = self._check(candidate, fn)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
         elif self.settings.objective == "memory":
             row.peak_bytes = measure.peak_memory(call, self.device)
-        return Runner(candidate, row, call, None if candidate.name == EAGER else _code(fn))
+        return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
 
-    def _check(self, fn: Callable[..., Any]) -> Accuracy:
-        """Check what `fn` gives and changes. Inductor draws other numbers than eager: its candidates are compared."""
+    def _check(self, candidate: Candidate, fn: Callable[..., Any]) -> Accuracy:
+        """Check what `fn` gives and changes.
+
+        Inductor draws other random numbers than eager. There default is checked by its twin that draws as eager does,
+        and the other candidates against default, whose draws they share.
+        """
         seen = self.task.observe(fn)
-        if self.facts.random and not self.rows_passed:
-            return Accuracy()
-        precise = self.reference or {}
+        own_draws = self.facts.random and not self.tools.fixed.get("fallback_random")
+        if candidate.name != DEFAULT or not own_draws:
+            return self._compare(seen)
+        accuracy = self._compare(self.task.observe(self._compiled({"fallback_random": True})))
+        self.expected = seen if accuracy.passed else None
+        return accuracy
+
+    def _compare(self, seen: dict[str, Any]) -> Accuracy:
+        if self.expected is None:
+            return Accuracy("fail_accuracy", "default is wrong, so that nothing draws the numbers to compare with")
+        precise, training, tol = self.reference or {}, self.task.training, self.settings.tolerance
         judged = [
-            measure.check(
-                seen[what],
-                self.eager[what],
-                precise.get(what),
-                training=self.task.training,
-                what=what,
-                tol=self.settings.tolerance,
-            )
+            measure.check(seen[what], self.expected[what], precise.get(what), training=training, what=what, tol=tol)
             for what in seen
         ]
         return measure.worst(judged)
-
-    @property
-    def rows_passed(self) -> int:
-        return sum(row.status == "pass" and row.name != EAGER for row in self.rows)
 
     def _dropped(self, row: Row) -> None:
         self.rows.append(row)
@@ -248,7 +261,7 @@ class _Race:
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
         if failed:
-            return "champion" in failed
+            return "challenger" not in failed
         challenger.row.speedup = measure.ratio_interval(samples["champion"], samples["challenger"])
         challenger.row.against = champion.row.name
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
@@ -258,15 +271,12 @@ class _Race:
     def _timed(self, challenger: Runner, champion: Runner, failed: dict[str, Exception]) -> dict[str, list[float]]:
         calls = {"champion": champion.call, "challenger": challenger.call}
         samples: dict[str, list[float]] = {name: [] for name in calls}
-        ends = time.perf_counter() + BOUT_S
+        limit = min(BOUT_S, self._left_s)
+        ends = time.perf_counter() + limit
         while len(samples["champion"]) < ROUNDS and not failed:
+            warmup = 1 if self.slow or samples["champion"] else 3
             bout = measure.interleave(
-                calls,
-                rounds=BOUT,
-                device=self.device,
-                budget_s=BOUT_S,
-                failed=failed.__setitem__,
-                warmup=1 if samples["champion"] else 3,
+                calls, rounds=BOUT, device=self.device, budget_s=limit, failed=failed.__setitem__, warmup=warmup
             )
             for name, seconds in bout.items():
                 samples[name] += seconds
@@ -287,11 +297,6 @@ class _Call:
         if self.made is None:
             self.made = self.task.caller(self.fn)
         return self.made()
-
-
-def replace_row(row: Row, status: str, reason: str) -> Row:
-    """Return `row` with another status."""
-    return replace(row, status=status, reason=reason)
 
 
 def _certain(samples: Mapping[str, list[float]]) -> bool:

@@ -36,7 +36,7 @@ def progress() -> Iterator[Callable[[str, float], None]]:
 
 def tell(decision: Decision) -> None:
     """Log the decision with its table, put it into torch's structured trace, and keep it for the report."""
-    if decision.winner == EAGER:
+    if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
     logger.info("%s", table(decision))
     from torch._guards import CompileContext

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from backend_kwargs import accuracy
 from backend_kwargs.compilers.freezing import compile_frozen
 from backend_kwargs.compilers.tvm.build import build
-from backend_kwargs.compilers.tvm.lowering import lower
+from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
 from backend_kwargs.compilers.tvm.partition import (
     device_of,
     is_part,
@@ -98,7 +98,7 @@ def _compile_plain(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: A
 
 def _aot(steps: "Steps", freezes: bool, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     trains = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in example_inputs)
-    kept = {*steps.settings.aten_ops, *RANDOM, *(WRONG_IN_TRAINING if trains else ())}
+    kept = {*(steps.settings.aten_ops or ()), *RANDOM, *(WRONG_IN_TRAINING if trains else ())}
     return aot_autograd(
         fw_compiler=partial(steps.compile, "forward"),
         bw_compiler=partial(steps.compile, "backward"),
@@ -142,7 +142,7 @@ class Steps:
             self._leave(written, "it writes in place")
             return 0
         found = reasons(gm, self.settings)
-        for op, reason in unwanted(found, self.settings):
+        for op, reason in unwanted(found):
             self._leave(op, reason)
         split(gm, [node for node, reason in found.items() if not reason])
         parts = parts_of(gm)
@@ -169,7 +169,11 @@ class Steps:
             run, built = self._built(part, call, constants)
         except BackendKwargsError:  # an option is at fault
             raise
+        except Unsupported as unsupported:
+            return self._leave(_operators(part), unsupported.reason)
         except Exception as error:  # noqa: BLE001 - TVM raises anything
+            if self.settings.fallback != "error":
+                warn_once(f"TVM failed to compile a part of a graph, which runs in eager: {said(error)}.")
             return self._leave(_operators(part), said(error))
         seconds = time.perf_counter() - started
         self.summary.partitions.append(

@@ -154,8 +154,8 @@ def _is_pass(value: Any) -> bool:
     return any(kind.__name__ == "Pass" and kind.__module__.startswith("tvm.") for kind in type(value).__mro__)
 
 
-def _check_aten_ops(name: str, names: Sequence[str]) -> None:
-    for op in names:
+def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
+    for op in names or ():
         if not _is_aten(op):
             import torch
 

@@ -10,13 +10,15 @@ from typing import Any
 
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call
+from tvm.ir import Call, TensorLoad
 from tvm.s_tir import Schedule
-from tvm.sym import Analyzer
+from tvm.sym import Analyzer, detect_linear_equation
 from tvm.target import Target, codegen
 from tvm_ffi import get_global_func
 
 ROWS = 8  # of a tile: with two vectors each, its sums fit in AVX-512's registers
+WORTH_PACKING = 4  # rows that read a packed panel
+LARGEST = 1000  # nodes of an expression that is written out in another
 WORTH_THREADS = 1 << 15  # elements; for fewer, waking the threads costs more than they save
 
 sblock_realize = get_global_func("s_tir.schedule.GetSBlockRealize")
@@ -74,6 +76,11 @@ def _divisor(extent: int, most: int) -> int:
     return next((size for size in range(most, 1, -1) if extent % size == 0), 1)
 
 
+def _width(extent: int, lanes: int) -> int:
+    # LLVM does badly on what is wider than a vector and no multiple of it.
+    return 2 * lanes if extent % (2 * lanes) == 0 else _divisor(extent, lanes)
+
+
 def _is_sum(sch: Schedule, block: Block) -> bool:
     return sch.get(block).init is not None
 
@@ -96,6 +103,17 @@ def _walked(node: Any, kind: type) -> list[Any]:
 def _costly(block: Any) -> bool:
     # Calls are exp, tanh, a padding's if_then_else; loads, arithmetic and casts cost less than a trip to memory.
     return bool(_walked(block.body, Call))
+
+
+def _fits(sch: Schedule, block: Block, consumer: Block) -> bool:
+    """Tell whether a consumer can take in what computes its operand: TVM writes that out at each of its loads.
+
+    TVM's simplifier takes twice as long for each choice that is nested in a choice.
+    """
+    inner, outer = sch.get(block), sch.get(consumer)
+    loads = [each for each in _walked(outer.body, TensorLoad) if each.source.same_as(inner.writes[0].source)]
+    nested = _walked(inner.body, tirx.Select) and _walked(outer.body, tirx.Select)
+    return not nested and len(loads) * len(_walked(inner.body, tirx.Expr)) <= LARGEST
 
 
 class Axes:
@@ -137,7 +155,7 @@ def _among(node: Any, nodes: Iterable[Any]) -> bool:
 def _inline(sch: Schedule, block: Block) -> None:
     consumers = list(sch.get_consumers(block))
     again = len(consumers) > 1 or any(not _same(_work(sch, block), _work(sch, each)) for each in consumers)
-    if not (again and _costly(sch.get(block))):
+    if not (again and _costly(sch.get(block))) and all(_fits(sch, block, each) for each in consumers):
         sch.compute_inline(block)
 
 
@@ -146,7 +164,8 @@ def _split_sum(sch: Schedule, block: Block, lanes: int) -> None:
     axes = Axes(sch, block)
     terms = axes.summed
     inner = terms[-1]
-    if any(not _among(inner, axes.contiguous(read)) for read in axes.block.reads):
+    # A lane that a symbolic size leaves out would never be initialised, and yet added.
+    if not _extent(sch, inner) or any(not _among(inner, axes.contiguous(read)) for read in axes.block.reads):
         return
     _, lane = sch.split(inner, [None, _divisor(_extent(sch, inner), lanes)])
     sch.rfactor(lane, len(axes.block.writes[0].region))
@@ -158,12 +177,19 @@ def _rows(sch: Schedule) -> Schedule:
     sums = [block for block in before if _is_sum(sch, block)]
     if not sums:
         return sch
-    rows = min(len(Axes(sch, block).loops) - len(Axes(sch, block).summed) for block in sums)
-    if not 0 < rows <= len(sch.get_loops(last)):
+    rows = min(_rank(sch, block) for block in sums)
+    if not 0 < rows < len(sch.get_loops(last)):
         return sch
     for block in reversed(before):
         sch = _attempt(sch, partial(_compute_at, block=block, loop=sch.get_loops(last)[rows - 1]))
     return sch
+
+
+def _rank(sch: Schedule, block: Block) -> int:
+    """Return how many loops run over a sum's results, without the last of one step that keepdim leaves."""
+    axes = Axes(sch, block)
+    over = [_extent(sch, loop) for loop in axes.loops if not _among(loop, axes.summed)]
+    return max((i for i, extent in enumerate(over, 1) if extent != 1), default=0)
 
 
 def _compute_at(sch: Schedule, block: Block, loop: Loop) -> None:
@@ -182,23 +208,54 @@ def _tile(sch: Schedule, block: Block, lanes: int) -> None:
     row = [loop for loop in spatial if not _among(loop, axes.touching(operand))][-1]
     outer = [loop for loop in spatial if not (_among(loop, [row, column]))]
     height = _divisor(_extent(sch, row), ROWS)
+    if (stride := _stride(axes, operand, column)) > 1:
+        _gather(sch, block, at, stride)
     strided = not _among(column, axes.contiguous(operand))
-    columns, vector = sch.split(column, [None, _divisor(_extent(sch, column), 2 * lanes)])
+    if strided and 0 < _extent(sch, row) < WORTH_PACKING:
+        raise ValueError("For so few rows, sums in lanes read the operand as it lies.")
+    columns, vector = sch.split(column, [None, _width(_extent(sch, column), lanes)])
     rows, inner = sch.split(row, [None, height])
     sch.reorder(*outer, columns, rows, *terms, inner, vector)
     if strided:
-        _pack(sch, block, at, columns)
+        _pack(sch, block, at, columns, lanes)
     _write_back(sch, block, rows)
     sch.vectorize(vector)
     sch.unroll(inner)
     sch.decompose_reduction(block, terms[0])
 
 
-def _pack(sch: Schedule, block: Block, operand: int, loop: Loop) -> None:
-    """Copy a panel of an operand whose rows are the result's columns, as the weights of a linear layer are."""
+def _pack(sch: Schedule, block: Block, operand: int, loop: Loop, lanes: int) -> None:
+    """Copy a panel of an operand whose rows are the result's columns, as the weights of a linear layer are.
+
+    By squares, and read in vectors: a walk down the rows would put each of them in the same few lines of the cache.
+    """
     panel = sch.cache_read(block, operand, "global")
     sch.transform_layout(panel, ("write", 0), lambda *at: (*at[:-2], at[-1], at[-2]))
     sch.compute_at(panel, loop, preserve_unit_loops=True)
+    axes = Axes(sch, panel)
+    down, along = axes.contiguous(axes.block.writes[0])[-1], axes.contiguous(axes.block.reads[0])[-1]
+    rows, row = sch.split(down, [None, _divisor(_extent(sch, down), lanes // 2)])
+    columns, column = sch.split(along, [None, _divisor(_extent(sch, along), lanes // 2)])
+    sch.reorder(columns, rows, row, column)
+    sch.unroll(row)
+    sch.vectorize(column)
+
+
+def _stride(axes: Axes, read: Any, loop: Loop) -> int:
+    """Return how far apart in memory an operand is read for neighbours of the result, 0 where that varies."""
+    variable = next(each.var for each, value in axes.bound if value.same_as(axes.sch.get(loop).loop_var))
+    at = read.region[-1].min
+    found = detect_linear_equation(at, [variable])
+    return int(found[0]) if found and isinstance(found[0], tirx.IntImm) else 0
+
+
+def _gather(sch: Schedule, block: Block, operand: int, stride: int) -> None:
+    """Store side by side what a convolution with a stride reads at once."""
+    written = list(sch.get_producers(block))
+    buffer = sch.get(block).reads[operand].source
+    source = next((each for each in written if sch.get(each).writes[0].source.same_as(buffer)), None)
+    source = source or sch.cache_read(block, operand, "global")
+    sch.transform_layout(source, ("write", 0), lambda *at: (*at[:-1], at[-1] % stride, at[-1] // stride))
 
 
 def _write_back(sch: Schedule, block: Block, loop: Loop) -> None:
@@ -216,7 +273,12 @@ def _vectorize(sch: Schedule, block: Block, lanes: int) -> None:
     if any(sch.get(loop).kind == tirx.ForKind.VECTORIZED for loop in axes.loops):
         return
     along, terms = axes.contiguous(axes.block.writes[0]), axes.summed
-    across = [loop for read in axes.block.reads for loop in axes.contiguous(read) if not _among(loop, along)]
+    # TVM vectorises a loop that holds other blocks too, and computes their first element alone.
+    if len(sch.get_child_blocks(along[-1])) > 1:
+        return
+    # A bias of the rows is no transposition: it stays the same along a row.
+    crossed = [read for read in axes.block.reads if _among(along[-1], axes.touching(read))]
+    across = [loop for read in crossed for loop in axes.contiguous(read) if not _among(loop, along)]
     width, height = (_divisor(_extent(sch, loop), lanes) for loop in (along[-1], (across or along)[0]))
     columns, vector = sch.split(along[-1], [None, width])
     if terms:

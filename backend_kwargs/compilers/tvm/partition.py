@@ -13,7 +13,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partit
 from torch.fx.passes.operator_support import create_op_support
 
 from backend_kwargs.compilers.tvm.shapes import expression, symbols_of
-from backend_kwargs.compilers.tvm.supported import why_not
+from backend_kwargs.compilers.tvm.supported import LEFT_TO_ATEN, why_not
 from backend_kwargs.errors import said
 
 PREFIX = "tvm_"
@@ -31,10 +31,10 @@ def reasons(gm: GraphModule, settings: Any) -> dict[Node, str]:
     return found
 
 
-def unwanted(found: dict[Node, str], settings: Any) -> list[tuple[str, str]]:
+def unwanted(found: dict[Node, str]) -> list[tuple[str, str]]:
     """Return the operators, with the reason, that TVM may not have for another cause than the option `aten_ops`."""
     own = {node: reason for node, reason in found.items() if reason and node.target is not operator.getitem}
-    return [(op_name(node), reason) for node, reason in own.items() if op_name(node) not in settings.aten_ops]
+    return [(op_name(node), reason) for node, reason in own.items() if reason != LEFT_TO_ATEN]
 
 
 def split(gm: GraphModule, taken: Iterable[Node]) -> None:

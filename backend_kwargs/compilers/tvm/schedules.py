@@ -11,6 +11,7 @@ from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
 from backend_kwargs.compilers.tvm.loops import schedule_cpu
+from backend_kwargs.errors import said, warn_once
 
 SCHEDULED = "tirx.is_scheduled"
 # In the order they are tried; a GPU's last takes whatever has loops.
@@ -18,6 +19,10 @@ DLIGHT: Mapping[str, tuple[dl.ScheduleRule, ...]] = {
     "llvm": (dl.cpu.GEMV(), dl.cpu.Reduction()),
     "gpu": (dl.gpu.Matmul(), dl.gpu.GEMV(), dl.gpu.Reduction(), dl.gpu.GeneralReduction(), dl.gpu.Fallback()),
 }
+
+
+class NoRuleFitsError(Exception):
+    """None of dlight's rules is for a function."""
 
 
 def schedule(mod: tvm.IRModule, settings: Any, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
@@ -50,7 +55,10 @@ def _is_plain(func: Any) -> bool:
 def _guarded(func: tirx.PrimFunc, rule: Callable[[tirx.PrimFunc], Schedule]) -> tirx.PrimFunc:
     try:
         return rule(func).mod["main"].with_attr(SCHEDULED, True)
-    except Exception:  # noqa: BLE001 - whatever a rule dislikes about a function, plain loops are right
+    except NoRuleFitsError:
+        return func
+    except Exception as error:  # noqa: BLE001 - whatever a rule dislikes about a function, plain loops are right
+        warn_once(f"TVM runs a function in plain loops, since its schedule failed: {said(error)}.")
         return func
 
 
@@ -58,12 +66,16 @@ def _dlight(func: tirx.PrimFunc, target: Target) -> Schedule:
     for rule in DLIGHT["gpu" if _is_gpu(target) else "llvm"]:
         if (found := _tried(rule, func, target)) is not None:
             return found
-    raise ValueError("None of dlight's rules fits.")
+    raise NoRuleFitsError
 
 
 def _tried(rule: dl.ScheduleRule, func: tirx.PrimFunc, target: Target) -> Schedule | None:
     try:
         found = rule.apply(func, target, False)
+        scheduled = found[0] if isinstance(found, list) else found
+        if scheduled is not None and _is_gpu(target):
+            # Refuses here, where the next rule can serve, what it would refuse when the module is built.
+            tvm.s_tir.transform.LowerCrossThreadReduction()(scheduled.mod)
     except Exception:  # noqa: BLE001 - dlight's rules assert on functions they were not written for
         return None
-    return found[0] if isinstance(found, list) else found
+    return scheduled

@@ -40,7 +40,9 @@ class Settings:
         Literal["partition", "graph", "error"], "what runs in eager where TVM cannot: a part, the graph, or nothing"
     ] = "partition"
     freeze: Annotated[bool, "parameters become constants; later updates are unseen; inference only"] = False
-    aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm' and 'convolution'"] = ()
+    aten_ops: Annotated[
+        tuple[str, ...] | None, "operators left to ATen, such as 'mm'; None: products, convolutions, attention on CUDA"
+    ] = None
     fast_math: Annotated[bool, "reorder floating point, and approximate exp, tanh and erf"] = False
     verify: Annotated[bool, "compare the first call with eager's, and run in eager where it differs"] = False
     opt_level: Annotated[int | None, "of TVM's PassContext; no pass of Relax minds it"] = None

@@ -1,7 +1,7 @@
 """Which nodes TVM may have, and why not the others."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
 from backend_kwargs.compilers.tvm.lowering.node import DTYPES
 from backend_kwargs.compilers.tvm.lowering.table import names_of
+from backend_kwargs.compilers.tvm.shapes import symbols_of
 
 REASONS: dict[str, tuple[str, ...]] = {
     "reads memory as it lies": ("as_strided", "as_strided_copy", "as_strided_scatter"),
@@ -50,6 +51,20 @@ TAGS = {
     torch.Tag.data_dependent_output: "a number on the host",
 }
 DEVICES = ("cpu", "cuda")
+# Where 'aten_ops' is None: for these TVM has no library there, and a vendor's is far better than generated loops.
+ATEN_OPS: Mapping[str, tuple[str, ...]] = {
+    "cuda": (
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention",
+    ),
+}
+LEFT_TO_ATEN = "left to ATen by aten_ops"
 _trials: dict[tuple[str, ...], str] = {}
 
 
@@ -68,14 +83,21 @@ def why_not(node: fx.Node, settings: Any) -> str:
 
 def _denied(node: fx.Node, settings: Any) -> str:
     op, names = node.target, names_of(node)
-    if set(names) & set(settings.aten_ops):
-        return "left to ATen by aten_ops"
+    if set(names) & set(_aten_ops(node, settings)):
+        return LEFT_TO_ATEN
     if op.namespace not in ("aten", "prims"):  # type: ignore[union-attr]
         return "not an ATen operator"
     if op._schema.is_mutable:  # type: ignore[union-attr]
         return "writes in place"
     tagged = (reason for tag, reason in TAGS.items() if tag in op.tags)  # type: ignore[union-attr]
     return next((DENIED[name] for name in names if name in DENIED), None) or next(tagged, "")
+
+
+def _aten_ops(node: fx.Node, settings: Any) -> tuple[str, ...]:
+    if settings.aten_ops is not None:
+        return settings.aten_ops  # type: ignore[no-any-return]
+    tensors = (value for value in tree_leaves(node.meta["val"]) if isinstance(value, torch.Tensor))
+    return ATEN_OPS.get(next(tensors).device.type, ())
 
 
 def _strange(values: list[Any]) -> str:
@@ -128,6 +150,7 @@ def _alone(node: fx.Node) -> fx.GraphModule:
     """Return a graph of one node, with its inputs, and an output for each of its own."""
     graph = fx.Graph()
     inputs = {each: _placeholder(graph, each) for each in node.all_input_nodes}
+    _give_sizes(graph, [each.meta["val"] for each in (node, *inputs)])
     alone = graph.node_copy(node, inputs.__getitem__)
     values = node.meta["val"]
     graph.output((alone,) if isinstance(values, torch.Tensor) else tuple(_items(graph, alone, values)))
@@ -138,6 +161,15 @@ def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
     placeholder = graph.placeholder(node.name)
     placeholder.meta["val"] = node.meta["val"]
     return placeholder
+
+
+def _give_sizes(graph: fx.Graph, values: list[Any]) -> None:
+    """Give a graph each symbol that sizes are of, as a part is given them: not every one can be read off a tensor."""
+    leaves = tree_leaves(values)
+    sizes = [size for value in leaves for size in (value.shape if isinstance(value, torch.Tensor) else [value])]
+    env = next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
+    for symbol in sorted(symbols_of(leaves), key=str):
+        graph.placeholder(f"size_{symbol}").meta["val"] = env.create_symintnode(symbol, hint=None)  # type: ignore[union-attr]
 
 
 def _items(graph: fx.Graph, node: fx.Node, values: Iterable[Any]) -> Iterable[fx.Node]:

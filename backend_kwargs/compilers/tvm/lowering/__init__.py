@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from tvm import relax, tirx
 
+from backend_kwargs.compilers.tvm.lowering.linear import join_transposed
 from backend_kwargs.compilers.tvm.lowering.node import Node, Unsupported, dtype, is_float
 from backend_kwargs.compilers.tvm.lowering.table import RESHAPED, SAME, converter, names_of
 from backend_kwargs.compilers.tvm.shapes import ShapeSource, UnknownSize, expression, symbols_of, to_tvm, unread
@@ -38,6 +39,7 @@ def lower(gm: fx.GraphModule, constants: Mapping[str, torch.Tensor] | None = Non
 
     Raises Unsupported for the first node that is not for TVM.
     """
+    join_transposed(gm, constants or {})
     return _Lowering(gm, constants or {}).lowered()
 
 
@@ -127,7 +129,8 @@ class _Lowering:
         """Emit what the node's converter makes: a list for several outputs, None for those that nobody takes."""
         convert = converter(node)
         leaves, spec = tree_flatten((args, kwargs))
-        symbols = sorted(symbols_of([node.meta["val"], *leaves]), key=str)
+        sizes = [node.meta["val"], *leaves, *(each.meta["val"] for each in node.all_input_nodes)]
+        symbols = sorted(symbols_of(sizes), key=str)
         made: list[Any] = []
 
         def body(tensors: list[Any], variables: list[Any]) -> Any:

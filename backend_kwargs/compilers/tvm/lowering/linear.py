@@ -1,12 +1,17 @@
 """Products and convolutions: totals in float32 for halves, as ATen keeps them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
+from torch import fx
 from tvm import te, tirx
 
 from backend_kwargs.compilers.tvm.lowering.node import Node, cast, compute, computed_in, load
 from backend_kwargs.compilers.tvm.lowering.reductions import cast_to
+
+aten = torch.ops.aten
+PRODUCTS = (aten.mm.default, aten.addmm.default)
 
 
 def matmul(node: Node, x: Any, y: Any) -> Any:
@@ -24,6 +29,46 @@ def product(x: Any, y: Any, shape: Sequence[Any], within: str) -> Any:
         return te.sum(cast(x(*batch, *row, k), within) * cast(y(*batch, k, *column), within), axis=k)
 
     return compute(shape, element, "matmul")
+
+
+def linear(node: Node, x: Any, weight: Any, bias: Any = None) -> Any:
+    """Lower linear: the weight is read as it lies, since to transpose it takes longer than many a product."""
+    within = computed_in(node.dtype)
+    k = te.reduce_axis((0, x.shape[-1]), "k")
+
+    def element(i: tuple[Any, ...]) -> Any:
+        return te.sum(cast(x(*i[:-1], k), within) * cast(weight(i[-1], k), within), axis=k)
+
+    xw = compute(node.shape, element, "matmul")
+    if bias is None:
+        return cast_to(xw, node.dtype)
+    return compute(node.shape, lambda i: cast(xw(*i) + cast(bias(i[-1]), within), node.dtype))
+
+
+def join_transposed(gm: fx.GraphModule, constants: Collection[str]) -> None:
+    """Write products by a transposed weight as linear again, which decompositions took apart.
+
+    Constants stay as they are: TVM transposes them while it compiles.
+    """
+    for node in [*gm.graph.nodes]:
+        if node.target in PRODUCTS and not node.kwargs:
+            _join(gm.graph, node, constants)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+
+
+def _join(graph: fx.Graph, node: fx.Node, constants: Collection[str]) -> None:
+    args: Any = node.args
+    *bias, x, transposed = args
+    if transposed.target is not aten.permute.default or transposed.args[0].name in constants:
+        return
+    if any(each.meta["val"].shape != node.meta["val"].shape[1:] for each in bias):
+        return
+    with graph.inserting_before(node):
+        joined = graph.call_function(aten.linear.default, (x, transposed.args[0], *bias))
+    joined.meta = node.meta
+    node.replace_all_uses_with(joined)
+    graph.erase_node(node)
 
 
 def addmm(node: Node, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
@@ -46,6 +91,7 @@ LINEAR: dict[str, Callable[..., Any]] = {
     "bmm": matmul,
     "mv": matmul,
     "dot": matmul,
+    "linear": linear,
     "addmm": addmm,
     "baddbmm": addmm,
     "addmv": addmm,

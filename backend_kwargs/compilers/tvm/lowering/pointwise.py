@@ -71,18 +71,23 @@ modulo = libm("fmod")
 
 def maximum(x: Any, y: Any) -> Any:
     """Return the larger, nan where one is."""
-    return where(tirx.any(isnan(x), x > y), x, y) if is_float(x.ty.dtype) else tirx.max(x, y)
+    return where(first_wins(x, x > y), x, y) if is_float(x.ty.dtype) else tirx.max(x, y)
 
 
 def minimum(x: Any, y: Any) -> Any:
     """Return the smaller, nan where one is."""
-    return where(tirx.any(isnan(x), x < y), x, y) if is_float(x.ty.dtype) else tirx.min(x, y)
+    return where(first_wins(x, x < y), x, y) if is_float(x.ty.dtype) else tirx.min(x, y)
+
+
+def first_wins(x: Any, beyond: Any) -> Any:
+    """Return when to choose x, so that a nan is chosen: a comparison with one fails, which leaves y."""
+    return beyond if isinstance(x, tirx.FloatImm) and not math.isnan(x.value) else tirx.any(isnan(x), beyond)
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:
     """Return x within bounds, either of which may be None."""
-    x = x if low is None else maximum(x, low)
-    return x if high is None else minimum(x, high)
+    x = x if low is None else maximum(low, x)
+    return x if high is None else minimum(high, x)
 
 
 def add(x: Any, y: Any, alpha: float = 1) -> Any:
@@ -220,8 +225,8 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "fmin": Pointwise(lambda x, y: where(isnan(x), y, where(isnan(y), x, minimum(x, y)))),
     "minimum": Pointwise(minimum),
     "clamp": Pointwise(clamp, operands=3, defaults=(None, None, None)),
-    "clamp_min": Pointwise(maximum),
-    "clamp_max": Pointwise(minimum),
+    "clamp_min": Pointwise(lambda x, low: clamp(x, low, None)),
+    "clamp_max": Pointwise(lambda x, high: clamp(x, None, high)),
     "hardtanh": Pointwise(clamp, operands=3, defaults=(None, -1.0, 1.0)),
     "relu": Pointwise(lambda x: where(x <= zero(x), zero(x), x)),
     "leaky_relu": Pointwise(lambda x, slope=0.01: where(x > zero(x), x, x * const(slope, x)), operands=1),
@@ -231,6 +236,8 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "sigmoid": Pointwise(vector.sigmoid, FLOAT),
     "tanh": Pointwise(vector.tanh, FLOAT),
     "erf": Pointwise(vector.erf, FLOAT),
+    "erfc": Pointwise(libm("erfc"), FLOAT),
+    "hypot": Pointwise(libm("hypot"), FLOAT),
     "exp": Pointwise(vector.exp, FLOAT),
     "expm1": Pointwise(expm1, FLOAT),
     "exp2": Pointwise(vector.exp2, FLOAT),
@@ -243,16 +250,16 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "reciprocal": Pointwise(lambda x: const(1, x) / x, FLOAT),
     "sin": Pointwise(tirx.sin, FLOAT),
     "cos": Pointwise(tirx.cos, FLOAT),
-    "tan": Pointwise(tirx.tan, FLOAT),
-    "asin": Pointwise(tirx.asin, FLOAT),
-    "acos": Pointwise(tirx.acos, FLOAT),
-    "atan": Pointwise(tirx.atan, FLOAT),
-    "atan2": Pointwise(tirx.atan2, FLOAT),
-    "sinh": Pointwise(tirx.sinh, FLOAT),
-    "cosh": Pointwise(tirx.cosh, FLOAT),
-    "asinh": Pointwise(tirx.asinh, FLOAT),
-    "acosh": Pointwise(tirx.acosh, FLOAT),
-    "atanh": Pointwise(tirx.atanh, FLOAT),
+    "tan": Pointwise(libm("tan"), FLOAT),
+    "asin": Pointwise(libm("asin"), FLOAT),
+    "acos": Pointwise(libm("acos"), FLOAT),
+    "atan": Pointwise(libm("atan"), FLOAT),
+    "atan2": Pointwise(libm("atan2"), FLOAT),
+    "sinh": Pointwise(libm("sinh"), FLOAT),
+    "cosh": Pointwise(libm("cosh"), FLOAT),
+    "asinh": Pointwise(libm("asinh"), FLOAT),
+    "acosh": Pointwise(libm("acosh"), FLOAT),
+    "atanh": Pointwise(libm("atanh"), FLOAT),
     "neg": Pointwise(lambda x: -x if is_float(x.ty.dtype) else zero(x) - x),
     "abs": Pointwise(absolute),
     "sign": Pointwise(sign),

@@ -109,6 +109,33 @@ def mean(node: Node, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) 
     return compute(total.shape, lambda i: cast(total(*i) / count, node.dtype))
 
 
+def vector_norm(node: Node, x: Any, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+    """Lower linalg_vector_norm: the largest or smallest magnitude, or a root of the sum of their powers."""
+    over = dims_of(dims, len(x.shape))
+    within = accumulated_in(x, over, node.dtype)
+    if math.isinf(order):
+        reducer = MAX if order > 0 else MIN
+        return cast_to(reduce(x, over, keepdim, reducer, within, lambda v, _: tirx.abs(v)), node.dtype)
+    power, root = NORMS.get(order) or general_norm(order)
+    total = reduce(x, over, keepdim, SUM, within, lambda v, _: power(v))
+    return compute(total.shape, lambda i: cast(root(total(*i)), node.dtype))
+
+
+NORMS: dict[float, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    0: (lambda v: cast(cast(v, "bool"), str(v.ty.dtype)), lambda v: v),
+    1: (tirx.abs, lambda v: v),
+    2: (lambda v: v * v, tirx.sqrt),
+}
+
+
+def general_norm(order: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return the power and the root of a norm."""
+    return (
+        lambda v: tirx.pow(tirx.abs(v), vector.const(order, v)),
+        lambda v: tirx.pow(v, vector.const(1 / order, v)),
+    )
+
+
 def truth(reducer: Any) -> Callable[..., Any]:
     """Return a converter of any and all, reduced as ints."""
 
@@ -190,7 +217,7 @@ def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:
             return x(*at), functools.reduce(lambda total, d: total * x.shape[d] + at[d], over, int64(0))
 
         if not axes:
-            found = [x, compute(shape, lambda _: int64(0))]
+            found = [compute(shape, lambda _: x()), compute(shape, lambda _: int64(0))]
         else:
             positions = only_position or node.used(1)
             found = best(shape, element, axes, kind, largest=largest, positions=positions)
@@ -229,6 +256,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "amax": reduction(MAX),
     "amin": reduction(MIN),
     "mean": mean,
+    "linalg_vector_norm": vector_norm,
     "max.default": reduction(MAX),
     "min.default": reduction(MIN),
     "max.dim": extremum(largest=True),

@@ -33,27 +33,31 @@ def horner(x: Any, coefficients: Sequence[float]) -> Any:
 
 
 def clamped(x: Any, low: float, high: float) -> Any:
-    """Return x within bounds; nan stays."""
-    x = tirx.Select(x < const(low, x), const(low, x), x)
-    return tirx.Select(x > const(high, x), const(high, x), x)
+    """Return x within bounds, something there for nan. Each argument is written once: TVM's trees share nothing."""
+    return tirx.min(tirx.max(x, const(low, x)), const(high, x))
+
+
+def unless_nan(x: Any, value: Any) -> Any:
+    """Return a value computed of x, nan where x is."""
+    return tirx.Select(tirx.isnan(x), x, value)
 
 
 def exp(x: Any) -> Any:
     """Return e to the x, within 2 ulp for float32."""
     if x.ty.dtype != "float32":
         return tirx.exp(x)
-    x = clamped(x, -105.0, 89.0)
-    n = tirx.floor(x * const(LOG2E, x) + const(0.5, x))
-    return scaled(x - n * const(LN2_HIGH, x) - n * const(LN2_LOW, x), n)
+    within = clamped(x, -105.0, 89.0)
+    n = tirx.floor(within * const(LOG2E, x) + const(0.5, x))
+    return unless_nan(x, scaled(within - n * const(LN2_HIGH, x) - n * const(LN2_LOW, x), n))
 
 
 def exp2(x: Any) -> Any:
     """Return 2 to the x."""
     if x.ty.dtype != "float32":
         return tirx.exp2(x)
-    x = clamped(x, -151.0, 129.0)
-    n = tirx.floor(x + const(0.5, x))
-    return scaled((x - n) * const(math.log(2), x), n)
+    within = clamped(x, -151.0, 129.0)
+    n = tirx.floor(within + const(0.5, x))
+    return unless_nan(x, scaled((within - n) * const(math.log(2), x), n))
 
 
 def scaled(r: Any, n: Any) -> Any:
@@ -76,8 +80,9 @@ def sigmoid(x: Any) -> Any:
 
 def rational(x: Any, bound: float, forms: tuple[Sequence[float], Sequence[float]]) -> Any:
     """Return x times one polynomial of its square over another, x within bounds, and the result within 1."""
-    x = clamped(x, -bound, bound)
-    return clamped(x * horner(x * x, forms[0]) / horner(x * x, forms[1]), -1.0, 1.0)
+    within = clamped(x, -bound, bound)
+    square = within * within
+    return unless_nan(x, clamped(within * horner(square, forms[0]) / horner(square, forms[1]), -1.0, 1.0))
 
 
 def tanh(x: Any) -> Any:

@@ -1,13 +1,14 @@
 """The same elements in another arrangement: each operator as a function from the output's index to the input's."""
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from tvm import tirx
 
-from backend_kwargs.compilers.tvm.lowering.node import Node, axis, cast, compute, replaced
+from backend_kwargs.compilers.tvm.lowering.node import Node, axis, cast, compute, int64, replaced
 
 # The same memory in another shape: TVM's own operator, which copies nothing.
 RESHAPED = frozenset(
@@ -80,18 +81,14 @@ def select(node: Node, x: Any, dim: int, index: Any) -> Any:
 def cat(node: Node, tensors: Sequence[Any], dim: int = 0) -> Any:
     """Lower cat: the tensor in whose part of the output an index falls."""
     at = axis(dim, node.out.dim())
-    # Empty tensors of one dimension are let through by torch, whatever the others' rank.
-    parts = [(x, f) for x, f in zip(tensors, node.fakes[0], strict=True) if tuple(f.shape) != (0,)]
+    starts = list(itertools.accumulate((x.shape[at] for x in tensors[:-1]), initial=int64(0)))
 
     def element(i: tuple[Any, ...]) -> Any:
-        begin = functools.reduce(lambda sums, p: [*sums, sums[-1] + node.size(p[1].shape[at])], parts, [0])
-        value = load_at(parts[-1][0], i, at, begin[-2])
-        for (x, _), first, last in zip(parts[-2::-1], begin[-3::-1], begin[-2::-1], strict=False):
-            value = tirx.if_then_else(i[at] < last, load_at(x, i, at, first), value)
+        parts = [cast(_from(x, at, -start, i), node.dtype) for x, start in zip(tensors, starts, strict=True)]
+        value = parts.pop()
+        for part, end in zip(reversed(parts), reversed(starts), strict=False):
+            value = tirx.if_then_else(i[at] < end, part, value)
         return value
-
-    def load_at(x: Any, i: tuple[Any, ...], at: int, first: Any) -> Any:
-        return cast(x(*replaced(i, at, i[at] - first)), node.dtype)
 
     return compute(node.shape, element)
 

@@ -1,0 +1,390 @@
+"""What stands round a race: when none is run, what is inherited, whose decision holds, and what a key is made of."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import backend_kwargs
+from backend_kwargs.compare import Candidate, compare
+from backend_kwargs.compilers.auto import agreement, deciding
+from backend_kwargs.compilers.auto.decisions import Decision, Store, packed
+from backend_kwargs.compilers.auto.key import ambient, computation_of, spelled
+from backend_kwargs.errors import BackendKwargsWarning
+
+
+def chain(x):
+    return torch.relu(x * 2 + 1).sum(-1)
+
+
+def backend_of(**options):
+    return backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], **options)
+
+
+def told(log):
+    """Return the last line of the log that names a decision."""
+    return [line for line in log.messages if line.startswith("auto: ")][-1].splitlines()[0]
+
+
+def stored(store, **changes):
+    """Put one decision, changed, in place of the one that is stored."""
+    (decision,) = Store(store).all()
+    Store(store).put(replace(decision, **changes))
+    torch._dynamo.reset()
+    deciding.forget_process()
+
+
+def test_a_decision_is_remembered(auto, races, store):
+    """The second compile, in another process, looks the decision up."""
+    x = torch.randn(8, 64)
+    for _ in range(2):
+        assert torch.equal(auto(chain)(x), chain(x))
+        torch._dynamo.reset()
+        deciding.forget_process()
+    assert races.count == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda x: (chain, torch.randn(8, 32)), id="shape"),
+        pytest.param(lambda x: (chain, x.double()), id="dtype"),
+        pytest.param(lambda x: (chain, x.t().contiguous().t()), id="strides"),
+        pytest.param(lambda x: (lambda x: torch.relu(x * 3 + 1).sum(-1), x), id="constant"),
+        pytest.param(lambda x: (chain, x.clone().requires_grad_()), id="gradient"),
+    ],
+)
+def test_another_graph_is_another_decision(auto, races, store, change):
+    """Shape, type, strides, constants and gradients are part of the key."""
+    x = torch.randn(8, 64)
+    auto(chain)(x)
+    torch._dynamo.reset()
+    fn, other = change(x)
+    auto(fn)(other)
+    assert races.count == 2
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(torch.no_grad, id="no_grad"),
+        pytest.param(torch.inference_mode, id="inference"),
+        pytest.param(lambda: torch.autocast("cpu", torch.bfloat16), id="autocast"),
+    ],
+)
+def test_another_state_is_another_decision(auto, races, state):
+    """Grad mode and autocast are part of the key."""
+    x = torch.randn(8, 64)
+    auto(chain)(x)
+    torch._dynamo.reset()
+    with state():
+        auto(chain)(x)
+    assert races.count == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        pytest.param(
+            lambda: torch.use_deterministic_algorithms(True),
+            lambda: torch.use_deterministic_algorithms(False),
+            id="deterministic",
+        ),
+        pytest.param(
+            lambda: torch.set_float32_matmul_precision("high"),
+            lambda: torch.set_float32_matmul_precision("highest"),
+            id="float32",
+        ),
+    ],
+)
+def test_settings_of_the_process_are_part_of_the_key(change, back):
+    """Deterministic algorithms and the precision of float32 products decide what is fast."""
+    before = ambient()
+    change()
+    try:
+        assert ambient() != before
+    finally:
+        back()
+
+
+def test_names_of_the_user_are_no_part_of_the_key(auto, races):
+    """The same computation under other names is the same graph."""
+
+    def same(tensor):
+        doubled = tensor * 2
+        return torch.relu(doubled + 1).sum(-1)
+
+    for fn in (chain, same):
+        torch._dynamo.reset()
+        auto(fn)(torch.randn(8, 64))
+    assert races.count == 1
+
+
+def test_which_of_equal_devices_is_no_part_of_the_key():
+    """Ranks compile one graph on cuda:0 and cuda:1."""
+    assert spelled(({"device": torch.device("cuda:1")}, "cuda:0")) == "({'device': cuda}, cuda)"
+
+
+def test_a_key_is_the_same_in_every_process():
+    """Neither an address nor the order of a set, which is another in each process, is part of it."""
+    script = (
+        "from backend_kwargs.compilers.auto.key import spelled; print(spelled([{'a', 'b', 'c'}, spelled, object()]))"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in "12"
+    }
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("x", "asked", "same"),
+    [
+        pytest.param(torch.randn(8, 32), {}, True, id="size"),
+        pytest.param(torch.randn(8, 64).double(), {}, False, id="dtype"),
+        pytest.param(torch.randn(8, 64), {"objective": "memory"}, False, id="objective"),
+    ],
+)
+def test_kin_differ_in_size_alone(x, asked, same):
+    """The same graph for another type, or raced for something else, is no recompile."""
+    gm, first = torch.fx.symbolic_trace(chain), torch.randn(8, 64)
+    assert (computation_of(gm, [x], asked) == computation_of(gm, [first], {})) is same
+
+
+def test_never_racing_takes_default(auto, store, log):
+    """With race="never" and no decision, default is compiled."""
+    x = torch.randn(8, 64)
+    assert torch.allclose(auto(chain, race="never")(x), chain(x))
+    assert told(log) == "auto: default for a graph not raced: race='never', and no decision is stored (0.0 s)"
+    assert not store.exists()
+
+
+def test_never_racing_inherits_nothing(auto, races, log):
+    """What another graph's race found is not tried where nothing is to be tried."""
+    races.winner, races.options = "cpp_wrapper", {"cpp_wrapper": True}
+    auto(chain)(torch.randn(8, 64))
+    auto(torch.sin, race="never")(torch.randn(8))
+    assert told(log).startswith("auto: default for a graph not raced")
+
+
+def test_the_process_has_a_budget(auto, races, log):
+    """When a process has spent its seconds on races, further graphs take default."""
+    auto(chain)(torch.randn(8, 64))
+    auto(torch.sin, process_budget_s=0.0)(torch.randn(8, 64))
+    assert told(log) == "auto: default for a graph not raced: the process has spent its 0 s on races (0.0 s)"
+
+
+def test_recompiles_inherit(auto, races, log):
+    """Beyond `most_races`, other sizes of one computation take its last winner without a race."""
+    compiled = torch.compile(chain, backend=backend_of(most_races=1), dynamic=False)
+    for size in (64, 32):
+        compiled(torch.randn(8, size))
+    assert races.count == 1
+    assert told(log) == "auto: eager for a graph not raced: it was raced for 1 other sizes (0.0 s)"
+
+
+def test_tiny_graphs_inherit(races, log):
+    """After a first race, a graph of two operators on little data takes the winner of its neighbour."""
+    races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": True}
+    torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
+    torch.compile(torch.sin, backend=backend_of())(torch.randn(8))
+    assert races.count == 1
+    assert told(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
+
+
+def test_inputs_without_memory_are_not_raced(races, log):
+    """Where an input is no plain tensor, as DDP's optimizer hands over fakes, default is compiled."""
+    gm = torch.fx.symbolic_trace(chain)
+    with torch._subclasses.FakeTensorMode() as mode:
+        backend_of()(gm, [mode.from_tensor(torch.randn(8, 64))])
+    assert told(log) == "auto: default for a graph not raced: an input is no plain tensor (0.0 s)"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo asks a tensor with history for it
+def test_an_input_that_trains_and_is_changed_is_not_raced(races, log):
+    """A copy without the input's gradient history could not be changed in place."""
+
+    def step(x):
+        return x.mul_(2).sum()
+
+    weight = torch.ones(8, requires_grad=True)
+    torch.compile(step, backend=backend_of())(weight * 1).backward()
+    assert torch.equal(weight.grad, torch.full((8,), 2.0))
+    assert told(log) == "auto: default for a graph not raced: it changes in place an input that trains (0.0 s)"
+
+
+def test_a_larger_budget_races_again(auto, races):
+    """A race that its budget cut short holds for budgets no larger, and for race="never"."""
+    races.cut, x = True, torch.randn(8, 64)
+    for options in ({"budget_s": 1.0}, {"budget_s": 1.0}, {"race": "never"}, {"budget_s": 2.0}):
+        torch._dynamo.reset()
+        auto(chain, **options)(x)
+    assert races.count == 2
+
+
+def test_a_race_that_fails_falls_back(auto, monkeypatch, store, log):
+    """Where the race itself fails, default is compiled, a warning says why, and nothing is stored."""
+
+    def out_of_memory(request, tick):
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(deciding, "race", out_of_memory)
+    x = torch.randn(8, 64)
+    why = "its race failed: OutOfMemoryError: planted"
+    with pytest.warns(BackendKwargsWarning) as warned:
+        assert torch.allclose(auto(chain)(x), chain(x))
+    assert str(warned[0].message) == f"A graph is compiled under default: {why}"
+    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert not store.exists()
+
+
+def test_a_stored_winner_that_fails_falls_back(auto, planted, races, log):
+    """A winner that does not compile here any more gives way to default, with a warning."""
+    races.winner, races.options = "crash", dict(backend_kwargs.make_backend("tmpl-inductor:crash").options)
+    x = torch.randn(8, 64)
+    with pytest.warns(BackendKwargsWarning) as warned:
+        assert torch.allclose(auto(chain)(x), chain(x))
+    why = "crash, which was decided, fails: InductorError: RuntimeError: planted"
+    assert str(warned[-1].message) == f"A graph is compiled under default: {why}"
+    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert not deciding._decided
+
+
+def test_imported_eager_is_no_failure(auto, races, store, log):
+    """A decision without the race's table, as an import leaves it, warns of nothing and claims nothing."""
+    x = torch.randn(8, 64)
+    auto(chain)(x)
+    stored(store, rows=())
+    log.clear()
+    assert torch.equal(auto(chain)(x), chain(x))
+    assert [message.splitlines()[0] for message in log.messages] == ["auto: eager for 3 ops (0.1 s)"]
+
+
+@pytest.mark.parametrize("imported", [False, True], ids=["raced", "imported"])
+@torch.no_grad()
+def test_aot_compile(races, store, tmp_path, imported):
+    """Eager cannot be saved: `aot_compile()` gets the fastest that was compiled, else default."""
+    x = torch.randn(8, 64)
+    if imported:
+        torch.compile(chain, backend=backend_of())(x)
+        stored(store, rows=())
+    ahead = torch.compile(chain, backend=backend_of(), fullgraph=True).aot_compile(((x,), {}))
+    ahead.save_compiled_function(str(tmp_path / "saved"))
+    with (tmp_path / "saved").open("rb") as file:
+        assert torch.allclose(torch.compiler.load_compiled_function(file)(x), chain(x))
+
+
+def test_compare_races_anew(races, store):
+    """Compile seconds that are said to be those of an empty cache hold a race, and the user's store stays as it is."""
+    torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
+    before = Store(store).all()
+    torch._dynamo.reset()
+    compare(chain, torch.randn(8, 64), [Candidate("auto", backend_of())], rounds=2)
+    assert races.count == 2
+    assert Store(store).all() == before
+    assert list(deciding._decided) == [before[0].key]
+
+
+def test_collectives_are_not_raced(races, log, tmp_path):
+    """A graph in which other ranks take part is not run by one rank alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'init'}", rank=0, world_size=1)
+    try:
+        x = torch.randn(8)
+        compiled = torch.compile(
+            lambda x: dist._functional_collectives.all_reduce(x * 2, "sum", "0") + 1, backend=backend_of()
+        )
+        assert torch.allclose(compiled(x), x * 2 + 1)
+    finally:
+        dist.destroy_process_group()
+    assert told(log) == "auto: default for a graph not raced: other ranks take part in it (0.0 s)"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["decided here", "unknown here"])
+def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known):
+    """Who comes first to a graph decides, also over what a later rank has stored."""
+    word, x = torch.distributed.HashStore(), torch.randn(8, 64)
+    if known:
+        auto(chain)(x)
+        torch._dynamo.reset()
+    key = key_of_next(monkeypatch, x)
+    word.add(f"{agreement.PREFIX}/{key}/owner", 1)
+    word.set(f"{agreement.PREFIX}/{key}/decision", json.dumps(packed(Decision(key, "", "default", facts="first come"))))
+    monkeypatch.setattr(agreement, "_process_group_store", lambda: word)
+    auto(chain)(x)
+    assert told(log) == "auto: default for first come (0.0 s)"
+
+
+def key_of_next(monkeypatch, x):
+    """Return the key that `chain` gets."""
+    keys = []
+    with monkeypatch.context() as patch:
+        patch.setattr(deciding, "agreed", lambda key, decide, stand_in, settings: keys.append(key) or stand_in)
+        torch.compile(chain, backend=backend_of())(x)
+    torch._dynamo.reset()
+    return keys[0]
+
+
+def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, monkeypatch, log):
+    """After budget and grace a rank compiles default."""
+    word, x = torch.distributed.HashStore(), torch.randn(8, 64)
+    word.add(f"{agreement.PREFIX}/{key_of_next(monkeypatch, x)}/owner", 1)
+    monkeypatch.setattr(agreement, "_process_group_store", lambda: word)
+    monkeypatch.setattr(agreement, "GRACE_S", 0.1)
+    auto(chain, budget_s=0.1)(x)
+    assert told(log).startswith("auto: default for a graph not raced: the rank that races it was not heard of in time")
+    assert races.count == 0
+
+
+RANK = """
+import json, os, sys
+import torch, torch.distributed as dist
+import backend_kwargs
+from backend_kwargs.compilers.auto import agreement, deciding, race
+rank, file = int(sys.argv[1]), sys.argv[2]
+os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
+dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+row = race.Row("eager", won=True)
+deciding.race = lambda request, tick: race.Outcome(row, (row,), f"race of {rank}", 0.0, False)
+backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], budget_s=20)
+words = agreement._process_group_store()
+def shared(x): return torch.relu(x * 2 + 1).sum(-1)
+def own(x): return (x - rank).sin() if rank else x.cos().exp()
+def decided(fn): # by this rank, in the order of the words that the other waits for
+    torch.compile(fn, backend=backend)(torch.randn(8, 64))
+    words.set(f"{fn.__name__} of {rank}", "done")
+    return list(deciding._decided.values())[-1].facts
+def after(word): words.wait([word])
+if rank == 0: # it comes first to the shared graph, and last to its own
+    after("stored of 1")
+    seen = [decided(shared)]
+    after("own of 1")
+    seen.append(decided(own))
+else: # it has a stored decision for the shared graph, and asks for its own while the other has not begun
+    ask, agreement._process_group_store = agreement._process_group_store, lambda: None
+    decided(shared)
+    agreement._process_group_store = ask
+    torch._dynamo.reset()
+    deciding.forget_process()
+    mine = decided(own)
+    words.set("stored of 1", "done")
+    after("shared of 0")
+    seen = [decided(shared), mine]
+print(json.dumps(seen))
+dist.barrier()
+"""
+
+
+def test_ranks_take_one_decision(tmp_path):
+    """Two ranks agree on the graph that both compile, though one has decided otherwise, and wait for no other."""
+    command = [sys.executable, "-c", RANK]
+    ranks = [subprocess.Popen([*command, str(rank), tmp_path / "init"], stdout=-1, text=True) for rank in range(2)]
+    seen = [json.loads(rank.communicate(timeout=300)[0]) for rank in ranks]
+    assert seen == [["race of 0", "race of 0"], ["race of 0", "race of 1"]]

@@ -1,0 +1,100 @@
+"""TVM on a GPU: right numbers, the caller's stream, CUDA graphs, gradients."""
+
+import pytest
+import torch
+from torch import nn
+
+import backend_kwargs
+from backend_kwargs.compilers.tvm.versions import unfit
+
+pytestmark = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
+
+OPTIONS = [
+    pytest.param({}, id="defaults"),
+    pytest.param({"aten_ops": ()}, id="products in TVM"),
+    pytest.param({"cuda_graph": True}, id="cuda_graph"),
+]
+SLEEP = 100_000_000  # clock cycles, some 50 ms
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)), (32, 256)
+
+
+def cnn():
+    parts = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    return nn.Sequential(*parts, nn.Linear(16 * 16 * 16, 10)), (4, 3, 32, 32)
+
+
+def block():
+    return nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True), (2, 64, 128)
+
+
+class Pointwise(nn.Module):
+    def forward(self, x):
+        return torch.sigmoid(x) * torch.tanh(x) + torch.clamp(x, -1, 1) * torch.nn.functional.gelu(x)
+
+
+def pointwise():
+    return Pointwise(), (64, 1023)
+
+
+MODELS = [mlp, cnn, block, pointwise]
+
+
+def made(model, *, training=False):
+    torch.manual_seed(0)
+    module, shape = model()
+    return module.to("cuda").train(training), torch.randn(shape, device="cuda")
+
+
+def by_tvm(module, **options):
+    return torch.compile(module, backend=backend_kwargs.make_backend("tvm", **options))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_numbers_are_eagers(model, options, fresh_dynamo):
+    """Three calls on other data give eager's numbers, recorded graphs included."""
+    module, x = made(model)
+    compiled = by_tvm(module, **options)
+    for _ in range(3):
+        given = torch.randn_like(x)
+        torch.testing.assert_close(compiled(given), module(given), rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_callers_stream_is_respected(options, fresh_dynamo):
+    """What runs before the call on a side stream is seen, and only that stream need be waited for."""
+    module, x = made(mlp)
+    compiled, wanted, buffer, side = by_tvm(module, **options), module(x), torch.zeros_like(x), torch.cuda.Stream()
+    for _ in range(3):
+        compiled(buffer)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(SLEEP)
+        buffer.copy_(x)
+        seen = compiled(buffer) * 1
+    side.synchronize()
+    torch.testing.assert_close(seen, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", [mlp, cnn, block], ids=lambda model: model.__name__)
+def test_gradients_are_eagers(model, fresh_dynamo):
+    """Forward and backward parts on the GPU give eager's gradients."""
+    module, x = made(model, training=True)
+    wanted = torch.autograd.grad(module(x).square().mean(), list(module.parameters()))
+    seen = torch.autograd.grad(by_tvm(module)(x).square().mean(), list(module.parameters()))
+    torch.testing.assert_close(seen, wanted, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_tvm_runs_a_part(fresh_dynamo):
+    """On a GPU too, a chain of pointwise operators is TVM's and not eager's."""
+    module, x = made(pointwise)
+    compiled = by_tvm(module)
+    compiled(x)
+    (graph,) = backend_kwargs.report(compiled).graphs
+    assert sum(part.operators for part in graph.relax.partitions) > 0
