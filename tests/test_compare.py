@@ -500,6 +500,7 @@ def test_json_is_plain_and_whole(made):
         "verdict": "baseline",
         "samples": [2.0],
         "report": "",
+        "tuning": "",
     }
     assert found["candidates"][4]["status"] == "unavailable"
 

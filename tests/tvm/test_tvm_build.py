@@ -129,9 +129,15 @@ def test_pass_config_reaches_tvm_and_does_not_leak():
         seen.append(dict(context.config))
         return mod
 
-    build(mod, Settings(pipeline=spy, pass_config={"tirx.disable_vectorize": True}, cuda_graph=True), CPU)
-    assert seen == [{"tirx.disable_vectorize": True, "relax.backend.use_cuda_graph": True}]
+    build(mod, Settings(pipeline=spy, pass_config={"tirx.disable_vectorize": True}), CPU)
+    assert seen == [{"tirx.disable_vectorize": True}]
     assert dict(tvm.transform.PassContext.current().config) == {}
+
+
+def test_cuda_graphs_are_for_cuda():
+    """On a CPU, where nothing records launches, the option does nothing."""
+    seen = run(module(relax.op.exp, f32(64)), torch.ones(64), cuda_graph=True)
+    torch.testing.assert_close(seen, torch.ones(64).exp())
 
 
 # ---- our loops: right
