@@ -64,7 +64,7 @@ def default_mlp() -> tuple[nn.Module, torch.Tensor, Compiled]:
 # --- options that reach compile_fx ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in bk.list_templates() if name != "default"])
+@pytest.mark.parametrize("name", [name for name in bk.list_templates() if name not in ("default", "auto")])
 @pytest.mark.filterwarnings("ignore::backend_kwargs.BackendKwargsWarning")
 def test_options_are_inductors_config_forward_and_backward(name, tmp_path):
     """While either graph is lowered, Inductor's config holds every option of the template."""
@@ -372,4 +372,4 @@ def test_every_template_is_shown_here():
         for name in listed
         if any(e.status.startswith("inert") for e in bk.explain(f"tmpl-inductor:{name}").effects)
     }
-    assert torch.cuda.is_available() or listed == ACT_ON_CPU | told
+    assert torch.cuda.is_available() or listed == ACT_ON_CPU | told | {"auto"}  # its races are shown in tests/auto
