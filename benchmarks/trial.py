@@ -82,14 +82,17 @@ class Trial:
         self.call = self._callable()
         self.step = self.study.step(self.call, self.model, self.optimizer)
         self._first_call()
-        step = self.step
-        self.compiled.peak_bytes = measure.peak_memory(
-            lambda: [step() for _ in range(WARM_CALLS)] and None, self.study.device, held
-        )
+        self.compiled.peak_bytes = measure.peak_memory(self._warm, self.study.device, held)
+
+    def _warm(self) -> None:
+        for _ in range(WARM_CALLS):
+            if self.study.device.type == "cuda":
+                torch.compiler.cudagraph_mark_step_begin()
+            self.step()  # dropped at once: results that are held would count
 
     def _callable(self) -> Callable[..., Any]:
         if self.peer.kind == "graph":
-            return Replayed(self.model, mutates=self.study.problem.mutates)
+            return self._replayed()
         if self.peer.hand:
             return self._hand(self.peer.hand)
         if not self.peer.compiles:
@@ -98,6 +101,17 @@ class Trial:
         self.own = _own(self.model)
         dynamic = True if self.study.problem.sweep else None
         return torch.compile(self.own, backend=backend, dynamic=dynamic, **given)
+
+    def _replayed(self) -> Callable[..., Any]:
+        graphs: dict[Any, Replayed] = {}  # one for each shape of a sweep
+
+        def call(*args: Any) -> Any:
+            shapes = tuple(tensor.shape for tensor in tensors_of(args))
+            if shapes not in graphs:
+                graphs[shapes] = Replayed(self.model, mutates=self.study.problem.mutates)
+            return graphs[shapes](*args)
+
+        return call
 
     def _hand(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         if self.study.mode == "train":

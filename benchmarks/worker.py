@@ -115,6 +115,9 @@ def time_group(tell: Tell, job: Job) -> list[Cell]:
         tell(trial.peer.name)
         _start(trial, job, shares[trial.peer.name])
     _share(trials, shares)
+    for trial in (trial for trial in trials if trial.passed and trial.compiled.kernels is None):
+        with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
+            trial.compiled = dataclasses.replace(trial.compiled, kernels=kernels_per_call(trial.step, study.device))
     tell(TIMING)
     racing = {trial.peer.name: trial for trial in trials if trial.passed}
     samples = _time(job, racing)

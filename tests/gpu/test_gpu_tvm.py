@@ -98,3 +98,18 @@ def test_tvm_runs_a_part(fresh_dynamo):
     compiled(x)
     (graph,) = backend_kwargs.report(compiled).graphs
     assert sum(part.operators for part in graph.relax.partitions) > 0
+
+
+@torch.no_grad()
+def test_the_users_own_capture_is_served(fresh_dynamo):
+    """Under torch.cuda.graph a part runs in eager, whose memory the graph owns."""
+    module, x = made(pointwise)
+    compiled = by_tvm(module)
+    compiled(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = compiled(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    compiled(torch.randn_like(x))
+    torch.testing.assert_close(out, module(x), rtol=1e-3, atol=1e-4)

@@ -146,6 +146,16 @@ def test_random_numbers_are_eagers(compiled):
     assert call.operators
 
 
+def test_bits_read_as_another_type_stay_bits(compiled):
+    """Half precision's bits, viewed as bfloat16, are other numbers, and no conversion."""
+
+    def view(x):
+        return x.half().view(torch.bfloat16) + 1
+
+    x = torch.randn(64)
+    torch.testing.assert_close(compiled(view)(x), view(x))
+
+
 def test_many_threads(compiled):
     """Each thread has a virtual machine of its own."""
     call = compiled(lambda x: (x @ x.t()).softmax(-1) + 1)

@@ -20,6 +20,7 @@ PRODUCTS = {
     "one bias for all": lambda x, weight: torch.addmm(weight[0, :1], x, weight.t()),
     "a bias for each element": bias_of_rows,
     "scaled": lambda x, weight: torch.addmm(weight[:, 0], x, weight.t(), beta=0.5, alpha=2),
+    "not turned": lambda x, weight: x @ weight[:16].permute(0, 1),
     "the transposed weight is a result too": lambda x, weight: x @ weight.t() + weight.t().sum(),
 }
 

@@ -28,7 +28,7 @@ SEARCH = "write scheduler='meta_schedule', trials=64"
         pytest.param({"aten_ops": ("mm", "convolution", "_softmax")}, id="ATen operators"),
         pytest.param({"pass_config": {"tirx.noalias": True, "tirx.UnrollLoop": {}}}, id="pass_config"),
         pytest.param({"pipeline": "default", "tir_pipeline": "s_tir", "exec_mode": "compiled"}, id="pipelines"),
-        pytest.param({"fallback": "error", "freeze": True, "fast_math": True, "verify": True}, id="ours"),
+        pytest.param({"fallback": "error", "freeze": True, "verify": True}, id="ours"),
     ],
 )
 def test_right_options(options):
@@ -153,7 +153,7 @@ def test_wrong_options(options, message):
         ),
         pytest.param(
             {"mode": "max-autotune"},
-            "TVM option 'mode' is for Inductor; TVM has 'scheduler', 'trials' and 'fast_math'.",
+            "TVM option 'mode' is for Inductor; TVM has 'scheduler' and 'trials'.",
             id="mode",
         ),
     ],

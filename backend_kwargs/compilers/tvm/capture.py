@@ -152,7 +152,8 @@ class Steps:
 
     def _leave(self, op: str, reason: str) -> None:
         """Note that `op` runs in eager, where that is allowed."""
-        self.summary.fallbacks[op] = reason
+        known = self.summary.fallbacks.get(op, "")
+        self.summary.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
         if self.settings.fallback == "error":
             raise BackendKwargsError(
                 f"TVM cannot have {op!r}: {reason}. Write fallback='partition' to leave it to eager."

@@ -100,7 +100,13 @@ def device_of(node: Node) -> torch.device:
 
 def random_nodes(gm: GraphModule) -> list[Node]:
     """Return the nodes that draw random numbers."""
-    return [n for n in gm.graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
+    return [node for node in gm.graph.nodes if _draws(node.target)]
+
+
+def _draws(target: Any) -> bool:
+    # Checkpointing wraps random operators in higher-order ones, which have no tags.
+    seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    return seeded or "rng_state" in getattr(target, "__name__", "")
 
 
 def writes_in_place(gm: GraphModule) -> str:

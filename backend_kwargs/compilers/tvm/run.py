@@ -19,6 +19,7 @@ Run = Callable[[Sequence[Any]], Any]
 ALIGNMENT = 64
 
 _last_streams: dict[torch.device, torch.cuda.Stream] = {}
+_launching = threading.Lock()
 
 
 class _Main(threading.local):
@@ -47,6 +48,8 @@ def runner(
     finish = _Finish(part, observed)
 
     def call(*args: Any) -> Any:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return part(*args)  # TVM's pool would hand out again what the user's own graph writes at each replay
         inputs = [_ready(args[i]) for i in taken]
         if sizes:
             inputs.append(tvm_ffi.Shape(tuple(read(args) for read in sizes)))
@@ -86,11 +89,13 @@ def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Run
         return lambda inputs: main.call(*inputs)
 
     def run(inputs: Sequence[Any]) -> Any:
-        _after_last_stream(device)
-        if brings_stream:
-            return main.call(*inputs)
-        with torch.cuda.device(device), tvm_ffi.use_torch_stream():
-            return main.call(*inputs)
+        # One at a time: between the wait and the launch another thread's call could take the pool's memory.
+        with _launching:
+            _after_last_stream(device)
+            if brings_stream:
+                return main.call(*inputs)
+            with torch.cuda.device(device), tvm_ffi.use_torch_stream():
+                return main.call(*inputs)
 
     return run
 
@@ -99,7 +104,7 @@ def _after_last_stream(device: torch.device) -> None:
     # TVM's pool hands memory out again at once, which only on one stream waits for the last use of it.
     current = torch.cuda.current_stream(device)
     last = _last_streams.get(device, current)
-    if last != current and not torch.cuda.is_current_stream_capturing():
+    if last != current:
         current.wait_stream(last)
     _last_streams[device] = current
 

@@ -43,7 +43,6 @@ class Settings:
     aten_ops: Annotated[
         tuple[str, ...] | None, "operators left to ATen, such as 'mm'; None: products, convolutions, attention on CUDA"
     ] = None
-    fast_math: Annotated[bool, "reorder floating point, and approximate exp, tanh and erf"] = False
     verify: Annotated[bool, "compare the first call with eager's, and run in eager where it differs"] = False
     opt_level: Annotated[int | None, "of TVM's PassContext; no pass of Relax minds it"] = None
 
@@ -74,7 +73,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "executor": f"{GONE} with Relay; 'exec_mode' says how the VM runs",
         "runtime": f"{GONE} with Relay; 'exec_mode' says how the VM runs",
         "desired_layouts": f"{GONE} with Relay; write a pass and hand it in as 'pipeline'",
-        "mode": "is for Inductor; TVM has 'scheduler', 'trials' and 'fast_math'",
+        "mode": "is for Inductor; TVM has 'scheduler' and 'trials'",
     }
 )
 

@@ -14,7 +14,7 @@ from backend_kwargs.compilers.tvm.lowering.table import names_of
 from backend_kwargs.compilers.tvm.shapes import symbols_of
 
 REASONS: dict[str, tuple[str, ...]] = {
-    "reads memory as it lies": ("as_strided", "as_strided_copy", "as_strided_scatter"),
+    "reads memory as it lies": ("as_strided", "as_strided_copy", "as_strided_scatter", "view.dtype", "view_copy.dtype"),
     "its memory is uninitialised": (
         "empty",
         "empty_like",

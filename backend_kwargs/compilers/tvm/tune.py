@@ -136,14 +136,17 @@ def _search(mod: tvm.IRModule, settings: Any, target: Target, known: Known, ours
     directory = Path(settings.work_dir or tempfile.mkdtemp()) / f"search-{uuid.uuid4().hex[:12]}"
     directory.mkdir(parents=True)
     database = ms.database.JSONDatabase(work_dir=str(directory))
-    with _progress(min(settings.trials, share * len(tasks))) as advance, _tensor_intrinsics():
-        runner = InProcessRunner(advance)
-        _tune(_slow(tasks, [_measure_ours(task, ours, runner, database) for task in tasks]), settings, runner, database)
-    (directory / FINISHED).write_text(str(share))
-    workloads, records = _records(directory)
-    known.add(workloads, records, share)
-    if settings.work_dir is None:
-        shutil.rmtree(directory.parent)
+    try:
+        with _progress(min(settings.trials, share * len(tasks))) as advance, _tensor_intrinsics():
+            runner = InProcessRunner(advance)
+            measured = [_measure_ours(task, ours, runner, database) for task in tasks]
+            _tune(_slow(tasks, measured), settings, runner, database)
+        (directory / FINISHED).write_text(str(share))
+        workloads, records = _records(directory)
+        known.add(workloads, records, share)
+    finally:
+        if settings.work_dir is None:
+            shutil.rmtree(directory.parent, ignore_errors=True)
     return runner.measured
 
 

@@ -60,7 +60,9 @@ def join_transposed(gm: fx.GraphModule, constants: Collection[str]) -> None:
 def _join(graph: fx.Graph, node: fx.Node, constants: Collection[str]) -> None:
     args: Any = node.args
     *bias, x, transposed = args
-    if transposed.target is not aten.permute.default or transposed.args[0].name in constants:
+    if transposed.target is not aten.permute.default or [dim % 2 for dim in transposed.args[1]] != [1, 0]:
+        return
+    if transposed.args[0].name in constants:
         return
     if any(each.meta["val"].shape != node.meta["val"].shape[1:] for each in bias):
         return
