@@ -333,7 +333,7 @@ def test_mode_of_torch_compile_is_refused(fresh_dynamo):
     """A mode given to torch.compile is told as one given to make_backend is."""
     import torch
 
-    with pytest.raises(Exception, match="TVM option 'mode' is for Inductor; TVM has 'scheduler', 'trials'"):
+    with pytest.raises(Exception, match="TVM option 'mode' is for Inductor; TVM has 'scheduler' and 'trials'"):
         torch.compile(lambda x: x + 1, backend="tmpl-tvm", mode="max-autotune")(torch.ones(2))
 
 
