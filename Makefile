@@ -41,7 +41,7 @@ bench: $(READY)
 
 # What a call through a backend costs beside plain torch.compile: recorded, never a test.
 overhead: $(READY)
-	$(BIN)/python -m pytest tests/test_overhead.py --benchmark-only
+	$(BIN)/python -m pytest tests/test_overhead.py tests/auto/test_auto_overhead.py --benchmark-only
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -119,18 +119,23 @@ def interleave(
     budget_s: float | None = None,
     progress: Callable[[float], None] | None = None,
     failed: Callable[[str, Exception], None] | None = None,
+    repeated: Callable[[str, int], None] | None = None,
 ) -> dict[str, list[float]]:
     """Time every call once per round and return its samples: seconds of wall time per call, one per round.
 
-    The order is rotated each round and reversed after all rotations, so that each call follows each other one equally
-    often. A sample repeats its call until it lasts about 1 ms, waits for the device, and is divided by the repeats;
-    where it repeats, one call goes before the clock, to be its own predecessor in the caches. Results are dropped at
-    once. `budget_s` ends the rounds early, never before the first is whole. `progress` hears the fraction done. A call
-    that raises leaves the race and is told to `failed`; without `failed` the exception goes on.
+    Each order is run forward and then backward, and rotated, so that each call comes before and after each other one,
+    and in each place, equally often. A sample repeats its call until it lasts about 1 ms, waits for the device, and is
+    divided by the repeats; where it repeats, one call goes before the clock, to be its own predecessor in the caches.
+    Results are dropped at once. `budget_s` ends the rounds early, never before the first is whole. `progress` hears the
+    fraction done, and `repeated` how many calls each sample is. A call that raises leaves the race and is told to
+    `failed`; without `failed` the exception goes on.
     """
     race = _Race(dict(calls), device, failed)
     for name in calls:
         race.guard(name, partial(race.prepare, name, warmup))
+    if repeated:
+        for name in race.calls:
+            repeated(name, race.repeats[name])
     started = time.perf_counter()
     for done in range(rounds):
         for name in race.order(done):
@@ -140,6 +145,19 @@ def interleave(
         if budget_s is not None and time.perf_counter() - started > budget_s:
             break
     return {name: race.samples[name] for name in calls if name in race.calls}
+
+
+def order(names: Sequence[str], done: int) -> list[str]:
+    """Return the order of a round, which the next one reverses.
+
+    Over twice as many rounds as names, each name is in each place and follows each other one equally often.
+    """
+    # A plain rotation keeps everybody's neighbours, and who follows its like runs some per cent faster: zigzag
+    # (Williams 1949) meets all neighbours.
+    size = len(names)
+    zigzag = [size - 1 - at // 2 if at % 2 else at // 2 for at in range(size)]
+    rotated = [names[(at + done // 2) % size] for at in zigzag]
+    return rotated[::-1] if done % 2 else rotated
 
 
 @dataclass
@@ -153,12 +171,7 @@ class _Race:
         self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
 
     def order(self, done: int) -> list[str]:
-        # A plain rotation keeps everybody's neighbours, and who follows its like runs some per cent faster: zigzag
-        # (Williams 1949) meets all neighbours.
-        names, size = list(self.calls), len(self.calls)
-        zigzag = [size - 1 - at // 2 if at % 2 else at // 2 for at in range(size)]
-        rotated = [names[(at + done) % size] for at in zigzag]
-        return rotated[::-1] if done // max(size, 1) % 2 else rotated
+        return order(list(self.calls), done)
 
     def guard(self, name: str, step: Callable[[], None]) -> None:
         try:

@@ -1,21 +1,21 @@
 """Planted peers whose outcome is known: where one comes out otherwise, no other figure of the run is to be believed.
 
 `timed` ones run in every group: the baseline again, whose ratio is the noise floor, and the baseline with 5 % more
-work, which must be seen. The `FAULTY` ones are wrong in one way each, and a check must say so:
+work, which must be seen, and at its size. The `FAULTY` ones are wrong in one way each, and a check must say so:
 `expected` is its status.
 """
 
 import functools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.measure import Status, interleave, percentile
+from backend_kwargs.measure import Interval, Status, interleave, percentile, ratio_interval
 from benchmarks.peers import Peer
 from benchmarks.records import AGAIN
 from benchmarks.timers import device_times
@@ -23,6 +23,7 @@ from benchmarks.timers import device_times
 BASELINE = "eager"
 SLOWED = "+5 %"
 INJECTED = 0.05
+CALIBRATING_ROUNDS, CALIBRATING_S = 10, 2.0
 SPIN_CYCLES = 1_000_000
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -34,18 +35,45 @@ def timed(call: Callable[[], object], device: torch.device) -> dict[str, Callabl
     return {AGAIN: call, SLOWED: slowed(call, device)}
 
 
-def slowed(call: Callable[[], object], device: torch.device, share: float = INJECTED) -> Callable[[], object]:
-    """Return `call` with `share` more work, on the device's clock where it has one, else on the wall's."""
-    on_device = device.type != "cpu"
-    times = device_times({"": call}, 10, device) if on_device else interleave({"": call}, rounds=10, device=device)
-    spin = spinning(share * percentile(times[""], 0.5), device)
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """A call with more work behind it; `injected` is the share of the call's time that this was measured to take."""
 
-    def slower() -> object:
-        result = call()
-        spin()
+    call: Callable[[], object]
+    spin: Callable[[], None]
+    injected: float = INJECTED
+
+    def __call__(self) -> object:
+        """Return what the call returns, later."""
+        result = self.call()
+        self.spin()
         return result
 
-    return slower
+
+def slowed(call: Callable[[], object], device: torch.device, share: float = INJECTED) -> Slowed:
+    """Return `call` with `share` more work, on the device's clock where it has one, else on the wall's.
+
+    A launch of its own takes some 2 µs, which are part of the share: the shortest calls get more than asked.
+    """
+    alone, launched = _beside(Slowed(call, spinning(0.0, device)), device)
+    launch = max(min(launched) - min(alone), 0.0)  # what disturbs a sample makes it longer
+    slower = Slowed(call, spinning(max(share * min(alone) - launch, 0.0), device))
+    alone, slow = _beside(slower, device)
+    return replace(slower, injected=ratio_interval(slow, alone).median - 1)
+
+
+def _beside(slower: Slowed, device: torch.device) -> tuple[list[float], list[float]]:
+    """Time the call, and itself with more behind it."""
+    calls = {"call": slower.call, "slower": slower}
+    given: dict[str, Any] = {"rounds": CALIBRATING_ROUNDS, "device": device, "budget_s": CALIBRATING_S}
+    samples = interleave(calls, **given) if device.type == "cpu" else device_times(calls, **given)
+    return samples["call"], samples["slower"]
+
+
+def is_seen(speedup: Interval, noise: Interval, injected: float) -> bool:
+    """Say whether a speedup over the baseline shows the injected share, give or take the noise."""
+    wanted = 1 / (1 + injected)
+    return speedup.low * noise.low <= wanted <= speedup.high * noise.high
 
 
 def spinning(seconds: float, device: torch.device) -> Callable[[], None]:

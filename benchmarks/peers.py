@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from backend_kwargs import list_templates, make_backend
 from backend_kwargs.errors import BackendKwargsError
-from benchmarks.case import Mode
+from benchmarks.case import Case, Mode
 
 Kind = Literal["eager", "graph", "mode", "template", "auto", "hand", "tvm", "control"]
 TEMPLATES = "tmpl-inductor:"
@@ -25,7 +25,7 @@ class Peer:
     """One way to run a case: `torch.compile`'s backend, mode and options; none of them for what is not compiled.
 
     "eager" and "graph" run the case as it is, "hand" a kernel of the case's own. `devices` are those on which the peer
-    differs from every other, `cases` globs of those that it is run on.
+    differs from every other, `cases` globs of those that it is run on, `suite` the one that they are of.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Peer:
     devices: tuple[str, ...] = ("cpu", "cuda")
     modes: tuple[Mode, ...] = ("fwd", "fwd_bwd", "train")
     cases: tuple[str, ...] = ("*",)
+    suite: str = "full"
     hand: Callable[..., Any] | None = None
 
     @property
@@ -63,6 +64,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
 }
 LAST: tuple[Peer, ...] = (
     Peer(f"{TEMPLATES}auto", "auto", f"{TEMPLATES}auto"),
+    Peer("auto-full", "auto", f"{TEMPLATES}auto", options={"effort": "full"}, suite="dev"),
     Peer("tvm-untuned", "tvm", "tmpl-tvm", options={"fallback": "error"}, devices=("cpu",), modes=("fwd",)),
     Peer(
         "tvm-tuned",
@@ -102,11 +104,13 @@ def check_globs(globs: Sequence[str]) -> None:
             raise BackendKwargsError(f"No peer is called {glob!r}: `python -m benchmarks list` shows all.")
 
 
-def why_not(peer: Peer, case: str, mode: Mode, device: str) -> str:
+def why_not(peer: Peer, case: Case, mode: Mode, device: str) -> str:
     """Return why a peer cannot be had for a case, a mode and a device, "" where it can."""
     if device not in peer.devices:
         return f"no peer of its own on {device}"
-    if device != "cpu" and not wanted(case, peer.cases):
+    if peer.suite not in ("full", *case.suites):
+        return f"too slow to compile for each case: run on those of the suite {peer.suite!r}"
+    if device != "cpu" and not wanted(case.name, peer.cases):
         return f"too slow to compile for each case: run on {', '.join(peer.cases)}"
     return "" if mode in peer.modes else f"not in mode {mode}"
 

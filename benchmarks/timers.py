@@ -4,7 +4,7 @@ Wall time, with guards, launches and copies of inputs, is `backend_kwargs.measur
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -29,33 +29,33 @@ def device_times(
     warmup: int = 3,
     budget_s: float | None = None,
     failed: Callable[[str, Exception], None] | None = None,
+    repeated: Callable[[str, int], None] | None = None,
+    exposed: Callable[[str], None] | None = None,
 ) -> dict[str, list[float]]:
     """Return seconds per call between two events on the device, one sample per call and round, none trimmed.
 
-    A round queues one sample of every call, in an order that is rotated, and reversed after all rotations, then waits
-    once. Before a sample the L2 is overwritten and read, with no wait before the start event: the launches of the call
-    are queued behind it, and the events see the device alone. Calls whose launches take longer are covered for longer,
-    up to some 15 ms. "cold" samples are one call; "warm" ones are repeated after an uncounted call, the L2 as it left
-    it. `budget_s` and `failed` are as in `measure.interleave`. On the CPU, which runs what it launches, a sample is
-    read from the clock of the process.
+    A round queues one sample of every call, in the order of `measure.order`, then waits once. Before a sample the L2 is
+    overwritten and read, with no wait before the start event: the launches of the call are queued behind it, and the
+    events see the device alone. Calls whose launches take longer are covered for longer, up to some 15 ms. "cold"
+    samples are one call; "warm" ones are repeated after an uncounted call, the L2 as it left it. `budget_s`, `failed`
+    and `repeated` are as in `measure.interleave`. `exposed` hears of calls whose launches outlast the longest cover:
+    their samples hold time of the host. On the CPU, which runs what it launches, a sample is read from the clock of
+    the process.
     """
     bench = _Bench(dict(calls), device, l2, failed)
     for name in calls:
         bench.guard(name, partial(bench.prepare, name, warmup))
+    for name in bench.calls:
+        if repeated:
+            repeated(name, bench.repeats[name])
+        if exposed and name in bench.exposed:
+            exposed(name)
     started = time.perf_counter()
     for done in range(rounds):
         bench.round(done)
         if budget_s is not None and time.perf_counter() - started > budget_s:
             break
     return {name: bench.samples[name] for name in calls if name in bench.calls}
-
-
-def order(names: Sequence[str], done: int) -> list[str]:
-    """Return the order of a round: over twice as many rounds as names, each name follows each other equally often."""
-    size = len(names)
-    zigzag = [size - 1 - at // 2 if at % 2 else at // 2 for at in range(size)]  # Williams 1949
-    rotated = [names[(at + done) % size] for at in zigzag]
-    return rotated[::-1] if done // max(size, 1) % 2 else rotated
 
 
 def l2_bytes(device: torch.device) -> int:
@@ -101,6 +101,7 @@ class _Bench:
     covers: dict[str, int] = field(default_factory=dict)
     repeats: dict[str, int] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=dict)
+    exposed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.scratch = Scratch(self.device)
@@ -127,6 +128,8 @@ class _Bench:
         while exposed and self.covers[name] < MOST_COVERS:
             self.covers[name] *= 2
             exposed, _ = self.probe(name)
+        if exposed:
+            self.exposed.add(name)
 
     def probe(self, name: str) -> tuple[bool, float]:
         """Take a sample; say whether it began before all of it was launched, and how long a call took."""
@@ -142,7 +145,7 @@ class _Bench:
         def queue(name: str) -> None:
             queued[name] = self.sample(name)
 
-        for name in order(list(self.calls), done):
+        for name in measure.order(list(self.calls), done):
             self.guard(name, partial(queue, name))
         measure.synchronize(self.device)
         for name, (start, end) in queued.items():

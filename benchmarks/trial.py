@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs import measure
+from backend_kwargs import measure, report
 from backend_kwargs.measure import Accuracy, Status
 from benchmarks import peers
 from benchmarks.peers import Peer, UnavailableError
@@ -38,6 +38,7 @@ class Trial:
     call: Callable[..., Any] = field(init=False)
     step: Callable[[], object] = field(init=False)
     own: Callable[..., Any] | None = None
+    decided: dict[str, Any] | None = None
 
     @property
     def passed(self) -> bool:
@@ -71,7 +72,7 @@ class Trial:
 
     def build(self) -> None:
         """Compile, and learn what that took."""
-        if reason := peers.why_not(self.peer, self.study.case.name, self.study.mode, self.study.device.type):
+        if reason := peers.why_not(self.peer, self.study.case, self.study.mode, self.study.device.type):
             raise UnavailableError(reason)
         if self.peer.compiles:
             peers.resolved(self.peer)  # raises where this template cannot act here
@@ -82,7 +83,8 @@ class Trial:
         self.call = self._callable()
         self.step = self.study.step(self.call, self.model, self.optimizer)
         self._first_call()
-        self.compiled.peak_bytes = measure.peak_memory(self._warm, self.study.device, held)
+        # None above what was held: what the process let go meanwhile hides it.
+        self.compiled.peak_bytes = measure.peak_memory(self._warm, self.study.device, held) or None
 
     def _warm(self) -> None:
         for _ in range(WARM_CALLS):
@@ -132,6 +134,8 @@ class Trial:
             self.compiled.cold_s = perf_counter() - started if self.peer.compiles else None
         if self.own is not None:
             self._check_compiled(_graphs() - graphs)
+        if self.peer.kind == "auto":
+            self.decided = decided(self.call)
 
     def _check_compiled(self, graphs: int) -> None:
         if graphs == 0:
@@ -152,8 +156,24 @@ class Trial:
         self.attempt(lambda: self.verify(1))
 
 
+def decided(compiled: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return what auto chose for the one graph of `compiled`, and by what race; None where that is not known."""
+    race = report(compiled).graphs[-1].race
+    columns = ("name", "status", "seconds", "compile_s", "reason")
+    return race and {
+        "winner": race.winner,
+        "options": dict(race.options),
+        "seconds": race.seconds,
+        "rows": [[row[column] for column in columns] for row in race.rows],
+    }
+
+
 class Replayed:
-    """Eager, recorded in a CUDA graph at its first call; arguments are copied in, as for compiled graphs."""
+    """Eager, recorded in a CUDA graph at its first call.
+
+    Arguments are copied in, as for compiled graphs, and those that calls change are copied out again: of them it holds
+    a second set.
+    """
 
     def __init__(self, fn: Callable[..., Any], *, mutates: bool) -> None:
         self._fn = fn

@@ -5,6 +5,7 @@ import dataclasses
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from backend_kwargs.measure import Status
 from benchmarks import controls, peers, timers
 from benchmarks.case import Case, Mode
 from benchmarks.ceilings import measure_ceilings
-from benchmarks.controls import BASELINE
+from benchmarks.controls import BASELINE, Slowed
 from benchmarks.peers import Peer
 from benchmarks.process import Tell
 from benchmarks.records import Cell, Compile
@@ -24,6 +25,27 @@ from benchmarks.trial import Trial, cache_at, kernels_per_call
 
 Clock = Literal["events", "wall"]
 TIMING = "timing"  # the step of a process in which all peers run
+TUNED = "max-autotune"
+
+
+@dataclass
+class Timed:
+    """What was timed together: by clock and name seconds per call and calls per sample; on whom the host shows."""
+
+    seconds: dict[Clock, dict[str, list[float]]] = field(default_factory=dict)
+    repeats: dict[str, dict[Clock, int]] = field(default_factory=dict)
+    exposed: set[str] = field(default_factory=set)
+    injected: dict[str, float] = field(default_factory=dict)  # the share of work that a control adds
+
+    def names(self) -> list[str]:
+        """Return who was timed."""
+        return list(dict.fromkeys(name for found in self.seconds.values() for name in found))
+
+    def of(self, name: str) -> dict[str, Any]:
+        """Return a cell's fields."""
+        wall, device = (self.seconds.get(clock, {}).get(name, []) for clock in ("wall", "events"))
+        repeats = dict(self.repeats.get(name, {}))
+        return {"wall_s": wall, "device_s": device, "repeats": repeats, "exposed": name in self.exposed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +89,9 @@ class Job:
         """Return those of the table that are asked for."""
         found = [peer for peer in peers.peers().values() if peers.wanted(peer.name, self.globs)]
         # Who is asked for by name is run wherever it can be.
-        return [dataclasses.replace(p, cases=("*",)) if p.name in self.globs else p for p in found] + list(self.extra)
+        return [
+            dataclasses.replace(p, cases=("*",), suite="full") if p.name in self.globs else p for p in found
+        ] + list(self.extra)
 
     def folder(self, peer: str) -> Path:
         """Return where a peer's compiled code is kept."""
@@ -120,17 +144,14 @@ def time_group(tell: Tell, job: Job) -> list[Cell]:
             trial.compiled = dataclasses.replace(trial.compiled, kernels=kernels_per_call(trial.step, study.device))
     tell(TIMING)
     racing = {trial.peer.name: trial for trial in trials if trial.passed}
-    samples = _time(job, racing)
+    timed = _time(job, racing)
     for trial in racing.values():
         if trial.passed:
             trial.finish()
-    cells = [_cell(job, trial, samples) for trial in trials]
+    cells = [_cell(job, trial, timed) for trial in trials]
     baseline = next((cell for cell in cells if cell.peer == BASELINE and cell.passed), None)
-    return cells + ([_control(baseline, name, samples) for name in _timed_beside(samples, racing)] if baseline else [])
-
-
-def _timed_beside(samples: Mapping[Clock, Mapping[str, list[float]]], racing: Mapping[str, Trial]) -> list[str]:
-    return list(dict.fromkeys(name for found in samples.values() for name in found if name not in racing))
+    beside = [name for name in timed.names() if name not in racing]
+    return cells + ([_control(baseline, name, timed) for name in beside] if baseline else [])
 
 
 def _hand_written(study: Study, job: Job) -> list[Peer]:
@@ -157,7 +178,8 @@ def _start(trial: Trial, job: Job, first: str) -> None:
     if made is not None and made.status != "pass":
         trial.end(made.status, made.reason)
         return
-    trial.cache = job.folder(first)
+    # Beside their peers templates find the kernels that were tuned for that mode: fresh compiles alone tell a cost.
+    trial.cache = job.folder(TUNED if made is None and trial.peer.kind == "template" else first)
     trial.attempt(trial.start)
     if made is not None:
         trial.compiled = made.compile
@@ -185,30 +207,37 @@ def _add_one(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def _time(job: Job, racing: Mapping[str, Trial]) -> dict[Clock, dict[str, list[float]]]:
+def _time(job: Job, racing: Mapping[str, Trial]) -> Timed:
     """Time on each clock, with the baseline's controls; a peer that fails meanwhile leaves both."""
     device = torch.device(job.device)
     calls = {name: trial.step for name, trial in racing.items()}
+    timed = Timed()
     if BASELINE in calls:
-        calls |= controls.timed(calls[BASELINE], device)
+        added = controls.timed(calls[BASELINE], device)
+        timed.injected = {name: call.injected for name, call in added.items() if isinstance(call, Slowed)}
+        calls |= added
 
     def failed(name: str, error: Exception) -> None:
         if name in racing:
             racing[name].fail(error)
         measure.synchronize(device)
 
-    samples: dict[Clock, dict[str, list[float]]] = {}
+    def repeated(clock: Clock, name: str, calls: int) -> None:
+        timed.repeats.setdefault(name, {})[clock] = calls
+
+    told: dict[str, Any] = {"rounds": job.rounds, "device": device, "failed": failed}
     if "wall" in job.clocks or device.type == "cpu":
-        samples["wall"] = measure.interleave(calls, rounds=job.rounds, device=device, failed=failed)
-        calls = {name: call for name, call in calls.items() if name in samples["wall"]}
+        timed.seconds["wall"] = measure.interleave(calls, repeated=partial(repeated, "wall"), **told)
+        calls = {name: call for name, call in calls.items() if name in timed.seconds["wall"]}
     if "events" in job.clocks and device.type != "cpu":
-        samples["events"] = timers.device_times(calls, job.rounds, device, job.l2, failed=failed)
-    return samples
+        timed.seconds["events"] = timers.device_times(
+            calls, l2=job.l2, repeated=partial(repeated, "events"), exposed=timed.exposed.add, **told
+        )
+    return timed
 
 
-def _cell(job: Job, trial: Trial, samples: Mapping[Clock, Mapping[str, list[float]]]) -> Cell:
+def _cell(job: Job, trial: Trial, timed: Timed) -> Cell:
     study, peer = trial.study, trial.peer
-    measured = {clock: found.get(peer.name, []) for clock, found in samples.items()} if trial.passed else {}
     work = study.problem.work if job.mode == job.case.modes[0] else None
     figures = ("rmse", "reference_rmse", "max_error", "cosine")
     return Cell(
@@ -222,8 +251,7 @@ def _cell(job: Job, trial: Trial, samples: Mapping[Clock, Mapping[str, list[floa
         group_id=job.group_id,
         status=trial.status,
         reason=trial.reason,
-        wall_s=measured.get("wall", []),
-        device_s=measured.get("events", []),
+        **(timed.of(peer.name) if trial.passed else {}),
         l2=job.l2,
         scale=job.scale,
         compile=trial.compiled,
@@ -231,6 +259,7 @@ def _cell(job: Job, trial: Trial, samples: Mapping[Clock, Mapping[str, list[floa
         accuracy={name: getattr(trial.accuracy, name) for name in figures},
         work=dataclasses.asdict(work) if work else None,
         options=_options(peer),
+        decided=trial.decided,
     )
 
 
@@ -249,10 +278,10 @@ def _options(peer: Peer) -> dict[str, Any]:
         return {}
 
 
-def _control(cell: Cell, name: str, samples: Mapping[Clock, Mapping[str, list[float]]]) -> Cell:
+def _control(cell: Cell, name: str, timed: Timed) -> Cell:
     """Return the cell of what was timed beside its baseline, `cell`."""
-    wall, device = (samples.get(clock, {}).get(name, []) for clock in ("wall", "events"))
-    return dataclasses.replace(cell, peer=name, kind="control", wall_s=wall, device_s=device, compile=Compile())
+    options = {"injected": timed.injected[name]} if name in timed.injected else {}
+    return dataclasses.replace(cell, peer=name, kind="control", compile=Compile(), options=options, **timed.of(name))
 
 
 def environment(tell: Tell, device: str) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.records import WRAPPER, Record, records
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.generated import codes_of, unknown_here
-from backend_kwargs.report.graphs import Break, Code, Graph, Partition, Relax, lines_of, number, seconds_of
+from backend_kwargs.report.graphs import Break, Code, Graph, Partition, Race, Relax, lines_of, number, seconds_of
 from backend_kwargs.report.relax import relax_of
 
-__all__ = ["Break", "Code", "Graph", "Partition", "Relax", "Report", "report"]
+__all__ = ["Break", "Code", "Graph", "Partition", "Race", "Relax", "Report", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +138,13 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
     )
 
 
-def _race(record: Record) -> tuple[str, ...]:
+def _race(record: Record) -> Race | None:
     if not record.options.get("auto"):
-        return ()
+        return None
     from backend_kwargs.compilers.auto.telling import decision_of, table
 
-    decision = decision_of(record.compile_id)
-    return tuple(table(decision).splitlines()) if decision else ()
+    found = decision_of(record.compile_id)
+    return Race(found.winner, found.options, found.seconds, found.rows, table(found)) if found else None
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:

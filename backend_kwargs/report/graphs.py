@@ -49,6 +49,17 @@ class Relax:
 
 
 @dataclass(frozen=True, slots=True)
+class Race:
+    """What auto chose for a graph: the winner, its options beside the user's; the race's seconds, rows, and table."""
+
+    winner: str
+    options: Mapping[str, Any]
+    seconds: float
+    rows: tuple[Mapping[str, Any], ...]
+    table: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Break:
     """Where a graph ended early, and why."""
 
@@ -61,8 +72,7 @@ class Break:
 class Graph:
     """One compiled graph; `recompiled` is the guard that failed, "" on a first compile.
 
-    `codes` are Inductor's, and `relax` is TVM's: another backend leaves neither. `race` tells why auto chose as it did,
-    in lines.
+    `codes` are Inductor's, and `relax` is TVM's: another backend leaves neither. `race` tells why auto chose as it did.
     """
 
     compile_id: str
@@ -75,7 +85,7 @@ class Graph:
     ended_by: Break | None
     codes: tuple[Code, ...]
     relax: Relax | None = None
-    race: tuple[str, ...] = ()
+    race: Race | None = None
 
 
 def seconds_of(graphs: Iterable[Graph]) -> float:
@@ -91,7 +101,8 @@ def lines_of(graph: Graph) -> Iterator[str]:
         yield f"  options: {', '.join(f'{name}={value!r}' for name, value in graph.options.items())}"
     if graph.recompiled:
         yield f"  recompiled: {graph.recompiled.splitlines()[0]}"
-    yield from (f"  {line}" for line in (*graph.race, *map(_code_line, graph.codes)))
+    race = graph.race.table.splitlines() if graph.race else []
+    yield from (f"  {line}" for line in (*race, *map(_code_line, graph.codes)))
     if graph.relax:
         yield from (f"  {line}" for line in _relax_lines(graph.relax))
     if graph.ended_by:

@@ -13,7 +13,7 @@ import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compilers.auto import agreement, deciding
 from backend_kwargs.compilers.auto.decisions import Decision, Store, packed
-from backend_kwargs.compilers.auto.key import ambient, computation_of, spelled
+from backend_kwargs.compilers.auto.key import ambient, computation_of, spelled, structure
 from backend_kwargs.errors import BackendKwargsWarning
 
 
@@ -141,6 +141,59 @@ def test_a_key_is_the_same_in_every_process():
         for seed in "12"
     }
     assert len(seen) == 1
+
+
+def calling(kernel, **constants):
+    """Return a graph that calls a user's Triton kernel as dynamo writes it, under the first numbers of a process."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+
+    kernel_side_table.reset_table()
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    numbers = {
+        "kernel_idx": kernel_side_table.add_kernel(kernel),
+        "constant_args_idx": kernel_side_table.add_constant_args(constants),
+    }
+    launch = {"grid": [(4, 1, 1)], "tma_descriptor_metadata": {}, "kwargs": {"x": x}}
+    graph.call_function(triton_kernel_wrapper_mutation, (), numbers | launch)
+    graph.output(x)
+    return torch.fx.GraphModule({}, graph)
+
+
+@pytest.fixture
+def kernels():
+    """Kernels of the user's: two of one name, two that differ in their configurations."""
+    triton = pytest.importorskip("triton")
+
+    def kernel(x, n):
+        x + n
+
+    plus, like_plus = triton.jit(kernel), triton.jit(kernel)
+
+    def kernel(x, n):
+        x * n
+
+    times = triton.jit(kernel)
+    tuned = [
+        triton.autotune([triton.Config({"n": size}) for size in sizes], key=[])(plus) for sizes in ((1, 2), (1, 4))
+    ]
+    return {"plus": plus, "like plus": like_plus, "times": times, "tuned": tuned[0], "tuned otherwise": tuned[1]}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        pytest.param(("plus", 1), ("like plus", 1), True, id="same source"),
+        pytest.param(("plus", 1), ("times", 1), False, id="source"),
+        pytest.param(("plus", 1), ("plus", 2), False, id="constant"),
+        pytest.param(("plus", 1), ("tuned", 1), False, id="autotuned"),
+        pytest.param(("tuned", 1), ("tuned otherwise", 1), False, id="configurations"),
+    ],
+)
+def test_the_source_of_a_triton_kernel_is_part_of_the_key(kernels, one, other, same):
+    """The graph holds a kernel by its number, which another process gives to another kernel."""
+    texts = [structure(calling(kernels[name], n=constant)) for name, constant in (one, other)]
+    assert (texts[0] == texts[1]) is same
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """What wins, what never does, and what a race leaves behind: nothing."""
 
+import gc
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +10,11 @@ from torch import nn
 from torch._guards import TracingContext
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import deciding
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto import candidates, deciding, race
+from backend_kwargs.compilers.auto.candidates import Candidate
 from backend_kwargs.compilers.auto.decisions import Store
+from backend_kwargs.compilers.auto.facts import seen_facts
 from backend_kwargs.errors import BackendKwargsWarning
 
 
@@ -122,6 +127,86 @@ def test_a_spent_budget_skips_candidates(auto, planted, store):
     auto(chain, ["slow"], budget_s=0.0)(torch.randn(8, 64))
     row = rows_of(store)["slow"]
     assert (row["status"], row["reason"]) == ("skipped", "the budget of 0 s is spent")
+
+
+def test_what_would_be_compiled_twice_is_not(auto, planted, store):
+    """A candidate whose options, over those of the fastest, were tried already is skipped."""
+    backend_kwargs.register_template("slower", base="slow")
+    auto(chain, ["slow", "slower"])(torch.randn(8, 64))
+    row = rows_of(store)["slower"]
+    assert (row["status"], row["reason"]) == ("skipped", "it would be slow again")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tried"),
+    [
+        pytest.param(1.2, True, id="far"),
+        pytest.param(1.02, False, id="near"),
+        pytest.param(0.5, True, id="beyond"),
+    ],
+)
+def test_near_its_limit_a_graph_waits_for_nothing_expensive(monkeypatch, auto, store, seconds, tried):
+    """Within 3 % of the limit nothing expensive is tried; what beats its limit proves that to be none."""
+    costly = Candidate("costly", {"epilogue_fusion": False}, expensive=True)
+    monkeypatch.setattr(race, "candidates_for", lambda *_: [costly])
+    monkeypatch.setattr(race, "limit_of", lambda facts, device: 1.0)
+    monkeypatch.setattr(measure, "percentile", lambda samples, q: seconds)
+    auto(chain)(torch.randn(8, 64))
+    row = rows_of(store)["costly"]
+    assert (row["reason"] != "the fastest is within 3% of the limit already") is tried
+
+
+@pytest.mark.parametrize(("ops", "tried"), [pytest.param(10, True, id="many"), pytest.param(2, False, id="few")])
+def test_what_saves_launches_is_tried_where_those_count(monkeypatch, auto, store, ops, tried):
+    """A step that spares the host work for each operator is skipped where that is less than 3 % of a call."""
+    spares = Candidate("spares", {"epilogue_fusion": False}, saves_s=5e-6)
+    monkeypatch.setattr(race, "candidates_for", lambda *_: [spares])
+    monkeypatch.setattr(measure, "percentile", lambda samples, q: 1e-3)
+
+    def seen(*args, **marks):
+        result, facts = seen_facts(*args, **marks)
+        return result, replace(facts, ops=ops)
+
+    monkeypatch.setattr(race, "seen_facts", seen)
+    auto(chain)(torch.randn(8, 64))
+    skipped = rows_of(store)["spares"]["reason"] == "it saves time of the host, of which little is spent here"
+    assert skipped is not tried
+
+
+def test_the_users_frozen_objects_stay_frozen(auto):
+    """A race looks for garbage among what it made itself, by a freeze of its own, unless the user has frozen some."""
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        auto(chain)(torch.randn(8, 64))
+        assert 0 < gc.get_freeze_count() <= before
+    finally:
+        gc.unfreeze()
+    before = gc.get_freeze_count()
+    torch._dynamo.reset()
+    auto(chain, race="always")(torch.randn(8, 64))
+    assert gc.get_freeze_count() == before
+
+
+@torch.no_grad()
+def test_frozen_weights_bring_a_cpus_own_gemms(store, monkeypatch):
+    """With freezing=True, kernels for constant weights are tried, also on a CPU."""
+    steps = [step for step in candidates.STEPS if step.name != "cpp_wrapper"]  # as it takes seconds
+    monkeypatch.setattr(candidates, "STEPS", steps)
+    model, x = nn.Linear(32, 32), torch.randn(8, 32)
+    compiled = torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor:auto+freezing"))
+    assert torch.allclose(compiled(x), model(x), atol=1e-5)
+    assert rows_of(store)["max_autotune"]["status"] in ("pass", "same code")
+
+
+def test_a_step_leaves_out_what_it_must(monkeypatch, auto, store, default_wins):
+    """A step is laid over the options of the fastest so far, but for those that it is without."""
+    one = Candidate("one", {"epilogue_fusion": False, "max_fusion_size": 2})
+    two = Candidate("two", {"realize_reads_threshold": 1}, without=("max_fusion_size",))
+    monkeypatch.setattr(race, "candidates_for", lambda *_: [one, two])
+    monkeypatch.setattr(race, "_code", lambda fn: ())
+    auto(chain)(torch.randn(8, 64))
+    assert rows_of(store)["two"]["options"] == {"epilogue_fusion": False, "realize_reads_threshold": 1}
 
 
 def compiled_backend(**options):
@@ -282,6 +367,28 @@ def test_the_winner_comes_as_the_compiler_made_it(default_wins):
     assert seen[0] is returned[-1]
 
 
+def runner(*, rank=1, speedup=None, peak_bytes=None):
+    row = race.Row("a step", speedup=speedup, peak_bytes=peak_bytes)
+    return race.Runner(Candidate("a step", rank=rank), row, None, ())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "rank", "peak_bytes", "wins"),
+    [
+        pytest.param((1.05, 1.03, 1.08), 2, 200, True, id="faster"),
+        pytest.param((1.0, 0.95, 1.05), 1, 90, True, id="even and lighter"),
+        pytest.param((1.0, 0.95, 1.05), 1, 96, False, id="even and hardly lighter"),
+        pytest.param((1.0, 0.95, 1.05), 2, 90, False, id="dearer"),
+        pytest.param((1.0, 0.95, 1.05), 1, None, False, id="unknown"),
+        pytest.param((0.9, 0.85, 0.95), 1, 50, False, id="slower"),
+    ],
+)
+def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_bytes, wins):
+    """Within noise and at the same rank, over 5 % less memory decides; else the earlier stays."""
+    challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_bytes=peak_bytes)
+    assert race._better(challenger, runner(peak_bytes=100), "latency") is wins
+
+
 def test_memory_as_the_objective(store):
     """With objective="memory" each candidate's peak is known, and the one with less wins."""
     torch.compile(chain, backend=compiled_backend(objective="memory"))(torch.randn(512, 512))
@@ -297,8 +404,9 @@ def test_a_report_tells_the_race(store):
     compiled = torch.compile(chain, backend=compiled_backend())
     compiled(torch.randn(8, 64))
     (graph,) = backend_kwargs.report(compiled).graphs
-    assert graph.race[0].startswith("auto: ")
-    assert [line.split()[0] for line in graph.race[1:]] == ["eager", "default"]
+    assert [row["name"] for row in graph.race.rows] == ["eager", "default"]
+    assert [row["name"] for row in graph.race.rows if row["won"]] == [graph.race.winner]
+    assert graph.race.table in str(backend_kwargs.report(compiled)).replace("\n  ", "\n")
 
 
 def test_four_threads(auto):

@@ -4,14 +4,15 @@ import pytest
 
 from backend_kwargs import list_templates, register_template
 from backend_kwargs.errors import BackendKwargsError
-from benchmarks.peers import Peer, UnavailableError, check_globs, numerics, peers, resolved, sharing, tunes
+from benchmarks.cases import CASES
+from benchmarks.peers import Peer, UnavailableError, check_globs, numerics, peers, resolved, sharing, tunes, why_not
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 def test_every_template_and_mode_is_a_peer():
     """What a user could pick is in the table."""
-    wanted = {"eager", "eager+graph", *MODES, "tmpl-inductor:auto", "tvm-untuned", "tvm-tuned"}
+    wanted = {"eager", "eager+graph", *MODES, "tmpl-inductor:auto", "auto-full", "tvm-untuned", "tvm-tuned"}
     assert peers().keys() == wanted | {f"tmpl-inductor:{name}" for name in list_templates()}
 
 
@@ -43,6 +44,22 @@ def test_template_that_cannot_act_here_is_unavailable():
 def test_numerics(name, module, wanted):
     """Frozen weights are a class of their own, where there are weights."""
     assert numerics(peers()[name], "bf16", module=module) == wanted
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [("softmax", ""), ("adamw", "too slow to compile for each case: run on those of the suite 'dev'")],
+    ids=["dev", "other"],
+)
+def test_a_peer_of_one_suite(case, reason):
+    """The race of all candidates is run where candidates are developed."""
+    assert why_not(peers()["auto-full"], CASES[case], "fwd", "cuda") == reason
+
+
+def test_autos_differ_in_effort():
+    """Both race; one of them tries all that can gain."""
+    quick, full = (resolved(peers()[name]) for name in ("tmpl-inductor:auto", "auto-full"))
+    assert full == {**quick, "effort": "full"}
 
 
 def test_tuners_are_told():

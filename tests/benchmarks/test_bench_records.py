@@ -45,6 +45,15 @@ def test_cells_come_back(file):
     assert results.environments[0]["torch"] == "2.13.0"
 
 
+def test_older_files_are_read(tmp_path):
+    """A cell written before there were repeats and decisions says that they are not known."""
+    line = records.line_of(replace(PASSED, repeats={"wall": 9}, exposed=True, decided={"winner": "default"}))
+    for name in ("repeats", "exposed", "decided"):
+        del line[name]
+    records.append(tmp_path / "r.jsonl", [ENVIRONMENT, line, records.group_line("key", ["g"])])
+    assert records.read(tmp_path / "r.jsonl").cells == [PASSED]
+
+
 @pytest.mark.parametrize("keep", [10, 200], ids=["a word", "most of it"])
 def test_broken_last_line_is_left_out(file, keep):
     """A line that a kill cut short takes neither the lines before it along, nor the next one."""
@@ -59,6 +68,14 @@ def test_unfinished_group_is_left_out(file):
     """Cells without the line that ends their group are of an interrupted one."""
     records.append(file, [records.line_of(replace(PASSED, group_id="h"))])
     assert {cell.group_id for cell in records.read(file).cells} == {"g"}
+
+
+def test_a_compile_beside_others_is_no_cold_one(tmp_path):
+    """The HUD's cold compile time is of processes of their own."""
+    beside = replace(PASSED, compile=Compile(cold_s=3.0))
+    records.append(tmp_path / "r.jsonl", [ENVIRONMENT, records.line_of(beside), records.group_line("key", ["g"])])
+    hud = records.to_hud(records.read(tmp_path / "r.jsonl"))
+    assert {record["metric"]["name"] for record in hud} == {"pass", "wall_time(s)", "device_time(s)"}
 
 
 def test_shards_are_read_together(file, tmp_path):

@@ -4,10 +4,10 @@ import pytest
 from bench_cells import cell, write
 
 from backend_kwargs.errors import BackendKwargsError
-from benchmarks import plots
+from benchmarks import plots, records
 from benchmarks.controls import SLOWED
-from benchmarks.records import AGAIN
-from benchmarks.report import write_report
+from benchmarks.records import AGAIN, Compile
+from benchmarks.report import cases_of, tables_of, write_report
 
 
 @pytest.fixture
@@ -15,7 +15,8 @@ def results(tmp_path):
     """One case that a template wins, one that it loses, a wrong peer, one that cannot be had, one over the limit."""
     cells = [
         *(cell(peer, case=case) for case in ("gemm", "norm") for peer in ("eager", AGAIN)),
-        *(cell(SLOWED, 1.05e-3, case=case) for case in ("gemm", "norm")),
+        cell(SLOWED, 1.05e-3, case="gemm"),
+        cell(SLOWED, 1.05e-3, case="norm", options={"injected": 0.09}),
         *(cell("default", 0.9e-3, case=case) for case in ("gemm", "norm")),
         cell("t", 0.6e-3, case="gemm"),
         cell("t", 2e-3, case="norm"),
@@ -30,6 +31,11 @@ def results(tmp_path):
 @pytest.fixture
 def report(results, tmp_path):
     return write_report([results], tmp_path / "out" / "h200.md", plots=False).read_text()
+
+
+@pytest.fixture
+def each(results, tmp_path):
+    return cases_of(write_report([results], tmp_path / "out" / "h200.md", plots=False)).read_text()
 
 
 def row(report, section, peer):
@@ -55,33 +61,93 @@ def test_classes_have_summaries_of_their_own(report):
     assert row(report, "### Device time, cold L2, frozen", "freezing")[3:6] == ["", "", ""]
 
 
-def test_a_case_has_a_table_for_each_clock(report):
+def test_a_case_has_a_table_for_each_clock(each):
     """Times with intervals, per cent of the limit, ratios; the wall's has no per cent."""
-    device = row(report, "### gemm", "t")
+    device = row(each, "## gemm", "t")
     assert device[1].endswith("]")
     assert " µs [" in device[1]
     assert float(device[2].split()[0]) == pytest.approx(100 * 0.5 / 0.6, rel=0.02)
-    wall = row(report.partition("\n### gemm")[2], "Wall time.", "t")
+    wall = row(each.partition("\n## gemm")[2], "Wall time.", "t")
     assert len(wall) == len(device) - 1
 
 
-def test_what_has_no_time_has_its_word(report):
+def test_what_has_no_time_has_its_word(each):
     """A wrong peer and one that cannot be had say so in the place of a time; a pipe does not break the table."""
-    assert row(report, "### gemm", "bad")[1] == "fail_accuracy(output: RMSE 1 / at most 0.1)"
-    assert row(report, "### gemm", "tma")[1] == "unavailable(needs a GPU)"
+    assert row(each, "## gemm", "bad")[1] == "fail_accuracy(output: RMSE 1 / at most 0.1)"
+    assert row(each, "## gemm", "tma")[1] == "unavailable(needs a GPU)"
 
 
-def test_controls(report):
+def test_what_was_compiled_beside_others_is_marked(tmp_path):
+    """A compile in the timing process is no cold one."""
+    cells = [cell("eager"), cell("t", compile=Compile(cold_s=5.0))]
+    out = write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False)
+    assert row(out.read_text(), "### Device time, cold L2, bf16", "t")[11] == "~5.0 s, -"
+    assert row(cases_of(out).read_text(), "## gemm", "t")[-2] == "~5.0 s, -"
+
+
+def test_a_device_time_that_holds_the_hosts_is_marked(tmp_path):
+    """A dagger, on that clock alone; and how many calls a sample is."""
+    cells = [cell("eager"), cell("t", exposed=True, repeats={"wall": 40, "events": 1})]
+    text = cases_of(write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False)).read_text()
+    assert row(text, "## gemm", "t")[1].endswith("] †")
+    wall = text.partition("\n## gemm")[2]
+    assert row(wall, "Wall time. No noise floor. 30 rounds. A sample is the mean of up to 40 calls.", "t")[1][-1] == "]"
+
+
+@pytest.fixture
+def autos(tmp_path):
+    """Auto wins one case, decided in time, and loses the other, decided late; the modes compile in 5 s each."""
+
+    def decided(winner, seconds, **options):
+        return {"winner": winner, "options": options, "seconds": seconds, "rows": []}
+
+    cells = [
+        *(cell(peer, case=case) for case in ("gemm", "norm") for peer in ("eager", AGAIN)),
+        *(cell("default", 0.9e-3, case=case) for case in ("gemm", "norm")),
+        cell("max-autotune", 0.8e-3, case="gemm"),
+        cell("max-autotune", 1.2e-3, case="norm"),
+        cell("auto", 0.4e-3, case="gemm", decided=decided("tuned", 9.0, max_autotune=True)),
+        cell("auto", 1.8e-3, case="norm", decided=decided("default", 11.0)),
+    ]
+    return write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False).read_text()
+
+
+def test_what_auto_chose(autos):
+    """The winner, its race, its wall time over the best mode and over each, and what compiling all modes takes."""
+    gemm, norm = (row(autos, "### auto", case) for case in ("gemm", "norm"))
+    assert gemm[:7] == ["gemm", "tuned", "max_autotune=True", "9.0 s", "5.0 s", "10.0 s", "max-autotune"]
+    assert gemm[7] == gemm[9]
+    assert [float(ratio.split()[0]) for ratio in gemm[8:]] == pytest.approx([2.19, 1.95], rel=0.03)
+    assert (norm[1], norm[6]) == ("default", "default")
+    assert norm[7].startswith("0.5")
+
+
+def test_auto_is_held_against_its_goals(autos):
+    """Means over all cases, and which cases miss what is wanted of each."""
+    means = row(autos, "### auto", "all")
+    assert means[3:7] == ["20.0 s", "10.0 s", "20.0 s", "geomean"]
+    assert float(means[7]) == pytest.approx((0.82 / 0.42 * 0.92 / 1.82) ** 0.5, rel=0.03)
+    assert "- Against the best mode, wins/ties/losses: 1/0/1." in autos
+    assert "- Below 0.97x of the best mode beyond noise: norm." in autos
+    assert "- Longer to decide than to compile all modes: norm." in autos
+
+
+def test_nothing_is_said_of_auto_where_it_was_not_run(report):
+    """Files without a decision have no such table."""
+    assert "What auto chose" not in report
+
+
+def test_controls(report, each):
     """The noise of A/A, whether the injected work was seen, and what is over the limit."""
-    assert "5 % more work is seen in 2 of 2 groups." in report
+    assert "- Device time, cold L2: 5.0% to 9.0% more work is seen in 2 of 2 groups, and at its size in 1." in report
     assert "- Above 100 % of the limit: magic in norm." in report
-    assert "**over 100 %: a bug of the suite until explained**" in row(report, "### norm", "magic")[2]
+    assert "**over 100 %: a bug of the suite until explained**" in row(each, "## norm", "magic")[2]
 
 
-def test_ties_are_marked(report):
+def test_ties_are_marked(each):
     """A ratio within the noise floor is in italics."""
-    assert row(report, "### gemm", AGAIN)[3].startswith("*1.00")
-    assert not row(report, "### gemm", "t")[3].startswith("*")
+    assert row(each, "## gemm", AGAIN)[3].startswith("*1.00")
+    assert not row(each, "## gemm", "t")[3].startswith("*")
 
 
 def test_how_it_was_measured(report):
@@ -114,9 +180,9 @@ def test_files_of_two_machines(results, tmp_path):
 def test_shards_are_one_report(tmp_path):
     """Cells of several files stand in one table of contents."""
     shards = [write(tmp_path / f"{case}.jsonl", [cell("eager", case=case)]) for case in ("gemm", "norm")]
-    text = write_report(shards, tmp_path / "out.md", plots=False).read_text()
-    assert "### gemm (" in text
-    assert "### norm (" in text
+    text = cases_of(write_report(shards, tmp_path / "out.md", plots=False)).read_text()
+    assert "## gemm (" in text
+    assert "## norm (" in text
 
 
 def test_a_cpu_has_wall_time_alone(tmp_path):
@@ -139,9 +205,9 @@ def test_three_plots(results, tmp_path):
 def test_nothing_timed_draws_nothing(tmp_path):
     """A file in which nobody passed has its status words, and no plot."""
     cells = [cell("eager", status="oom")]
-    text = write_report([write(tmp_path / "bad.jsonl", cells)], tmp_path / "out.md").read_text()
-    assert "| eager | oom |" in text
-    assert "png" not in text
+    out = write_report([write(tmp_path / "bad.jsonl", cells)], tmp_path / "out.md")
+    assert "| eager | oom |" in cases_of(out).read_text()
+    assert "png" not in out.read_text()
 
 
 def test_names_do_not_cover_each_other():
@@ -156,6 +222,23 @@ def test_names_do_not_cover_each_other():
     figure.draw_without_rendering()
     boxes = [Text.get_window_extent(name).extents for name in axes.texts]  # without the line to the point
     assert not any(plots.overlap(tuple(a), tuple(b)) for at, a in enumerate(boxes) for b in boxes[:at])
+
+
+def test_cases_without_arithmetic_stand_side_by_side(tmp_path):
+    """Where hardly anything is computed, the intensity tells nothing: each case has a line of its own in the plot."""
+    work = {"flops": 0.0, "bytes": 1e9, "unit": "bf16"}
+    cells = [cell("eager", case=case, work=work) for case in "abc"] + [cell("eager")]
+    found = tables_of(records.read(write(tmp_path / "r.jsonl", cells)))["device"]
+    places = {key[0]: x for key, x in plots._intensities(found).items()}
+    assert len(set(places.values())) == 4
+    assert max(places[case] for case in "abc") < plots.EDGE < 1 < places["gemm"]
+
+
+def test_the_page_leads_to_each_case(report, each):
+    """Tables of cases stand in a file of their own, which the summary names."""
+    assert "[h200_cases.md](h200_cases.md)" in report
+    assert "## gemm" not in report
+    assert each.startswith("# Each case on NVIDIA H200, torch 2.11.0\n")
 
 
 def test_files_that_hold_no_results(tmp_path):

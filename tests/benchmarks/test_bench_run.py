@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_cases import DOUBLE, FAULTY, MUTATING
 
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from benchmarks import process, records
 from benchmarks.run import Plan, groups, key_of, run, select
 
@@ -108,6 +109,36 @@ def test_resume_runs_what_is_left(tmp_path):
     ]
     assert run(plan_of(out, MUTATING, DOUBLE, modes=("fwd",), resume=True)).cells == []
     assert run(plan_of(other, MUTATING, also=(out,))).cells == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"torch": "1.0"}, f"torch '1.0': here it is {torch.__version__!r}"),
+        ({"device_name": "NVIDIA H100"}, "device_name 'NVIDIA H100': here it is "),
+    ],
+    ids=["torch", "device"],
+)
+def test_another_machines_results_are_not_continued(tmp_path, changed, message):
+    """Figures of two devices or torches do not end up in one file, nor is one done for the other."""
+    other = tmp_path / "other.jsonl"
+    records.append(other, [{"record": "environment", "version": records.VERSION, **changed}])
+    before = other.read_bytes()
+    for out, also in ((other, ()), (tmp_path / "r.jsonl", (other,))):
+        with pytest.raises(BackendKwargsError) as error:
+            run(plan_of(out, MUTATING, resume=True, also=also))
+        assert str(error.value).startswith(f"Cannot go on with results of {message}")
+        assert str(error.value).endswith("; give another --out.")
+    assert other.read_bytes() == before
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+def test_another_revisions_results_are_continued(tmp_path):
+    """Work goes on between two sessions, and the file says so; the user is told."""
+    out = tmp_path / "r.jsonl"
+    records.append(out, [{"record": "environment", "version": records.VERSION, "revision": "abc"}])
+    with pytest.warns(BackendKwargsWarning, match=r"^Goes on with results of revision abc: here it is "):
+        assert run(plan_of(out, MUTATING, resume=True)).cells
 
 
 def test_file_that_is_there_is_not_overwritten(tmp_path):

@@ -1,12 +1,18 @@
 """One group: every peer checked on what is timed, timed beside the others, and told apart when it goes wrong."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import tiny_cases
 import torch
-from tiny_cases import DOUBLE, MUTATING, NOISY, SWEEP, TRAINED
+from tiny_cases import DOUBLE, MUTATING, NOISY, SEVERAL, SWEEP, TRAINED
 
+from backend_kwargs import measure
+from benchmarks import timers, worker
 from benchmarks.peers import Peer
 from benchmarks.records import AGAIN
+from benchmarks.study import Study
 from benchmarks.worker import compile_peer
 
 
@@ -21,6 +27,7 @@ def test_cells_of_a_group(timed):
         "+5 %": ("pass", 3),
     }
     assert {cell.group_id for cell in cells.values()} == {"g"}
+    assert cells["+5 %"].options.keys() == {"injected"}
     assert cells["eager"].work == {"flops": 64, "bytes": 512, "unit": "fp32", "written": None}
 
 
@@ -40,6 +47,60 @@ def test_mutated_arguments_are_checked(timed):
         "fail_accuracy",
         "arguments[0]",
     )
+
+
+def test_arguments_that_calls_change_are_not_copied(timed, monkeypatch):
+    """All peers change the same ones while they are timed: a copy for each would fill a GPU."""
+    steps = []
+    make = Study.step
+    monkeypatch.setattr(Study, "step", lambda *args: steps.append(make(*args)) or steps[-1])
+    timed(MUTATING, ("eager", "hand:same"))
+    assert len({step.args[0].data_ptr() for step in steps}) == 1
+
+
+def test_a_cell_says_how_many_calls_a_sample_is(timed):
+    """Calls far below a millisecond are repeated, the baseline's controls too; nothing is said of who was not timed."""
+    cells = timed(DOUBLE, ("eager", "hand:*"))
+    assert min(cells[name].repeats["wall"] for name in ("eager", "hand:add", AGAIN)) > 1
+    assert (cells["hand:wrong"].repeats, cells["eager"].exposed) == ({}, False)
+
+
+def test_a_cell_says_on_whom_the_host_shows(job, monkeypatch):
+    """What device times hear of a call stands in its cell alone."""
+
+    def device_times(calls, rounds, device, l2, *, failed, repeated, exposed):
+        exposed("b")
+        for name in calls:
+            repeated(name, 1)
+        return {name: [1e-3] * rounds for name in calls}
+
+    monkeypatch.setattr(timers, "device_times", device_times)
+    racing = {name: SimpleNamespace(step=None) for name in "ab"}
+    timed = worker._time(job(DOUBLE, device="meta", clocks=("events",)), racing)
+    told = {"wall_s": [], "device_s": [1e-3] * 3, "repeats": {"events": 1}}
+    assert timed.of("a") == {**told, "exposed": False}
+    assert timed.of("b") == {**told, "exposed": True}
+
+
+def test_no_growth_is_no_peak(timed, monkeypatch):
+    """A peak of nothing above what was held before is not known, rather than none."""
+    monkeypatch.setattr(measure, "peak_memory", lambda *args: 0)
+    assert timed(DOUBLE, ("eager",))["eager"].compile.peak_bytes is None
+
+
+def test_auto_says_what_it_chose(timed):
+    """The winner, its options and the race stand in its cell alone."""
+    quick = Peer("auto", "auto", "tmpl-inductor:auto", options={"candidates": ["cpp_wrapper"], "budget_s": 0.0})
+    cells = timed(SEVERAL, ("eager",), extra=(quick,))
+    decided = cells["auto"].decided
+    assert cells["auto"].status == "pass", cells["auto"].reason
+    assert decided.keys() == {"winner", "options", "seconds", "rows"}
+    assert decided["winner"] in ("eager", "default")
+    assert decided["seconds"] > 0
+    rows = {name: (status, reason) for name, status, _, _, reason in decided["rows"]}
+    assert rows["cpp_wrapper"] == ("skipped", "the budget of 0 s is spent")
+    assert cells["eager"].decided is None
+    json.dumps(decided)
 
 
 def test_eager_that_differs_from_itself_stops_the_case(timed):

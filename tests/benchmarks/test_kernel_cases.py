@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from backend_kwargs import measure
 from benchmarks.cases import attention, elementwise, gemm, norms, optimizer
 
 CASES = {case.name: case for module in (gemm, norms, attention, elementwise, optimizer) for case in module.CASES}
@@ -57,6 +58,15 @@ def test_fp8_work_counts_bytes_of_one_and_an_output_of_two():
     work = CASES["gemm_fp8_rowwise"].build(META, torch.bfloat16, "full").work
     m, k, n = 4096, 7168, 4096
     assert (work.flops, work.bytes, work.unit) == (2 * m * k * n, m * k + k * n + 4 * (m + n) + 2 * m * n, "fp8")
+
+
+def test_fp8_has_a_reference():
+    """A bound by eager's own error is narrower than a cosine: so that the product is also known in high precision."""
+    torch.manual_seed(0)
+    problem = CASES["gemm_fp8_rowwise"].build(CPU, torch.float8_e4m3fn, "smoke")
+    precise = measure.reference(problem.fn, problem.args)
+    assert precise.dtype == torch.float64
+    assert torch.allclose(problem.fn(*problem.args).double(), precise, rtol=1e-2, atol=1e-1)
 
 
 def test_every_case_has_a_limit():

@@ -1,11 +1,15 @@
 """Device times: one cold sample per call and round, covered launches, orders that meet all neighbours."""
 
 import time
-from itertools import pairwise
+from collections import Counter
+from itertools import combinations, pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from backend_kwargs.measure import order
 from benchmarks import timers
 from benchmarks.timers import device_times
 
@@ -52,8 +56,10 @@ def test_each_cold_sample_is_one_call_behind_a_flush(clock):
 
 def test_warm_samples_repeat_after_an_uncounted_call(clock):
     """A call of 0.1 ms is repeated ten times, after one that is not counted, and says the time of one."""
-    found = device_times({"a": clock.call("a", 1e-4)}, 1, CPU, "warm", warmup=0)
+    told = {}
+    found = device_times({"a": clock.call("a", 1e-4)}, 1, CPU, "warm", warmup=0, repeated=told.__setitem__)
     assert found["a"] == pytest.approx([1e-4])
+    assert told == {"a": pytest.approx(10, abs=1)}
     assert clock.events.count("a") == pytest.approx(2 + 1 + 10, abs=1)
 
 
@@ -82,14 +88,18 @@ def test_launches_that_show_are_covered_for_longer(clock, monkeypatch):
             return next(shows)
 
     monkeypatch.setattr(timers._Bench, "event", lambda self: Event())
-    device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0)
+    told = []
+    device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
+    assert not told
     assert clock.events == ["flush"] * 1 + ["a"] + ["flush"] * 2 + ["a"] + ["flush"] * 4 + ["a"] + ["flush"] * 4 + ["a"]
 
 
 def test_covering_ends(clock, monkeypatch):
-    """A call that waits for the device can never be covered, and is timed as it is."""
+    """A call that waits for the device can never be covered: it is timed as it is, and told."""
+    told = []
     monkeypatch.setattr(timers._Instant, "query", lambda self: True)
-    device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0)
+    device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
+    assert told == ["a"]
     assert clock.events.count("flush") == sum(2**n for n in range(8)) + timers.MOST_COVERS
 
 
@@ -97,8 +107,29 @@ def test_covering_ends(clock, monkeypatch):
 def test_everyone_follows_everyone(size):
     """Over all rotations, forward and reversed, each call comes after each other one equally often."""
     names = [str(at) for at in range(size)]
-    followed = [pair for done in range(2 * size) for pair in pairwise(timers.order(names, done))]
+    followed = [pair for done in range(2 * size) for pair in pairwise(order(names, done))]
     assert {followed.count((a, b)) for a in names for b in names if a != b} == {2}
+
+
+@given(size=st.integers(1, 40), start=st.integers(0, 200))
+def test_over_two_rounds_for_each_name_all_are_equal(size, start):
+    """Wherever one begins to count: each name twice in each place, each pair as often in one order as in the other."""
+    rounds = [order(range(size), start + done) for done in range(2 * size)]
+    assert all(sorted(names) == list(range(size)) for names in rounds)
+    assert {count for place in zip(*rounds, strict=True) for count in Counter(place).values()} == {2}
+    first = Counter(pair for names in rounds for pair in combinations(names, 2))
+    assert set(first.values()) <= {size}
+
+
+@given(size=st.integers(2, 40))
+def test_thirty_rounds_are_nearly_equal(size):
+    """As many as a cell has: each pair is in each order fifteen times, nobody stands early, and neighbours change."""
+    rounds = [order(range(size), done) for done in range(30)]
+    first = Counter(pair for names in rounds for pair in combinations(names, 2))
+    assert set(first.values()) == {15}
+    assert {sum(names.index(name) for names in rounds) / 30 for name in range(size)} == {(size - 1) / 2}
+    followed = Counter(pair for names in rounds for pair in pairwise(names))
+    assert max(followed.values()) <= 30 / (size - 1) + 2
 
 
 def test_a_failing_call_leaves_the_race(clock):

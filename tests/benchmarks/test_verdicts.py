@@ -138,6 +138,16 @@ def test_the_compile_is_the_unit():
     assert (found.compiles, found.cold_s) == (3, 20.0)
 
 
+def test_fresh_compiles_count_alone():
+    """Seconds of compiles beside others stand where no process had one of its own, and say so."""
+    fresh, beside = Compile(cold_s=10.0, fresh=True), Compile(cold_s=1.0)
+    cells = [cell("t", group=str(run), run=run, compile=c) for run, c in enumerate((fresh, beside))]
+    assert (table(cells)["t"].cold_s, table(cells)["t"].fresh) == (10.0, True)
+    assert (table(cells[1:])["t"].cold_s, table(cells[1:])["t"].fresh) == (1.0, False)
+    (summary,) = summaries(entries([*cells, cell("t", case="b", compile=beside)], "device"))["bf16"]
+    assert (summary.cold_s, summary.fresh) == (10.0, True)
+
+
 def test_of_a_run_twice_told_the_last_stands():
     """A shard that was run again replaces its cells, and is no second compile."""
     again = [cell("eager", 5e-3, group="later")]
@@ -164,6 +174,15 @@ def test_summary():
     assert (summary.cold_s, summary.warm_s) == (5.0, 1.0)
 
 
+def test_faster_within_noise_is_not_faster():
+    """Half a per cent does not count for fast_1.0, nor two per cent where the floor is three."""
+    slight = [cell("eager"), cell(AGAIN), cell("t", 0.995e-3), cell("more", 0.98e-3)]
+    noisy_floor = [cell("eager"), cell(AGAIN, 1.03e-3), cell("more", 0.98e-3)]
+    for cells, wanted in ((slight, {"t": 0.0, "more": 1.0}), (noisy_floor, {"more": 0.0})):
+        found = {summary.peer: summary.fast for summary in summaries(entries(cells, "device"))["bf16"]}
+        assert {peer: found[peer][1.0] for peer in wanted} == wanted
+
+
 def test_controls_are_no_peers():
     """A/A has its row, and no place in a summary."""
     found = entries(group(), "device")
@@ -174,4 +193,6 @@ def test_noise_is_the_groups_own():
     """The A/A row sets the floor; without it there is none."""
     cells = group()
     assert 1.0 < verdicts.noise(cells, "device").high < 1.02
+    quiet = [cell("eager", seed=1), cell(AGAIN, seed=1)]
+    assert verdicts.noise(quiet, "device") == Interval(1.0, 1 / 1.01, 1.01)
     assert verdicts.noise(cells[:1], "device") == UNKNOWN

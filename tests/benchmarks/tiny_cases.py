@@ -34,6 +34,10 @@ def scale_in_place(x):
     return x.mul_(3)
 
 
+def several(x):
+    return ((x * 2).relu() + 1).softmax(-1)  # more than auto takes for too small to race
+
+
 def forget_to_scale(x):
     return x * 3
 
@@ -61,6 +65,10 @@ def build_mutating(device, dtype, scale):
     return Problem(scale_in_place, _args(device, dtype), None, peers, mutates=True)
 
 
+def build_several(device, dtype, scale):
+    return Problem(several, _args(device, dtype, 1024))
+
+
 def build_noisy(device, dtype, scale):
     return Problem(noisy, _args(device, dtype))
 
@@ -81,6 +89,7 @@ def tiny(name, build, **given):
 
 DOUBLE = tiny("double", build_double, modes=("fwd", "fwd_bwd"))
 FAULTY = tiny("faulty", build_faulty)
+SEVERAL = tiny("several", build_several)
 MUTATING = tiny("mutating", build_mutating)
 NOISY = tiny("noisy", build_noisy)
 TRAINED = tiny("trained", build_trained, modes=("train",))

@@ -91,6 +91,30 @@ def test_gradients_are_eagers(model, fresh_dynamo):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    ("function", "scale"),
+    [
+        pytest.param(lambda x: x * 1e-3, 1e-38, id="below the least normal number"),
+        pytest.param(torch.sin, 1e4, id="sin of large numbers"),
+        pytest.param(torch.tan, 1e4, id="tan of large numbers"),
+        pytest.param(lambda x: x.abs().log(), 1, id="log, also near 1"),
+        pytest.param(lambda x: x.abs() ** 7.3, 10, id="pow"),
+        pytest.param(lambda x: x / (x * x + 1e-3), 1, id="division"),
+        pytest.param(lambda x: x.abs().sqrt(), 1e-38, id="sqrt"),
+        pytest.param(torch.exp, 10, id="exp"),
+        pytest.param(torch.sigmoid, 20, id="sigmoid"),
+    ],
+)
+def test_mathematics_is_exact(function, scale, fresh_dynamo):
+    """TVM's kernels are not made with CUDA's fast math, as eager's are not."""
+    x = torch.linspace(-3, 3, 4096, device="cuda") * scale
+    compiled, wanted = by_tvm(function), function(x)
+    torch.testing.assert_close(compiled(x), wanted, rtol=1e-6, atol=0)
+    (graph,) = backend_kwargs.report(compiled).graphs
+    assert sum(part.operators for part in graph.relax.partitions) > 0
+
+
+@torch.no_grad()
 def test_tvm_runs_a_part(fresh_dynamo):
     """On a GPU too, a chain of pointwise operators is TVM's and not eager's."""
     module, x = made(pointwise)

@@ -32,6 +32,7 @@ def apart(gm: GraphModule) -> Iterator[None]:
     context = TracingContext.try_get()
     fake_mode = context.fake_mode if context else None
     with ExitStack() as stack:
+        stack.enter_context(_own_garbage())
         stack.enter_context(_own_metrics())
         # Compiled at its first run, a backward graph would wait in autograd's thread for the lock that this one holds.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
@@ -41,6 +42,20 @@ def apart(gm: GraphModule) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=devices))
         stack.enter_context(_own_cudagraph_trees() if devices else nullcontext())
         yield
+
+
+@contextmanager
+def _own_garbage() -> Iterator[None]:
+    # Losers are freed by collections, each of which would look at all that the process holds: a quarter second or more.
+    if gc.get_freeze_count():  # a user's, which unfreeze() would end
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _cuda_devices() -> range:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from backend_kwargs.compilers.auto.facts import Facts
 
 Effort = Literal["quick", "full"]
-# Host time of one operator in eager, launch included: 4 to 8 µs where this was written.
-LAUNCH_S = 5e-6
 EAGER = "eager"
 DEFAULT = "default"
 
@@ -22,60 +20,75 @@ DEFAULT = "default"
 class Candidate:
     """Options to try.
 
-    `over` lays them over the fastest so far, so that the reduction options of one step and the CUDA graphs of another
-    end up together; else they stand alone. `can_gain` tells from the graph whether trying is worth the time;
-    `expensive` ones are tried only while the graph is far from its limit. Among equals the lower `rank` is kept.
+    `over` lays them over those of the fastest so far but for `without`, so that the reduction options of one step and
+    the CUDA graphs of another end up together; else they stand alone. `can_gain` tells from the graph whether trying is
+    worth the time; those that save seconds of the host, `saves_s` for each operator, are tried only where that counts,
+    `expensive` ones only while the graph is far from its limit. Among equals the lower `rank` is kept.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     can_gain: Callable[["Facts"], bool] = lambda facts: True
     over: bool = True
+    without: tuple[str, ...] = ()
+    saves_s: float | None = None
     expensive: bool = False
     effort: Effort = "quick"
     rank: int = 1
 
 
-def _launch_bound(facts: "Facts") -> bool:
-    # A graph of few large operators gains nothing from one launch, and copies its inputs.
-    return facts.gpu and facts.ops * LAUNCH_S > facts.bytes / 4e12 + facts.flops / 8e14
+def _gpu(facts: "Facts") -> bool:
+    return facts.gpu
 
 
 def _gpu_reductions(facts: "Facts") -> bool:
     return facts.gpu and facts.reductions > 0
 
 
-def _gpu_fused(facts: "Facts") -> bool:
-    return facts.gpu and facts.ops > facts.gemms + facts.convolutions + facts.attentions
+def _few_gpu_fused(facts: "Facts") -> bool:
+    return facts.gpu and facts.gemms + facts.convolutions + facts.attentions < facts.ops <= MANY_OPS
 
 
 def _gpu_matmul(facts: "Facts") -> bool:
     return facts.gpu and facts.matmul
 
 
+CUDAGRAPHS = {"triton.cudagraphs": True}
+# Between two kernels that the host launched lies 1 µs or more; calling one from Python takes some.
+GAP_S, CALL_S = 1e-6, 5e-6
+DESCENT = {"coordinate_descent_tuning": True}
+# What torch's max-autotune modes do to kernels that are no GEMM's, and more directions: one to two seconds a kernel.
+TUNED = {"max_autotune_pointwise": True, **DESCENT, "coordinate_descent_check_all_directions": True}
+MANY_OPS = 24
+
 STEPS: tuple[Candidate, ...] = (
-    Candidate("cudagraphs", {"triton.cudagraphs": True}, _launch_bound, rank=3),
+    Candidate("cudagraphs", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=3),
     Candidate("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions),
     Candidate("two_pass_softmax", {"online_softmax": False}, lambda facts: facts.gpu and facts.softmaxes > 0),
-    Candidate(
-        "coordinate_descent",
-        {"coordinate_descent_tuning": True, "coordinate_descent_check_all_directions": True},
-        _gpu_fused,
-        expensive=True,
-        rank=2,
-    ),
+    # Inductor pads by default where its own timing of the product alone says so, and often it says no too soon.
+    Candidate("padded", {"force_shape_pad": True}, lambda facts: facts.gpu and facts.unaligned > 0),
+    Candidate("coordinate_descent", TUNED, _few_gpu_fused, expensive=True, rank=2),
     # Tuned blocks of a looped reduction can beat a persistent one, and the climb alone would not come back to it.
     Candidate(
-        "coordinate_descent_alone",
-        {"coordinate_descent_tuning": True, "coordinate_descent_check_all_directions": True},
-        _gpu_reductions,
-        over=False,
+        "coordinate_descent_looped",
+        TUNED,
+        lambda facts: _gpu_reductions(facts) and _few_gpu_fused(facts),
+        without=("triton.multi_kernel", "online_softmax"),
         expensive=True,
         rank=2,
     ),
     Candidate("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, expensive=True, rank=2),
-    Candidate("max_autotune", {"max_autotune": True}, _gpu_matmul, expensive=True, rank=2),
-    Candidate("cpp_wrapper", {"cpp_wrapper": True}, lambda facts: not facts.gpu, rank=2),
+    # On a CPU the kernels to choose from are those for constant weights.
+    Candidate(
+        "max_autotune",
+        {"max_autotune": True, **DESCENT},
+        lambda facts: facts.matmul or facts.ops > MANY_OPS if facts.gpu else facts.frozen and facts.gemms > 0,
+        expensive=True,
+        rank=2,
+    ),
+    # Shorter kernels leave more to gain. Not the other way round: what is won once stays won when kernels get shorter.
+    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=3),
+    Candidate("cpp_wrapper", {"cpp_wrapper": True}, lambda facts: not facts.gpu, saves_s=CALL_S, rank=2),
     Candidate("simd_256", {"cpp.simdlen": 256}, lambda facts: not facts.gpu, effort="full"),
     Candidate(
         "combo_kernels",
@@ -93,8 +106,7 @@ STEPS: tuple[Candidate, ...] = (
         effort="full",
         rank=2,
     ),
-    Candidate("autotuned_pointwise", {"max_autotune_pointwise": True}, _gpu_fused, expensive=True, effort="full"),
-    Candidate("cpp_wrapper", {"cpp_wrapper": True}, _launch_bound, expensive=True, effort="full", rank=3),
+    Candidate("cpp_wrapper", {"cpp_wrapper": True}, _gpu, saves_s=CALL_S, expensive=True, effort="full", rank=3),
 )
 
 

@@ -11,18 +11,23 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "linear"})
-ATTENTION = "scaled_dot_product"
+PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # what force_shape_pad may pad
+GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
+ATTENTIONS = ("scaled_dot_product", "flex_attention")
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One graph on one device: `ops` counts what ran in eager, `bytes` is unique inputs plus outputs."""
+    """One graph on one device: `ops` counts what ran in eager, `bytes` is unique inputs plus outputs.
+
+    `unaligned` counts the GEMMs with rows that do not begin at multiples of 16 bytes; `frozen` weights are constants.
+    """
 
     device: str
     ops: int
     gemms: int
+    unaligned: int
     convolutions: int
     reductions: int
     softmaxes: int
@@ -33,6 +38,7 @@ class Facts:
     training: bool
     writes: bool
     dynamic: bool
+    frozen: bool = False
 
     @property
     def gpu(self) -> bool:
@@ -42,7 +48,7 @@ class Facts:
     @property
     def matmul(self) -> bool:
         """Whether it holds what max_autotune has kernels for."""
-        return bool(self.gemms or self.convolutions)
+        return bool(self.gemms or self.convolutions or self.attentions)
 
     def __str__(self) -> str:
         counts = [(self.gemms, "GEMM"), (self.convolutions, "convolution"), (self.reductions, "reduction")]
@@ -59,19 +65,27 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.names: Counter[str] = Counter()
         self.tags: Counter[torch.Tag] = Counter()
         self.flops = 0.0
+        self.unaligned = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):  # what it holds is not counted
             self.names[func.__name__] += 1
+            return func(*args, **kwargs)
+        with self:  # in inference mode composite operators come whole
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
             return result
+        result = func(*args, **kwargs)
         packet = func._overloadpacket
         if not getattr(func, "is_view", False):
             self.names[packet.__name__] += 1
             self.tags.update(func.tags)
+        if packet.__name__ in PADDED:
+            self.unaligned += any(map(_is_unaligned, (*args, result)))
         if packet in flop_registry:
             with contextlib.suppress(Exception):  # torch's own count refuses some shapes, grouped queries say
-                self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+                self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
         return result
 
 
@@ -88,10 +102,11 @@ def seen_facts(run: Callable[[], Any], bytes_of: Callable[[Any], float], **marks
     facts = Facts(
         ops=sum(named.values()),
         gemms=count(lambda name: name in GEMMS),
+        unaligned=seen.unaligned,
         convolutions=count(lambda name: name.startswith(("convolution", "cudnn_conv"))),
         reductions=seen.tags[torch.Tag.reduction] + count(_is_composite_reduction),
         softmaxes=count(lambda name: "softmax" in name),
-        attentions=count(lambda name: ATTENTION in name),
+        attentions=count(lambda name: any(part in name for part in ATTENTIONS)),
         flops=seen.flops,
         bytes=bytes_of(result),
         random=bool(seen.tags[torch.Tag.nondeterministic_seeded]),
@@ -102,6 +117,14 @@ def seen_facts(run: Callable[[], Any], bytes_of: Callable[[Any], float], **marks
 
 def _is_composite_reduction(name: str) -> bool:
     return any(part in name for part in ("softmax", "layer_norm", "group_norm", "batch_norm", "rms_norm"))
+
+
+def _is_unaligned(operand: Any) -> bool:
+    """Tell whether rows (or columns, where those are in line) begin elsewhere than at multiples of 16 bytes."""
+    if not isinstance(operand, torch.Tensor) or operand.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return False
+    sizes = zip(operand.shape[-2:], operand.stride()[-2:], strict=True)
+    return any(size > 1 and stride > 1 and stride * operand.itemsize % 16 for size, stride in sizes)
 
 
 def communicates(gm: GraphModule) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -24,8 +24,27 @@ def structure(gm: GraphModule) -> str:
 
 
 def _line(gm: GraphModule, node: Node, numbers: Mapping[Node, str]) -> str:
-    args = "" if node.op == "placeholder" else spelled((node.args, node.kwargs), numbers)
+    args = "" if node.op == "placeholder" else spelled((node.args, _kwargs(node)), numbers)
     return f"{numbers[node]} = {node.op} {_target(gm, node)}{args}"
+
+
+def _kwargs(node: Node) -> dict[str, Any]:
+    """Return the node's keywords, where it calls a user's Triton kernel with the source in place of its number."""
+    if "kernel_idx" not in node.kwargs:
+        return node.kwargs
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    kernel: Any = kernel_side_table.get_kernel(cast(int, node.kwargs["kernel_idx"]))
+    constants = kernel_side_table.get_constant_args(cast(int, node.kwargs["constant_args_idx"]))
+    return {**node.kwargs, "kernel_idx": _source(kernel), "constant_args_idx": constants}
+
+
+def _source(kernel: Any) -> list[str]:
+    """Return the code of a Triton kernel with all that it calls, and what its decorators say."""
+    from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as code_of
+
+    configs = [str(config) for config in getattr(kernel, "configs", ())]
+    return [code_of(kernel)] if hasattr(kernel, "src") else [*configs, *_source(kernel.fn)]
 
 
 class _Spelled(str):

@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ BOUT = 5  # rounds between two looks at the clock
 ROUNDS = 30
 BOUT_S = 4.0
 SLOW_S = 0.1  # a call of eager above which fewer are made
-NEAR_THE_LIMIT = 1.05  # expensive candidates may gain no more than this
+LEAST_GAIN = 0.03  # a candidate that cannot gain as much is not tried
 # By these dynamo starts over: no candidate's failure.
 RESTARTS = (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs: the reference takes up to four times as many
@@ -143,6 +142,7 @@ class _Race:
             training=self.task.training,
             writes=bool(self.task.inputs.written),
             dynamic=any(isinstance(value, torch.SymInt) for value in self.task.inputs.values),
+            frozen=bool(self.tools.fixed.get("freezing")),
         )
 
     def _reference(self) -> Any | None:
@@ -169,14 +169,21 @@ class _Race:
         inert = {**self.tools.inert({**self._options(candidate, champion), **self.tools.fixed}), **fixed}
         if candidate.options and all(name in inert for name in candidate.options):
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
+        options = self._options(candidate, champion)
+        if tried := [r.name for r in self.rows if r.options == options and r.status != "skipped" and r.name != EAGER]:
+            return f"it would be {tried[0]} again"
+        seconds = champion.row.seconds or 0.0
+        if candidate.saves_s and candidate.saves_s * self.facts.ops < LEAST_GAIN * seconds:
+            return "it saves time of the host, of which little is spent here"
         limit = limit_of(self.facts, self.device)
-        if candidate.expensive and limit and (champion.row.seconds or math.inf) < NEAR_THE_LIMIT * limit:
-            return f"the fastest is within {NEAR_THE_LIMIT - 1:.0%} of the limit already"
+        # What is faster than its limit proves that to be none: an embedding reads few of its rows, a cache is warm.
+        if candidate.expensive and limit and abs(seconds / limit - 1) < LEAST_GAIN:
+            return f"the fastest is within {LEAST_GAIN:.0%} of the limit already"
         return ""
 
     def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
         under = champion.row.options if candidate.over else {}
-        return {**under, **candidate.options}
+        return {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
 
     # ---- one candidate
 
@@ -266,6 +273,9 @@ class _Race:
         challenger.row.against = champion.row.name
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             runner.row.seconds = measure.percentile(samples[name], 0.5)
+        if self.device.type == "cuda" and _even(challenger, champion):
+            for runner in (champion, challenger):
+                runner.row.peak_bytes = runner.row.peak_bytes or measure.peak_memory(runner.call, self.device)
         return _better(challenger, champion, self.settings.objective)
 
     def _timed(self, challenger: Runner, champion: Runner, failed: dict[str, Exception]) -> dict[str, list[float]]:
@@ -305,12 +315,22 @@ def _certain(samples: Mapping[str, list[float]]) -> bool:
 
 
 def _better(challenger: Runner, champion: Runner, objective: str) -> bool:
-    """Tell whether the challenger wins: beyond noise if it costs more, within it if it costs less."""
-    if objective == "memory":
+    """Tell whether the challenger wins: beyond noise if it costs more, within it if it costs less or needs less."""
+    if objective == "memory" or _even(challenger, champion):
         return _lighter(challenger, champion)
-    assert challenger.row.speedup is not None
-    cheaper = not challenger.candidate.over and challenger.candidate.rank < champion.candidate.rank
-    return challenger.row.speedup.high >= 1 - MARGIN if cheaper else challenger.row.speedup.low > 1 + MARGIN
+    ratio = challenger.row.speedup
+    assert ratio is not None
+    if not challenger.candidate.over and challenger.candidate.rank < champion.candidate.rank:  # the cheaper
+        return ratio.high >= 1 or ratio.median >= 1 - MARGIN
+    return ratio.low > 1 + MARGIN
+
+
+def _even(challenger: Runner, champion: Runner) -> bool:
+    """Tell whether both take the same time, within noise, and cost the same to have."""
+    ratio = challenger.row.speedup
+    assert ratio is not None
+    same = challenger.candidate.rank == champion.candidate.rank
+    return same and ratio.low <= 1 + MARGIN and ratio.high >= 1 - MARGIN
 
 
 def _lighter(challenger: Runner, champion: Runner) -> bool:

@@ -1,0 +1,104 @@
+"""What auto chose for each case, and how it stands against the modes of torch.compile that a user could name instead.
+
+Times are the wall's: what a user waits for.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean, median
+from typing import Any
+
+from backend_kwargs import measure
+from backend_kwargs.measure import Interval
+from benchmarks import verdicts
+from benchmarks.records import Cell
+from benchmarks.verdicts import Mark
+
+LEAST = 0.97  # of the best mode's speed, on every case
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one auto chose for one case.
+
+    `race_s` is how long it took to decide, `compile_s` until the first result. `over` are its speedups over each mode
+    that passes, by name; `modes_s` the compiles of those together. `fresh`: each compile had a process of its own.
+    """
+
+    peer: str
+    case: str
+    winner: str
+    options: Mapping[str, Any]
+    race_s: float
+    compile_s: float | None
+    over: Mapping[str, Interval]
+    noise: Interval
+    modes_s: float | None
+    fresh: bool
+
+    @property
+    def best(self) -> str:
+        """Return the fastest mode: that over which the speedup is least."""
+        return min(self.over, key=lambda mode: self.over[mode].median, default="")
+
+    @property
+    def mark(self) -> Mark | None:
+        """Say whether it wins against the best mode; None where no mode passes."""
+        return verdicts.mark(self.over[self.best], self.noise) if self.over else None
+
+    @property
+    def too_slow(self) -> bool:
+        """Say whether it is slower than it may be, beyond noise."""
+        return self.mark == "loss" and self.over[self.best].median < LEAST
+
+    @property
+    def too_late(self) -> bool:
+        """Say whether deciding took longer than compiling all modes."""
+        return self.modes_s is not None and self.race_s > self.modes_s
+
+
+def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
+    """Return what each auto chose, by peer, case by case."""
+    found: dict[str, list[Choice]] = {}
+    for runs in verdicts.groups(cells).values():
+        for peer in dict.fromkeys(c.peer for group in runs.values() for c in group if c.passed and c.decided):
+            found.setdefault(peer, []).append(_choice(peer, list(runs.values())))
+    return found
+
+
+def _choice(peer: str, runs: list[list[Cell]]) -> Choice:
+    """Return one row: the first compile's decision, the ratios over all compiles."""
+    pairs = [(cell, group) for group in runs for cell in group if cell.peer == peer and cell.passed and cell.decided]
+    cells = [cell for cell, _ in pairs]
+    ratios: dict[str, list[Interval]] = {}
+    for cell, group in pairs:
+        for mode in _modes(group):
+            if mode.wall_s and cell.wall_s:
+                ratios.setdefault(mode.peer, []).append(measure.ratio_interval(mode.wall_s, cell.wall_s))
+    modes = [mode for _, group in pairs for mode in _modes(group)]
+    known = [mode.compile.cold_s for mode in modes if mode.compile.cold_s is not None]
+    first = cells[0].decided or {}
+    return Choice(
+        peer=peer,
+        case=verdicts.name(cells[0]),
+        winner=" / ".join(dict.fromkeys(str((cell.decided or {})["winner"]) for cell in cells)),
+        options=first["options"],
+        race_s=median((cell.decided or {})["seconds"] for cell in cells),
+        compile_s=verdicts.middle(cell.compile.cold_s for cell in cells),
+        over={mode: verdicts.over_compiles(found) for mode, found in ratios.items()},
+        noise=max((verdicts.noise(group, "wall") for _, group in pairs), key=lambda noise: noise.high),
+        modes_s=sum(known) / len(pairs) if known else None,
+        fresh=all(cell.compile.fresh for cell in (*cells, *modes)),
+    )
+
+
+def _modes(group: Iterable[Cell]) -> list[Cell]:
+    return [cell for cell in group if cell.kind == "mode" and cell.passed]
+
+
+def geomeans(found: Sequence[Choice]) -> dict[str, float]:
+    """Return the mean speedup over each mode, by name, and over the best of each case, by ""."""
+    timed = [choice for choice in found if choice.over]
+    modes = dict.fromkeys(mode for choice in timed for mode in choice.over)
+    means = {mode: geometric_mean(c.over[mode].median for c in timed if mode in c.over) for mode in modes}
+    return means | ({"": geometric_mean(c.over[c.best].median for c in timed)} if timed else {})

@@ -1,0 +1,135 @@
+"""The table of steps: which are tried on what graph, and what a graph is seen to hold."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._inductor import list_mode_options
+from torch.nn.functional import linear
+
+from backend_kwargs.catalogue import inductor_options
+from backend_kwargs.compilers.auto.candidates import STEPS, candidates_for
+from backend_kwargs.compilers.auto.facts import Facts, seen_facts
+
+MARKS = {"device": "cpu", "training": False, "writes": False, "dynamic": False}
+ONE_GEMM = Facts(
+    ops=2,
+    gemms=1,
+    unaligned=0,
+    convolutions=0,
+    reductions=0,
+    softmaxes=0,
+    attentions=0,
+    flops=1e12,
+    bytes=1e8,
+    random=False,
+    **MARKS | {"device": "cuda"},
+)
+NORM = replace(ONE_GEMM, gemms=0, reductions=1, flops=0.0, bytes=4e8)
+SHORT = replace(ONE_GEMM, ops=100, gemms=20, reductions=10, softmaxes=2, flops=1e9)
+GRAPHS = {
+    "GEMM": ONE_GEMM,
+    "norm": NORM,
+    "attention": replace(ONE_GEMM, gemms=0, attentions=1, ops=1),
+    "short kernels": SHORT,
+    "training": replace(SHORT, training=True),
+    "dynamic": replace(SHORT, dynamic=True),
+}
+
+
+def names(facts, effort="quick"):
+    return [step.name for step in candidates_for(facts, effort, None, lambda name: {})]
+
+
+def facts_of(run, **marks):
+    return seen_facts(run, lambda result: 0.0, **MARKS | marks)[1]
+
+
+def test_each_option_is_inductors():
+    """A step that named an option torch does not have would never run."""
+    assert {option for step in STEPS for option in step.options} <= set(inductor_options())
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_the_climb_can_reach_each_mode(mode, graph):
+    """For each of torch's modes the steps of "quick" hold its options, as far as they can gain on the graph."""
+    facts = GRAPHS[graph]
+    reached = {}
+    for step in candidates_for(facts, "quick", None, lambda name: {}):
+        reached |= step.options
+    wanted = dict(list_mode_options(mode))
+    if "max_autotune" not in reached:  # what it then does is this
+        wanted["max_autotune_pointwise"] = wanted.pop("max_autotune", None)
+    if facts.attentions == facts.ops:  # no kernel of Inductor's to tune but attention's own
+        wanted.pop("coordinate_descent_tuning", None)
+    assert {name: reached.get(name) for name in wanted if wanted[name]} == {k: v for k, v in wanted.items() if v}
+
+
+def test_many_kernels_are_tuned_as_torch_tunes_them():
+    """Beyond some operators the search in all directions, which takes seconds a kernel, is not tried."""
+    assert "coordinate_descent" in names(replace(SHORT, ops=24))
+    many = names(replace(SHORT, ops=25, gemms=0, convolutions=0))
+    assert ("coordinate_descent" in many, "max_autotune" in many) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "tried"),
+    [
+        pytest.param(replace(ONE_GEMM, unaligned=1), True, id="unaligned"),
+        pytest.param(ONE_GEMM, False, id="aligned"),
+        pytest.param(replace(ONE_GEMM, unaligned=1, device="cpu"), False, id="cpu"),
+    ],
+)
+def test_padding_is_tried_where_rows_are_unaligned(facts, tried):
+    """Inductor pads on a GPU alone, and only what is unaligned; padding comes before what is expensive."""
+    assert ("padded" in names(facts)) is tried
+    assert not tried or names(facts).index("padded") < names(facts).index("max_autotune")
+
+
+@pytest.mark.parametrize(
+    ("frozen", "tried"), [pytest.param(True, True, id="frozen"), pytest.param(False, False, id="not")]
+)
+def test_a_cpu_tunes_gemms_of_constant_weights(frozen, tried):
+    """Inductor's C++ GEMMs pack weights, which they can only where those are frozen."""
+    assert ("max_autotune" in names(replace(ONE_GEMM, device="cpu", frozen=frozen))) is tried
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_quick_tries_few(graph):
+    """At most nine steps, of which the last is there only if another won after CUDA graphs were tried."""
+    assert len(names(GRAPHS[graph])) <= 9
+    assert len(names(GRAPHS[graph])) <= len(names(GRAPHS[graph], "full"))
+
+
+def tensor(*shape, dtype=torch.bfloat16):
+    return torch.zeros(*shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("run", "unaligned"),
+    [
+        pytest.param(lambda: tensor(16, 24) @ tensor(24, 8), 0, id="aligned"),
+        pytest.param(lambda: tensor(17, 24) @ tensor(24, 8), 0, id="rows"),
+        pytest.param(lambda: tensor(16, 23) @ tensor(23, 8), 1, id="inner"),
+        pytest.param(lambda: tensor(16, 24) @ tensor(24, 7), 1, id="outer"),
+        pytest.param(lambda: tensor(24, 17).t() @ tensor(24, 8), 1, id="transposed"),
+        pytest.param(lambda: tensor(16, 24) @ tensor(24, 1), 0, id="vector"),
+        pytest.param(lambda: linear(tensor(16, 23), tensor(8, 23), tensor(8)), 1, id="linear"),
+        pytest.param(lambda: tensor(2, 16, 23) @ tensor(2, 23, 8), 1, id="bmm"),
+        pytest.param(lambda: tensor(16, 12, dtype=torch.float32) @ tensor(12, 4, dtype=torch.float32), 0, id="fp32"),
+        pytest.param(lambda: tensor(16, 12) @ tensor(12, 4), 1, id="bf16"),
+        pytest.param(lambda: tensor(16, 23, dtype=torch.float64) @ tensor(23, 7, dtype=torch.float64), 0, id="fp64"),
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
+def test_unaligned_gemms_are_counted(run, unaligned, mode):
+    """A GEMM counts where rows of an operand or of its result begin off a multiple of 16 bytes."""
+    with mode():
+        assert facts_of(run).unaligned == unaligned
+
+
+def test_a_backward_is_seen():
+    """What autograd runs counts like what the forward runs."""
+    weight = torch.zeros(8, 8, requires_grad=True)
+    assert facts_of(lambda: (torch.zeros(4, 8) @ weight).sum().backward()).gemms == 2

@@ -1,0 +1,46 @@
+"""What a stored decision costs: compiling under it beside compiling under the winner's options alone, caches empty."""
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.utils import fresh_cache
+
+from backend_kwargs import make_backend
+from backend_kwargs.compilers.auto import deciding
+
+WINNER = {"cpp.simdlen": 256}
+
+
+@pytest.fixture
+def won(races):
+    """Let a candidate with options win, without a race."""
+    races.winner, races.options = "simd_256", WINNER
+    return races
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(make_backend("tmpl-inductor:auto"), id="stored"),
+        pytest.param(make_backend("tmpl-inductor", WINNER), id="alone"),
+    ],
+)
+@pytest.mark.benchmark(group="compiling the winner")
+@torch.no_grad()
+def test_compiling_under_a_stored_decision(benchmark, won, backend):
+    """Record a figure, and hold that the decision is found and not made anew."""
+    model = nn.Sequential(*[part for _ in range(2) for part in (nn.Linear(64, 64), nn.GELU())])
+    x = torch.randn(8, 64)
+
+    def compile_once():
+        with fresh_cache():
+            return torch.compile(model, backend=backend)(x)
+
+    def forget():
+        torch._dynamo.reset()
+        deciding.forget_process()
+
+    compile_once()
+    result = benchmark.pedantic(compile_once, setup=forget, rounds=5)
+    assert torch.allclose(result, model(x), atol=1e-5)
+    assert won.count <= 1
