@@ -5,7 +5,7 @@ Times are the wall's: what a user waits for.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from typing import Any
 
 from backend_kwargs import measure
@@ -29,7 +29,7 @@ class Choice:
     case: str
     winner: str
     options: Mapping[str, Any]
-    race_s: float
+    race_s: float | None
     compile_s: float | None
     over: Mapping[str, Interval]
     noise: Interval
@@ -54,7 +54,7 @@ class Choice:
     @property
     def too_late(self) -> bool:
         """Say whether deciding took longer than compiling all modes."""
-        return self.modes_s is not None and self.race_s > self.modes_s
+        return self.modes_s is not None and self.race_s is not None and self.race_s > self.modes_s
 
 
 def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
@@ -83,7 +83,7 @@ def _choice(peer: str, runs: list[list[Cell]]) -> Choice:
         case=verdicts.name(cells[0]),
         winner=" / ".join(dict.fromkeys(str((cell.decided or {})["winner"]) for cell in cells)),
         options=first["options"],
-        race_s=median((cell.decided or {})["seconds"] for cell in cells),
+        race_s=verdicts.middle((cell.decided or {})["seconds"] for cell in cells),
         compile_s=verdicts.middle(cell.compile.cold_s for cell in cells),
         over={mode: verdicts.over_compiles(found) for mode, found in ratios.items()},
         noise=max((verdicts.noise(group, "wall") for _, group in pairs), key=lambda noise: noise.high),

@@ -136,6 +136,10 @@ def run(
         int | None, typer.Option(min=0, help="Fresh processes for each compile; 0: in the timing process.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Compiles at a time, where none of them times kernels.")] = 1,
+    one_cache: Annotated[
+        bool,
+        typer.Option("--one-cache", help="With --compiles 0: peers share compiled code; no compile time is told."),
+    ] = False,
     budget: Annotated[
         str | None, typer.Option(metavar="540s", help="End by then; what is left takes --resume.")
     ] = None,
@@ -177,6 +181,7 @@ def run(
         resume=resume,
         also=tuple(also or ()),
         ceilings=not no_ceilings,
+        one_cache=one_cache,
         command=" ".join(["python -m benchmarks", *sys.argv[1:]]),
     )
     if not groups(plan):

@@ -196,14 +196,14 @@ def _choice_rows(found: Sequence[Choice], modes: Sequence[str]) -> Iterator[list
         options = ", ".join(f"{name}={value}" for name, value in of.options.items())
         compiles = [_about(of.compile_s, of.fresh), _about(of.modes_s, of.fresh)]
         ratios = [_ratio(of.over.get(mode), of.noise) for mode in (of.best, *modes)]
-        yield [of.case, of.winner, options, f"{of.race_s:.1f} s", *compiles, of.best, *ratios]
+        yield [of.case, of.winner, options, _number(of.race_s, "{:.1f} s"), *compiles, of.best, *ratios]
     means, fresh = geomeans(found), all(of.fresh for of in found)
     compiles = [
         _about(sum(of.compile_s or 0 for of in found), fresh),
         _about(sum(of.modes_s or 0 for of in found), fresh),
     ]
     ratios = [_number(means.get(mode), "{:.2f}") for mode in ("", *modes)]
-    yield ["all", "", "", f"{sum(of.race_s for of in found):.1f} s", *compiles, "geomean", *ratios]
+    yield ["all", "", "", f"{sum(of.race_s or 0 for of in found):.1f} s", *compiles, "geomean", *ratios]
 
 
 def _held_against_goals(found: Sequence[Choice]) -> Iterator[str]:

@@ -42,7 +42,8 @@ class Plan:
 
     `compiles` is how many fresh processes each peer is compiled in: 0 compiles in the timing process, 3 for a headline.
     `jobs` compile at a time, of those that time nothing meanwhile. `shard` is (i, n), from 1; `also` are files whose
-    groups are done too. `step_s` bounds one peer's compile, or the timing of a group; `budget_s` the whole run.
+    groups are done too. `step_s` bounds one peer's compile, or the timing of a group; `budget_s` the whole run. Under
+    `one_cache` the peers of a group share what they compile, and no compile time is told.
     """
 
     cases: tuple[Case, ...]
@@ -67,6 +68,7 @@ class Plan:
     ceilings: bool = True
     command: str = ""
     extra: tuple[Peer, ...] = ()
+    one_cache: bool = False
 
     @property
     def where(self) -> Path:
@@ -136,6 +138,7 @@ def _groups(plan: Plan) -> Iterator[Job]:
                     clocks=plan.clocks,
                     run=run,
                     extra=plan.extra,
+                    one_cache=plan.one_cache,
                 )
 
 

@@ -143,6 +143,11 @@ class Trial:
         if graphs > 1:
             raise RuntimeError(f"the graph broke: {graphs} graphs. {_break()}".strip())
 
+    def forget_seconds(self) -> None:
+        """Tell no compile time: what a peer found compiled by others is not its own."""
+        self.compiled.cold_s = None
+        self.decided = self.decided and {**self.decided, "seconds": None}
+
     def verify(self, at: int) -> None:
         """Check the very callable that is timed, on the fresh inputs `at`, and that it has compiled once."""
         self.accuracy = self.study.verify(self.call, self.model, at, self.optimizer)

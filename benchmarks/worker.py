@@ -25,7 +25,6 @@ from benchmarks.trial import Trial, cache_at, kernels_per_call
 
 Clock = Literal["events", "wall"]
 TIMING = "timing"  # the step of a process in which all peers run
-TUNED = "max-autotune"
 
 
 @dataclass
@@ -61,8 +60,9 @@ class Compiled:
 class Job:
     """One case in one mode with its peers: all that a process needs to know of it.
 
-    `cache` is the folder in which each peer has its own. `compiled` tells of the fresh compiles, by peer; those that
-    failed, or hung before, are not tried again. `extra` are peers beside the table's.
+    `cache` is the folder in which each peer has its own, or all one where `one_cache` says so. `compiled` tells of the
+    fresh compiles, by peer; those that failed, or hung before, are not tried again. `extra` are peers beside the
+    table's.
     """
 
     case: Case
@@ -79,6 +79,7 @@ class Job:
     run: int = 0
     compiled: Mapping[str, Compiled] = field(default_factory=dict)
     extra: tuple[Peer, ...] = ()
+    one_cache: bool = False
 
     def study(self) -> Study:
         """Build the case."""
@@ -178,9 +179,10 @@ def _start(trial: Trial, job: Job, first: str) -> None:
     if made is not None and made.status != "pass":
         trial.end(made.status, made.reason)
         return
-    # Beside their peers templates find the kernels that were tuned for that mode: fresh compiles alone tell a cost.
-    trial.cache = job.folder(TUNED if made is None and trial.peer.kind == "template" else first)
+    trial.cache = job.folder("all" if job.one_cache else first)
     trial.attempt(trial.start)
+    if job.one_cache:
+        trial.forget_seconds()
     if made is not None:
         trial.compiled = made.compile
     if not trial.passed:

@@ -49,6 +49,13 @@ def test_mutated_arguments_are_checked(timed):
     )
 
 
+def test_one_cache_tells_no_compile_time(timed):
+    """Peers that share what they compile have no compile time of their own, and auto's race none either."""
+    cells = timed(DOUBLE, ("eager", "default", "tmpl-inductor:auto"), one_cache=True)
+    assert [cells[peer].status for peer in ("default", "tmpl-inductor:auto")] == ["pass", "pass"]
+    assert (cells["default"].compile.cold_s, cells["tmpl-inductor:auto"].decided["seconds"]) == (None, None)
+
+
 def test_arguments_that_calls_change_are_not_copied(timed, monkeypatch):
     """All peers change the same ones while they are timed: a copy for each would fill a GPU."""
     steps = []
