@@ -6,17 +6,17 @@ from typing import Any
 import torch
 import tvm
 from torch import fx
-from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 from tvm import relax
 from tvm.target import Target
 
+from backend_kwargs.compilers.tvm.capture import decompositions
 from backend_kwargs.compilers.tvm.lowering import Lowered, lower
 
 
 def traced(function: Callable[..., Any], *args: Any, mode: str = "fake") -> fx.GraphModule:
     """Return the graph of a function's operators; `mode` "symbolic" has symbols for sizes."""
-    return make_fx(function, core_aten_decompositions(), tracing_mode=mode)(*args)
+    return make_fx(function, decompositions(), tracing_mode=mode)(*args)
 
 
 def node_of(gm: fx.GraphModule, name: str) -> fx.Node:

@@ -296,6 +296,11 @@ def test_loops_are_in_vectors_and_tiles(mod, kinds):
     assert [kind for kind in kinds if kind not in loops(mod)] == []
 
 
+@pytest.mark.parametrize(("size", "vectors"), [(1024, True), (1020, False), (1023, False)])
+def test_a_width_that_no_vector_has_is_left_to_llvm(size, vectors):
+    assert ("T.vectorized" in loops(module(relax.op.exp, f32(64, size)))) == vectors
+
+
 def test_large_loops_are_parallel_only_with_several_cores():
     mod = module(relax.op.exp, f32(512, 512))
     assert "T.parallel" not in loops(mod, ONE)

@@ -38,6 +38,20 @@ def test_autocast(compiled, dtype):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("swapped", [pytest.param(False, id="heads first"), pytest.param(True, id="positions first")])
+def test_attention_lies_like_its_query(compiled, swapped):
+    """A view of attention's result that eager allows is allowed, whichever way the query lies."""
+
+    def attend(q, k, mask):
+        result = nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+        return (result.transpose(1, 2) if swapped else result).view(2, -1)
+
+    q = torch.randn(2, 8, 4, 16).transpose(1, 2) if swapped else torch.randn(2, 4, 8, 16)
+    k, mask = torch.randn(2, 4, 32, 16), (torch.arange(32) < 20).view(1, 32)
+    assert_close(compiled(attend)(q, k, mask), attend(q, k, mask), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
 def test_updated_parameters_are_seen(compiled):
     net, x = mlp(), torch.randn(3, 8)
     call = compiled(net)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, embedding, nll_loss
 from torch.testing import assert_close
 
 
@@ -181,6 +181,37 @@ def test_inference_mode(compiled):
     call, x = compiled(lambda x: x.sin() + 1), floats(8)
     with torch.inference_mode():
         assert_close(call(x), x.sin() + 1)
+
+
+# ---- what eager refuses
+
+REFUSED = {
+    "embedding": lambda x, i: embedding(i, x),
+    "gather": lambda x, i: x.gather(0, i[:, None]),
+    "index": lambda x, i: x[i],
+    "index_select": lambda x, i: x.index_select(0, i),
+    "take": torch.take,
+    "scatter": lambda x, i: x.scatter(0, i[:, None], 1.0),
+    "index_add": lambda x, i: x.index_add(0, i, x[: len(i)]),
+    "index_copy": lambda x, i: x.index_copy(0, i, x[: len(i)]),
+    "nll_loss": lambda x, i: nll_loss(x[:2], i),
+    "floor_divide": lambda x, i: i // (i - 99),
+    "remainder": lambda x, i: i % (i - 99),
+    "fmod": lambda x, i: i.fmod(i - 99),
+}
+
+
+@pytest.mark.parametrize("fn", REFUSED.values(), ids=REFUSED)
+@torch.no_grad()
+def test_what_eager_refuses_is_refused(compiled, fn):
+    """An index out of bounds, an int divided by zero: TVM runs what is round it, and eager raises."""
+    x, right, wrong = floats(4, 8), torch.tensor([1, 0]), torch.tensor([1, 99])
+    call = compiled(lambda x, i: fn(x.sin(), i) * 2)
+    assert_close(call(x, right), fn(x.sin(), right) * 2)
+    for either in (fn, call):
+        with pytest.raises((IndexError, RuntimeError)):
+            either(x, wrong)
+    assert call.operators
 
 
 # ---- sizes known when it runs

@@ -7,20 +7,24 @@ import pytest
 pytest.importorskip("tvm")
 pytest.importorskip("expecttest", reason="torch's own test tables need it")
 
-from opinfo import EAGER, LIST, RAN, WORSE, examine
+from opinfo import EAGER, LIST, RAN, WORSE, examine, heading
 
 SLICE = {
     "float32": [
         "add",
         "clamp",
         "cat",
-        "index_select",
+        "floor_divide",
+        "remainder",
         "nn.functional.gelu",
         "nn.functional.layer_norm",
         "softmax",
         "var",
     ],
-    "int64": ["floor_divide", "remainder", "sum", "gather"],
+    "float64": ["mul", "nn.functional.interpolate.nearest"],
+    "int64": ["mul", "sum", "roll"],
+    "int32": ["maximum", "cat"],
+    "uint8": ["add", "nn.functional.interpolate.bicubic"],
     "bool": ["all", "where"],
     "bfloat16": ["mm", "mean"],
 }
@@ -45,6 +49,15 @@ def test_what_tvm_has_not_runs_in_eager():
     assert (verdict.counts[EAGER], verdict.fallbacks) == (
         1,
         {"sort": "equals and nan have another order in TVM's sort"},
+    )
+
+
+def test_the_list_says_of_which_releases_it_is(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["tests/tvm/opinfo.py", "--out", "opinfo.md"])
+    assert re.fullmatch(
+        r"What TVM ran of .*, written by `python tests/tvm/opinfo.py --out opinfo.md`: "
+        r"torch 2\.\S+, apache-tvm 0\.27\S+, apache-tvm-ffi 0\.1\.14\S+, Python 3\.\S+\.",
+        heading(),
     )
 
 

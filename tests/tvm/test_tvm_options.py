@@ -109,6 +109,21 @@ def test_right_options(options):
             "(builtin_function_or_method).",
             id="function that is no pass",
         ),
+        pytest.param(
+            {"aten_ops": ("mm", "linear")},
+            "ATen operator 'linear' is taken apart before TVM sees a graph: name 'addmm' and 'mm' instead.",
+            id="operator taken apart",
+        ),
+        pytest.param(
+            {"aten_ops": ("hstack",)},
+            "ATen operator 'hstack' is taken apart before TVM sees a graph: TORCH_LOGS=\"aot_graphs\" shows how.",
+            id="operator taken apart, and no name in its place",
+        ),
+        pytest.param(
+            {"aten_ops": ("add_",)},
+            "ATen operator 'add_' writes in place, which no graph does that TVM sees.",
+            id="operator that writes in place",
+        ),
         pytest.param({"aten_ops": ("mmm",)}, "Unknown ATen operator 'mmm'. Did you mean 'mm'?", id="operator"),
         pytest.param(
             {"aten_ops": "mm"}, "TVM option 'aten_ops' wants tuple[str, ...] | None, got 'mm' (str).", id="one operator"

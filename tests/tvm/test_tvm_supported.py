@@ -4,14 +4,19 @@ import operator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 pytest.importorskip("tvm")
 
 from lowered import node_of
+from torch.nn import functional
 
 from backend_kwargs.compilers.tvm import supported
+from backend_kwargs.compilers.tvm.capture import decompositions
+from backend_kwargs.compilers.tvm.checks import BECOMES
 from backend_kwargs.compilers.tvm.lowering.table import CONVERTERS, RESHAPED, SAME
+from backend_kwargs.compilers.tvm.partition import op_name
 from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.compilers.tvm.supported import DENIED, why_not
 
@@ -36,7 +41,12 @@ def reason(function, name, *args, settings=NO_OPTIONS, mode="fake"):
         pytest.param(torch.special.i1, "special_i1.default", "no converter", id="no converter"),
         pytest.param(lambda x: x.to(torch.complex64), "_to_copy.default", "TVM gets no torch.complex64", id="type"),
         pytest.param(lambda x: x[:0] + 1, "add.Tensor", "an empty tensor", id="empty"),
-        pytest.param(lambda x: x[x.int()], "index.Tensor", "", id="index by tensors"),
+        pytest.param(
+            lambda x: x[x.int()], "index.Tensor", "for an index out of bounds eager raises", id="index by tensors"
+        ),
+        pytest.param(
+            lambda x: x.int() // x.int(), "floor_divide.default", "an int divided by what may be zero", id="division"
+        ),
         pytest.param(
             lambda x: x.int() ** x.int(),
             "pow.Tensor_Tensor",
@@ -54,6 +64,62 @@ def test_reason(function, name, wanted):
 def test_operators_left_to_aten():
     assert reason(torch.mm, "mm.default", x, x, settings=Settings(aten_ops=("mm",))) == "left to ATen by aten_ops"
     assert reason(torch.mm, "mm.default", x, x) == ""
+
+
+@pytest.mark.parametrize(("device", "wanted"), [("cpu", ""), ("cuda", "left to ATen by aten_ops")])
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        pytest.param(torch.mm, [(4, 4)] * 2, id="mm"),
+        pytest.param(torch.addmm, [(4, 4)] * 3, id="addmm"),
+        pytest.param(torch.bmm, [(2, 4, 4)] * 2, id="bmm"),
+        pytest.param(torch.baddbmm, [(2, 4, 4)] * 3, id="baddbmm"),
+        pytest.param(torch.conv2d, [(1, 4, 8, 8), (4, 4, 3, 3)], id="convolution"),
+    ],
+)
+def test_what_cudas_libraries_do_best_is_left_to_aten_there(function, shapes, device, wanted):
+    """Where aten_ops is None; needs no GPU."""
+    assert reason_on(device, function, *shapes, settings=Settings()) == wanted
+    assert reason_on(device, function, *shapes) == ""
+
+
+TAKEN_APART = {
+    "linear": (lambda x: functional.linear(x, x), lambda x: functional.linear(x, x, x[0])),
+    "matmul": (lambda x: x @ x, lambda x: x.expand(2, 4, 4) @ x.expand(2, 4, 4)),
+    "softmax": (lambda x: x.softmax(0),),
+    "log_softmax": (lambda x: x.log_softmax(0),),
+    "layer_norm": (lambda x: functional.layer_norm(x, (4,)),),
+    "group_norm": (lambda x: functional.group_norm(x, 2),),
+    "conv1d": (lambda x: functional.conv1d(x[None], x[:, :, None]),),
+    "conv2d": (lambda x: functional.conv2d(x[None, None], x[None, None]),),
+    "conv3d": (lambda x: functional.conv3d(x[None, None, None], x[None, None, None]),),
+    "conv_transpose2d": (lambda x: functional.conv_transpose2d(x[None, None], x[None, None]),),
+}
+
+
+@pytest.mark.parametrize(("op", "becomes"), BECOMES.items(), ids=BECOMES)
+def test_what_is_named_in_place_of_an_operator_comes_to_tvm(op, becomes):
+    found = set()
+    for function in TAKEN_APART[op]:
+        gm = make_fx(function, decompositions(becomes), tracing_mode="fake")(x)
+        found |= {op_name(node) for node in gm.graph.nodes if node.op == "call_function"}
+    assert op not in found
+    assert set(becomes) <= found
+
+
+@pytest.mark.parametrize("name", ["flash", "efficient", "cudnn"])
+def test_attention_on_cuda_is_left_to_aten(name):
+    function = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
+    more = () if name == "flash" else (None, False)
+    found = reason_on("cuda", lambda *qkv: function(*qkv, *more), *[(1, 4, 8, 8)] * 3, settings=Settings())
+    assert found == "left to ATen by aten_ops"
+
+
+def reason_on(device, function, *shapes, settings=NO_OPTIONS):
+    """Return the reason for the first operator of a function of tensors on a device that may not be here."""
+    with FakeTensorMode():
+        gm = make_fx(function)(*(torch.empty(shape, device=device) for shape in shapes))
+    return why_not(next(node for node in gm.graph.nodes if node.op == "call_function"), settings)
 
 
 def test_an_output_of_several_has_its_operators_reason():

@@ -1,13 +1,17 @@
 """MetaSchedule's search, with the real TVM: what is measured, kept, and reused."""
 
+import gc
 import inspect
 import logging
+import shutil
 import subprocess
 import sys
 import time
+import weakref
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,13 +20,18 @@ tvm = pytest.importorskip("tvm")
 import torch  # noqa: E402 - TVM's tests are skipped whole where it is missing
 from torch.testing import assert_close  # noqa: E402
 from tvm import relax  # noqa: E402
+from tvm.target import Target  # noqa: E402
 
+from backend_kwargs import BackendKwargsWarning  # noqa: E402
+from backend_kwargs.compilers.tvm import tune  # noqa: E402
 from backend_kwargs.compilers.tvm.build import build  # noqa: E402
 from backend_kwargs.compilers.tvm.settings import Settings  # noqa: E402
-from backend_kwargs.compilers.tvm.tune import _slow  # noqa: E402
+from backend_kwargs.compilers.tvm.target import host  # noqa: E402
+from backend_kwargs.compilers.tvm.tune import _directory, _slow  # noqa: E402
 from backend_kwargs.errors import BackendKwargsError  # noqa: E402
 
 CPU = torch.device("cpu")
+HOST = host()
 
 
 def product(rows=16):
@@ -52,11 +61,10 @@ def kept(tmp_path_factory):
 
 
 def copied(kept: Path, to: Path) -> Path:
-    (search,) = kept.iterdir()
-    (to / search.name).mkdir(parents=True)
-    for file in search.iterdir():
-        (to / search.name / file.name).write_bytes(file.read_bytes())
-    return to / search.name
+    """Copy a work_dir of one search, and return where in the copy that lies."""
+    shutil.copytree(kept, to, dirs_exist_ok=True)
+    (search,) = to.glob("*/search-*")
+    return search
 
 
 def test_a_tuned_product_is_right(kept):
@@ -84,6 +92,55 @@ def test_no_trials_reuse_only(tmp_path):
     built = tuned(tmp_path / "nothing", trials=0)
     assert (built.tuned, built.notes) == (0, ("measured 0 schedules",))
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize(
+    "target", [HOST | {"num-cores": 3}, HOST | {"mcpu": "x86-64"}], ids=["other cores", "another CPU"]
+)
+def test_results_for_another_target_are_not_reused(kept, tmp_path, target):
+    work_dir = copied(kept, tmp_path).parents[1]
+    with pytest.warns(BackendKwargsWarning) as told:
+        assert tuned(work_dir, trials=0, target=target).tuned == 0
+    why = f"{str(work_dir)!r} has results of a search for other targets only, and nothing is tuned"
+    remedy = "write scheduler='meta_schedule', trials=64 beside it, once"
+    assert [str(each.message) for each in told] == [f"TVM option 'work_dir': {why}; {remedy}."]
+    assert tuned(work_dir, trials=1, target=target).notes == ("measured 2 schedules",)
+    assert tuned(work_dir, trials=0, target=target).tuned == 1
+
+
+def test_a_named_target_and_the_default_share_their_results(kept):
+    assert tuned(kept, trials=0, target=HOST).tuned == 1
+
+
+def test_gpus_are_told_apart_and_their_hosts_are_not():
+    """Needs no GPU."""
+
+    def directory(arch, cores):
+        target = Target({"kind": "cuda", "arch": arch}, host=HOST | {"num-cores": cores})
+        return _directory(Settings(work_dir="tuned"), target)
+
+    assert directory("sm_80", 1) == directory("sm_80", 2) != directory("sm_90", 2)
+
+
+def test_a_failed_search_keeps_nothing(tmp_path, monkeypatch):
+    """What it built and did not run is gone with it."""
+    built = []
+
+    def compiles(mod, target):
+        code: set[Any] = set()
+        built.append(weakref.ref(code))
+        return code
+
+    def fails(*, tasks, builder, **_):
+        builder.build([tune.ms.builder.BuilderInput(task.mod, task.target) for task in tasks])
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(tvm, "compile", compiles)
+    monkeypatch.setattr(tune.ms, "tune_tasks", fails)
+    with pytest.raises(RuntimeError, match="no luck"):
+        tuned(tmp_path)
+    gc.collect()
+    assert [each() for each in built] == [None, None]
 
 
 def in_a_process(work_dir, call: str) -> subprocess.Popen:

@@ -60,6 +60,12 @@ DESCENT = {"coordinate_descent_tuning": True}
 # What torch's max-autotune modes do to kernels that are no GEMM's, and more directions: one to two seconds a kernel.
 TUNED = {"max_autotune_pointwise": True, **DESCENT, "coordinate_descent_check_all_directions": True}
 MANY_OPS = 24
+# Rounding between operators in half precision, as eager does, can make faster kernels too: a rotary embedding's, say.
+ROUNDED = {
+    "emulate_precision_casts": True,
+    "eager_numerics.division_rounding": True,
+    "eager_numerics.disable_ftz": True,
+}
 
 STEPS: tuple[Candidate, ...] = (
     Candidate("cudagraphs", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=3),
@@ -67,6 +73,7 @@ STEPS: tuple[Candidate, ...] = (
     Candidate("two_pass_softmax", {"online_softmax": False}, lambda facts: facts.gpu and facts.softmaxes > 0),
     # Inductor pads by default where its own timing of the product alone says so, and often it says no too soon.
     Candidate("padded", {"force_shape_pad": True}, lambda facts: facts.gpu and facts.unaligned > 0),
+    Candidate("eager_numerics", ROUNDED, _few_gpu_fused),
     Candidate("coordinate_descent", TUNED, _few_gpu_fused, expensive=True, rank=2),
     # Tuned blocks of a looped reduction can beat a persistent one, and the climb alone would not come back to it.
     Candidate(

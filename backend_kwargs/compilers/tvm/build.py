@@ -1,6 +1,7 @@
 """From a Relax module to an executable: target, pipeline, schedules, code."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 import tvm
 from tvm import relax
 
+from backend_kwargs.compilers.tvm.exact import exact_math
 from backend_kwargs.compilers.tvm.schedules import schedule
 from backend_kwargs.compilers.tvm.target import target_of
 from backend_kwargs.errors import BackendKwargsError
@@ -53,7 +55,7 @@ class Built:
 def build(mod: tvm.IRModule, settings: Any, device: torch.device) -> Built:
     """Compile `mod` for the device as the settings say. Raises BackendKwargsError where they are at fault."""
     target = target_of(settings.target, device)
-    with target, _context(settings, device):
+    with target, _context(settings, device), exact_math() if device.type == "cuda" else nullcontext():
         mod = _pipeline(settings.pipeline)(mod)
         mod, tuned, notes = schedule(mod, settings, target)
         # Every pipeline that finishes a module takes its purity checks away first.

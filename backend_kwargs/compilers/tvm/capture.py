@@ -48,8 +48,11 @@ DECOMPOSED = (
     aten._native_batch_norm_legit_functional,
     aten._native_batch_norm_legit_no_training,
 )
+# Taken apart, these read by indices, which TVM may not have: some would be out of bounds.
+WITHIN_BOUNDS = frozenset({"_unsafe_index", "roll"})
 # Taken apart, these draw other random numbers than eager.
 RANDOM = frozenset({"bernoulli", "native_dropout", "rrelu_with_noise", "rrelu_with_noise_functional"})
+ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 # Taken apart, its logsumexp is wrong, which the backward pass reads.
 WRONG_IN_TRAINING = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})
 
@@ -103,14 +106,25 @@ def _aot(steps: "Steps", freezes: bool, gm: GraphModule, example_inputs: Sequenc
         fw_compiler=partial(steps.compile, "forward"),
         bw_compiler=partial(steps.compile, "backward"),
         inference_compiler=partial(steps.compile, "inference", attributes=gm if freezes else None),
-        decompositions=_decompositions(kept),
+        decompositions=decompositions(kept),
         partition_fn=min_cut_rematerialization_partition,
     )(gm, example_inputs)
 
 
-def _decompositions(kept: Collection[str]) -> dict[Any, Callable[..., Any]]:
+def decompositions(kept: Collection[str] = ()) -> dict[Any, Callable[..., Any]]:
+    """Return how operators are taken apart, but for those `kept`, by name, and those TVM has whole."""
+    kept = {*kept, *WITHIN_BOUNDS}
     table = {**core_aten_decompositions(), **get_decompositions(DECOMPOSED)}
+    table[ATTENTION] = partial(_attention, table[ATTENTION])
     return {op: rule for op, rule in table.items() if op._schema.name.removeprefix("aten::") not in kept}
+
+
+def _attention(rule: Callable[..., Any], query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """Take attention apart, and lay its result out like the query, as eager does: users view it."""
+    result, *rest = rule(query, *args, **kwargs)
+    if query.stride(1) < query.stride(2):
+        return result.transpose(1, 2).contiguous().transpose(1, 2), *rest
+    return result.contiguous(), *rest
 
 
 class Steps:

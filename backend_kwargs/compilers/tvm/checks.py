@@ -60,6 +60,18 @@ PASS_CONFIG: Mapping[str, Any] = MappingProxyType(
 PIPELINES = ("default", "default_build", "zero")
 TIR_PIPELINES = ("default", "s_tir", "tirx")
 TUNING_PIPELINE = "static_shape_tuning"
+# What torch makes of those that users think of first.
+BECOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "linear": ("addmm", "mm"),
+        "matmul": ("mm", "bmm"),
+        "softmax": ("_softmax",),
+        "log_softmax": ("_log_softmax",),
+        "layer_norm": ("native_layer_norm",),
+        "group_norm": ("native_group_norm",),
+        **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose2d"), ("convolution",)),
+    }
+)
 
 
 def checked(option: Option, value: Any, read: Callable[[Option, Any, str], Any]) -> Any:
@@ -161,6 +173,26 @@ def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
 
             known = {full.removeprefix("aten::") for full in torch._C._dispatch_get_all_op_names()}
             raise unknown("ATen operator", op, {full.partition(".")[0] for full in known if "::" not in full})
+        if not (functional := [each for each in _overloads(op) if not each._schema.is_mutable]):
+            raise BackendKwargsError(f"ATen operator {op!r} writes in place, which no graph does that TVM sees.")
+        if all(map(_is_taken_apart, functional)):
+            step = f"name {_listed(BECOMES[op])} instead" if op in BECOMES else 'TORCH_LOGS="aot_graphs" shows how'
+            raise BackendKwargsError(f"ATen operator {op!r} is taken apart before TVM sees a graph: {step}.")
+
+
+def _overloads(op: str) -> list[Any]:
+    import torch
+
+    packet = getattr(torch.ops.aten, op)
+    return [getattr(packet, overload) for overload in packet.overloads()]
+
+
+def _is_taken_apart(op: Any) -> bool:
+    """Tell whether torch itself replaces an operator by others, whatever the compiler, on every device of TVM's."""
+    from torch._C import DispatchKey
+
+    whole = any(map(op.has_kernel_for_dispatch_key, (DispatchKey.CPU, DispatchKey.CUDA)))
+    return not whole and bool(op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd))
 
 
 def _is_aten(op: str) -> bool:
@@ -171,6 +203,10 @@ def _is_aten(op: str) -> bool:
 
 def _one_of(names: Sequence[str] | Mapping[str, Any]) -> str:
     return f"It is {' or '.join(map(repr, names))}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(map(repr, names))
 
 
 CHECKS: Mapping[str, Callable[[str, Any], None]] = MappingProxyType(

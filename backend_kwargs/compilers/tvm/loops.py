@@ -280,6 +280,8 @@ def _vectorize(sch: Schedule, block: Block, lanes: int) -> None:
     crossed = [read for read in axes.block.reads if _among(along[-1], axes.touching(read))]
     across = [loop for read in crossed for loop in axes.contiguous(read) if not _among(loop, along)]
     width, height = (_divisor(_extent(sch, loop), lanes) for loop in (along[-1], (across or along)[0]))
+    if not (terms or across) and width & (width - 1):
+        return  # LLVM does badly on 11 lanes, and well on a plain loop, whose rest it splits off
     columns, vector = sch.split(along[-1], [None, width])
     if terms:
         sch.reorder(columns, *terms, vector)

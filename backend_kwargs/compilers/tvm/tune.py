@@ -1,9 +1,11 @@
 """MetaSchedule's search, in this process, and the records of it that later processes reuse.
 
-Each search writes a directory of its own below `work_dir`, in TVM's format, and all are read, line by line: so
-processes may share a `work_dir`, and one that was killed leaves at most a last line that is passed over.
+Each search writes a directory of its own below `work_dir` and its target's name, in TVM's format, and all of that
+target are read, line by line: so processes may share a `work_dir`, and one that was killed leaves at most a last line
+that is passed over.
 """
 
+import hashlib
 import inspect
 import json
 import logging
@@ -31,7 +33,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.compilers.tvm.checks import TUNING
+from backend_kwargs.errors import BackendKwargsError, warn_once
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 FINISHED = "finished"  # holds the trials that each function was given; written when a search has ended
@@ -55,13 +58,25 @@ def tuned(mod: tvm.IRModule, settings: Any, target: Target, ours: Ours) -> tuple
 
     Where a function is tuned, `ours` is measured too: a short search never makes it slower.
     """
-    known = Known.read(settings.work_dir)
+    known = Known.read(_directory(settings, target))
+    if not settings.trials and not known.trials and any(Path(settings.work_dir).rglob(WORKLOADS)):
+        why = f"{settings.work_dir!r} has results of a search for other targets only, and nothing is tuned"
+        warn_once(f"TVM option 'work_dir': {why}; write {TUNING} beside it, once.")
     measured = _search(mod, settings, target, known, ours) if settings.trials else 0
     with known.database:
         return tvm.relax.transform.MetaScheduleApplyDatabase()(mod), measured
 
 
 # ---- what is known
+
+
+def _directory(settings: Any, target: Target) -> Path | None:
+    """Return where the results for a target lie: TVM would take those of any, by the function alone."""
+    if settings.work_dir is None:
+        return None
+    described = {name: value for name, value in target.export().items() if name != "host"}
+    key = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return Path(settings.work_dir) / f"{target.kind.name}-{key}"
 
 
 class Known:
@@ -72,12 +87,12 @@ class Known:
         self.trials: dict[int, int] = {}
 
     @classmethod
-    def read(cls, work_dir: str | None) -> "Known":
-        """Read every search below `work_dir`; what is broken in it is passed over."""
+    def read(cls, directory: Path | None) -> "Known":
+        """Read every search below `directory`; what is broken in it is passed over."""
         known = cls()
-        if work_dir and Path(work_dir).is_dir():
-            for directory in sorted(path.parent for path in Path(work_dir).rglob(WORKLOADS)):
-                known.add(*_records(directory), _finished(directory))
+        if directory and directory.is_dir():
+            for search in sorted(path.parent for path in directory.rglob(WORKLOADS)):
+                known.add(*_records(search), _finished(search))
         return known
 
     def add(self, workloads: Iterable[Any], records: Iterable[Any], trials: int) -> None:
@@ -133,20 +148,22 @@ def _search(mod: tvm.IRModule, settings: Any, target: Target, known: Known, ours
     tasks = [task for task in tasks if known.trials.get(tvm_ffi.structural_hash(task.dispatched[0]), 0) < share]
     if not tasks:
         return 0
-    directory = Path(settings.work_dir or tempfile.mkdtemp()) / f"search-{uuid.uuid4().hex[:12]}"
+    parent = _directory(settings, target) or Path(tempfile.mkdtemp())
+    directory = parent / f"search-{uuid.uuid4().hex[:12]}"
     directory.mkdir(parents=True)
     database = ms.database.JSONDatabase(work_dir=str(directory))
     try:
         with _progress(min(settings.trials, share * len(tasks))) as advance, _tensor_intrinsics():
-            runner = InProcessRunner(advance)
-            measured = [_measure_ours(task, ours, runner, database) for task in tasks]
-            _tune(_slow(tasks, measured), settings, runner, database)
+            builder = InProcessBuilder()
+            runner = InProcessRunner(builder.kept, advance)
+            measured = [_measure_ours(task, ours, builder, runner, database) for task in tasks]
+            _tune(_slow(tasks, measured), settings, builder, runner, database)
         (directory / FINISHED).write_text(str(share))
         workloads, records = _records(directory)
         known.add(workloads, records, share)
     finally:
         if settings.work_dir is None:
-            shutil.rmtree(directory.parent, ignore_errors=True)
+            shutil.rmtree(parent, ignore_errors=True)
     return runner.measured
 
 
@@ -167,7 +184,7 @@ def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
     return [task for task, each in zip(tasks, spent, strict=True) if each is None or each >= least]
 
 
-def _tune(tasks: list[Any], settings: Any, runner: Any, database: Any) -> None:
+def _tune(tasks: list[Any], settings: Any, builder: Any, runner: Any, database: Any) -> None:
     share = _share(settings, tasks)
     states = ms.utils.fork_seed(settings.seed, n=len(tasks))
     contexts = [
@@ -190,7 +207,7 @@ def _tune(tasks: list[Any], settings: Any, runner: Any, database: Any) -> None:
         max_trials_global=settings.trials,
         max_trials_per_task=share,
         num_trials_per_iter=min(settings.num_trials_per_iter, share),
-        builder=InProcessBuilder(),
+        builder=builder,
         runner=runner,
         database=database,
         cost_model=settings.cost_model,
@@ -211,14 +228,14 @@ def _space(target: Target) -> Any:
     )
 
 
-def _measure_ours(task: Any, ours: Ours, runner: Any, database: Any) -> float | None:
+def _measure_ours(task: Any, ours: Ours, builder: Any, runner: Any, database: Any) -> float | None:
     """Record our own schedule, and return its seconds, None where it does not fit."""
     mod = task.dispatched[0]
     try:
         sch = ours(mod["main"])
     except Exception:  # noqa: BLE001 - a rule that does not fit has nothing to measure
         return None
-    (built,) = InProcessBuilder().build([ms.builder.BuilderInput(sch.mod, task.target)])
+    (built,) = builder.build([ms.builder.BuilderInput(sch.mod, task.target)])
     args = ms.arg_info.ArgInfo.from_prim_func(mod["main"])
     if built.artifact_path is None:
         return None
@@ -232,12 +249,14 @@ def _measure_ours(task: Any, ours: Ours, runner: Any, database: Any) -> float | 
 
 # ---- building and measuring here: TVM's own workers import tensor intrinsics for longer than they may take to build
 
-_built: dict[str, Any] = {}
-
 
 @derived_object
 class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not typed
-    """Builds candidates in this process and keeps them by name."""
+    """Builds candidates in this process and keeps them by name until they are run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, Any] = {}
 
     def build(self, build_inputs: list[Any]) -> list[Any]:
         """Return the name of each, or the reason why it could not be built."""
@@ -248,7 +267,7 @@ class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not
         try:
             mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(each.mod)
             name = uuid.uuid4().hex
-            _built[name] = tvm.compile(mod, target=each.target)
+            self.kept[name] = tvm.compile(mod, target=each.target)
         except Exception as error:  # noqa: BLE001 - the search proposes what cannot be built, and learns from it
             return ms.builder.BuilderResult(None, str(error))
         return ms.builder.BuilderResult(name, None)
@@ -275,9 +294,9 @@ class InProcessFuture(ms.runner.PyRunnerFuture):  # type: ignore[misc] # TVM is 
 class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not typed
     """Times candidates in this process."""
 
-    def __init__(self, advance: Callable[[], None]) -> None:
+    def __init__(self, built: dict[str, Any], advance: Callable[[], None]) -> None:
         super().__init__()
-        self.advance, self.measured = advance, 0
+        self.built, self.advance, self.measured = built, advance, 0
         self.fastest: dict[str, float] = {}
 
     def run(self, runner_inputs: list[Any]) -> list[Any]:
@@ -289,7 +308,7 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
         self.measured += 1
         self.advance()
         try:
-            seconds = self.seconds(_built.pop(str(each.artifact_path)), each)
+            seconds = self.seconds(self.built.pop(str(each.artifact_path)), each)
         except Exception as error:  # noqa: BLE001 - as above
             return InProcessFuture(None, str(error))
         return InProcessFuture([seconds], None)

@@ -1,6 +1,6 @@
-"""Elements that other tensors choose. An index counts from the end where negative, and is kept within bounds.
+"""Elements at computed places: by indices that torch itself made, and of slices.
 
-Eager raises for an index out of bounds; TVM's code has no such error, and would read whatever lies there.
+Indices that may be out of bounds are for eager, which raises: TVM's code would read whatever lies there.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,43 +13,17 @@ from backend_kwargs.compilers.tvm.lowering.node import Node, axis, cast, compute
 
 
 def chosen(index: Any, size: Any) -> Any:
-    """Return a position that exists for an index."""
+    """Return a position that exists for an index, which counts from the end where negative."""
     index = cast(index, "int64")
     from_front = tirx.Select(index < int64(0), index + size, index)
     return tirx.max(tirx.min(from_front, size - int64(1)), int64(0))
 
 
-def gather(node: Node, x: Any, dim: int, index: Any, **_: Any) -> Any:
-    """Lower gather."""
-    if not x.shape:
-        return compute(node.shape, lambda _: x())
-    at = axis(dim, len(x.shape))
-
-    def element(i: tuple[Any, ...]) -> Any:
-        where = index(*i) if index.shape else index()
-        return x(*replaced(i, at, chosen(where, x.shape[at])))
-
-    return compute(node.shape, element)
-
-
-def index_select(node: Node, x: Any, dim: int, index: Any) -> Any:
-    """Lower index_select."""
-    if not x.shape:
-        return compute(node.shape, lambda _: x())
-    at = axis(dim, len(x.shape))
-    return compute(
-        node.shape,
-        lambda i: x(*replaced(i, at, chosen(index(i[at]) if index.shape else index(), x.shape[at]))),
-    )
-
-
-def embedding(node: Node, weight: Any, indices: Any, *_: Any, **__: Any) -> Any:
-    """Lower embedding: a row for each index."""
-    return compute(node.shape, lambda i: weight(chosen(indices(*i[:-1]), weight.shape[0]), i[-1]))
-
-
 def index(node: Node, x: Any, indices: Sequence[Any]) -> Any:
-    """Lower index by tensors: their common shape stands where they do, in front where something lies between."""
+    """Lower an index by tensors of which torch knows that they are within bounds.
+
+    Their common shape stands where they do, in front where something lies between.
+    """
     fakes = [f for f in node.fakes[1] if f is not None]
     if any(f.dtype in (torch.bool, torch.uint8) for f in fakes):
         raise node.deny("a mask as index")
@@ -100,10 +74,7 @@ def select_scatter(node: Node, x: Any, source: Any, dim: int, position: Any) -> 
 
 
 INDEXING: dict[str, Callable[..., Any]] = {
-    "gather": gather,
-    "index_select": index_select,
-    "embedding": embedding,
-    "index.Tensor": index,
+    "_unsafe_index": index,
     "slice_scatter": slice_scatter,
     "select_scatter": select_scatter,
 }

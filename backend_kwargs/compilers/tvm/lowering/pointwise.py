@@ -96,8 +96,10 @@ def add(x: Any, y: Any, alpha: float = 1) -> Any:
 
 
 def nonzero(x: Any) -> Any:
-    """Return a divisor that does not kill the process: eager raises for int zeros, and TVM cannot."""
-    return where(equal(x, zero(x)), const(1, x), x)
+    """Return the divisor of an int, which has to be a number other than zero: eager raises for zeros, TVM cannot."""
+    if not isinstance(x, tirx.IntImm) or not int(x):
+        raise Unsupported("division", "an int divided by what may be zero")
+    return x
 
 
 def remainder(x: Any, y: Any) -> Any:

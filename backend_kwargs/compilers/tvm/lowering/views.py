@@ -128,6 +128,20 @@ def repeat(node: Node, x: Any, _: Any) -> Any:
     return compute(node.shape, lambda i: x(*(tirx.floormod(j, s) for j, s in zip(i[lead:], x.shape, strict=True))))
 
 
+def roll(node: Node, x: Any, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+    """Lower roll: the element as many places before, around the end."""
+    if not dims and rank(node) > 1:
+        raise node.deny("a roll of all dimensions as one")
+    moved = dict.fromkeys(range(rank(node)), int64(0))
+    for dim, shift in zip(dims or (0,), shifts, strict=True):
+        moved[axis(dim, rank(node))] += shift
+
+    def element(i: tuple[Any, ...]) -> Any:
+        return x(*(tirx.floormod(j - moved[d], size) for d, (j, size) in enumerate(zip(i, x.shape, strict=True))))
+
+    return compute(node.shape, element)
+
+
 def diagonal(node: Node, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Lower diagonal, which becomes the last dimension."""
     first, second = axis(dim1, rank(node)), axis(dim2, rank(node))
@@ -172,6 +186,7 @@ VIEWS: dict[str, Callable[..., Any]] = {
     "unbind": unbind,
     "flip": flip,
     "repeat": repeat,
+    "roll": roll,
     "diagonal": diagonal,
     "constant_pad_nd": constant_pad,
     "arange": arange,
