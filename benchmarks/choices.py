@@ -58,17 +58,21 @@ class Choice:
 
 
 def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
-    """Return what each auto chose, by peer, case by case."""
+    """Return what each auto chose, by peer, case by case; older files tell no winner."""
     found: dict[str, list[Choice]] = {}
-    for runs in verdicts.groups(cells).values():
-        for peer in dict.fromkeys(c.peer for group in runs.values() for c in group if c.passed and c.decided):
+    for runs in verdicts.groups(cells, _tells).values():
+        for peer in dict.fromkeys(c.peer for group in runs.values() for c in group if c.passed and c.kind == "auto"):
             found.setdefault(peer, []).append(_choice(peer, list(runs.values())))
     return found
 
 
+def _tells(group: list[Cell]) -> int:
+    return any(cell.decided for cell in group)
+
+
 def _choice(peer: str, runs: list[list[Cell]]) -> Choice:
     """Return one row: the first compile's decision, the ratios over all compiles."""
-    pairs = [(cell, group) for group in runs for cell in group if cell.peer == peer and cell.passed and cell.decided]
+    pairs = [(cell, group) for group in runs for cell in group if cell.peer == peer and cell.passed]
     cells = [cell for cell, _ in pairs]
     ratios: dict[str, list[Interval]] = {}
     for cell, group in pairs:
@@ -77,13 +81,13 @@ def _choice(peer: str, runs: list[list[Cell]]) -> Choice:
                 ratios.setdefault(mode.peer, []).append(measure.ratio_interval(mode.wall_s, cell.wall_s))
     modes = [mode for _, group in pairs for mode in _modes(group)]
     known = [mode.compile.cold_s for mode in modes if mode.compile.cold_s is not None]
-    first = cells[0].decided or {}
+    told: list[dict[str, Any]] = [cell.decided or {"winner": "", "options": {}, "seconds": None} for cell in cells]
     return Choice(
         peer=peer,
         case=verdicts.name(cells[0]),
-        winner=" / ".join(dict.fromkeys(str((cell.decided or {})["winner"]) for cell in cells)),
-        options=first["options"],
-        race_s=verdicts.middle((cell.decided or {})["seconds"] for cell in cells),
+        winner=" / ".join(dict.fromkeys(str(each["winner"]) for each in told)),
+        options=told[0]["options"],
+        race_s=verdicts.middle(each["seconds"] for each in told),
         compile_s=verdicts.middle(cell.compile.cold_s for cell in cells),
         over={mode: verdicts.over_compiles(found) for mode, found in ratios.items()},
         noise=max((verdicts.noise(group, "wall") for _, group in pairs), key=lambda noise: noise.high),

@@ -1,7 +1,7 @@
 """What cells show beyond their noise: each peer of a case against the others, each peer over all cases, two files."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import geometric_mean, median
@@ -136,13 +136,18 @@ def noise(group: Sequence[Cell], clock: Clock) -> Interval:
     return Interval(1.0, min(floor.low, 1 / LEAST_REACH), max(floor.high, LEAST_REACH))
 
 
-def groups(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Cell]]]:
-    """Return the cells by what they compute, then by the process that timed them; of a run twice told the last."""
-    last = {(key(cell), cell.run): cell.group_id for cell in cells}
-    found: dict[Key, dict[str, list[Cell]]] = {}
+def groups(cells: Iterable[Cell], worth: Callable[[list[Cell]], int] = len) -> dict[Key, dict[str, list[Cell]]]:
+    """Return the cells by what they compute, then by the process that timed them.
+
+    Of a run twice told the one of most `worth`, of most peers say, and of equals the last.
+    """
+    told: dict[tuple[Key, int], dict[str, list[Cell]]] = {}
     for cell in cells:
-        if last[key(cell), cell.run] == cell.group_id:
-            found.setdefault(key(cell), {}).setdefault(cell.group_id, []).append(cell)
+        told.setdefault((key(cell), cell.run), {}).setdefault(cell.group_id, []).append(cell)
+    found: dict[Key, dict[str, list[Cell]]] = {}
+    for (what, _), groups in told.items():
+        kept = max(reversed(groups), key=lambda name: worth(groups[name]))
+        found.setdefault(what, {})[kept] = groups[kept]
     return found
 
 

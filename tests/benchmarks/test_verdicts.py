@@ -9,6 +9,7 @@ from bench_cells import CEILINGS, cell, noisy
 from backend_kwargs.measure import Interval
 from benchmarks import verdicts
 from benchmarks.ceilings import Ceilings
+from benchmarks.choices import choices
 from benchmarks.records import AGAIN, Compile
 from benchmarks.verdicts import UNKNOWN, entries, judge, speedup, summaries
 
@@ -154,6 +155,23 @@ def test_of_a_run_twice_told_the_last_stands():
     found = table([cell("eager", 1e-3, group="earlier"), *again])["eager"]
     assert found.time.median == pytest.approx(5e-3, rel=0.02)
     assert found.compiles == 1
+
+
+def test_a_part_that_was_run_again_replaces_no_whole():
+    """Of a run twice told the group with more peers stands, also where it is the earlier one."""
+    whole = [cell("eager", 1e-3, group="earlier"), cell("t", 1e-3, group="earlier")]
+    found = table([*whole, cell("eager", 5e-3, group="later")])
+    assert found["eager"].time.median == pytest.approx(1e-3, rel=0.02)
+    assert "t" in found
+
+
+def test_what_auto_chose_is_of_the_last_group_that_tells():
+    """A later group of a few peers tells what auto chose, and an earlier one without a decision does not."""
+    modes = [cell(mode, 1e-3, group=group) for group in ("a", "b") for mode in ("default", "max-autotune")]
+    chosen = {"winner": "tuned", "options": {}, "seconds": 1.0, "rows": []}
+    old, new = cell("auto", 2e-3, group="a"), cell("auto", 0.5e-3, group="b", decided=chosen)
+    (choice,) = choices([*modes, old, cell("eager", group="a"), new])["auto"]
+    assert (choice.winner, choice.over["default"].median) == ("tuned", pytest.approx(2.0, rel=0.05))
 
 
 def test_summary():
