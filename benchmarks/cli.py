@@ -161,6 +161,8 @@ def run(
     globs = tuple(peers.split(",")) if peers else table.SMOKE if suite == "smoke" else ("*",)
     table.check_globs(globs)
     globs = (*dict.fromkeys((*table.BASELINES, *globs)),)
+    if one_cache and compiles != 0:
+        raise BackendKwargsError("--one-cache wants --compiles 0: a fresh compile finds nothing of its peers'.")
     plan = Plan(
         cases=_cases(suite, case or [], model or [], mode or [], place),
         out=out,

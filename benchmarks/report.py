@@ -34,6 +34,7 @@ CHOICES = """\
 Wall time of what `auto` chose over each mode of torch.compile and the fastest of them: above 1 is faster. The race is
 how long it took to decide; beside its compile, which holds the race, stand the compiles of all modes that pass,
 together. In *italics*: within the noise floor."""
+FINE = ("pass", "unavailable")
 OVER = "**over 100 %: a bug of the suite until explained**"
 NUMBERS: tuple[tuple[float, float, str], ...] = ((1, 1, "s"), (1e-3, 1e3, "ms"), (0, 1e6, "µs"))
 
@@ -189,6 +190,9 @@ def _choices(cells: Sequence[Cell]) -> Iterator[str]:
         head = ["case", "winner", "options", "race", "compile", "all modes", "best mode", "x best"]
         yield from _table([*head, *(f"x {mode}" for mode in modes)], [*_choice_rows(found, modes)])
         yield from ["", *_held_against_goals(found)]
+        lost = [f"{verdicts.name(c)} ({c.status})" for c in cells if c.peer == peer and c.status not in FINE]
+        if lost:
+            yield f"- Not passed: {', '.join(dict.fromkeys(lost))}."
 
 
 def _choice_rows(found: Sequence[Choice], modes: Sequence[str]) -> Iterator[list[str]]:
@@ -197,13 +201,17 @@ def _choice_rows(found: Sequence[Choice], modes: Sequence[str]) -> Iterator[list
         compiles = [_about(of.compile_s, of.fresh), _about(of.modes_s, of.fresh)]
         ratios = [_ratio(of.over.get(mode), of.noise) for mode in (of.best, *modes)]
         yield [of.case, of.winner, options, _number(of.race_s, "{:.1f} s"), *compiles, of.best, *ratios]
-    means, fresh = geomeans(found), all(of.fresh for of in found)
-    compiles = [
-        _about(sum(of.compile_s or 0 for of in found), fresh),
-        _about(sum(of.modes_s or 0 for of in found), fresh),
-    ]
+    means = geomeans(found)
     ratios = [_number(means.get(mode), "{:.2f}") for mode in ("", *modes)]
-    yield ["all", "", "", f"{sum(of.race_s or 0 for of in found):.1f} s", *compiles, "geomean", *ratios]
+    yield ["all", "", "", *_seconds(found), "geomean", *ratios]
+
+
+def _seconds(found: Sequence[Choice]) -> list[str]:
+    """Return what all races, compiles, and compiles of modes took, over the cases of which all three are known."""
+    known = [of for of in found if None not in (of.race_s, of.compile_s, of.modes_s)]
+    fresh, many = all(of.fresh for of in known), f" in {len(known)}" if len(known) < len(found) else ""
+    sums = [sum(getattr(of, what) or 0.0 for of in known) for what in ("race_s", "compile_s", "modes_s")]
+    return [f"{_about(seconds, fresh or not at)}{many}" if known else "" for at, seconds in enumerate(sums)]
 
 
 def _held_against_goals(found: Sequence[Choice]) -> Iterator[str]:
@@ -212,7 +220,8 @@ def _held_against_goals(found: Sequence[Choice]) -> Iterator[str]:
     counts = "/".join(str(marks.count(mark)) for mark in ("win", "tie", "loss"))
     yield f"- Against the best mode, wins/ties/losses: {counts}."
     yield f"- Below {LEAST}x of the best mode beyond noise: {', '.join(slow) or 'none'}."
-    yield f"- Longer to decide than to compile all modes: {', '.join(late) or 'none'}."
+    known = sum(of.race_s is not None and of.modes_s is not None for of in found)
+    yield f"- Longer to decide than to compile all modes, of {known} where both are known: {', '.join(late) or 'none'}."
 
 
 # ---- one figure

@@ -145,6 +145,7 @@ def _groups(plan: Plan) -> Iterator[Job]:
 def key_of(job: Job) -> str:
     """Return what makes a group the same one in a later run."""
     asked = (f"{job.case.name}@{job.case.version}", job.mode, str(job.dtype), job.scale, job.l2, f"run{job.run}")
+    asked += ("one-cache",) if job.one_cache else ()
     return " ".join((*asked, *job.clocks, str(job.rounds), ",".join((*job.globs, *(p.name for p in job.extra)))))
 
 
@@ -295,7 +296,7 @@ class _Run:
         """Time a group; a peer that hangs or takes its process down is left out, and the others run again."""
         job = replace(job, compiled=dict(job.compiled), group_id=f"{job.case.name}/{job.mode}/{uuid.uuid4().hex[:12]}")
         while True:
-            if not fresh:
+            if not fresh and not job.one_cache:  # which tells no compile time, so that a resumed run may find it full
                 shutil.rmtree(job.cache, ignore_errors=True)
             outcome = self._process(worker.time_group, job, doing=f"{doing},")
             if outcome.passed:

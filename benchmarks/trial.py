@@ -146,7 +146,9 @@ class Trial:
     def forget_seconds(self) -> None:
         """Tell no compile time: what a peer found compiled by others is not its own."""
         self.compiled.cold_s = None
-        self.decided = self.decided and {**self.decided, "seconds": None}
+        if self.decided:
+            rows = [[name, status, seconds, None, reason] for name, status, seconds, _, reason in self.decided["rows"]]
+            self.decided = {**self.decided, "seconds": None, "rows": rows}
 
     def verify(self, at: int) -> None:
         """Check the very callable that is timed, on the fresh inputs `at`, and that it has compiled once."""

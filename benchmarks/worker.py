@@ -215,7 +215,8 @@ def _time(job: Job, racing: Mapping[str, Trial]) -> Timed:
     calls = {name: trial.step for name, trial in racing.items()}
     timed = Timed()
     if BASELINE in calls:
-        added = controls.timed(calls[BASELINE], device)
+        events = "events" in job.clocks and device.type != "cpu"
+        added = controls.timed(calls[BASELINE], controls.Timer(device, events, job.l2))
         timed.injected = {name: call.injected for name, call in added.items() if isinstance(call, Slowed)}
         calls |= added
 

@@ -133,3 +133,22 @@ def test_a_backward_is_seen():
     """What autograd runs counts like what the forward runs."""
     weight = torch.zeros(8, 8, requires_grad=True)
     assert facts_of(lambda: (torch.zeros(4, 8) @ weight).sum().backward()).gemms == 2
+
+
+@torch.no_grad()
+def test_a_graph_in_a_graph_is_opaque():
+    """What a higher-order operator holds is not counted, so that every step may gain and CUDA graphs are tried."""
+    seen = []
+
+    def branching(x):
+        return torch.cond(x.sum() > 0, lambda x: torch.softmax(x @ x, -1), lambda x: x + 1, (x,))
+
+    def backend(gm, example_inputs):
+        seen.append(facts_of(lambda: gm(*example_inputs)))
+        return gm
+
+    torch.compile(branching, backend=backend)(torch.randn(8, 8))
+    assert seen[0].opaque
+    on_gpu = names(replace(seen[0], device="cuda"))
+    assert {"cudagraphs", "two_pass_softmax", "max_autotune"} <= set(on_gpu)
+    assert not facts_of(lambda: torch.randn(8, 8).softmax(-1)).opaque

@@ -177,7 +177,9 @@ def kernels():
     tuned = [
         triton.autotune([triton.Config({"n": size}) for size in sizes], key=[])(plus) for sizes in ((1, 2), (1, 4))
     ]
-    return {"plus": plus, "like plus": like_plus, "times": times, "tuned": tuned[0], "tuned otherwise": tuned[1]}
+    chosen = [triton.heuristics({"n": rule})(plus) for rule in (lambda args: 16, lambda args: 64)]
+    made = {"plus": plus, "like plus": like_plus, "times": times, "tuned": tuned[0], "tuned otherwise": tuned[1]}
+    return made | {"by a rule": chosen[0], "by another rule": chosen[1]}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +190,7 @@ def kernels():
         pytest.param(("plus", 1), ("plus", 2), False, id="constant"),
         pytest.param(("plus", 1), ("tuned", 1), False, id="autotuned"),
         pytest.param(("tuned", 1), ("tuned otherwise", 1), False, id="configurations"),
+        pytest.param(("by a rule", 1), ("by another rule", 1), False, id="heuristics"),
     ],
 )
 def test_the_source_of_a_triton_kernel_is_part_of_the_key(kernels, one, other, same):

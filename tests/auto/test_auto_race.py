@@ -12,7 +12,7 @@ from torch._guards import TracingContext
 import backend_kwargs
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto import candidates, deciding, race
-from backend_kwargs.compilers.auto.candidates import Candidate
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
 from backend_kwargs.compilers.auto.decisions import Store
 from backend_kwargs.compilers.auto.facts import seen_facts
 from backend_kwargs.errors import BackendKwargsWarning
@@ -379,6 +379,9 @@ def runner(*, rank=1, speedup=None, peak_bytes=None):
         pytest.param((1.0, 0.95, 1.05), 1, 90, True, id="even and lighter"),
         pytest.param((1.0, 0.95, 1.05), 1, 96, False, id="even and hardly lighter"),
         pytest.param((1.0, 0.95, 1.05), 2, 90, False, id="dearer"),
+        pytest.param((0.965, 0.95, 0.981), 1, 90, False, id="a little slower"),
+        pytest.param((0.8, 0.6, 0.985), 1, 90, False, id="slower by an unsure margin"),
+        pytest.param((1.3, 1.021, 1.5), 1, 110, True, id="faster by an unsure margin, and heavier"),
         pytest.param((1.0, 0.95, 1.05), 1, None, False, id="unknown"),
         pytest.param((0.9, 0.85, 0.95), 1, 50, False, id="slower"),
     ],
@@ -387,6 +390,31 @@ def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_bytes, wins):
     """Within noise and at the same rank, over 5 % less memory decides; else the earlier stays."""
     challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_bytes=peak_bytes)
     assert race._better(challenger, runner(peak_bytes=100), "latency") is wins
+
+
+def test_memory_decides_between_no_replays():
+    """Against a CUDA graph, whose memory is in its pool, and against eager memory decides nothing."""
+    lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_bytes=0)
+    replayed, eager = runner(peak_bytes=100), runner(peak_bytes=100)
+    replayed.code, eager.candidate = (("code", True),), Candidate(EAGER)
+    assert not race._better(lighter, replayed, "latency")
+    assert not race._better(lighter, eager, "latency")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "wins"),
+    [
+        pytest.param((0.985, 0.97, 0.99), True, id="within the margin"),
+        pytest.param((0.9, 0.7, 1.1), True, id="unsure"),
+        pytest.param((0.8, 0.74, 0.99), False, id="slower"),
+    ],
+)
+def test_default_is_kept_within_noise(ratio, wins):
+    """Default stands before eager unless it is slower beyond noise."""
+    default = race.Runner(Candidate(DEFAULT, over=False, rank=0), race.Row(DEFAULT), None, ())
+    default.row.speedup = measure.Interval(*ratio)
+    eager = race.Runner(Candidate(EAGER), race.Row(EAGER), None, ())
+    assert race._better(default, eager, "latency") is wins
 
 
 def test_memory_as_the_objective(store):

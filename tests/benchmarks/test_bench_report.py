@@ -129,7 +129,7 @@ def test_auto_is_held_against_its_goals(autos):
     assert float(means[7]) == pytest.approx((0.82 / 0.42 * 0.92 / 1.82) ** 0.5, rel=0.03)
     assert "- Against the best mode, wins/ties/losses: 1/0/1." in autos
     assert "- Below 0.97x of the best mode beyond noise: norm." in autos
-    assert "- Longer to decide than to compile all modes: norm." in autos
+    assert "- Longer to decide than to compile all modes, of 2 where both are known: norm." in autos
 
 
 def test_nothing_is_said_of_auto_where_it_was_not_run(report):

@@ -13,6 +13,7 @@ from benchmarks.study import Study
 from benchmarks.trial import Trial
 
 CPU = torch.device("cpu")
+CLOCK = controls.Timer(CPU, events=False)
 REASONS = {
     "wrong result": "output: RMSE to the reference ",
     "no-op": "output: RMSE to the reference ",
@@ -108,7 +109,7 @@ def test_same_is_within_noise_and_five_per_cent_is_seen(monkeypatch):
     def call():
         clock.passes(2e-3)
 
-    samples = measure.interleave({"eager": call, **controls.timed(call, CPU)}, rounds=30, device=CPU)
+    samples = measure.interleave({"eager": call, **controls.timed(call, CLOCK)}, rounds=30, device=CPU)
     floor = measure.noise_floor(measure.ratio_interval(samples["eager"], samples[AGAIN]))
     slowed = measure.ratio_interval(samples["eager"], samples[SLOWED])
     assert floor.high == pytest.approx(1.0, abs=1e-3)
@@ -121,8 +122,15 @@ def test_a_short_call_gets_what_a_launch_takes(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(measure, "time", clock)
     monkeypatch.setattr(controls, "spinning", lambda seconds, device: lambda: clock.passes(2e-6 + seconds))
-    shares = {us: controls.slowed(lambda us=us: clock.passes(us * 1e-6), CPU).injected for us in (10, 40, 400)}
+    shares = {us: controls.slowed(lambda us=us: clock.passes(us * 1e-6), CLOCK).injected for us in (10, 40, 400)}
     assert shares == pytest.approx({10: 0.2, 40: 0.05, 400: 0.05}, rel=1e-2)
+
+
+@pytest.mark.parametrize("injected", [0.0, 0.02, 0.5], ids=str)
+def test_a_share_far_from_what_was_asked_is_no_proof(injected):
+    """A timer that is blind to the injected work sees nothing twice, which agrees with itself."""
+    seen = 1 / (1 + injected)
+    assert not is_seen(Interval(seen, seen / 1.001, seen * 1.001), Interval(1, 1 / 1.01, 1.01), injected)
 
 
 @pytest.mark.parametrize(("injected", "seen"), [(0.05, True), (0.06, True), (0.08, False), (0.03, False)], ids=str)
@@ -140,10 +148,10 @@ def test_injected_work_takes_time():
         while controls.time.perf_counter() < end:
             pass
 
-    samples = measure.interleave({"": controls.slowed(call, CPU, share=0.5)}, rounds=3, device=CPU)
+    samples = measure.interleave({"": controls.slowed(call, CLOCK, share=0.5)}, rounds=3, device=CPU)
     assert min(samples[""]) >= 2.9e-3
 
 
 def test_slowed_gives_the_result():
     """A slowed call is checked as the baseline is: it returns what that returns."""
-    assert controls.slowed(lambda: 42, CPU)() == 42
+    assert controls.slowed(lambda: 42, CLOCK)() == 42

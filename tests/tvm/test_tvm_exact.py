@@ -15,13 +15,15 @@ from lowered import traced  # noqa: E402
 from tvm.support import nvcc  # noqa: E402
 
 from backend_kwargs.compilers.tvm.build import build  # noqa: E402
-from backend_kwargs.compilers.tvm.exact import FAST, NVCC_IS_EXACT, exact_math  # noqa: E402
+from backend_kwargs.compilers.tvm.exact import FAST, MODE, NVCC_IS_EXACT, exact_math  # noqa: E402
 from backend_kwargs.compilers.tvm.lowering import lower  # noqa: E402
 from backend_kwargs.compilers.tvm.settings import Settings  # noqa: E402
 
 KEPT = b"--device-int128"  # another option of TVM's
 GPU = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32}
 GPU |= {"max_shared_memory_per_block": 49152}
+
+CUDA = tvm.target.Target(GPU)
 
 
 @pytest.fixture
@@ -55,26 +57,23 @@ def compiles():
 
 
 def test_tvms_code_is_exact_and_others_stays_as_it_was(asked):
-    with exact_math():
+    with exact_math(CUDA):
         compiles()
     compiles()
     assert [FAST in options for options in asked] == [False, True]
     assert all(KEPT in options for options in asked)
 
 
-def test_a_build_for_cuda_is_exact(asked):
-    @tvm.transform.module_pass(opt_level=0)
-    def compiling(mod, context):
-        compiles()
-        return mod
-
+def test_a_build_for_cuda_is_exact(asked, monkeypatch):
+    """Without a GPU TVM leaves code as text; here it is compiled where TVM would."""
+    monkeypatch.setattr(tvm.relax, "build", lambda *args, **kwargs: compiles())
     mod = lower(traced(torch.sin, torch.randn(4, 9))).mod
-    build(mod, Settings(target=GPU, pipeline=compiling), torch.device("cuda"))
+    build(mod, Settings(target=GPU), torch.device("cuda"))
     assert [FAST in options for options in asked] == [False]
 
 
 def test_another_thread_compiles_as_ever(asked):
-    with exact_math():
+    with exact_math(CUDA):
         thread = threading.Thread(target=compiles)
         thread.start()
         thread.join()
@@ -83,16 +82,17 @@ def test_another_thread_compiles_as_ever(asked):
 
 def test_whoever_asks_for_fast_math_gets_it(asked, monkeypatch):
     monkeypatch.setenv("TVM_CUDA_NVRTC_EXTRA_OPTS", FAST.decode())
-    with exact_math():
+    with exact_math(CUDA):
         compiles()
     assert asked[0].count(FAST) == 1
 
 
 @pytest.mark.parametrize("known", [None, "yes"])
 def test_nvcc_is_told_by_tvms_variable_which_is_put_back(asked, monkeypatch, known):
+    monkeypatch.setenv(MODE, "nvcc")
     if known:
         monkeypatch.setenv(NVCC_IS_EXACT, known)
-    with exact_math():
+    with exact_math(CUDA):
         assert os.environ[NVCC_IS_EXACT]
     assert os.environ.get(NVCC_IS_EXACT) == known
 
@@ -100,5 +100,11 @@ def test_nvcc_is_told_by_tvms_variable_which_is_put_back(asked, monkeypatch, kno
 def test_without_nvrtc_nothing_is_in_the_way(monkeypatch):
     """TVM says what to install."""
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
-    with exact_math():
+    with exact_math(CUDA):
         pass
+
+
+def test_on_a_cpu_nothing_is_touched(asked):
+    with exact_math(tvm.target.Target({"kind": "llvm"})):
+        compiles()
+    assert FAST in asked[0]

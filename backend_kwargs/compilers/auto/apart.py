@@ -52,10 +52,12 @@ def _own_garbage() -> Iterator[None]:
         return
     gc.collect()
     gc.freeze()
+    count = gc.get_freeze_count()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if gc.get_freeze_count() <= count:  # else another thread froze some meanwhile, to fork say
+            gc.unfreeze()
 
 
 def _cuda_devices() -> range:

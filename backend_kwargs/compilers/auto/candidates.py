@@ -53,6 +53,7 @@ def _gpu_matmul(facts: "Facts") -> bool:
     return facts.gpu and facts.matmul
 
 
+GRAPHS_RANK = 3
 CUDAGRAPHS = {"triton.cudagraphs": True}
 # Between two kernels that the host launched lies 1 µs or more; calling one from Python takes some.
 GAP_S, CALL_S = 1e-6, 5e-6
@@ -68,7 +69,7 @@ ROUNDED = {
 }
 
 STEPS: tuple[Candidate, ...] = (
-    Candidate("cudagraphs", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=3),
+    Candidate("cudagraphs", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=GRAPHS_RANK),
     Candidate("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions),
     Candidate("two_pass_softmax", {"online_softmax": False}, lambda facts: facts.gpu and facts.softmaxes > 0),
     # Inductor pads by default where its own timing of the product alone says so, and often it says no too soon.
@@ -94,7 +95,7 @@ STEPS: tuple[Candidate, ...] = (
         rank=2,
     ),
     # Shorter kernels leave more to gain. Not the other way round: what is won once stays won when kernels get shorter.
-    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=3),
+    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=GRAPHS_RANK),
     Candidate("cpp_wrapper", {"cpp_wrapper": True}, lambda facts: not facts.gpu, saves_s=CALL_S, rank=2),
     Candidate("simd_256", {"cpp.simdlen": 256}, lambda facts: not facts.gpu, effort="full"),
     Candidate(
@@ -122,7 +123,8 @@ def candidates_for(
 ) -> list[Candidate]:
     """Return what to try after eager and default: the steps that can gain here, or the steps and templates `named`."""
     if named is None:
-        return [step for step in STEPS if step.can_gain(facts) and effort in ("full", step.effort)]
+        fitting = [step for step in STEPS if step.can_gain(facts) or (facts.opaque and facts.gpu)]
+        return [step for step in fitting if effort in ("full", step.effort)]
     steps = {step.name: step for step in STEPS}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
     return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]

@@ -21,7 +21,8 @@ COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"
 class Facts:
     """One graph on one device: `ops` counts what ran in eager, `bytes` is unique inputs plus outputs.
 
-    `unaligned` counts the GEMMs with rows that do not begin at multiples of 16 bytes; `frozen` weights are constants.
+    `unaligned` counts the GEMMs with rows that do not begin at multiples of 16 bytes; `frozen` weights are constants;
+    `opaque` graphs hold others, whose operators are not counted.
     """
 
     device: str
@@ -39,6 +40,7 @@ class Facts:
     writes: bool
     dynamic: bool
     frozen: bool = False
+    opaque: bool = False
 
     @property
     def gpu(self) -> bool:
@@ -66,11 +68,13 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tags: Counter[torch.Tag] = Counter()
         self.flops = 0.0
         self.unaligned = 0
+        self.opaque = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.HigherOrderOperator):  # what it holds is not counted
             self.names[func.__name__] += 1
+            self.opaque |= any(map(callable, args))
             return func(*args, **kwargs)
         with self:  # in inference mode composite operators come whole
             result = func.decompose(*args, **kwargs)
@@ -109,6 +113,7 @@ def seen_facts(run: Callable[[], Any], bytes_of: Callable[[Any], float], **marks
         attentions=count(lambda name: any(part in name for part in ATTENTIONS)),
         flops=seen.flops,
         bytes=bytes_of(result),
+        opaque=seen.opaque,
         random=bool(seen.tags[torch.Tag.nondeterministic_seeded]),
         **marks,
     )

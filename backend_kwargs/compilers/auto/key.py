@@ -17,6 +17,10 @@ SYMBOL = re.compile(r"\b[suz]\d+\b")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu):\d+")
 
 
+# Of triton.autotune and triton.heuristics: what else than a kernel's code decides what it computes, and how fast.
+DECORATED = ("configs", "keys", "reset_to_zero", "restore_value", "values")
+
+
 def structure(gm: GraphModule) -> str:
     """Return the computation as text in which no name of the user's stands: the same for the same graph anywhere."""
     numbers = {node: f"%{at}" for at, node in enumerate(gm.graph.nodes)}
@@ -43,8 +47,20 @@ def _source(kernel: Any) -> list[str]:
     """Return the code of a Triton kernel with all that it calls, and what its decorators say."""
     from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as code_of
 
-    configs = [str(config) for config in getattr(kernel, "configs", ())]
-    return [code_of(kernel)] if hasattr(kernel, "src") else [*configs, *_source(kernel.fn)]
+    if hasattr(kernel, "src"):
+        return [code_of(kernel)]
+    said = [f"{name}: {_said(getattr(kernel, name))}" for name in DECORATED if hasattr(kernel, name)]
+    return [*said, *_source(kernel.fn)]
+
+
+def _said(value: Any) -> str:
+    """Return what a decorator was given as text, functions by their code."""
+    if isinstance(value, Mapping):
+        return str([f"{name}: {_said(value[name])}" for name in sorted(value)])
+    if isinstance(value, list | tuple):
+        return str([_said(each) for each in value])
+    code = getattr(value, "__code__", None)
+    return f"{code.co_code.hex()} {code.co_names} {code.co_consts}" if code else str(value)
 
 
 class _Spelled(str):

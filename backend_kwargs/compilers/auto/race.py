@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.apart import Task, apart
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, GRAPHS_RANK, Candidate, candidates_for
 from backend_kwargs.compilers.auto.facts import Facts, seen_facts
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.generated import comparable, compiled_graphs
@@ -25,7 +25,7 @@ logger = logging.getLogger("backend_kwargs.auto")
 Progress = Callable[[str, float], None]
 
 MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
-BOUT = 5  # rounds between two looks at the clock
+BOUT = 6  # rounds between two looks at the clock
 ROUNDS = 30
 BOUT_S = 4.0
 SLOW_S = 0.1  # a call of eager above which fewer are made
@@ -58,7 +58,17 @@ class Runner:
     candidate: Candidate
     row: Row
     call: "_Call"
-    code: tuple[Any, ...]
+    code: tuple[tuple[str, bool], ...]
+
+    @property
+    def rank(self) -> int:
+        """What it costs to have: CUDA graphs the most, whichever step brought them."""
+        return GRAPHS_RANK if self.row.options.get("triton.cudagraphs") else self.candidate.rank
+
+    @property
+    def replayed(self) -> bool:
+        """Whether a CUDA graph replays any of it."""
+        return any(replayed for _, replayed in self.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +183,7 @@ class _Race:
         if tried := [r.name for r in self.rows if r.options == options and r.status != "skipped" and r.name != EAGER]:
             return f"it would be {tried[0]} again"
         seconds = champion.row.seconds or 0.0
-        if candidate.saves_s and candidate.saves_s * self.facts.ops < LEAST_GAIN * seconds:
+        if candidate.saves_s and not self.facts.opaque and candidate.saves_s * self.facts.ops < LEAST_GAIN * seconds:
             return "it saves time of the host, of which little is spent here"
         limit = limit_of(self.facts, self.device)
         # What is faster than its limit proves that to be none: an embedding reads few of its rows, a cache is warm.
@@ -275,8 +285,14 @@ class _Race:
             runner.row.seconds = measure.percentile(samples[name], 0.5)
         if self.device.type == "cuda" and _even(challenger, champion):
             for runner in (champion, challenger):
-                runner.row.peak_bytes = runner.row.peak_bytes or measure.peak_memory(runner.call, self.device)
+                runner.row.peak_bytes = runner.row.peak_bytes or self._peak(runner)
         return _better(challenger, champion, self.settings.objective)
+
+    def _peak(self, runner: Runner) -> int | None:
+        try:
+            return measure.peak_memory(runner.call, self.device)
+        except Exception:  # noqa: BLE001 - a tie may stay one
+            return None
 
     def _timed(self, challenger: Runner, champion: Runner, failed: dict[str, Exception]) -> dict[str, list[float]]:
         calls = {"champion": champion.call, "challenger": challenger.call}
@@ -320,17 +336,19 @@ def _better(challenger: Runner, champion: Runner, objective: str) -> bool:
         return _lighter(challenger, champion)
     ratio = challenger.row.speedup
     assert ratio is not None
-    if not challenger.candidate.over and challenger.candidate.rank < champion.candidate.rank:  # the cheaper
+    if not challenger.candidate.over and challenger.rank < champion.rank:  # the cheaper
         return ratio.high >= 1 or ratio.median >= 1 - MARGIN
     return ratio.low > 1 + MARGIN
 
 
 def _even(challenger: Runner, champion: Runner) -> bool:
-    """Tell whether both take the same time, within noise, and cost the same to have."""
+    """Tell whether both were compiled, cost the same to have, and take the same time within noise."""
     ratio = challenger.row.speedup
     assert ratio is not None
-    same = challenger.candidate.rank == champion.candidate.rank
-    return same and ratio.low <= 1 + MARGIN and ratio.high >= 1 - MARGIN
+    if champion.candidate.name == EAGER or challenger.rank != champion.rank:
+        return False
+    # What a replay holds lies in its pool, and is no part of its peak.
+    return abs(ratio.median - 1) <= MARGIN and not (challenger.replayed or champion.replayed)
 
 
 def _lighter(challenger: Runner, champion: Runner) -> bool:
@@ -341,7 +359,7 @@ def _lighter(challenger: Runner, champion: Runner) -> bool:
     return new < old
 
 
-def _code(fn: Callable[..., Any]) -> tuple[Any, ...]:
+def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
     """Return what tells the candidate from another: its generated code, and whether CUDA graphs replay it."""
     return tuple(sorted((comparable(graph.source_code), _replayed(graph)) for graph in compiled_graphs(fn)))
 

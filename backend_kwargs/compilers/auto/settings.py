@@ -17,7 +17,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             Option("budget_s", float, 60.0, "seconds for the race of one graph; the candidate in progress is finished"),
             Option("process_budget_s", float, 600.0, "seconds for all races of this process; then no graph is raced"),
             Option("objective", Literal["latency", "memory"], "latency", "what the winner has least of"),
-            Option("effort", Literal["quick", "full"], "quick", "about six candidates, or all that can gain"),
+            Option("effort", Literal["quick", "full"], "quick", "few candidates, or all that can gain"),
             Option(
                 "tolerance", float | None, None, "of numbers, absolute and relative; None is 1e-3, in training 1e-2"
             ),

@@ -1,7 +1,6 @@
 """From a Relax module to an executable: target, pipeline, schedules, code."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,19 +54,20 @@ class Built:
 def build(mod: tvm.IRModule, settings: Any, device: torch.device) -> Built:
     """Compile `mod` for the device as the settings say. Raises BackendKwargsError where they are at fault."""
     target = target_of(settings.target, device)
-    with target, _context(settings, device), exact_math() if device.type == "cuda" else nullcontext():
+    with target, _context(settings, device):
         mod = _pipeline(settings.pipeline)(mod)
         mod, tuned, notes = schedule(mod, settings, target)
         # Every pipeline that finishes a module takes its purity checks away first.
         if "relax.force_pure" not in mod["main"].attrs:
             mod = tvm.transform.Sequential(FINISH)(mod)
-        executable = relax.build(
-            mod,
-            target,
-            relax_pipeline=None,
-            tir_pipeline=settings.tir_pipeline or "default",
-            exec_mode=settings.exec_mode,
-        )
+        with exact_math(target):
+            executable = relax.build(
+                mod,
+                target,
+                relax_pipeline=None,
+                tir_pipeline=settings.tir_pipeline or "default",
+                exec_mode=settings.exec_mode,
+            )
     return Built(executable, str(target.export()), tuned, notes)
 
 

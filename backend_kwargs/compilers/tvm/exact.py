@@ -9,19 +9,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
 FAST = b"--use_fast_math"
-NVCC_IS_EXACT = "TVM_CUDA_NVCC_NO_FAST_MATH"  # TVM's own, read where TVM_CUDA_COMPILE_MODE is "nvcc"
+MODE = "TVM_CUDA_COMPILE_MODE"
+NVCC_IS_EXACT = "TVM_CUDA_NVCC_NO_FAST_MATH"
 
-_compiling = threading.Lock()
+_compiling = threading.RLock()
 
 
 @contextmanager
-def exact_math() -> Iterator[None]:
-    """Keep fast math from what this thread compiles for CUDA; TVM_CUDA_NVRTC_EXTRA_OPTS can still ask for it."""
-    with _compiling, _nvcc_exact(), _nvrtc_exact():
+def exact_math(target: Any) -> Iterator[None]:
+    """Keep fast math from what is generated for CUDA meanwhile; TVM_CUDA_NVRTC_EXTRA_OPTS can still ask NVRTC for it.
+
+    NVRTC's other callers are left alone. Where TVM is told to take nvcc, it reads a variable of the process.
+    """
+    if target.kind.name != "cuda":
         yield
+    elif os.environ.get(MODE) == "nvcc":
+        with _compiling, _nvcc_exact():
+            yield
+    else:
+        with _compiling, _nvrtc_exact():
+            yield
 
 
 @contextmanager
@@ -45,9 +54,12 @@ def _nvrtc_exact() -> Iterator[None]:
     except ImportError:  # TVM says what to install
         yield
         return
-    compiles = _without_fast(nvrtc.nvrtcCompileProgram, threading.get_ident())
-    with patch.object(nvrtc, "nvrtcCompileProgram", compiles):
+    compiles = nvrtc.nvrtcCompileProgram
+    nvrtc.nvrtcCompileProgram = _without_fast(compiles, threading.get_ident())  # type: ignore[attr-defined]
+    try:
         yield
+    finally:
+        nvrtc.nvrtcCompileProgram = compiles  # type: ignore[attr-defined]
 
 
 def _without_fast(compiles: Callable[..., Any], thread: int) -> Callable[..., Any]:

@@ -34,6 +34,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from backend_kwargs.compilers.tvm.checks import TUNING
+from backend_kwargs.compilers.tvm.exact import exact_math
 from backend_kwargs.errors import BackendKwargsError, warn_once
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
@@ -60,7 +61,7 @@ def tuned(mod: tvm.IRModule, settings: Any, target: Target, ours: Ours) -> tuple
     """
     known = Known.read(_directory(settings, target))
     if not settings.trials and not known.trials and any(Path(settings.work_dir).rglob(WORKLOADS)):
-        why = f"{settings.work_dir!r} has results of a search for other targets only, and nothing is tuned"
+        why = f"{settings.work_dir!r} has no results of a search for this target, and nothing is tuned"
         warn_once(f"TVM option 'work_dir': {why}; write {TUNING} beside it, once.")
     measured = _search(mod, settings, target, known, ours) if settings.trials else 0
     with known.database:
@@ -267,7 +268,8 @@ class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not
         try:
             mod = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(each.mod)
             name = uuid.uuid4().hex
-            self.kept[name] = tvm.compile(mod, target=each.target)
+            with exact_math(each.target):
+                self.kept[name] = tvm.compile(mod, target=each.target)
         except Exception as error:  # noqa: BLE001 - the search proposes what cannot be built, and learns from it
             return ms.builder.BuilderResult(None, str(error))
         return ms.builder.BuilderResult(name, None)
