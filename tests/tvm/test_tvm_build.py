@@ -1,5 +1,7 @@
 """Targets, pipelines and loops, with the real TVM."""
 
+import re
+
 import pytest
 
 tvm = pytest.importorskip("tvm")
@@ -162,6 +164,17 @@ def test_right_on_sizes_that_do_not_divide(op, wanted, size):
     assert_close(run(module(op, f32(5, size)), x), wanted(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("at", [0, 17, 63])
+@pytest.mark.parametrize("reduce", [torch.amax, torch.amin], ids=["amax", "amin"])
+def test_a_nan_in_any_lane_is_the_result(reduce, at):
+    x = torch.randn(5, 64)
+    x[2, at] = torch.nan
+    executable = build(lower(traced(lambda x: (reduce(x, -1),), x)).mod, Settings(), CPU).executable
+    assert_close(
+        torch.from_dlpack(relax.VirtualMachine(executable, tvm.cpu())["main"](x)[0]), reduce(x, -1), equal_nan=True
+    )
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 33), (33, 64, 48), (8, 1023, 5)], ids=str)
 def test_a_product_is_right(shape):
     m, k, n = shape
@@ -294,6 +307,37 @@ def test_a_short_symbolic_row_is_summed_right():
 )
 def test_loops_are_in_vectors_and_tiles(mod, kinds):
     assert [kind for kind in kinds if kind not in loops(mod)] == []
+
+
+@pytest.mark.parametrize("size", [64, 1001])
+@pytest.mark.parametrize(
+    ("reduced", "reductions"),
+    [
+        pytest.param(lambda x: x.sum(-1), 1, id="sum"),
+        pytest.param(lambda x: x.amax(-1), 1, id="amax"),
+        pytest.param(lambda x: x.amin(-1), 1, id="amin"),
+        pytest.param(lambda x: x.var(-1), 2, id="var"),
+        pytest.param(lambda x: x.softmax(-1), 2, id="softmax"),
+        pytest.param(lambda x: x.log_softmax(-1), 2, id="log_softmax"),
+    ],
+)
+def test_every_reduction_of_rows_is_in_lanes(reduced, reductions, size):
+    """Also one that reads what another found of the row."""
+    assert of_lanes(reduced, size) == reductions
+
+
+def test_a_row_without_a_divisor_is_not_split():
+    """One lane is the same sum, with a detour through memory."""
+    assert of_lanes(lambda x: x.sum(-1), 1009) == 0
+
+
+def of_lanes(reduced, size):
+    """Return how many reductions of rows of a size are split into lanes."""
+    with Target(ONE):
+        mod = tvm.transform.Sequential(LEGALIZE)(lower(traced(lambda x: (reduced(x),), torch.randn(8, size))).mod)
+    functions = [f for _, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
+    scripts = "".join(schedule_cpu(f, Target(ONE)).mod.script() for f in functions)
+    return len(re.findall(r'sblock\("\w+_rf_update"\)', scripts))
 
 
 @pytest.mark.parametrize(("size", "vectors"), [(1024, True), (1020, False), (1023, False)])

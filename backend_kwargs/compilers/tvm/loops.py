@@ -4,7 +4,7 @@ TVM has none: without these a function is plain loops on one thread.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from operator import mul
 from typing import Any
 
@@ -14,7 +14,10 @@ from tvm.ir import Call, TensorLoad
 from tvm.s_tir import Schedule
 from tvm.sym import Analyzer, detect_linear_equation
 from tvm.target import Target, codegen
-from tvm_ffi import get_global_func
+from tvm_ffi import get_global_func, register_global_func
+
+from backend_kwargs.compilers.tvm.lowering.pointwise import maximum, minimum
+from backend_kwargs.compilers.tvm.lowering.reductions import highest, lowest
 
 ROWS = 8  # of a tile: with two vectors each, its sums fit in AVX-512's registers
 WORTH_PACKING = 4  # rows that read a packed panel
@@ -27,8 +30,26 @@ Block = Any
 Loop = Any
 
 
+@cache
+def _teach_extrema() -> None:
+    """Tell TVM of our max and min, once: it splits only reductions that it knows, and its own lose a nan."""
+    _teach("max", maximum, lowest)
+    _teach("min", minimum, highest)
+
+
+def _teach(name: str, better: Callable[..., Any], worst: Callable[..., Any]) -> None:
+    # Named, since TVM keeps what has a name, and frees the rest after Python has ended, which crashes.
+    combine, start = f"backend_kwargs.{name}.combine", f"backend_kwargs.{name}.start"
+    get_global_func("s_tir.schedule.RegisterReducer")(
+        1,
+        register_global_func(combine, lambda x, y: [better(x[0], y[0])], override=True),
+        register_global_func(start, lambda x: [worst(x[0].ty.dtype)], override=True),
+    )
+
+
 def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
     """Return `func` scheduled: a step that TVM refuses is left out, and its loops stay as they were."""
+    _teach_extrema()
     lanes = codegen.llvm_get_vector_width(target) // 32
     sch = _each(Schedule(func), _inline)
     tiled = _each(sch, partial(_tile, lanes=lanes), _is_sum)
@@ -162,12 +183,15 @@ def _inline(sch: Schedule, block: Block) -> None:
 def _split_sum(sch: Schedule, block: Block, lanes: int) -> None:
     """Sum neighbours in memory into separate lanes, added up at the end."""
     axes = Axes(sch, block)
-    terms = axes.summed
-    inner = terms[-1]
-    # A lane that a symbolic size leaves out would never be initialised, and yet added.
-    if not _extent(sch, inner) or any(not _among(inner, axes.contiguous(read)) for read in axes.block.reads):
+    inner = axes.summed[-1]
+    # What stays the same along a row, as its mean does, is in every lane.
+    along = [read for read in axes.block.reads if _among(inner, axes.touching(read))]
+    # A lane that a symbolic size leaves out would never be initialised, and yet added; and where lanes leave a rest,
+    # TVM forgets its guard when it moves the block.
+    width = _divisor(_extent(sch, inner) or 1, lanes)
+    if width == 1 or any(not _among(inner, axes.contiguous(read)) for read in along):
         return
-    _, lane = sch.split(inner, [None, _divisor(_extent(sch, inner), lanes)])
+    _, lane = sch.split(inner, [None, width])
     sch.rfactor(lane, len(axes.block.writes[0].region))
 
 
