@@ -88,11 +88,16 @@ def test_padding_is_tried_where_rows_are_unaligned(facts, tried):
 
 
 @pytest.mark.parametrize(
-    ("frozen", "tried"), [pytest.param(True, True, id="frozen"), pytest.param(False, False, id="not")]
+    ("facts", "tried"),
+    [
+        pytest.param(ONE_GEMM, True, id="GEMM"),
+        pytest.param(replace(NORM, convolutions=1), True, id="convolution"),
+        pytest.param(replace(NORM, ops=100), False, id="norm"),
+    ],
 )
-def test_a_cpu_tunes_gemms_of_constant_weights(frozen, tried):
-    """Inductor's C++ GEMMs pack weights, which they can only where those are frozen."""
-    assert ("max_autotune" in names(replace(ONE_GEMM, device="cpu", frozen=frozen))) is tried
+def test_a_cpu_tunes_products_and_convolutions(facts, tried):
+    """Inductor has kernels of its own for these on a CPU too, and for nothing else."""
+    assert ("max_autotune" in names(replace(facts, device="cpu"))) is tried
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

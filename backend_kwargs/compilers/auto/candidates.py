@@ -86,11 +86,10 @@ STEPS: tuple[Candidate, ...] = (
         rank=2,
     ),
     Candidate("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, expensive=True, rank=2),
-    # On a CPU the kernels to choose from are those for constant weights.
     Candidate(
         "max_autotune",
         {"max_autotune": True, **DESCENT},
-        lambda facts: facts.matmul or facts.ops > MANY_OPS if facts.gpu else facts.frozen and facts.gemms > 0,
+        lambda facts: facts.matmul or (facts.gpu and facts.ops > MANY_OPS),
         expensive=True,
         rank=2,
     ),

@@ -21,8 +21,8 @@ COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"
 class Facts:
     """One graph on one device: `ops` counts what ran in eager, `bytes` is unique inputs plus outputs.
 
-    `unaligned` counts the GEMMs with rows that do not begin at multiples of 16 bytes; `frozen` weights are constants;
-    `opaque` graphs hold others, whose operators are not counted.
+    `unaligned` counts the GEMMs with rows that do not begin at multiples of 16 bytes; `opaque` graphs hold others,
+    whose operators are not counted.
     """
 
     device: str
@@ -39,7 +39,6 @@ class Facts:
     training: bool
     writes: bool
     dynamic: bool
-    frozen: bool = False
     opaque: bool = False
 
     @property

@@ -152,7 +152,6 @@ class _Race:
             training=self.task.training,
             writes=bool(self.task.inputs.written),
             dynamic=any(isinstance(value, torch.SymInt) for value in self.task.inputs.values),
-            frozen=bool(self.tools.fixed.get("freezing")),
         )
 
     def _reference(self) -> Any | None:
