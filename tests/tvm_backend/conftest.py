@@ -1,4 +1,7 @@
-"""Run where apache-tvm is: `pip install "backend-kwargs[tvm]"`. Without it each of these tests is skipped by name."""
+"""Run where apache-tvm is: `pip install "backend-kwargs[tvm]"`. Without it each of these tests is skipped by name.
+
+The folder is not called tvm: pytest puts tests/ on the path, and `import tvm` would find it.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

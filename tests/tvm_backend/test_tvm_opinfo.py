@@ -1,4 +1,4 @@
-"""A slice of torch's OpInfo samples; `python tests/tvm/opinfo.py` runs them all."""
+"""A slice of torch's OpInfo samples; `python tests/tvm_backend/opinfo.py` runs them all."""
 
 import re
 
@@ -53,9 +53,9 @@ def test_what_tvm_has_not_runs_in_eager():
 
 
 def test_the_list_says_of_which_releases_it_is(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["tests/tvm/opinfo.py", "--out", "opinfo.md"])
+    monkeypatch.setattr("sys.argv", ["tests/tvm_backend/opinfo.py", "--out", "opinfo.md"])
     assert re.fullmatch(
-        r"What TVM ran of .*, written by `python tests/tvm/opinfo.py --out opinfo.md`: "
+        r"What TVM ran of .*, written by `python tests/tvm_backend/opinfo.py --out opinfo.md`: "
         r"torch 2\.\S+, apache-tvm 0\.27\S+, apache-tvm-ffi 0\.1\.14\S+, Python 3\.\S+\.",
         heading(),
     )
