@@ -1,6 +1,6 @@
 """torch's OpInfo samples through torch.compile by TVM on the CPU: is any operator worse than eager?
 
-    python tests/tvm_backend/opinfo.py [--ops add,mul] [--dtypes float32,int64] [--samples 8] [--processes 2] [--out OUT]
+    python tests/tvm_backend/opinfo.py [--ops add,mul] [--dtypes float32,int64] [--samples 8] [--processes 2] [--out F]
 
 Each sample runs in eager and compiled; outputs, and gradients with --gradients, must be alike. Operators run in
 processes of their own, so that one which kills its process is told and the others go on. --out writes the list.
