@@ -241,7 +241,7 @@ def leave():
     sys.exit("which data?")
 
 def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
 """
 TWELVE = (
     "inductor,tmpl-inductor,tmpl-inductor:default,tmpl-inductor:cudagraphs,tmpl-inductor:max_autotune,"

@@ -73,9 +73,8 @@ def test_broken_plug_in_breaks_no_other(install, monkeypatch):
 
 def test_hidden_backends_of_dynamo_stay_in_reach():
     """Each name of ours that hides one of dynamo is reached with `dynamo:`."""
-    assert {name: make_backend(f"dynamo:{name}").takes_inductor_options for name in OURS} == {
-        INDUCTOR: True,
-        "inductor": False,
-        TVM: False,
-        "tvm": False,
-    }
+    wanted = {INDUCTOR: True, "inductor": False, TVM: False, "tvm": False}
+    if unfit():  # the entry point of tmpl-tvm loads where TVM is
+        del wanted[TVM]
+    assert set(OURS) == {*wanted, TVM}
+    assert {name: make_backend(f"dynamo:{name}").takes_inductor_options for name in wanted} == wanted
