@@ -138,7 +138,7 @@ def interleave(
             repeated(name, race.repeats[name])
     started = time.perf_counter()
     for done in range(rounds):
-        for name in race.order(done):
+        for name in order(list(race.calls), done):
             race.guard(name, partial(race.sample, name))
         if progress:
             progress((done + 1) / rounds)
@@ -169,9 +169,6 @@ class _Race:
     def __post_init__(self) -> None:
         self.repeats = dict.fromkeys(self.calls, 1)
         self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
-
-    def order(self, done: int) -> list[str]:
-        return order(list(self.calls), done)
 
     def guard(self, name: str, step: Callable[[], None]) -> None:
         try:

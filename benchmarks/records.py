@@ -19,8 +19,8 @@ class Compile:
     """One fresh compile of a peer: seconds to the first result, bytes at the peak, kernels launched per call.
 
     `fresh` says that it had a process of its own; else it was compiled beside its peers, and its seconds depend on the
-    order: what the process has compiled before costs less. `shares` names the peer of equal
-    options that was compiled in its place. `beside` is how many others compiled meanwhile.
+    order: what the process has compiled before costs less. `shares` names the peer of equal options
+    that was compiled in its place. `beside` is how many others compiled meanwhile.
     """
 
     cold_s: float | None = None

@@ -214,8 +214,8 @@ def _time(job: Job, racing: Mapping[str, Trial]) -> Timed:
     device = torch.device(job.device)
     calls = {name: trial.step for name, trial in racing.items()}
     timed = Timed()
+    events = "events" in job.clocks and device.type != "cpu"
     if BASELINE in calls:
-        events = "events" in job.clocks and device.type != "cpu"
         added = controls.timed(calls[BASELINE], controls.Timer(device, events, job.l2))
         timed.injected = {name: call.injected for name, call in added.items() if isinstance(call, Slowed)}
         calls |= added
@@ -232,7 +232,7 @@ def _time(job: Job, racing: Mapping[str, Trial]) -> Timed:
     if "wall" in job.clocks or device.type == "cpu":
         timed.seconds["wall"] = measure.interleave(calls, repeated=partial(repeated, "wall"), **told)
         calls = {name: call for name, call in calls.items() if name in timed.seconds["wall"]}
-    if "events" in job.clocks and device.type != "cpu":
+    if events:
         timed.seconds["events"] = timers.device_times(
             calls, l2=job.l2, repeated=partial(repeated, "events"), exposed=timed.exposed.add, **told
         )

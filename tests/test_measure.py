@@ -2,8 +2,9 @@
 
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_kwargs import measure
-from backend_kwargs.measure import Interval, check, interleave, ratio_interval, within_noise
+from backend_kwargs.measure import Interval, check, interleave, order, ratio_interval, within_noise
 
 CPU = torch.device("cpu")
 seconds = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=40)
@@ -158,9 +159,30 @@ def test_time_is_wall_time():
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_everyone_follows_everyone(size):
     """Over all rotations, forward and reversed, each call comes after each other one equally often."""
-    race = measure._Race({str(at): lambda: None for at in range(size)}, CPU, None)
-    followed = [pair for done in range(2 * size) for order in [race.order(done)] for pair in pairwise(order)]
-    assert {followed.count((a, b)) for a in race.calls for b in race.calls if a != b} == {2}
+    names = [str(at) for at in range(size)]
+    followed = [pair for done in range(2 * size) for pair in pairwise(order(names, done))]
+    assert {followed.count((a, b)) for a in names for b in names if a != b} == {2}
+
+
+@given(size=st.integers(1, 40), start=st.integers(0, 200))
+def test_over_two_rounds_for_each_name_all_are_equal(size, start):
+    """Wherever one begins to count: each name twice in each place, each pair as often in one order as in the other."""
+    rounds = [order(range(size), start + done) for done in range(2 * size)]
+    assert all(sorted(names) == list(range(size)) for names in rounds)
+    assert {count for place in zip(*rounds, strict=True) for count in Counter(place).values()} == {2}
+    first = Counter(pair for names in rounds for pair in combinations(names, 2))
+    assert set(first.values()) <= {size}
+
+
+@given(size=st.integers(2, 40))
+def test_thirty_rounds_are_nearly_equal(size):
+    """As many as a cell has: each pair is in each order fifteen times, nobody stands early, and neighbours change."""
+    rounds = [order(range(size), done) for done in range(30)]
+    first = Counter(pair for names in rounds for pair in combinations(names, 2))
+    assert set(first.values()) == {15}
+    assert {sum(names.index(name) for names in rounds) / 30 for name in range(size)} == {(size - 1) / 2}
+    followed = Counter(pair for names in rounds for pair in pairwise(names))
+    assert max(followed.values()) <= 30 / (size - 1) + 2
 
 
 def test_each_round_times_each_call():

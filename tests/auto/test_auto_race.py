@@ -401,6 +401,30 @@ def test_memory_decides_between_no_replays():
     assert not race._better(lighter, eager, "latency")
 
 
+def test_cuda_graphs_cost_whichever_step_brought_them():
+    """Within noise a candidate with CUDA graphs does not replace one without, however little memory it needs."""
+    graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_bytes=0)
+    graphed.row.options["triton.cudagraphs"] = True
+    assert not race._better(graphed, runner(peak_bytes=100), "latency")
+
+
+@pytest.mark.parametrize(
+    ("saves_s", "opaque", "tried"),
+    [
+        pytest.param(1e-6, False, False, id="little"),
+        pytest.param(1e-3, False, True, id="much"),
+        pytest.param(1e-6, True, True, id="opaque"),
+        pytest.param(None, False, True, id="saves no host time"),
+    ],
+)
+def test_saved_host_time_has_to_count(saves_s, opaque, tried):
+    """Of a graph of one operator that takes 10 ms a microsecond is not worth a try, unless it holds other graphs."""
+    _, facts = seen_facts(
+        lambda: torch.ones(2) + 1, lambda seen: 0.0, device="cpu", training=False, writes=False, dynamic=False
+    )
+    assert race._saves_enough(Candidate("a step", saves_s=saves_s), replace(facts, opaque=opaque), 1e-2) is tried
+
+
 @pytest.mark.parametrize(
     ("ratio", "wins"),
     [

@@ -1,15 +1,10 @@
-"""Device times: one cold sample per call and round, covered launches, orders that meet all neighbours."""
+"""Device times: one cold sample per call and round, covered launches."""
 
 import time
-from collections import Counter
-from itertools import combinations, pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from backend_kwargs.measure import order
 from benchmarks import timers
 from benchmarks.timers import device_times
 
@@ -101,35 +96,6 @@ def test_covering_ends(clock, monkeypatch):
     device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
     assert told == ["a"]
     assert clock.events.count("flush") == sum(2**n for n in range(8)) + timers.MOST_COVERS
-
-
-@pytest.mark.parametrize("size", [2, 4, 5])
-def test_everyone_follows_everyone(size):
-    """Over all rotations, forward and reversed, each call comes after each other one equally often."""
-    names = [str(at) for at in range(size)]
-    followed = [pair for done in range(2 * size) for pair in pairwise(order(names, done))]
-    assert {followed.count((a, b)) for a in names for b in names if a != b} == {2}
-
-
-@given(size=st.integers(1, 40), start=st.integers(0, 200))
-def test_over_two_rounds_for_each_name_all_are_equal(size, start):
-    """Wherever one begins to count: each name twice in each place, each pair as often in one order as in the other."""
-    rounds = [order(range(size), start + done) for done in range(2 * size)]
-    assert all(sorted(names) == list(range(size)) for names in rounds)
-    assert {count for place in zip(*rounds, strict=True) for count in Counter(place).values()} == {2}
-    first = Counter(pair for names in rounds for pair in combinations(names, 2))
-    assert set(first.values()) <= {size}
-
-
-@given(size=st.integers(2, 40))
-def test_thirty_rounds_are_nearly_equal(size):
-    """As many as a cell has: each pair is in each order fifteen times, nobody stands early, and neighbours change."""
-    rounds = [order(range(size), done) for done in range(30)]
-    first = Counter(pair for names in rounds for pair in combinations(names, 2))
-    assert set(first.values()) == {15}
-    assert {sum(names.index(name) for names in rounds) / 30 for name in range(size)} == {(size - 1) / 2}
-    followed = Counter(pair for names in rounds for pair in pairwise(names))
-    assert max(followed.values()) <= 30 / (size - 1) + 2
 
 
 def test_a_failing_call_leaves_the_race(clock):

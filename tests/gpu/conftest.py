@@ -2,14 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-from backend_kwargs.errors import warn_once
 
 HERE = Path(__file__).parent
 EVIDENCE = "BACKEND_KWARGS_EVIDENCE"
@@ -33,12 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    warn_once.cache_clear()
+def _seeded(fresh_dynamo: None) -> None:
     torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

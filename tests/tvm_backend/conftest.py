@@ -3,7 +3,7 @@
 The folder is not called tvm: pytest puts tests/ on the path, and `import tvm` would find it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from torch._dynamo.eval_frame import innermost_fn
 
 from backend_kwargs import make_backend
 from backend_kwargs.compilers.tvm.versions import unfit
-from backend_kwargs.errors import warn_once
 
 HERE = Path(__file__).parent
 
@@ -27,12 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    warn_once.cache_clear()
+def _seeded(fresh_dynamo: None) -> None:
     torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 @dataclass

@@ -12,7 +12,6 @@ from backend_kwargs.compilers.tvm.versions import unfit
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.graphs import Graph, Partition, Relax, lines_of
 
-pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 if unfit():  # the tables below hold backends
     pytest.skip(f"no TVM: {unfit()}", allow_module_level=True)
 

@@ -175,14 +175,14 @@ class _Race:
         if not self._left_s:
             return self._out_of_time
         fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
-        inert = {**self.tools.inert({**self._options(candidate, champion), **self.tools.fixed}), **fixed}
+        options = self._options(candidate, champion)
+        inert = {**self.tools.inert({**options, **self.tools.fixed}), **fixed}
         if candidate.options and all(name in inert for name in candidate.options):
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
-        options = self._options(candidate, champion)
         if tried := [r.name for r in self.rows if r.options == options and r.status != "skipped" and r.name != EAGER]:
             return f"it would be {tried[0]} again"
         seconds = champion.row.seconds or 0.0
-        if candidate.saves_s and not self.facts.opaque and candidate.saves_s * self.facts.ops < LEAST_GAIN * seconds:
+        if not _saves_enough(candidate, self.facts, seconds):
             return "it saves time of the host, of which little is spent here"
         limit = limit_of(self.facts, self.device)
         # What is faster than its limit proves that to be none: an embedding reads few of its rows, a cache is warm.
@@ -327,6 +327,11 @@ class _Call:
 def _certain(samples: Mapping[str, list[float]]) -> bool:
     ratio = measure.ratio_interval(samples["champion"], samples["challenger"])
     return ratio.low > 1 + MARGIN or ratio.high < 1 - MARGIN
+
+
+def _saves_enough(candidate: Candidate, facts: Facts, seconds: float) -> bool:
+    """Tell whether the host's time that a candidate saves can count; of an opaque graph nobody knows."""
+    return candidate.saves_s is None or facts.opaque or candidate.saves_s * facts.ops >= LEAST_GAIN * seconds
 
 
 def _better(challenger: Runner, champion: Runner, objective: str) -> bool:
