@@ -125,7 +125,9 @@ def run(
     suite: Suite = Suite.full,
     case: Globs = None,
     model: Models = None,
-    peers: Annotated[str | None, typer.Option(metavar="GLOB,...", help="Only these, and the baselines.")] = None,
+    peers: Annotated[
+        str | None, typer.Option(metavar="GLOB,...", help="Only these, without !GLOB, and the baselines.")
+    ] = None,
     mode: Annotated[list[Mode] | None, typer.Option(help="Only such modes; may be given again.")] = None,
     dtype: Annotated[str | None, typer.Option(metavar="bf16|fp16|fp32", help="In place of each case's own.")] = None,
     scale: Annotated[Scale | None, typer.Option(help='"smoke" on a CPU and for the smoke suite, else "full".')] = None,
@@ -133,12 +135,16 @@ def run(
     timer: Annotated[Timer | None, typer.Option(help="One clock; both by default.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="5 for the smoke suite, else 30.")] = None,
     compiles: Annotated[
-        int | None, typer.Option(min=0, help="Fresh processes for each compile; 0: in the timing process.")
+        int | None, typer.Option(min=1, help="How often to compile and time each peer; 3 for a headline, else 1.")
+    ] = None,
+    beside: Annotated[
+        bool | None,
+        typer.Option("--beside/--apart", help="Compile in the timing process alone, or first in one of its own."),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Compiles at a time, where none of them times kernels.")] = 1,
     one_cache: Annotated[
         bool,
-        typer.Option("--one-cache", help="With --compiles 0: peers share compiled code; no compile time is told."),
+        typer.Option("--one-cache", help="Beside, and sharing all that is compiled; no compile time is told."),
     ] = False,
     budget: Annotated[
         str | None, typer.Option(metavar="540s", help="End by then; what is left takes --resume.")
@@ -161,8 +167,8 @@ def run(
     globs = tuple(peers.split(",")) if peers else table.SMOKE if suite == "smoke" else ("*",)
     table.check_globs(globs)
     globs = (*dict.fromkeys((*table.BASELINES, *globs)),)
-    if one_cache and compiles != 0:
-        raise BackendKwargsError("--one-cache wants --compiles 0: a fresh compile finds nothing of its peers'.")
+    if one_cache and beside is False:
+        raise BackendKwargsError("--one-cache excludes --apart: a fresh compile finds nothing of its peers'.")
     plan = Plan(
         cases=_cases(suite, case or [], model or [], mode or [], place),
         out=out,
@@ -176,6 +182,7 @@ def run(
         clocks=(timer.value,) if timer else ("events", "wall"),
         rounds=rounds,
         compiles=compiles,
+        beside=beside,
         jobs=jobs,
         budget_s=_seconds("--budget", budget) if budget else float("inf"),
         step_s=_seconds("--timeout", timeout),

@@ -57,10 +57,11 @@ FIXED: tuple[Peer, ...] = (
     _mode("max-autotune", "max-autotune"),
     _mode("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", "cuda"),
 )
-# Templates too slow to compile for every case with an empty cache: about 100 s of nvcc, and 45 s of g++.
+# Templates too slow to compile for every case with an empty cache: about 100 s of nvcc, 45 s of g++, 300 s of Triton.
 SLOW: Mapping[str, tuple[str, ...]] = {
     "cutlass": ("gemm_prefill", "gemm_decode_16"),
     "cpp_wrapper": ("gemm_*", "linear_*", "rms_*", "softmax", "swiglu"),
+    "triton": ("*", "!llama_train"),
 }
 # All of a graph in TVM, or no figure; but what reads by indices is eager's by its nature, as it raises.
 IN_TVM: Mapping[str, Any] = {
@@ -98,14 +99,15 @@ def hand_written(kernels: Mapping[str, Callable[..., Any]]) -> dict[str, Peer]:
 
 
 def wanted(name: str, globs: Sequence[str]) -> bool:
-    """Say whether a peer is asked for."""
-    return any(fnmatchcase(name, glob) for glob in globs)
+    """Say whether a name is asked for: one glob names it, and none that begins with "!"."""
+    without = [glob[1:] for glob in globs if glob.startswith("!")]
+    return any(fnmatchcase(name, glob) for glob in globs) and not any(fnmatchcase(name, glob) for glob in without)
 
 
 def check_globs(globs: Sequence[str]) -> None:
     """Raise BackendKwargsError where a glob names no peer."""
     for glob in globs:
-        if not glob.startswith((HAND, "*")) and not any(fnmatchcase(name, glob) for name in peers()):
+        if not glob.startswith((HAND, "*")) and not any(fnmatchcase(name, glob.lstrip("!")) for name in peers()):
             raise BackendKwargsError(f"No peer is called {glob!r}: `python -m benchmarks list` shows all.")
 
 

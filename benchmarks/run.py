@@ -40,10 +40,10 @@ ROOT = Path(__file__).parent.parent
 class Plan:
     """What to run. None where the case, the suite or the device decides.
 
-    `compiles` is how many fresh processes each peer is compiled in: 0 compiles in the timing process, 3 for a headline.
-    `jobs` compile at a time, of those that time nothing meanwhile. `shard` is (i, n), from 1; `also` are files whose
-    groups are done too. `step_s` bounds one peer's compile, or the timing of a group; `budget_s` the whole run. Under
-    `one_cache` the peers of a group share what they compile, and no compile time is told.
+    `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has a process of its
+    own, `jobs` at a time of those that time nothing meanwhile; `beside` compiles in the timing process alone, and under
+    `one_cache` all share what they compile, so that no compile time is told. `shard` is (i, n), from 1; `also` are
+    files whose groups are done too. `step_s` bounds one peer's compile, or the timing of a group; `budget_s` the run.
     """
 
     cases: tuple[Case, ...]
@@ -58,6 +58,7 @@ class Plan:
     clocks: tuple[Clock, ...] = ("events", "wall")
     rounds: int | None = None
     compiles: int | None = None
+    beside: bool | None = None
     jobs: int = 1
     budget_s: float = float("inf")
     step_s: float = 300.0
@@ -79,7 +80,13 @@ class Plan:
         """Return how many fresh compiles a case is worth."""
         if self.compiles is not None:
             return self.compiles
-        return 0 if self.suite != "full" else HEADLINE_COMPILES if case.headline else 1
+        return HEADLINE_COMPILES if self.suite == "full" and case.headline else 1
+
+    @property
+    def apart(self) -> bool:
+        """Say whether each compile has a process of its own."""
+        beside = self.suite != "full" if self.beside is None else self.beside
+        return not (beside or self.one_cache)
 
 
 @dataclass(slots=True)
@@ -124,7 +131,7 @@ def _groups(plan: Plan) -> Iterator[Job]:
     scale = plan.scale or ("full" if plan.device != "cpu" and plan.suite != "smoke" else "smoke")
     for case in plan.cases:
         for mode in (mode for mode in case.modes if not plan.modes or mode in plan.modes):
-            for run in range(max(plan.compiles_of(case), 1)):
+            for run in range(plan.compiles_of(case)):
                 yield Job(
                     case=case,
                     mode=mode,
@@ -182,6 +189,7 @@ class _Run:
             for job in left:
                 self._group(job, held)
                 self.progress.done += 1
+            shutil.rmtree(self.plan.where / "all", ignore_errors=True)
         except OutOfTimeError:
             self.progress.out_of_time = True
         return self.progress
@@ -237,21 +245,22 @@ class _Run:
         doing = f"{job.case.name} {job.mode}"
         self._say(doing)
         # Named after the group, so that a resumed run finds what an interrupted one compiled.
-        folder = job.cache / hashlib.sha256(key_of(job).encode()).hexdigest()[:16]
-        fresh = self.plan.compiles_of(job.case) > 0
-        job = replace(job, cache=folder, compiled=self._compiled(replace(job, cache=folder), held) if fresh else {})
-        cells = self._timed(job, doing, fresh=fresh)
+        folder = "all" if job.one_cache else hashlib.sha256(key_of(job).encode()).hexdigest()[:16]
+        job = replace(job, cache=job.cache / folder)
+        job = replace(job, compiled=self._compiled(job, held) if self.plan.apart else {})
+        cells = self._timed(job, doing)
         # A peer that found no memory beside the others may have its turn beside the baselines alone.
         crowded = [c.peer for c in cells if c.status == "oom" and job.compiled.get(c.peer, Compiled()).status == "pass"]
         if crowded and any(cell.passed and cell.peer not in peers.BASELINES for cell in cells):
             cells = [cell for cell in cells if cell.peer not in crowded]
             beside = [name for name in peers.BASELINES if peers.wanted(name, job.globs)]
-            cells += self._timed(replace(job, globs=(*beside, *crowded)), doing, fresh=fresh)
+            cells += self._timed(replace(job, globs=(*beside, *crowded)), doing)
         cells = [self._limited(cell) for cell in cells]
         ids = sorted({cell.group_id for cell in cells})
         records.append(self.plan.out, [*map(records.line_of, cells), records.group_line(key_of(job), ids)])
         self.progress.cells += cells
-        shutil.rmtree(folder, ignore_errors=True)
+        if not job.one_cache:
+            shutil.rmtree(job.cache, ignore_errors=True)
 
     def _compiled(self, job: Job, held: records.Results) -> dict[str, Compiled]:
         """Compile each peer in processes of its own, peers of equal options once; each is on the disk at once."""
@@ -292,11 +301,11 @@ class _Run:
         outcome = self._process(worker.compile_peer, job, name, cold, doing=doing)
         return outcome.value if outcome.passed else Compiled(Compile(fresh=True), outcome.status, outcome.reason)
 
-    def _timed(self, job: Job, doing: str, *, fresh: bool) -> list[Cell]:
+    def _timed(self, job: Job, doing: str) -> list[Cell]:
         """Time a group; a peer that hangs or takes its process down is left out, and the others run again."""
         job = replace(job, compiled=dict(job.compiled), group_id=f"{job.case.name}/{job.mode}/{uuid.uuid4().hex[:12]}")
         while True:
-            if not fresh and not job.one_cache:  # which tells no compile time, so that a resumed run may find it full
+            if not self.plan.apart and not job.one_cache:  # compile times are told: they begin with nothing
                 shutil.rmtree(job.cache, ignore_errors=True)
             outcome = self._process(worker.time_group, job, doing=f"{doing},")
             if outcome.passed:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.utils import _pytree as pytree
@@ -254,10 +253,14 @@ def cache_at(folder: Path) -> Iterator[None]:
     }
     folder.mkdir(parents=True, exist_ok=True)
     clear_caches()
+    before = {name: os.environ.get(name) for name in there}
+    os.environ |= there
     try:
-        with mock.patch.dict(os.environ, there):
-            yield
+        yield
     finally:
+        # These alone: what torch sets meanwhile, the path of ptxas say, is part of the keys of what was compiled.
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         clear_caches()
 
 

@@ -60,8 +60,8 @@ class Compiled:
 class Job:
     """One case in one mode with its peers: all that a process needs to know of it.
 
-    `cache` is the folder in which each peer has its own, or all one where `one_cache` says so. `compiled` tells of the
-    fresh compiles, by peer; those that failed, or hung before, are not tried again. `extra` are peers beside the
+    `cache` is the folder in which each peer has its own, or which all share where `one_cache` says so. `compiled` tells
+    of the fresh compiles, by peer; those that failed, or hung before, are not tried again. `extra` are peers beside the
     table's.
     """
 
@@ -96,7 +96,7 @@ class Job:
 
     def folder(self, peer: str) -> Path:
         """Return where a peer's compiled code is kept."""
-        return self.cache / "".join(c if c.isalnum() else "_" for c in peer)
+        return self.cache if self.one_cache else self.cache / "".join(c if c.isalnum() else "_" for c in peer)
 
 
 def _settle(job: Job) -> None:
@@ -179,7 +179,7 @@ def _start(trial: Trial, job: Job, first: str) -> None:
     if made is not None and made.status != "pass":
         trial.end(made.status, made.reason)
         return
-    trial.cache = job.folder("all" if job.one_cache else first)
+    trial.cache = job.folder(first)
     trial.attempt(trial.start)
     if job.one_cache:
         trial.forget_seconds()

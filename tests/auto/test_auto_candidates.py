@@ -11,7 +11,7 @@ from backend_kwargs.catalogue import inductor_options
 from backend_kwargs.compilers.auto.candidates import STEPS, candidates_for
 from backend_kwargs.compilers.auto.facts import Facts, seen_facts
 
-MARKS = {"device": "cpu", "training": False, "writes": False, "dynamic": False}
+MARKS = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 9e7}
 ONE_GEMM = Facts(
     ops=2,
     gemms=1,
@@ -21,11 +21,11 @@ ONE_GEMM = Facts(
     softmaxes=0,
     attentions=0,
     flops=1e12,
-    bytes=1e8,
+    bytes_written=1e7,
     random=False,
     **MARKS | {"device": "cuda"},
 )
-NORM = replace(ONE_GEMM, gemms=0, reductions=1, flops=0.0, bytes=4e8)
+NORM = replace(ONE_GEMM, gemms=0, reductions=1, flops=0.0, bytes_written=4e8)
 SHORT = replace(ONE_GEMM, ops=100, gemms=20, reductions=10, softmaxes=2, flops=1e9)
 GRAPHS = {
     "GEMM": ONE_GEMM,

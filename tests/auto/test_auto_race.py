@@ -18,6 +18,9 @@ from backend_kwargs.compilers.auto.facts import seen_facts
 from backend_kwargs.errors import BackendKwargsWarning
 
 
+TOLD = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 0.0}
+
+
 def chain(x):
     return torch.relu(x * 2 + 1).sum(-1)
 
@@ -154,6 +157,23 @@ def test_near_its_limit_a_graph_waits_for_nothing_expensive(monkeypatch, auto, s
     auto(chain)(torch.randn(8, 64))
     row = rows_of(store)["costly"]
     assert (row["reason"] != "the fastest is within 3% of the limit already") is tried
+
+
+@pytest.mark.parametrize(
+    ("told", "limit"),
+    [
+        pytest.param({"bytes_read": 10}, 2.0, id="read"),
+        pytest.param({"bytes_read": 8, "bytes_written": 8}, 4.0, id="copied"),
+        pytest.param({"bytes_read": 10, "bytes_written": 5}, 3.5, id="mostly read"),
+        pytest.param({"bytes_read": 10, "flops": 300}, 3.0, id="computed"),
+        pytest.param({"bytes_read": 10, "device": "cpu"}, 0.0, id="on a CPU"),
+    ],
+)
+def test_the_limit(monkeypatch, told, limit):
+    """Memory that is only read is faster than memory that is copied; the larger of both limits holds."""
+    monkeypatch.setattr(race, "_ceilings", lambda device: (4.0, 5.0, 100.0))
+    _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD)
+    assert race.limit_of(replace(facts, **{"device": "cuda"} | told), torch.device("cuda")) == limit
 
 
 @pytest.mark.parametrize(("ops", "tried"), [pytest.param(10, True, id="many"), pytest.param(2, False, id="few")])
@@ -419,9 +439,7 @@ def test_cuda_graphs_cost_whichever_step_brought_them():
 )
 def test_saved_host_time_has_to_count(saves_s, opaque, tried):
     """Of a graph of one operator that takes 10 ms a microsecond is not worth a try, unless it holds other graphs."""
-    _, facts = seen_facts(
-        lambda: torch.ones(2) + 1, lambda seen: 0.0, device="cpu", training=False, writes=False, dynamic=False
-    )
+    _, facts = seen_facts(lambda: torch.ones(2) + 1, lambda seen: 0.0, **TOLD)
     assert race._saves_enough(Candidate("a step", saves_s=saves_s), replace(facts, opaque=opaque), 1e-2) is tried
 
 

@@ -35,7 +35,7 @@ def test_env():
     ("args", "message"),
     [
         (("--case", "x"), "No case is called 'x': `python -m benchmarks list` shows all."),
-        (("--one-cache",), "--one-cache wants --compiles 0: a fresh compile finds nothing of its peers'."),
+        (("--one-cache", "--apart"), "--one-cache excludes --apart: a fresh compile finds nothing of its peers'."),
         (("--peers", "x"), "No peer is called 'x': `python -m benchmarks list` shows all."),
         (("--shard", "0/2"), "--shard wants I/N, from 1/N to N/N, got '0/2' (str)."),
         (("--budget", "9m"), "--budget wants seconds, such as '540s', got '9m' (str)."),

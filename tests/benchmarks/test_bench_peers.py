@@ -4,6 +4,7 @@ import pytest
 
 from backend_kwargs import list_templates, register_template
 from backend_kwargs.errors import BackendKwargsError
+from benchmarks import peers as table
 from benchmarks.cases import CASES
 from benchmarks.peers import Peer, UnavailableError, check_globs, numerics, peers, resolved, sharing, tunes, why_not
 
@@ -54,6 +55,14 @@ def test_numerics(name, module, wanted):
 def test_a_peer_of_one_suite(case, reason):
     """The race of all candidates is run where candidates are developed."""
     assert why_not(peers()["auto-full"], CASES[case], "fwd", "cuda") == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("tmpl-inductor:triton", False), ("tmpl-inductor:tma", True)], ids=["without", "others"]
+)
+def test_a_glob_takes_out(name, expected):
+    """A glob after "!" takes out what another names."""
+    assert table.wanted(name, ("*", "!*:triton")) is expected
 
 
 def test_autos_differ_in_effort():

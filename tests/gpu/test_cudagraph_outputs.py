@@ -233,7 +233,7 @@ def test_frozen():
 @torch.no_grad()
 @pytest.mark.parametrize("size", [256, 4096], ids=["128-KiB", "32-MiB"])
 def test_cost(size, evidence):
-    """A call costs some microseconds and a copy of its outputs more, and still beats launching kernel by kernel."""
+    """A call costs a copy of each output more; what that takes is evidence, and no verdict."""
     x = on_gpu(size, size)
 
     def chain(x):
@@ -246,4 +246,4 @@ def test_cost(size, evidence):
     ratio = ratio_interval(samples["cloned"], samples["plain"])
     times = {name: median_interval(each).median * 1e6 for name, each in samples.items()}
     evidence("clone_outputs=True", f"two outputs of {x.nbytes // 2**10} KiB", microseconds=times, ratio=ratio)
-    assert times["cloned"] < times["plain"] + 60 + 2 * 4 * x.nbytes / 1e6
+    assert [launches(lambda call=call: call(x)) for call in calls.values()] == [(1, 0), (1, 2)]

@@ -19,7 +19,7 @@ COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One graph on one device: `ops` counts what ran in eager, `bytes` is unique inputs plus outputs.
+    """One graph on one device: `ops` counts what ran in eager, bytes are those of unique inputs and of outputs.
 
     `unaligned` counts the GEMMs with rows that do not begin at multiples of 16 bytes; `opaque` graphs hold others,
     whose operators are not counted.
@@ -34,7 +34,8 @@ class Facts:
     softmaxes: int
     attentions: int
     flops: float
-    bytes: float
+    bytes_read: float
+    bytes_written: float
     random: bool
     training: bool
     writes: bool
@@ -92,8 +93,8 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def seen_facts(run: Callable[[], Any], bytes_of: Callable[[Any], float], **marks: Any) -> tuple[Any, Facts]:
-    """Return what `run` gives and the facts of what it does; `marks` are those that no operator tells."""
+def seen_facts(run: Callable[[], Any], bytes_of: Callable[[Any], float], **told: Any) -> tuple[Any, Facts]:
+    """Return what `run` gives and the facts of what it does; `told` are those that no operator tells."""
     seen = _Seen()
     with seen:
         result = run()
@@ -111,10 +112,10 @@ def seen_facts(run: Callable[[], Any], bytes_of: Callable[[Any], float], **marks
         softmaxes=count(lambda name: "softmax" in name),
         attentions=count(lambda name: any(part in name for part in ATTENTIONS)),
         flops=seen.flops,
-        bytes=bytes_of(result),
+        bytes_written=bytes_of(result),
         opaque=seen.opaque,
         random=bool(seen.tags[torch.Tag.nondeterministic_seeded]),
-        **marks,
+        **told,
     )
     return result, facts
 

@@ -147,7 +147,8 @@ class _Race:
         """Return what eager gives, and what the graph holds."""
         return seen_facts(
             partial(self.task.observe, self.task.copy()),
-            lambda seen: self.task.inputs.bytes + _bytes(seen),
+            _bytes,
+            bytes_read=self.task.inputs.bytes,
             device=self.device.type,
             training=self.task.training,
             writes=bool(self.task.inputs.written),
@@ -384,18 +385,27 @@ def _bytes(seen: Mapping[str, Any]) -> float:
 
 
 def limit_of(facts: Facts, device: torch.device) -> float:
-    """Return the least seconds: bytes at the speed of a copy, or flops at a matmul's; 0 where unknown."""
+    """Return the least seconds: bytes at the memory's speed, or flops at a matmul's; 0 where unknown.
+
+    Memory is as fast as for a copy where as much is written as read, as fast as for a fill where all goes one way.
+    """
     if not facts.gpu:
         return 0.0
-    bandwidth, peak = _ceilings(device)
-    return max(facts.bytes / bandwidth, facts.flops / peak)
+    copy, fill, peak = _ceilings(device)
+    moved = facts.bytes_read + facts.bytes_written
+    turned = 2 * min(facts.bytes_read, facts.bytes_written)  # what a copy could have moved
+    return max(turned / copy + (moved - turned) / fill, facts.flops / peak)
 
 
 @cache
-def _ceilings(device: torch.device) -> tuple[float, float]:
-    """Measure bytes and bf16 flops per second, once for each device: some milliseconds."""
+def _ceilings(device: torch.device) -> tuple[float, float, float]:
+    """Measure bytes per second of a copy and of a fill, and bf16 flops, once for each device: some milliseconds."""
     held = torch.randn(1 << 26, device=device)
     square = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
-    calls = {"copy": partial(torch.clone, held), "matmul": partial(torch.mm, square, square)}
-    samples = measure.interleave(calls, rounds=5, device=device)
-    return 2 * held.nbytes / min(samples["copy"]), 2 * 4096**3 / min(samples["matmul"])
+    calls: dict[str, Callable[[], object]] = {
+        "copy": partial(torch.clone, held),
+        "fill": held.zero_,
+        "matmul": partial(torch.mm, square, square),
+    }
+    seconds = {name: min(each) for name, each in measure.interleave(calls, rounds=5, device=device).items()}
+    return 2 * held.nbytes / seconds["copy"], held.nbytes / seconds["fill"], 2 * 4096**3 / seconds["matmul"]
