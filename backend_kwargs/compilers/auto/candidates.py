@@ -58,8 +58,8 @@ CUDAGRAPHS = {"triton.cudagraphs": True}
 # Between two kernels that the host launched lies 1 µs or more; calling one from Python takes some.
 GAP_S, CALL_S = 1e-6, 5e-6
 DESCENT = {"coordinate_descent_tuning": True}
-# What torch's max-autotune modes do to kernels that are no GEMM's, and more directions: one to two seconds a kernel.
-TUNED = {"max_autotune_pointwise": True, **DESCENT, "coordinate_descent_check_all_directions": True}
+# What torch's max-autotune modes do to kernels that are no GEMM's.
+TUNED = {"max_autotune_pointwise": True, **DESCENT}
 MANY_OPS = 24
 # Rounding between operators in half precision, as eager does, can make faster kernels too: a rotary embedding's, say.
 ROUNDED = {
@@ -85,7 +85,6 @@ STEPS: tuple[Candidate, ...] = (
         expensive=True,
         rank=2,
     ),
-    Candidate("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, expensive=True, rank=2),
     Candidate(
         "max_autotune",
         {"max_autotune": True, **DESCENT},
@@ -96,6 +95,16 @@ STEPS: tuple[Candidate, ...] = (
     # Shorter kernels leave more to gain. Not the other way round: what is won once stays won when kernels get shorter.
     Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=GRAPHS_RANK),
     Candidate("cpp_wrapper", {"cpp_wrapper": True}, lambda facts: not facts.gpu, saves_s=CALL_S, rank=2),
+    Candidate("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, expensive=True, effort="full", rank=2),
+    # Up to 243 compiles for each kernel, one after the other: minutes for a kernel that is slow to compile.
+    Candidate(
+        "all_directions",
+        {**TUNED, "coordinate_descent_check_all_directions": True},
+        _few_gpu_fused,
+        expensive=True,
+        effort="full",
+        rank=2,
+    ),
     Candidate("simd_256", {"cpp.simdlen": 256}, lambda facts: not facts.gpu, effort="full"),
     Candidate(
         "combo_kernels",

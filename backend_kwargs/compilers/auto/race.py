@@ -162,7 +162,8 @@ class _Race:
         return measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
 
     def _in_precision(self, gm: Any, args: Any) -> Any:
-        return replace(self.task, inputs=replace(self.task.inputs, values=args)).observe(gm)
+        # Not the module itself, which would print the traceback of a graph that cannot run in float64.
+        return replace(self.task, inputs=replace(self.task.inputs, values=args)).observe(gm.forward)
 
     @property
     def _left_s(self) -> float:
@@ -401,11 +402,11 @@ def limit_of(facts: Facts, device: torch.device) -> float:
 def _ceilings(device: torch.device) -> tuple[float, float, float]:
     """Measure bytes per second of a copy and of a fill, and bf16 flops, once for each device: some milliseconds."""
     held = torch.randn(1 << 26, device=device)
-    square = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
+    square = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     calls: dict[str, Callable[[], object]] = {
         "copy": partial(torch.clone, held),
         "fill": held.zero_,
         "matmul": partial(torch.mm, square, square),
     }
     seconds = {name: min(each) for name, each in measure.interleave(calls, rounds=5, device=device).items()}
-    return 2 * held.nbytes / seconds["copy"], held.nbytes / seconds["fill"], 2 * 4096**3 / seconds["matmul"]
+    return 2 * held.nbytes / seconds["copy"], held.nbytes / seconds["fill"], 2 * 8192**3 / seconds["matmul"]
