@@ -258,7 +258,7 @@ def cache_at(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # These alone: what torch sets meanwhile, the path of ptxas say, is part of the keys of what was compiled.
+        # These alone: what torch sets meanwhile, the path of its ptxas say, stays as it does for a user.
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         clear_caches()
