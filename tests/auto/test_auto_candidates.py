@@ -67,7 +67,7 @@ def test_the_climb_can_reach_each_mode(mode, graph):
 
 
 def test_many_kernels_are_tuned_as_torch_tunes_them():
-    """Beyond some operators the search in all directions, which takes seconds a kernel, is not tried."""
+    """Beyond some operators the climb of each kernel is left to max_autotune, as torch does it."""
     assert "coordinate_descent" in names(replace(SHORT, ops=24))
     many = names(replace(SHORT, ops=25, gemms=0, convolutions=0))
     assert ("coordinate_descent" in many, "max_autotune" in many) == (False, True)
@@ -104,7 +104,32 @@ def test_a_cpu_tunes_products_and_convolutions(facts, tried):
 def test_quick_tries_few(graph):
     """At most nine steps, of which the last is there only if another won after CUDA graphs were tried."""
     assert len(names(GRAPHS[graph])) <= 9
-    assert len(names(GRAPHS[graph])) <= len(names(GRAPHS[graph], "full"))
+    assert set(names(GRAPHS[graph])) <= set(names(GRAPHS[graph], "full"))
+
+
+@pytest.mark.parametrize("step", ["multi_kernel", "all_directions"])
+def test_what_takes_minutes_is_for_full_effort(step):
+    """What seldom wins and compiles each kernel many times over is tried where all effort is asked for."""
+    assert (step in names(NORM), step in names(NORM, "full")) == (False, True)
+
+
+def test_cuda_graphs_are_tried_again_after_all_that_shortens_kernels():
+    """The last but the C++ wrapper: shorter kernels leave more to gain."""
+    assert names(SHORT, "full")[-2:] == ["cudagraphs_of_tuned", "cpp_wrapper"]
+
+
+@pytest.mark.parametrize(("device", "rank"), [("cpu", 2), ("cuda", 3)])
+def test_a_named_step_is_that_of_the_device(device, rank):
+    """The C++ wrapper costs more to have on a GPU, where it is another step of the same name."""
+    (step,) = candidates_for(replace(NORM, device=device), "quick", ["cpp_wrapper"], lambda name: {})
+    assert step.rank == rank
+
+
+def test_products_of_8_bits_count_no_flops():
+    """Their speed is not that of a product in bf16, by which the limit is told."""
+    x = torch.ones(32, 32, dtype=torch.int8)
+    assert facts_of(lambda: torch._int_mm(x, x)).flops == 0
+    assert facts_of(lambda: torch.mm(x.float(), x.float())).flops == 2 * 32**3
 
 
 def tensor(*shape, dtype=torch.bfloat16):

@@ -111,6 +111,16 @@ def test_settings_of_the_process_are_part_of_the_key(change, back):
         back()
 
 
+def test_other_candidates_are_another_decision(auto, races, monkeypatch):
+    """What the table of steps held when a graph was raced is part of the key: a release that tries more races again."""
+    auto(chain)(torch.randn(8, 64))
+    torch._dynamo.reset()
+    deciding.forget_process()
+    monkeypatch.setattr(deciding, "STEPS", deciding.STEPS[1:])
+    auto(chain)(torch.randn(8, 64))
+    assert races.count == 2
+
+
 def test_names_of_the_user_are_no_part_of_the_key(auto, races):
     """The same computation under other names is the same graph."""
 

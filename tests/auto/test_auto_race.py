@@ -17,7 +17,6 @@ from backend_kwargs.compilers.auto.decisions import Store
 from backend_kwargs.compilers.auto.facts import seen_facts
 from backend_kwargs.errors import BackendKwargsWarning
 
-
 TOLD = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 0.0}
 
 
@@ -174,6 +173,48 @@ def test_the_limit(monkeypatch, told, limit):
     monkeypatch.setattr(race, "_ceilings", lambda device: (4.0, 5.0, 100.0))
     _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD)
     assert race.limit_of(replace(facts, **{"device": "cuda"} | told), torch.device("cuda")) == limit
+
+
+def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
+    """A device too full for a copy and a product is asked once, and the race goes on."""
+
+    def full(device):
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(race, "_measured", full)
+    _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD | {"device": "cuda", "bytes_read": 10.0})
+    assert race.limit_of(facts, torch.device("cuda:7")) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "beats", "kept"),
+    [
+        pytest.param(0.9, False, True, id="faster"),
+        pytest.param(1.4, False, False, id="slower"),
+        pytest.param(1.4, True, True, id="slower by chance"),
+    ],
+)
+def test_eager_returns_where_later_rounds_differ(monkeypatch, seconds, beats, kept):
+    """A champion that later rounds saw slower than eager meets it again, and goes if it loses."""
+    monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: beats)
+    champion, eager = runner(), runner()
+    champion.row.seconds, eager.row.seconds = seconds, 1.0
+    assert (object.__new__(race._Race)._not_slower(champion, eager) is champion) is kept
+
+
+def test_a_reference_that_cannot_be_had_says_nothing(auto, capfd):
+    """A graph that fails in float64, as it names float32, is raced without a reference and without a traceback."""
+    x, w = torch.randn(8, 8).bfloat16(), torch.randn(8, 8)
+    with torch.no_grad():
+        auto(lambda x, w: x.to(torch.float32) @ w)(x, w)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_float8_is_raced(auto, store):
+    """Inputs of eight bits, which have no comparison, are raced like others."""
+    with torch.no_grad():
+        auto(lambda x: x.to(torch.float32) * 2)(torch.randn(64, 64).to(torch.float8_e4m3fn))
+    assert rows_of(store)["default"]["status"] == "pass"
 
 
 @pytest.mark.parametrize(("ops", "tried"), [pytest.param(10, True, id="many"), pytest.param(2, False, id="few")])
@@ -448,6 +489,7 @@ def test_saved_host_time_has_to_count(saves_s, opaque, tried):
     [
         pytest.param((0.985, 0.97, 0.99), True, id="within the margin"),
         pytest.param((0.9, 0.7, 1.1), True, id="unsure"),
+        pytest.param((0.8, 0.6, 1.1), False, id="unsure but far"),
         pytest.param((0.8, 0.74, 0.99), False, id="slower"),
     ],
 )

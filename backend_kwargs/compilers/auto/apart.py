@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -20,6 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from backend_kwargs.compilers.freezing import copy_of_graph, may_be_written
 
 SEED = 0
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+LIBDEVICE = "TRITON_LIBDEVICE_PATH"
 
 
 @contextmanager
@@ -58,6 +61,19 @@ def _own_garbage() -> Iterator[None]:
     finally:
         if gc.get_freeze_count() <= count:  # else another thread froze some meanwhile, to fork say
             gc.unfreeze()
+
+
+@contextmanager
+def own_libdevice() -> Iterator[None]:
+    """Put back which mathematics Triton links: Inductor changes it for good where a graph is to round as eager does."""
+    before = os.environ.get(LIBDEVICE)
+    try:
+        yield
+    finally:
+        if before is None and os.environ.pop(LIBDEVICE, None) is not None:
+            from triton import knobs  # type: ignore[import-untyped]
+
+            vars(knobs.nvidia).pop("libdevice_path", None)
 
 
 def _cuda_devices() -> range:
@@ -175,8 +191,14 @@ class Inputs:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    # By their bits: nan equals nan, and float8 has no comparison.
-    return torch.equal(*(each.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for each in (one, other)))
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    """Return floating numbers as integers: so nan equals nan, and float8, which has no comparison, has one."""
+    if value.is_complex():
+        return _bits(torch.view_as_real(value.detach().resolve_conj()))
+    return value.detach().resolve_neg().view(BITS[value.itemsize]) if value.is_floating_point() else value
 
 
 def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> frozenset[int]:
@@ -196,8 +218,16 @@ def _copied(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tenso
         storage = root.untyped_storage().clone()  # type: ignore[no-untyped-call]
         empty = root.detach().new_empty(0)
         copies[id(root)] = empty.set_(storage, root.storage_offset(), root.size(), root.stride())
-    whole = copies[id(root)]
-    return whole if root is value else whole.as_strided(value.size(), value.stride(), value.storage_offset())
+    return copies[id(root)] if root is value else _same_view(value, copies[id(root)])
+
+
+def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Return of `whole` what `value` is of its base: also the real part, or the conjugate, of complex numbers."""
+    if value.dtype != whole.dtype:
+        whole = torch.view_as_real(whole) if whole.is_complex() else whole.view(value.dtype)
+    made = whole.as_strided(value.size(), value.stride(), value.storage_offset())
+    made = made.conj() if value.is_conj() else made
+    return torch._neg_view(made) if value.is_neg() else made
 
 
 def has_memory(value: Any) -> bool:

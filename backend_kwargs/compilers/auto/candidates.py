@@ -92,11 +92,9 @@ STEPS: tuple[Candidate, ...] = (
         expensive=True,
         rank=2,
     ),
-    # Shorter kernels leave more to gain. Not the other way round: what is won once stays won when kernels get shorter.
-    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=GRAPHS_RANK),
     Candidate("cpp_wrapper", {"cpp_wrapper": True}, lambda facts: not facts.gpu, saves_s=CALL_S, rank=2),
     Candidate("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, expensive=True, effort="full", rank=2),
-    # Up to 243 compiles for each kernel, one after the other: minutes for a kernel that is slow to compile.
+    # Hundreds of compiles for a kernel, one after the other: minutes where one takes long.
     Candidate(
         "all_directions",
         {**TUNED, "coordinate_descent_check_all_directions": True},
@@ -122,6 +120,8 @@ STEPS: tuple[Candidate, ...] = (
         effort="full",
         rank=2,
     ),
+    # Shorter kernels leave more to gain. Not the other way round: what is won once stays won when kernels get shorter.
+    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=GRAPHS_RANK),
     Candidate("cpp_wrapper", {"cpp_wrapper": True}, _gpu, saves_s=CALL_S, expensive=True, effort="full", rank=3),
 )
 
@@ -133,7 +133,8 @@ def candidates_for(
     if named is None:
         fitting = [step for step in STEPS if step.can_gain(facts) or (facts.opaque and facts.gpu)]
         return [step for step in fitting if effort in ("full", step.effort)]
-    steps = {step.name: step for step in STEPS}
+    # Of one name for two devices that which can gain.
+    steps = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(facts))}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
     return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]
 

@@ -14,7 +14,7 @@ from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.agreement import agreed
 from backend_kwargs.compilers.auto.apart import has_memory
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, trusted
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, trusted
 from backend_kwargs.compilers.auto.decisions import FILE, Decision, Store, store_path
 from backend_kwargs.compilers.auto.facts import communicates
 from backend_kwargs.compilers.auto.key import computation_of, key_of, machine
@@ -100,6 +100,7 @@ class _Deciding:
     def asked(self) -> dict[str, Any]:
         settings = self.request.settings
         return {
+            "steps": STEPS,
             "candidates": settings.candidates,
             "effort": settings.effort,
             "objective": settings.objective,

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # what force_shape_pad may pad
 GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
+NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # whose speed no product in bf16 tells
 ATTENTIONS = ("scaled_dot_product", "flex_attention")
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 
@@ -21,8 +22,8 @@ COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"
 class Facts:
     """One graph on one device: `ops` counts what ran in eager, bytes are those of unique inputs and of outputs.
 
-    `unaligned` counts the GEMMs with rows that do not begin at multiples of 16 bytes; `opaque` graphs hold others,
-    whose operators are not counted.
+    `flops` leave out products of 8 bits, which run at another speed. `unaligned` counts the GEMMs with rows that do not
+    begin at multiples of 16 bytes; `opaque` graphs hold others, whose operators are not counted.
     """
 
     device: str
@@ -87,7 +88,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tags.update(func.tags)
         if packet.__name__ in PADDED:
             self.unaligned += any(map(_is_unaligned, (*args, result)))
-        if packet in flop_registry:
+        if packet in flop_registry and packet.__name__ not in NARROW:
             with contextlib.suppress(Exception):  # torch's own count refuses some shapes, grouped queries say
                 self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
         return result

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,9 @@ from torch._dynamo.utils import get_metrics_context
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.apart import Task, apart
+from backend_kwargs.compilers.auto.apart import Task, apart, own_libdevice
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, GRAPHS_RANK, Candidate, candidates_for
+from backend_kwargs.compilers.auto.capped import OutOfTime, capped
 from backend_kwargs.compilers.auto.facts import Facts, seen_facts
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.generated import comparable, compiled_graphs
@@ -25,6 +27,8 @@ logger = logging.getLogger("backend_kwargs.auto")
 Progress = Callable[[str, float], None]
 
 MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
+CAP = 2  # budgets after which the candidate that is being tuned is given up
+UNSURE = 0.1  # and on a noisy one, where the interval is as wide
 BOUT = 6  # rounds between two looks at the clock
 ROUNDS = 30
 BOUT_S = 4.0
@@ -127,7 +131,8 @@ class _Race:
         self.slow = time.perf_counter() - began > SLOW_S
         self.expected: dict[str, Any] | None = self.eager
         self.reference = self._reference()
-        champion = self._meet(self._entered(Candidate(EAGER), self.task.copy()), Candidate(DEFAULT, over=False, rank=0))
+        eager = self._entered(Candidate(EAGER), self.task.copy())
+        champion = self._meet(eager, Candidate(DEFAULT, over=False, rank=0))
         field = candidates_for(self.facts, self.settings.effort, self.settings.candidates, self.tools.options_of)
         for at, candidate in enumerate(field):
             self.tell(candidate.name, (at + 1) / (len(field) + 1))
@@ -135,10 +140,11 @@ class _Race:
                 self.rows.append(Row(candidate.name, dict(candidate.options), "skipped", why))
             else:
                 champion = self._meet(champion, candidate)
+        champion = self._not_slower(champion, eager)
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
-        cut = any(row.reason == self._out_of_time for row in self.rows)
+        cut = any(row.reason in (self._out_of_time, self._capped) for row in self.rows)
         return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)
 
     # ---- before
@@ -173,6 +179,14 @@ class _Race:
     def _out_of_time(self) -> str:
         return f"the budget of {self.settings.budget_s:g} s is spent"
 
+    @property
+    def _cap_s(self) -> float:
+        return CAP * self.settings.budget_s
+
+    @property
+    def _capped(self) -> str:
+        return f"its tuning was ended after {self._cap_s:g} s of the race"
+
     def _not_worth(self, candidate: Candidate, champion: Runner) -> str:
         if not self._left_s:
             return self._out_of_time
@@ -186,15 +200,23 @@ class _Race:
         seconds = champion.row.seconds or 0.0
         if not _saves_enough(candidate, self.facts, seconds):
             return "it saves time of the host, of which little is spent here"
-        limit = limit_of(self.facts, self.device)
-        # What is faster than its limit proves that to be none: an embedding reads few of its rows, a cache is warm.
-        if candidate.expensive and limit and abs(seconds / limit - 1) < LEAST_GAIN:
+        if candidate.expensive and self._at_its_limit(seconds):
             return f"the fastest is within {LEAST_GAIN:.0%} of the limit already"
         return ""
+
+    def _at_its_limit(self, seconds: float) -> bool:
+        limit = limit_of(self.facts, self.device)
+        # What is faster than its limit proves that to be none: an embedding reads few of its rows, a cache is warm.
+        return bool(limit) and abs(seconds / limit - 1) < LEAST_GAIN
 
     def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
         under = champion.row.options if candidate.over else {}
         return {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
+
+    def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
+        """Return eager where later rounds told another tale of the champion than those against eager."""
+        slower = (champion.row.seconds or 0.0) > (eager.row.seconds or 0.0)
+        return eager if slower and champion is not eager and not self._beats(champion, eager) else champion
 
     # ---- one candidate
 
@@ -210,9 +232,14 @@ class _Race:
         options = self._options(candidate, champion)
         began = time.perf_counter()
         try:
-            runner = self._entered(candidate, self._compiled(options), options)
+            with own_libdevice(), capped(math.inf if candidate.name == DEFAULT else self.started + self._cap_s):
+                runner = self._entered(candidate, self._compiled(options), options)
         except RESTARTS:
             raise
+        except OutOfTime:
+            spent = time.perf_counter() - began
+            self._dropped(Row(candidate.name, options, "timeout", self._capped, compile_s=spent))
+            return None
         except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, and hurts no other
             status, reason = measure.status_of(error)
             self._dropped(Row(candidate.name, options, status, reason, compile_s=time.perf_counter() - began))
@@ -343,7 +370,7 @@ def _better(challenger: Runner, champion: Runner, objective: str) -> bool:
     ratio = challenger.row.speedup
     assert ratio is not None
     if not challenger.candidate.over and challenger.rank < champion.rank:  # the cheaper
-        return ratio.high >= 1 or ratio.median >= 1 - MARGIN
+        return ratio.median >= 1 - (UNSURE if ratio.high >= 1 else MARGIN)
     return ratio.low > 1 + MARGIN
 
 
@@ -401,6 +428,13 @@ def limit_of(facts: Facts, device: torch.device) -> float:
 @cache
 def _ceilings(device: torch.device) -> tuple[float, float, float]:
     """Measure bytes per second of a copy and of a fill, and bf16 flops, once for each device: some milliseconds."""
+    try:
+        return _measured(device)
+    except Exception:  # noqa: BLE001 - little memory is left, say: then nothing is known to be at its limit
+        return math.inf, math.inf, math.inf
+
+
+def _measured(device: torch.device) -> tuple[float, float, float]:
     held = torch.randn(1 << 26, device=device)
     square = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     calls: dict[str, Callable[[], object]] = {

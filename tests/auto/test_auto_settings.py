@@ -1,0 +1,59 @@
+"""What a race may be told is checked when it is written."""
+
+import math
+
+import pytest
+
+from backend_kwargs import BackendKwargsError, make_backend
+from backend_kwargs.compilers.auto.settings import OPTIONS, Settings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(
+            {"budget_s": -1}, "Option 'budget_s' wants float of at least 0, got -1 (int).", id="negative budget"
+        ),
+        pytest.param(
+            {"budget_s": math.nan}, "Option 'budget_s' wants float of at least 0, got nan (float).", id="no number"
+        ),
+        pytest.param(
+            {"process_budget_s": -0.5},
+            "Option 'process_budget_s' wants float of at least 0, got -0.5 (float).",
+            id="negative budget of the process",
+        ),
+        pytest.param({"most_races": -3}, "Option 'most_races' wants int of at least 1, got -3 (int).", id="negative"),
+        pytest.param({"most_races": 0}, "Option 'most_races' wants int of at least 1, got 0 (int).", id="no race"),
+        pytest.param(
+            {"tolerance": 0}, "Option 'tolerance' wants float above 0 | None, got 0 (int).", id="no tolerance"
+        ),
+        pytest.param(
+            {"effort": "ful"}, "Option 'effort' wants 'quick' | 'full', got 'ful' (str).", id="another effort"
+        ),
+    ],
+)
+def test_refused(options, message):
+    """What makes no sense is refused at once, with what was wanted and what came."""
+    with pytest.raises(BackendKwargsError) as raised:
+        make_backend("tmpl-inductor:auto", options)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"budget_s": 0.0}, id="eager and default alone"),
+        pytest.param({"budget_s": math.inf}, id="no end"),
+        pytest.param({"process_budget_s": 0.0}, id="no race"),
+        pytest.param({"most_races": 1, "tolerance": 1e-6}, id="the least"),
+    ],
+)
+def test_taken(options):
+    """What stands at a limit is kept, and reaches the race."""
+    given = Settings.of(make_backend("tmpl-inductor:auto", options).options)
+    assert {name: getattr(given, name) for name in options} == options
+
+
+def test_settings_are_the_options():
+    """A race that is told nothing has each option's default."""
+    assert {name: getattr(Settings(), name) for name in OPTIONS} == {n: o.default for n, o in OPTIONS.items()}
