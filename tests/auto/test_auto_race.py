@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 
 import backend_kwargs
@@ -357,6 +358,17 @@ def test_a_cache_that_is_written_is_right_the_first_time(auto):
     assert torch.allclose(seen, 2 * new.sum(), atol=1e-5)
     assert torch.equal(cache[2], new)
     assert not cache[[0, 1, 3]].any()
+
+
+def test_donated_buffers_are_the_calls_own(auto):
+    """A backward graph that overwrites what the forward one saved is raced on calls of its own."""
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)), torch.randn(4, 16)
+    model(x).sum().backward()
+    wanted = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with functorch_config.patch(donated_buffer=True):
+        auto(model)(x).sum().backward()
+    assert all(torch.allclose(p.grad, grad, atol=1e-5) for p, grad in zip(model.parameters(), wanted, strict=True))
 
 
 def test_random_state_is_untouched(auto):

@@ -1,0 +1,43 @@
+"""What is said of a race."""
+
+import io
+import json
+import logging
+import sys
+
+import torch
+
+from backend_kwargs.compilers.auto.telling import ARTIFACT, progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_what_is_tried(monkeypatch):
+    """While a race runs, a line on a terminal names the candidate."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    with progress() as tick:
+        tick("coordinate_descent", 0.5)
+    assert "auto: coordinate_descent" in shown.getvalue()
+
+
+def test_elsewhere_nothing_is_shown(monkeypatch):
+    """A log file gets no progress line."""
+    monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
+    with progress() as tick:
+        tick("coordinate_descent", 0.5)
+    assert shown.getvalue() == ""
+
+
+@torch.no_grad()
+def test_the_decision_is_in_torchs_trace(auto, caplog):
+    """A structured trace holds each decision with its whole table, as an artifact of JSON."""
+    caplog.set_level(logging.DEBUG, logger="torch.__trace")
+    auto(torch.nn.Linear(8, 8))(torch.randn(4, 8))
+    artifacts = [r for r in caplog.records if getattr(r, "metadata", {}).get("artifact", {}).get("name") == ARTIFACT]
+    (told,) = [json.loads(record.payload) for record in artifacts]
+    assert {row["name"] for row in told["rows"]} == {"eager", "default"}
+    assert told["winner"] in ("eager", "default")
