@@ -11,6 +11,7 @@ import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -52,13 +53,17 @@ CORRECTED_TYPES: Mapping[str, Any] = MappingProxyType(
 Release = tuple[int, int]
 
 
-def inductor_option(name: str) -> Option:
-    """Return Inductor's option `name`; else raise, saying where another torch has it or what comes nearest."""
-    options = inductor_options()
+def inductor_option(name: str, besides: Mapping[str, Option] = MappingProxyType({})) -> Option:
+    """Return the option `name`, Inductor's or of those `besides`.
+
+    Raise where there is none, saying which torch has it or what comes nearest.
+    """
+    options = {**inductor_options(), **besides}
     plain = str(name).replace("-", "_")
     if elsewhere := _renamed(plain, options) or _in_another_release(plain, options):
         raise BackendKwargsError(f"{KIND} {plain!r} {elsewhere}")
-    return lookup(name, options, KIND, "Search them with: backend-kwargs options PATTERN")
+    kind = "option" if get_close_matches(plain, besides) else KIND
+    return lookup(name, options, kind, "Search them with: backend-kwargs options PATTERN")
 
 
 @cache
@@ -73,9 +78,9 @@ def inductor_options() -> Mapping[str, Option]:
 
 
 def documented(option: Option) -> Option:
-    """Return `option` with its doc and environment variables, read from torch's config source."""
-    note = source_notes().get(option.name, Note())
-    return replace(option, doc=note.doc, env=note.env, env_force=note.env_force)
+    """Return an option of Inductor's with its doc and environment variables, read from torch's config source."""
+    note = source_notes().get(option.name)
+    return replace(option, doc=note.doc, env=note.env, env_force=note.env_force) if note else option
 
 
 def _option(name: str, entries: Mapping[str, Any], unset: object) -> Option:

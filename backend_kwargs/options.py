@@ -3,11 +3,11 @@
 import json
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
 from operator import is_
-from types import GenericAlias, NoneType, UnionType
-from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin
+from types import GenericAlias, MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from backend_kwargs.errors import BackendKwargsError, shown, unknown, wrong_value
 
@@ -28,6 +28,26 @@ class Option:
     forced_value: Any = None
     alias: str | None = None
     deprecated: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """In an Annotated type: what a value must be besides, in words, and whether it is."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def declared(settings: type) -> Mapping[str, Option]:
+    """Return the options that a dataclass declares by its fields, each `Annotated[type, doc]` with its default."""
+    hints = get_type_hints(settings, include_extras=True)
+    return MappingProxyType({each.name: _declared(each, hints[each.name]) for each in fields(settings)})
+
+
+def _declared(each: "Field[Any]", hint: Any) -> Option:
+    default = each.default if each.default_factory is MISSING else each.default_factory()
+    *besides, doc = hint.__metadata__
+    return Option(each.name, Annotated[(hint.__origin__, *besides)] if besides else hint.__origin__, default, doc)
 
 
 def lookup(name: str, catalogue: Mapping[str, Option], kind: str = "option", otherwise: str = "") -> Option:
@@ -95,7 +115,7 @@ def _described(wanted: Any) -> str:
     if origin is Literal:
         return " | ".join(map(repr, args))
     if origin is Annotated:
-        return _described(args[0])
+        return " ".join((_described(args[0]), *(where.words for where in _wheres(args))))
     if Callable in (wanted, origin):
         return "callable"
     name = getattr(origin or wanted, "__name__", None) or str(wanted)
@@ -154,7 +174,12 @@ def _fit_literal(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
 
 
 def _fit_annotated(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
-    return _fit(args[0], value, as_text)
+    fitted = _fit(args[0], value, as_text)
+    return fitted if fitted is _MISFIT or all(where.holds(fitted) for where in _wheres(args)) else _MISFIT
+
+
+def _wheres(args: tuple[Any, ...]) -> list[Where]:
+    return [arg for arg in args if isinstance(arg, Where)]
 
 
 def _fit_callable(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:

@@ -2,10 +2,13 @@
 
 import re
 import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from backend_kwargs.compilers.tvm.settings import OPTIONS
-from backend_kwargs.options import describe
+from backend_kwargs.compilers.auto import settings as auto
+from backend_kwargs.compilers.tvm import settings as tvm
+from backend_kwargs.options import Option, describe
 from backend_kwargs.templates import BUILT_IN, Template
 
 ROOT = Path(__file__).parent.parent
@@ -24,16 +27,22 @@ def _options(template: Template) -> str:
     return "<br>".join(f"`{name}={value!r}`" for name, value in options.items())
 
 
-def tvm_table() -> str:
-    """Return TVM's options as a Markdown table."""
+def options_table(options: Mapping[str, Option]) -> str:
+    """Return `options` as a Markdown table."""
     rows = [
         f"| `{name}` | {describe(option.type).replace('|', 'or')} | `{option.default!r}` | {option.doc} |"
-        for name, option in OPTIONS.items()
+        for name, option in options.items()
     ]
     return "\n".join(["| option | type | default | what it says |", "|---|---|---|---|", *rows])
 
 
-TABLES = {"README.md": {"templates": templates_table, "tvm": tvm_table}}
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {
+        "templates": templates_table,
+        "auto": partial(options_table, auto.OPTIONS),
+        "tvm": partial(options_table, tvm.OPTIONS),
+    }
+}
 
 
 def filled(file: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from backend_kwargs.cli import compare as compare_command
 from backend_kwargs.compare import Comparison, Row, fastest
+from backend_kwargs.compilers.inductor import OWN
 from backend_kwargs.measure import Interval
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -69,6 +70,23 @@ def test_options_searches_words_of_the_doc():
     rows = json.loads(run("options", "heuristic-based partitioning", "--json").stdout or "[]")
     words = json.loads(run("options", "tiling select heuristic", "--json").stdout)
     assert ([row["option"] for row in words], rows) == (["cpp.enable_tiling_heuristics"], [])
+
+
+@pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-inductor:auto", "tmpl-inductor:freezing+aten"])
+def test_options_show_ours_first(spec):
+    """Before Inductor's options come this package's own, which each template takes: type, default and doc."""
+    rows = json.loads(run("options", "--backend", spec, "--json").stdout)
+    ours = rows[: len(OWN)]
+    assert [row["option"] for row in ours] == list(OWN)
+    assert all(row["doc"] for row in ours)
+    assert {
+        "option": "most_races",
+        "type": "int of at least 1",
+        "default": "3",
+        "environment": "",
+        "doc": OWN["most_races"].doc,
+    } in ours
+    assert "max_autotune" in [row["option"] for row in rows[len(OWN) :]]
 
 
 def test_explain_json():

@@ -9,6 +9,7 @@ import pytest
 from docs_tables import ROOT, TABLES, filled
 
 import backend_kwargs as bk
+from backend_kwargs.compilers.auto.settings import OPTIONS
 from backend_kwargs.compilers.tvm.versions import unfit
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,6 +52,15 @@ def test_readme_commands_run(command):
     arguments = [word.strip("'") for word in command.split()[1:]]
     ran = subprocess.run([sys.executable, "-m", "backend_kwargs", *arguments], capture_output=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_readme_search_finds_what_a_race_may_be_told():
+    """README's search among auto's options prints auto's own."""
+    (command,) = re.findall(r"^backend-kwargs (options --backend \S*:auto .*?) +#", README, re.MULTILINE)
+    searched = [sys.executable, "-m", "backend_kwargs", *command.split()]
+    ran = subprocess.run(searched, capture_output=True, text=True, check=True)
+    rows = {words[0] for line in ran.stdout.splitlines() if (words := line.split())}
+    assert rows & {*OPTIONS} == {"budget_s", "process_budget_s"}
 
 
 @pytest.mark.parametrize("file", TABLES)

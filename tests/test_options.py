@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
 from typing import Annotated, Any, ForwardRef, Literal, Optional, Protocol
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options import Option, check, convert, describe, lookup
+from backend_kwargs.options import Option, Where, check, convert, declared, describe, lookup
 
+COUNT = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
 CATALOGUE = {name: Option(name) for name in ("max_autotune", "triton.max_tiles", "a_group_of_long_name.threads")}
 
 TYPES = [
@@ -28,6 +30,8 @@ TYPES = [
     pytest.param(Callable[[int], int] | None, "callable | None", id="callable"),
     pytest.param(list[str | Callable[..., None]], "list[str | callable]", id="callables"),
     pytest.param(Annotated[int, "of bytes"], "int", id="annotated"),
+    pytest.param(COUNT, "int of at least 1", id="limited"),
+    pytest.param(COUNT | None, "int of at least 1 | None", id="limited-or-none"),
     pytest.param("Policy | None", "anything", id="text"),
     pytest.param(ForwardRef("Policy"), "anything", id="forward-reference"),
     pytest.param(
@@ -107,6 +111,8 @@ def test_lookup_refuses(name, message):
         pytest.param(Callable[[int], int] | None, abs, id="callable"),
         pytest.param(type[int], bool, id="class"),
         pytest.param(Annotated[int, "of bytes"], 3, id="annotated"),
+        pytest.param(COUNT, 1, id="within-its-limit"),
+        pytest.param(COUNT | None, None, id="none-beside-a-limit"),
     ],
 )
 def test_check_returns_the_very_value(wanted, value):
@@ -156,6 +162,8 @@ def test_check_widens_int_to_float(wanted, value, widened):
         pytest.param(
             Callable[[], int], "math:sqrt", "Inductor option 'x' wants callable, got 'math:sqrt' (str).", id="callable"
         ),
+        pytest.param(COUNT, 0, "Inductor option 'x' wants int of at least 1, got 0 (int).", id="limit"),
+        pytest.param(COUNT, "1", "Inductor option 'x' wants int of at least 1, got '1' (str).", id="text-for-limited"),
     ],
 )
 def test_check_refuses(wanted, value, message):
@@ -217,6 +225,7 @@ def test_convert(wanted, text, value):
             id="callable",
         ),
         pytest.param(set, "[[1]]", "Option 'x' wants set (as JSON), got '[[1]]' (str).", id="unhashable"),
+        pytest.param(COUNT, "0", "Option 'x' wants int of at least 1, got '0' (str).", id="limit"),
     ],
 )
 def test_convert_refuses(wanted, text, message):
@@ -224,6 +233,22 @@ def test_convert_refuses(wanted, text, message):
     with pytest.raises(BackendKwargsError) as e:
         convert(Option("x", wanted), text)
     assert str(e.value) == message
+
+
+@dataclass
+class Declaring:
+    count: Annotated[COUNT, "how many"] = 3
+    names: Annotated[list[str] | None, "which"] = None
+    more: Annotated[dict[str, int], "what else"] = field(default_factory=dict)
+
+
+def test_declared():
+    """A dataclass declares options: each field's name, type with its limits, default and doc."""
+    assert list(declared(Declaring).values()) == [
+        Option("count", COUNT, 3, "how many"),
+        Option("names", list[str] | None, None, "which"),
+        Option("more", dict[str, int], {}, "what else"),
+    ]
 
 
 @given(st.booleans() | st.integers() | st.floats())

@@ -149,6 +149,13 @@ def test_make_backend_compiles(fresh_dynamo):
             "Unknown Inductor option 'qqq'. Search them with: backend-kwargs options PATTERN",
             id="far-option",
         ),
+        pytest.param(
+            f"{INDUCTOR}:auto", {"budget": 3}, "Unknown option 'budget'. Did you mean 'budget_s'?", id="option-of-ours"
+        ),
+        pytest.param(
+            INDUCTOR, {"clone_output": 1}, "Unknown option 'clone_output'. Did you mean 'clone_outputs'?", id="ours-too"
+        ),
+        pytest.param(INDUCTOR, {"strict": 1}, "Option 'strict' wants bool, got 1 (int).", id="value-of-ours"),
         pytest.param(INDUCTOR, {3: True}, "Inductor option name wants str, got 3 (int).", id="option-no-str"),
         pytest.param(INDUCTOR, {"freezing": 1}, "Inductor option 'freezing' wants bool, got 1 (int).", id="value"),
         pytest.param(INDUCTOR, {"template": 3}, f"A template's {NO_NAME} 3 (int).", id="template-no-str"),

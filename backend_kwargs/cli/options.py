@@ -18,7 +18,7 @@ def show(
     backend: Annotated[str, typer.Option(help="Whose options, such as tvm.")] = "inductor",
     json: AsJson = False,
 ) -> None:
-    """Search the options of a backend, Inductor's on the installed torch if none is named: type, default, doc."""
+    """Search the options of a backend, ours and Inductor's if none is named: type, default, doc."""
     found = [option for option in _options(find_backend(backend)) if _matches(pattern, option)]
     if not found:
         whose = "Inductor" if backend == "inductor" else backend
@@ -32,7 +32,7 @@ def show(
 
 
 def _options(backend: Backend) -> list[Option]:
-    known = [option for _, option in sorted(backend.known_options().items())]
+    known = list(backend.known_options().values())
     return [documented(option) for option in known] if backend.takes_inductor_options else known
 
 

@@ -54,10 +54,10 @@ class InductorCompiler:
         return "; ".join(find_template(name).summary for name in templates) or "Inductor under templates and options"
 
     def option(self, name: str) -> Option:
-        return OWN.get(name) or inductor_option(name)
+        return OWN.get(name) or inductor_option(name, OWN)
 
     def options(self) -> Mapping[str, Option]:
-        return inductor_options()
+        return {**OWN, **dict(sorted(inductor_options().items()))}
 
     def template(self, name: str) -> Layer:
         template = find_template(name)
@@ -135,7 +135,7 @@ class InductorCompiler:
                     f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend."
                 )
         known = [(self.option(name), value) for name, value in options.items()]
-        return {option.name: copied(check(option, value, KIND)) for option, value in known}
+        return {o.name: copied(check(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
 
 
 def _of(source: str) -> str:

@@ -107,6 +107,19 @@ def test_quick_tries_few(graph):
     assert set(names(GRAPHS[graph])) <= set(names(GRAPHS[graph], "full"))
 
 
+@pytest.mark.parametrize(
+    ("marks", "tried"),
+    [
+        pytest.param({"device": "cpu", "bytes_read": 1e6}, True, id="little"),
+        pytest.param({"device": "cpu", "bytes_read": 1e9}, False, id="much"),
+        pytest.param({"device": "cuda", "bytes_read": 1e6}, False, id="gpu"),
+    ],
+)
+def test_little_work_is_tried_on_one_core(marks, tried):
+    """A CPU wakes its other cores for work that takes longer than waking them."""
+    assert ("one_thread" in names(replace(NORM, bytes_written=0.0, **marks))) is tried
+
+
 @pytest.mark.parametrize("step", ["multi_kernel", "all_directions"])
 def test_what_takes_minutes_is_for_full_effort(step):
     """What seldom wins and compiles each kernel many times over is tried where all effort is asked for."""

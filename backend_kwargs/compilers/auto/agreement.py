@@ -12,7 +12,8 @@ from backend_kwargs.compilers.auto.settings import Settings
 logger = logging.getLogger("backend_kwargs.auto")
 
 PREFIX = "backend_kwargs/auto"
-GRACE_S = 120.0  # a candidate in progress is finished after the budget is spent
+GRACE_S = 120.0  # what is being compiled when the time is over is finished
+LONGEST_S = 1e6  # of an endless budget
 
 
 def agreed(key: str, decide: Callable[[], Decision], stand_in: Decision, settings: Settings) -> Decision:
@@ -31,7 +32,7 @@ def agreed(key: str, decide: Callable[[], Decision], stand_in: Decision, setting
         finally:
             store.set(word, _written(decision, stand_in))
     try:
-        store.wait([word], timedelta(seconds=settings.budget_s + GRACE_S))
+        store.wait([word], timedelta(seconds=min(settings.cap_s, LONGEST_S) + GRACE_S))
     except Exception:  # noqa: BLE001 - each kind of store has a timeout of its own
         logger.warning("No decision for a graph came from the rank that races it; default is compiled.")
         return stand_in

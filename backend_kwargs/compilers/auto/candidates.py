@@ -49,6 +49,10 @@ def _few_gpu_fused(facts: "Facts") -> bool:
     return facts.gpu and facts.gemms + facts.convolutions + facts.attentions < facts.ops <= MANY_OPS
 
 
+def _little_on_a_cpu(facts: "Facts") -> bool:
+    return not facts.gpu and facts.bytes_read + facts.bytes_written <= LITTLE_BYTES
+
+
 def _gpu_matmul(facts: "Facts") -> bool:
     return facts.gpu and facts.matmul
 
@@ -61,6 +65,7 @@ DESCENT = {"coordinate_descent_tuning": True}
 # What torch's max-autotune modes do to kernels that are no GEMM's.
 TUNED = {"max_autotune_pointwise": True, **DESCENT}
 MANY_OPS = 24
+LITTLE_BYTES = 16 << 20
 # Rounding between operators in half precision, as eager does, can make faster kernels too: a rotary embedding's, say.
 ROUNDED = {
     "emulate_precision_casts": True,
@@ -92,6 +97,8 @@ STEPS: tuple[Candidate, ...] = (
         expensive=True,
         rank=2,
     ),
+    # To wake other cores takes longer than little work does.
+    Candidate("one_thread", {"cpp.threads": 1}, _little_on_a_cpu),
     Candidate("cpp_wrapper", {"cpp_wrapper": True}, lambda facts: not facts.gpu, saves_s=CALL_S, rank=2),
     Candidate("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, expensive=True, effort="full", rank=2),
     # Hundreds of compiles for a kernel, one after the other: minutes where one takes long.

@@ -27,7 +27,6 @@ logger = logging.getLogger("backend_kwargs.auto")
 Progress = Callable[[str, float], None]
 
 MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
-CAP = 2  # budgets after which the candidate that is being tuned is given up
 UNSURE = 0.1  # and on a noisy one, where the interval is as wide
 BOUT = 6  # rounds between two looks at the clock
 ROUNDS = 30
@@ -180,12 +179,8 @@ class _Race:
         return f"the budget of {self.settings.budget_s:g} s is spent"
 
     @property
-    def _cap_s(self) -> float:
-        return CAP * self.settings.budget_s
-
-    @property
     def _capped(self) -> str:
-        return f"its tuning was ended after {self._cap_s:g} s of the race"
+        return f"its tuning was ended after {self.settings.cap_s:g} s of the race"
 
     def _not_worth(self, candidate: Candidate, champion: Runner) -> str:
         if not self._left_s:
@@ -232,7 +227,7 @@ class _Race:
         options = self._options(candidate, champion)
         began = time.perf_counter()
         try:
-            with own_libdevice(), capped(math.inf if candidate.name == DEFAULT else self.started + self._cap_s):
+            with own_libdevice(), capped(math.inf if candidate.name == DEFAULT else self.started + self.settings.cap_s):
                 runner = self._entered(candidate, self._compiled(options), options)
         except RESTARTS:
             raise

@@ -1,62 +1,51 @@
 """What a race may be told."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from types import MappingProxyType
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from backend_kwargs.options import Option
+from backend_kwargs.options import Where, declared
 from backend_kwargs.requirements import Rule
 
-OPTIONS: Mapping[str, Option] = MappingProxyType(
-    {
-        option.name: option
-        for option in (
-            Option("auto", bool, False, "race candidates for each graph and keep the fastest that is right"),
-            Option("candidates", list[str] | None, None, "templates to race, in place of the built-in steps"),
-            Option("budget_s", float, 60.0, "seconds for the race of one graph; the candidate in progress is finished"),
-            Option("process_budget_s", float, 600.0, "seconds for all races of this process; then no graph is raced"),
-            Option("objective", Literal["latency", "memory"], "latency", "what the winner has least of"),
-            Option("effort", Literal["quick", "full"], "quick", "few candidates, or all that can gain"),
-            Option(
-                "tolerance", float | None, None, "of numbers, absolute and relative; None is 1e-3, in training 1e-2"
-            ),
-            Option(
-                "store", str | None, None, "file of decisions; None is BACKEND_KWARGS_STORE or the user's data folder"
-            ),
-            Option(
-                "race", Literal["missing", "never", "always"], "missing", "whether to race where no decision is stored"
-            ),
-            Option("most_races", int, 3, "races of one computation for other sizes; then the last winner is inherited"),
-        )
-    }
-)
+CAP = 2  # budgets
+Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]
+Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
+Tolerance = Annotated[float, Where("above 0", lambda tolerance: tolerance > 0)]
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every option of a race, by its name, with its default."""
+
+    auto: Annotated[bool, "race candidates for each graph, keep the fastest that is right"] = False
+    objective: Annotated[Literal["latency", "memory"], "what the winner has least of"] = "latency"
+    effort: Annotated[Literal["quick", "full"], "candidates to race: few, or all that can gain"] = "quick"
+    candidates: Annotated[list[str] | None, "steps and templates to race; None: the built-in steps"] = None
+    budget_s: Annotated[
+        Seconds, "seconds for the race of one graph; no candidate is begun after them, none tuned after twice them"
+    ] = 60.0
+    process_budget_s: Annotated[Seconds, "seconds for all races of this process; no race is begun after them"] = 600.0
+    most_races: Annotated[Count, "races of one computation; further sizes take the winner of the last"] = 3
+    tolerance: Annotated[Tolerance | None, "of numbers, absolute and relative; None: 1e-3, in training 1e-2"] = None
+    race: Annotated[Literal["missing", "never", "always"], "when to race; missing: where no decision is stored"] = (
+        "missing"
+    )
+    store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
+
+    @property
+    def cap_s(self) -> float:
+        """Return the seconds of a race after which the candidate that is being tuned is given up."""
+        return CAP * self.budget_s
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Settings":
+        """Return the settings that stand in `options`."""
+        return cls(**{name: options[name] for name in OPTIONS if name in options})
+
+
+OPTIONS = declared(Settings)
 RULES = tuple(
     Rule(name, unless=lambda value: "" if value("auto") else "it is read only under auto")
     for name in OPTIONS
     if name != "auto"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The options of a race, each as given or by default."""
-
-    candidates: tuple[str, ...] | None = None
-    budget_s: float = 60.0
-    process_budget_s: float = 600.0
-    objective: str = "latency"
-    effort: Literal["quick", "full"] = "quick"
-    tolerance: float | None = None
-    store: str | None = None
-    race: str = "missing"
-    most_races: int = 3
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> "Settings":
-        """Return the settings that stand in `options`."""
-        given = {f.name: options[f.name] for f in fields(cls) if f.name in options}
-        named = given.get("candidates")
-        return cls(**given | ({"candidates": tuple(named)} if named is not None else {}))

@@ -1,14 +1,14 @@
 """TVM's options: what each is and maps to, its checks, and `Settings`, which the steps read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from backend_kwargs.compilers.tvm.checks import KIND, TUNING
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options import Option, lookup
+from backend_kwargs.options import Option, declared, lookup
 from backend_kwargs.requirements import Limit, Rule
 
 
@@ -53,15 +53,7 @@ class Settings:
         return cls(**{**options, **reuses})
 
 
-def _described(each: "Field[Any]", hint: Any) -> Option:
-    default = each.default if each.default_factory is MISSING else each.default_factory()
-    return Option(each.name, hint.__origin__, default, *hint.__metadata__)
-
-
-_HINTS = get_type_hints(Settings, include_extras=True)
-OPTIONS: Mapping[str, Option] = MappingProxyType(
-    {each.name: _described(each, _HINTS[each.name]) for each in fields(Settings)}
-)
+OPTIONS = declared(Settings)
 
 GONE = "was removed from TVM"
 # Options that users of older releases, of other backends or of torch.compile know.
