@@ -12,7 +12,7 @@ from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks import verdicts
 from benchmarks.records import Cell
-from benchmarks.verdicts import Mark
+from benchmarks.verdicts import Mark, Told
 
 LEAST = 0.97  # of the best mode's speed, on every case
 
@@ -21,8 +21,9 @@ LEAST = 0.97  # of the best mode's speed, on every case
 class Choice:
     """What one auto chose for one case.
 
-    `race_s` is how long it took to decide, `compile_s` until the first result. `over` are its speedups over each mode
-    that passes, by name; `modes_s` the compiles of those together. `fresh`: each compile had a process of its own.
+    `winner` says so where the graph was not raced. `race_s` is how long it took to decide, `compile_s` until the first
+    result. `over` are its speedups over each mode that passes, by name; `modes_s` the compiles of those together.
+    `fresh`: each compile had a process of its own.
     """
 
     peer: str
@@ -60,40 +61,43 @@ class Choice:
 def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
     """Return what each auto chose, by peer, case by case; older files tell no winner."""
     found: dict[str, list[Choice]] = {}
-    for runs in verdicts.groups(cells, _tells).values():
-        for peer in dict.fromkeys(c.peer for group in runs.values() for c in group if c.passed and c.kind == "auto"):
-            found.setdefault(peer, []).append(_choice(peer, list(runs.values())))
+    for peers in verdicts.told(cells).values():
+        for peer, runs in peers.items():
+            passed = [one for one in runs if one.cell.passed and one.cell.kind == "auto"]
+            if passed:
+                found.setdefault(peer, []).append(_choice(passed))
     return found
 
 
-def _tells(group: list[Cell]) -> int:
-    return any(cell.decided for cell in group)
-
-
-def _choice(peer: str, runs: list[list[Cell]]) -> Choice:
+def _choice(runs: list[Told]) -> Choice:
     """Return one row: the first compile's decision, the ratios over all compiles."""
-    pairs = [(cell, group) for group in runs for cell in group if cell.peer == peer and cell.passed]
-    cells = [cell for cell, _ in pairs]
+    cells = [one.cell for one in runs]
     ratios: dict[str, list[Interval]] = {}
-    for cell, group in pairs:
-        for mode in _modes(group):
-            if mode.wall_s and cell.wall_s:
-                ratios.setdefault(mode.peer, []).append(measure.ratio_interval(mode.wall_s, cell.wall_s))
-    modes = [mode for _, group in pairs for mode in _modes(group)]
+    for one in runs:
+        for mode in _modes(one.group):
+            if mode.wall_s and one.cell.wall_s:
+                ratios.setdefault(mode.peer, []).append(measure.ratio_interval(mode.wall_s, one.cell.wall_s))
+    modes = [mode for one in runs for mode in _modes(one.group)]
     known = [mode.compile.cold_s for mode in modes if mode.compile.cold_s is not None]
-    told: list[dict[str, Any]] = [cell.decided or {"winner": "", "options": {}, "seconds": None} for cell in cells]
+    told: list[dict[str, Any]] = [cell.decided or {"options": {}, "seconds": None} for cell in cells]
     return Choice(
-        peer=peer,
+        peer=cells[0].peer,
         case=verdicts.name(cells[0]),
-        winner=" / ".join(dict.fromkeys(str(each["winner"]) for each in told)),
+        winner=" / ".join(dict.fromkeys(_winner(cell) for cell in cells)),
         options=told[0]["options"],
         race_s=verdicts.middle(each["seconds"] for each in told),
         compile_s=verdicts.middle(cell.compile.cold_s for cell in cells),
         over={mode: verdicts.over_compiles(found) for mode, found in ratios.items()},
-        noise=max((verdicts.noise(group, "wall") for _, group in pairs), key=lambda noise: noise.high),
-        modes_s=sum(known) / len(pairs) if known else None,
+        noise=verdicts.widest(runs, "wall"),
+        modes_s=sum(known) / len(runs) if known else None,
         fresh=all(cell.compile.fresh for cell in (*cells, *modes)),
     )
+
+
+def _winner(cell: Cell) -> str:
+    if not cell.decided:
+        return ""
+    return f"{cell.decided['winner']}{'' if cell.decided['rows'] else ', not raced'}"
 
 
 def _modes(group: Iterable[Cell]) -> list[Cell]:

@@ -126,7 +126,7 @@ def run(
     case: Globs = None,
     model: Models = None,
     peers: Annotated[
-        str | None, typer.Option(metavar="GLOB,...", help="Only these, without !GLOB, and the baselines.")
+        str | None, typer.Option(metavar="GLOB,...", help="Only these, or all, less each !GLOB; and the baselines.")
     ] = None,
     mode: Annotated[list[Mode] | None, typer.Option(help="Only such modes; may be given again.")] = None,
     dtype: Annotated[str | None, typer.Option(metavar="bf16|fp16|fp32", help="In place of each case's own.")] = None,
@@ -164,11 +164,12 @@ def run(
     from benchmarks.run import run as go
 
     place = _device(device)
-    globs = tuple(peers.split(",")) if peers else table.SMOKE if suite == "smoke" else ("*",)
-    table.check_globs(globs)
+    globs = table.globs_of(peers) if peers else table.SMOKE if suite == "smoke" else ("*",)
     globs = (*dict.fromkeys((*table.BASELINES, *globs)),)
     if one_cache and beside is False:
         raise BackendKwargsError("--one-cache excludes --apart: a fresh compile finds nothing of its peers'.")
+    if one_cache and (compiles or 1) > 1:
+        raise BackendKwargsError(f"--one-cache excludes --compiles {compiles}: what is compiled once is there for all.")
     plan = Plan(
         cases=_cases(suite, case or [], model or [], mode or [], place),
         out=out,
@@ -193,6 +194,8 @@ def run(
         one_cache=one_cache,
         command=" ".join(["python -m benchmarks", *sys.argv[1:]]),
     )
+    if jobs > 1 and not plan.apart:
+        raise BackendKwargsError("--jobs wants --apart: beside its peers each compiles in turn, in one process.")
     if not groups(plan):
         raise BackendKwargsError("No case is left by these options: `python -m benchmarks list` shows all.")
     with _progress() as say:

@@ -8,8 +8,8 @@ from rich.table import Table
 
 from backend_kwargs.measure import Interval
 from benchmarks import records, verdicts
-from benchmarks.records import Cell, Results
-from benchmarks.verdicts import CLOCKS, Clock, Key
+from benchmarks.records import Results
+from benchmarks.verdicts import CLOCKS, Clock, Key, Told
 
 SAME, REGRESSION, NOT_COMPARABLE = 0, 1, 2
 COLOURS = {"FAST": "green", "SLOW": "red", "AMBIGUOUS": "yellow", "SAME": "dim"}
@@ -60,8 +60,7 @@ def compare_files(old: Path, new: Path) -> Outcome:
     if reason := _differs(before, after):
         return Outcome(NOT_COMPARABLE, f"Not comparable: {reason}.")
     was, now = _peers(before), _peers(after)
-    noises = {clock: [_noise(results, clock) for results in (before, after)] for clock in CLOCKS}
-    lines = [line for what in was if what in now for line in _lines(was[what], now[what], noises)]
+    lines = [line for what in was if what in now for line in _lines(was[what], now[what])]
     if not lines:
         return Outcome(NOT_COMPARABLE, "Not comparable: no peer of a case passes in both files.")
     worse = sum(line.regression for line in lines)
@@ -92,32 +91,25 @@ def _all(values: set[str]) -> str:
     return " and ".join(sorted(values)) or "unknown"
 
 
-def _peers(results: Results) -> dict[tuple[Key, str], list[Cell]]:
-    found: dict[tuple[Key, str], list[Cell]] = {}
-    for what, runs in verdicts.groups(results.cells).items():
-        for cell in (cell for group in runs.values() for cell in group if cell.kind != "control"):
-            found.setdefault((what, cell.peer), []).append(cell)
-    return found
+def _peers(results: Results) -> dict[tuple[Key, str], list[Told]]:
+    told = verdicts.told(results.cells)
+    found = {(what, peer): runs for what, peers in told.items() for peer, runs in peers.items()}
+    return {which: runs for which, runs in found.items() if runs[0].cell.kind != "control"}
 
 
-def _noise(results: Results, clock: Clock) -> dict[Key, Interval]:
-    found = verdicts.groups(results.cells)
-    floors = {what: [verdicts.noise(group, clock) for group in runs.values()] for what, runs in found.items()}
-    return {what: max(each, key=lambda noise: noise.high) for what, each in floors.items()}
-
-
-def _lines(old: list[Cell], new: list[Cell], noises: dict[Clock, list[dict[Key, Interval]]]) -> list[Line]:
-    was, now = (next((c for c in cells if not c.passed), cells[0]).status for cells in (old, new))
-    case, peer = verdicts.name(old[0]), old[0].peer
+def _lines(old: list[Told], new: list[Told]) -> list[Line]:
+    first = old[0].cell
+    was, now = (next((o.cell for o in runs if not o.cell.passed), runs[0].cell).status for runs in (old, new))
+    case, peer = verdicts.name(first), first.peer
     if was != "pass" or now != "pass":
         worse = was == "pass" and now not in HARMLESS
         return [Line(case, peer, note=f"{was} -> {now}", regression=worse)] if was != now else []
     lines = []
     for clock in CLOCKS:
-        sides = [[s for cell in cells for s in verdicts.samples(cell, clock)] for cells in (old, new)]
+        sides = [[s for one in runs for s in verdicts.samples(one.cell, clock)] for runs in (old, new)]
         if all(sides):
             ratio = verdicts.speedup(*sides)
-            verdict = verdicts.judge(ratio, [floors[verdicts.key(old[0])] for floors in noises[clock]])
+            verdict = verdicts.judge(ratio, [verdicts.widest(runs, clock) for runs in (old, new)])
             lines.append(Line(case, peer, clock, ratio, verdict, regression=verdict == "SLOW"))
     return lines
 

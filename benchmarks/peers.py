@@ -99,16 +99,19 @@ def hand_written(kernels: Mapping[str, Callable[..., Any]]) -> dict[str, Peer]:
 
 
 def wanted(name: str, globs: Sequence[str]) -> bool:
-    """Say whether a name is asked for: one glob names it, and none that begins with "!"."""
-    without = [glob[1:] for glob in globs if glob.startswith("!")]
-    return any(fnmatchcase(name, glob) for glob in globs) and not any(fnmatchcase(name, glob) for glob in without)
+    """Say whether a name is asked for: exactly, or by a glob while none that begins with "!" names it."""
+    without = any(fnmatchcase(name, glob[1:]) for glob in globs if glob.startswith("!"))
+    return name in globs or (not without and any(fnmatchcase(name, glob) for glob in globs))
 
 
-def check_globs(globs: Sequence[str]) -> None:
-    """Raise BackendKwargsError where a glob names no peer."""
+def globs_of(text: str) -> tuple[str, ...]:
+    """Read globs such as "tmpl-*,!*:debug": those with "!" alone are of all; raise where one names no peer."""
+    globs = tuple(text.split(","))
     for glob in globs:
-        if not glob.startswith((HAND, "*")) and not any(fnmatchcase(name, glob.lstrip("!")) for name in peers()):
+        named = glob.removeprefix("!")
+        if not named.startswith((HAND, "*")) and not any(fnmatchcase(name, named) for name in peers()):
             raise BackendKwargsError(f"No peer is called {glob!r}: `python -m benchmarks list` shows all.")
+    return ("*", *globs) if all(glob.startswith("!") for glob in globs) else globs
 
 
 def why_not(peer: Peer, case: Case, mode: Mode, device: str) -> str:
@@ -118,7 +121,9 @@ def why_not(peer: Peer, case: Case, mode: Mode, device: str) -> str:
     if peer.suite not in ("full", *case.suites):
         return f"too slow to compile for each case: run on those of the suite {peer.suite!r}"
     if device != "cpu" and not wanted(case.name, peer.cases):
-        return f"too slow to compile for each case: run on {', '.join(peer.cases)}"
+        without = [glob[1:] for glob in peer.cases if glob.startswith("!")]
+        where = f"not run on {', '.join(without)}" if without else f"run on {', '.join(peer.cases)}"
+        return f"too slow to compile for each case: {where}"
     return "" if mode in peer.modes else f"not in mode {mode}"
 
 

@@ -24,6 +24,7 @@ EDGE = 1e-3
 STEP = 10**0.15  # between cases beyond that edge
 NEAR = 16  # pixels
 PREFIX = "tmpl-inductor:"
+CALLED = {DEFAULT: "torch.compile default"}  # beside the template of that name
 ROLES: Mapping[str, tuple[str, str]] = {
     "torch.compile default": (BLUE, "o"),
     "best template": (ORANGE, "D"),
@@ -86,7 +87,7 @@ def speedups(make: Any, tables: Tables) -> Any | None:
         axes.set_xlabel(f"speedup over eager, {CLOCKS[clock]}")
     panels[0].set_yticks(range(len(cases)), [_called(case, cases) for case in cases], fontsize=8)
     panels[0].set_ylim(len(cases) - 0.4, -0.6)
-    more = f"Bars: 95 % intervals; grey: every other peer, at {SLOWEST:g}x what is slower; at the right: best template."
+    more = f"Bars: 95 % intervals; grey: every other peer; slower than {SLOWEST:g}x at the edge; right: best template."
     _frame(figure, "Speedup over eager: further right is faster", more, ROLES)
     return figure
 
@@ -94,23 +95,30 @@ def speedups(make: Any, tables: Tables) -> Any | None:
 def _case_row(axes: Any, at: int, table: Sequence[Entry]) -> None:
     timed = [e for e in table if "eager" in e.speedups and e.cell.kind != "control"]
     axes.axhline(at, color="0.93", linewidth=0.8, zorder=0)
-    grey = [max(e.speedups["eager"].median, SLOWEST) for e in timed]
+    grey = [_clipped(e.speedups["eager"]).median for e in timed]
     axes.scatter(grey, [at] * len(timed), s=14, color=GREY, linewidths=0, zorder=1)
     for lift, (role, entry) in zip((-0.2, 0.0, 0.2), roles(timed).items(), strict=True):
         if entry:
             colour, marker = ROLES[role]
-            _dot(axes, entry.speedups["eager"], at + lift, colour, marker)
+            _dot(axes, _clipped(entry.speedups["eager"]), at + lift, colour, marker)
         if entry and role == "best template":
             name = entry.cell.peer.removeprefix(PREFIX)
             axes.annotate(name, (1.01, at), xycoords=("axes fraction", "data"), va="center", fontsize=7, color=ORANGE)
 
 
+def _clipped(of: Interval) -> Interval:
+    return Interval(*(max(bound, SLOWEST) for bound in (of.median, of.low, of.high)))
+
+
 def roles(timed: Sequence[Entry]) -> dict[str, Entry | None]:
-    """Return the entries that are named: torch.compile's default, the fastest template, the fastest of the others."""
+    """Return the entries that are named: torch.compile's default, the fastest template, the fastest of the others.
+
+    Fastest over the eager of its own process: times of two processes do not compare.
+    """
 
     def fastest(kinds: Iterable[str]) -> Entry | None:
-        found = (e for e in timed if e.cell.kind in kinds and e.cell.peer not in (DEFAULT, BASELINE) and e.time)
-        return min(found, key=lambda e: e.time.median, default=None)
+        found = (e for e in timed if e.cell.kind in kinds and e.cell.peer != DEFAULT and "eager" in e.speedups)
+        return max(found, key=lambda e: e.speedups["eager"].median, default=None)
 
     default = next((e for e in timed if e.cell.peer == DEFAULT), None)
     return {
@@ -130,8 +138,8 @@ def _dot(axes: Any, of: Interval, y: float, colour: str, marker: str) -> None:
 
 def roofline(make: Any, tables: Tables) -> Any | None:
     """Return each case at its arithmetic intensity, as a share of the roof above it; None where none is scored."""
-    found = {key: [e for e in table if e.share] for key, table in tables.get("device", {}).items()}
-    found = {key: scored for key, table in found.items() if (scored := [e for e in table if e.cell.kind != "control"])}
+    found = {key: _of_one_process(table) for key, table in tables.get("device", {}).items()}
+    found = {key: scored for key, table in found.items() if (scored := [e for e in table if e.share])}
     if not found:
         return None
     figure = make(dpi=DPI, figsize=(WIDTH, max(5.2, 2.2 + 0.2 * len(found))), layout="constrained")
@@ -162,9 +170,20 @@ def roofline(make: Any, tables: Tables) -> Any | None:
     axes.set_ylim(0, max(112, *(1.05 * height for _, height in marks)))
     axes.set_xlabel("arithmetic intensity over that of the ridge: left of 1 bound by memory, right by arithmetic")
     axes.set_ylabel("per cent of the limit, device time")
-    _frame(figure, "How near to the physical limit: higher is better, 100 % is the roof", "Grey cross: eager.", ROLES)
+    _frame(
+        figure,
+        "How near to the physical limit: higher is better, 100 % is the roof",
+        "Grey cross: eager. All of a case is of one process, the latest that timed eager.",
+        ROLES,
+    )
     _label(figure, axes, labels, marks)
     return figure
+
+
+def _of_one_process(table: Sequence[Entry]) -> list[Entry]:
+    """Return who was timed beside eager: what stands as shares of one limit are times, which compare in one process."""
+    group = next((e.cell.group_id for e in table if e.cell.peer == BASELINE), None)
+    return [e for e in table if e.cell.group_id == group and e.cell.kind != "control"]
 
 
 def _intensities(found: Mapping[Key, Sequence[Entry]]) -> dict[Key, float]:
@@ -188,7 +207,7 @@ def compile_time(make: Any, tables: Tables) -> Any | None:
     panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
     for axes, (clock, points) in zip(panels, found.items(), strict=True):
         for of in points:
-            colour, marker = _kind(of)
+            colour, marker = KINDS[_kind(of)]
             height = max(of.geomeans["eager"], SLOWEST)
             axes.scatter(of.cold_s, height, s=30, color=colour, marker=marker, linewidths=0, zorder=3)
         _seconds_axis(axes)
@@ -198,27 +217,29 @@ def compile_time(make: Any, tables: Tables) -> Any | None:
     how = "cold compile" if fresh else "compile, some or all beside the other peers"
     panels[-1].set_xlabel(f"{how}, seconds: median of the cases")
     title = "What a speedup costs to compile: up is faster, left compiles sooner"
-    _frame(figure, title, "Geometric mean of the cases that pass.", KINDS)
+    kinds = {_kind(of): None for points in found.values() for of in points}
+    more = "Geometric mean of the cases that pass, without peers that pass fewer than half of the cases."
+    _frame(figure, title, more, {name: KINDS[name] for name in KINDS if name in kinds})
     for axes, points in zip(panels, found.values(), strict=True):
         _label(figure, axes, [_cost_label(of) for of in points])
     return figure
 
 
 def _cost_label(of: Summary) -> Label:
-    name, speedup = of.peer.removeprefix(PREFIX), of.geomeans["eager"]
+    name, speedup = CALLED.get(of.peer, of.peer.removeprefix(PREFIX)), of.geomeans["eager"]
     said = name if speedup >= SLOWEST else f"{name}: {speedup:.2g}x"
-    return of.cold_s or 0.0, max(speedup, SLOWEST), said, _kind(of)[0]
+    return of.cold_s or 0.0, max(speedup, SLOWEST), said, KINDS[_kind(of)][0]
 
 
 def _costs(tables: Mapping[Key, Sequence[Entry]]) -> list[Summary]:
     classes = verdicts.summaries(tables).values()
     largest = max(classes, key=lambda found: sum(of.passed for of in found), default=[])
-    return [of for of in largest if of.cold_s and "eager" in of.geomeans]
+    most = max((of.passed for of in largest), default=0)
+    return [of for of in largest if of.cold_s and "eager" in of.geomeans and of.passed >= most / 2]
 
 
-def _kind(of: Summary) -> tuple[str, str]:
-    name = {"template": "template", "auto": "template", "mode": "mode of torch.compile"}.get(of.kind, "other peer")
-    return KINDS[name]
+def _kind(of: Summary) -> str:
+    return {"template": "template", "auto": "template", "mode": "mode of torch.compile"}.get(of.kind, "other peer")
 
 
 # ---- shared

@@ -39,8 +39,9 @@ class Cell:
     `wall_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the other cells of the
     same `group_id` (one timing process). `device_s` is empty where the device has no events. A cell that did not pass
     has no samples. `repeats` says by clock, "wall" or "events", how many calls a sample is the mean of; it is empty in
-    older files. `exposed`: launches outlast what covers them, so that `device_s` holds time of the host. `decided` is
-    what auto's race came to: winner, options, seconds, and rows of name, status, seconds, compile_s, reason.
+    older files. `exposed`: launches outlast what covers them, so that `device_s` holds time of the host. `one_cache`:
+    peers shared what they compiled. `decided` is what auto's race came to: winner, options, seconds, and rows of name,
+    status, seconds, compile_s, reason.
     """
 
     case: str
@@ -59,6 +60,7 @@ class Cell:
     exposed: bool = False
     l2: str = "cold"
     scale: str = "full"  # "smoke": the same computation, small; never compared with the other
+    one_cache: bool = False
     compile: Compile = field(default_factory=Compile)
     run: int = 0  # which fresh compile
     accuracy: dict[str, float | None] = field(default_factory=dict)
@@ -122,7 +124,7 @@ def read(*paths: str | Path) -> Results:
 
     Raises BackendKwargsError where a file cannot be read or is of another version.
     """
-    results, cells, whole = Results(), [], set()
+    results, cells, whole, shared = Results(), [], set(), set()
     for line in (line for path in paths for line in _lines(Path(path))):
         match line.pop("record", None):
             case "environment":
@@ -134,11 +136,19 @@ def read(*paths: str | Path) -> Results:
                 results.compiles[line.pop("key")] = line
             case "cell":
                 cells.append(_cell(line))
+                shared |= {cells[-1].group_id} if "one_cache" not in line and _hides_seconds(cells[-1]) else set()
             case "group":
                 results.groups.add(line["key"])
                 whole |= set(line["group_ids"])
     results.cells = [cell for cell in cells if cell.group_id in whole]
+    for cell in results.cells:
+        cell.one_cache |= cell.group_id in shared
     return results
+
+
+def _hides_seconds(cell: Cell) -> bool:
+    """Say whether a compile is without its time: older files tell in no other way that a group shared one cache."""
+    return cell.passed and cell.kind in ("mode", "template", "auto") and cell.compile.cold_s is None
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -8,11 +8,12 @@ from typing import Any
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval, percentile
 from benchmarks import records, verdicts
+from benchmarks.cases import CASES as TABLE
 from benchmarks.ceilings import Ceilings
 from benchmarks.choices import LEAST, Choice, choices, geomeans
 from benchmarks.controls import INJECTED, SLOWED, is_seen
 from benchmarks.records import AGAIN, Cell, Results
-from benchmarks.verdicts import AGAINST, CLOCKS, FAST, Clock, Entry, Key, Summary
+from benchmarks.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, Summary
 
 Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
 
@@ -20,20 +21,25 @@ READING = "## Reading"
 TITLES: dict[Clock, str] = {"device": "Device time, cold L2", "wall": "Wall time"}
 LEAST_ROUNDS = 30
 SUMMARY = """\
-A speedup is the paired ratio of rounds in one process, above 1 is faster; geometric means are over the cases that pass,
-unclipped. "Strongest" is the fastest of the other peers that a user has without this package, and a win, tie or loss is
-against it: inside the group's noise floor is a tie. fast_p is the share of cases that are right and, beyond noise, more
-than p times as fast as eager. Worst is the lowest speedup over eager. Memory is the peak over eager's. Compiles are in
-processes of their own; those marked ~ were made beside the peers, where what was compiled before costs less. Classes of
-numerics are not compared with each other."""
+A speedup is the paired ratio of rounds in one process, above 1 is faster. Where several processes have timed a case, a
+peer's row is of the latest that holds it, and so are its ratios and its noise floor. Geometric means are over the cases
+that pass, unclipped; one with an asterisk is over fewer cases than others of its column, so not to be held against
+them. "Strongest" is the fastest of the other peers that a user has without this package, told where the process holds
+all of those that pass; a win, tie or loss is against it, and inside the noise floor is a tie. fast_p is the share of
+cases that are right and, beyond noise, more than p times as fast as eager. Worst is the lowest speedup over eager.
+Memory is the peak over eager's. Compiles are in processes of their own; those marked ~ were made beside the peers,
+where what was compiled before costs less. Classes of numerics are not compared with each other."""
 CASES = """\
-Medians with bootstrap 95 % intervals, nothing trimmed. Where a peer was compiled several times, the median of the
-compiles and an interval over all of them. In *italics*: within the noise floor, so that it shows nothing. A dagger †:
-launches outlast what covers them, so that this device time holds time of the host."""
+Medians with bootstrap 95 % intervals, nothing trimmed, then the 20th and 80th percentile of the samples, in the unit of
+the time. Where a peer was compiled several times, the median of the compiles and an interval over all of them. Where
+several processes have timed a case, a peer's row is of the latest that holds it, and so are its ratios and its noise
+floor; times of two processes do not compare. In *italics*: within the noise floor, so that it shows nothing. A dagger
+†: launches outlast what covers them, so that this device time holds time of the host. Kernels are those that one call
+launches or replays."""
 CHOICES = """\
-Wall time of what `auto` chose over each mode of torch.compile and the fastest of them: above 1 is faster. The race is
-how long it took to decide; beside its compile, which holds the race, stand the compiles of all modes that pass,
-together. In *italics*: within the noise floor."""
+Wall time of what `auto` chose over each mode of torch.compile and the fastest of them, all in the latest process that
+holds this `auto`: above 1 is faster. The race is how long it took to decide; beside its compile, which holds the race,
+stand the compiles of all modes that pass, together. In *italics*: within the noise floor."""
 FINE = ("pass", "unavailable")
 OVER = "**over 100 %: a bug of the suite until explained**"
 NUMBERS: tuple[tuple[float, float, str], ...] = ((1, 1, "s"), (1e-3, 1e3, "ms"), (0, 1e6, "µs"))
@@ -47,6 +53,7 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
     """
     results = records.read(*files)
     _check_one_machine(results)
+    results.cells.sort(key=_place)
     tables = tables_of(results)
     out.parent.mkdir(parents=True, exist_ok=True)
     drawn: Mapping[str, Path] = {}
@@ -59,6 +66,11 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
     out.write_text("\n".join([*_lines(results, tables, drawn, each), "", reading.rstrip(), ""]))
     each.write_text("\n".join([_title("Each case", results), "", CASES, *_cases(tables), ""]))
     return out
+
+
+def _place(cell: Cell) -> int:
+    """Return where a case stands in the table of cases; those that are not in it come last."""
+    return next((at for at, name in enumerate(TABLE) if name == cell.case), len(TABLE))
 
 
 def cases_of(out: Path) -> Path:
@@ -99,7 +111,7 @@ def _title(what: str, results: Results) -> str:
 
 def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Path) -> Iterator[str]:
     yield _title("Benchmarks", results)
-    yield from ["", "## Summary", "", f"{SUMMARY} Each case: [{each.name}]({each.name})."]
+    yield from ["", "## Summary", "", f"{SUMMARY}\nEach case: [{each.name}]({each.name})."]
     for clock, found in tables.items():
         yield from _summary(clock, found)
     for title, path in drawn.items():
@@ -124,15 +136,16 @@ def _summary(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[st
     head += ["wins/ties/losses", "worst", "compile cold, warm", "memory"]
     for numerics, found in verdicts.summaries(tables).items():
         yield from ["", f"### {TITLES[clock]}, {numerics}", ""]
-        yield from _table(head, (_summary_row(summary) for summary in found))
+        most = {what: max(of.counts[what] for of in found) for what in AGAINST}
+        yield from _table(head, (_summary_row(summary, most) for summary in found))
 
 
-def _summary_row(of: Summary) -> list[str]:
+def _summary_row(of: Summary, most: Mapping[Against, int]) -> list[str]:
     return [
         of.peer,
         f"{of.cases}" + (f" (+{of.unavailable} unavailable)" if of.unavailable else ""),
         f"{of.passed / of.cases:.0%}" if of.cases else "",
-        *(_number(of.geomeans.get(what), "{:.2f}") for what in AGAINST),
+        *(_number(of.geomeans.get(w), "{:.2f}" if of.counts[w] == most[w] else r"{:.2f}\*") for w in AGAINST),
         *(_number(of.fast.get(p), "{:.0%}") for p in FAST),
         "/".join(str(of.marks[mark]) for mark in ("win", "tie", "loss")) if sum(of.marks.values()) else "",
         f"{of.worst[0]:.2f} {of.worst[1]}" if of.worst else "",
@@ -153,9 +166,9 @@ def _cases(tables: Tables) -> Iterator[str]:
 
 
 def _preface(table: Sequence[Entry]) -> str:
-    noise, limit = table[0].noise, table[0].limit
+    limit = table[0].limit
     rounds = min((entry.rounds for entry in table if entry.rounds), default=0)
-    said = [f"Noise floor ±{noise.high - 1:.1%}." if math.isfinite(noise.high) else "No noise floor."]
+    said = [_floors([entry.noise.high for entry in table])]
     if limit:
         bound = "fits in the L2, not scored" if not limit.scored else f"bound by {limit.bound}"
         said.append(f"Limit {_time(limit.seconds)}, {bound}.")
@@ -165,15 +178,28 @@ def _preface(table: Sequence[Entry]) -> str:
     repeats = [entry.repeats for entry in table if entry.repeats]
     if max(repeats, default=1) > 1:
         said.append(f"A sample is the mean of up to {max(repeats)} calls.")
+    shared = [entry.cell.one_cache for entry in table]
+    if any(shared):
+        said.append(f"{'Peers' if all(shared) else 'Some peers'} shared one cache: no compile times.")
     return " ".join(said)
+
+
+def _floors(highs: Sequence[float]) -> str:
+    low, high = (f"±{bound - 1:.1%}" if math.isfinite(bound) else "unknown" for bound in (min(highs), max(highs)))
+    if low == high:
+        return "No noise floor." if low == "unknown" else f"Noise floor {low}."
+    return f"Noise floors {low} to {high}."
 
 
 def _case_table(clock: Clock, table: Sequence[Entry]) -> Iterator[str]:
     columns: dict[str, Callable[[Entry], str]] = {"peer": lambda e: e.cell.peer, "time": _time_or_status}
+    columns["p20, p80"] = _spread
     if clock == "device" and any(entry.share for entry in table):
         columns["of the limit"] = _share
     columns |= {f"x {what}": lambda e, what=what: _speedup(e, what) for what in AGAINST}
     columns |= {"compile cold, warm": _compiled, "peak": lambda e: _bytes(e.peak_bytes)}
+    if any(entry.kernels is not None for entry in table):
+        columns["kernels"] = lambda e: _number(e.kernels, "{}")
     yield from _table(list(columns), ([show(entry) for show in columns.values()] for entry in table))
 
 
@@ -190,7 +216,8 @@ def _choices(cells: Sequence[Cell]) -> Iterator[str]:
         head = ["case", "winner", "options", "race", "compile", "all modes", "best mode", "x best"]
         yield from _table([*head, *(f"x {mode}" for mode in modes)], [*_choice_rows(found, modes)])
         yield from ["", *_held_against_goals(found)]
-        lost = [f"{verdicts.name(c)} ({c.status})" for c in cells if c.peer == peer and c.status not in FINE]
+        told = [one.cell for peers in verdicts.told(cells).values() for one in peers.get(peer, ())]
+        lost = [f"{verdicts.name(c)} ({c.status})" for c in told if c.status not in FINE]
         if lost:
             yield f"- Not passed: {', '.join(dict.fromkeys(lost))}."
 
@@ -242,6 +269,13 @@ def _interval(time: Interval) -> str:
     return f"{time.median * times:.4g} {unit} [{time.low * times:.4g}, {time.high * times:.4g}]"
 
 
+def _spread(entry: Entry) -> str:
+    if not entry.time or not entry.spread:
+        return ""
+    times, _ = _scale(entry.time.median)
+    return ", ".join(f"{seconds * times:.4g}" for seconds in entry.spread)
+
+
 def _time(seconds: float) -> str:
     times, unit = _scale(seconds)
     return f"{seconds * times:.4g} {unit}"
@@ -260,7 +294,7 @@ def _share(entry: Entry) -> str:
     return f"{said} {OVER}" if entry.over else said
 
 
-def _speedup(entry: Entry, what: verdicts.Against) -> str:
+def _speedup(entry: Entry, what: Against) -> str:
     return _ratio(entry.speedups.get(what), entry.noise)
 
 

@@ -33,6 +33,7 @@ Say = Callable[[str, float], None]
 ROUNDS = {"smoke": 5, "dev": 30, "start": 30, "full": 30}
 CEILING_ROUNDS = {"smoke": 3}
 HEADLINE_COMPILES = 3
+SHARED = "all"  # the folder of what groups of one cache compile
 ROOT = Path(__file__).parent.parent
 
 
@@ -42,8 +43,9 @@ class Plan:
 
     `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has a process of its
     own, `jobs` at a time of those that time nothing meanwhile; `beside` compiles in the timing process alone, and under
-    `one_cache` all share what they compile, so that no compile time is told. `shard` is (i, n), from 1; `also` are
-    files whose groups are done too. `step_s` bounds one peer's compile, or the timing of a group; `budget_s` the run.
+    `one_cache` all share what they compile, once, so that no compile time is told. `shard` is (i, n), from 1; `also`
+    are files whose groups are done too. `step_s` bounds one peer's compile, or the timing of a group; `budget_s` the
+    run.
     """
 
     cases: tuple[Case, ...]
@@ -65,7 +67,6 @@ class Plan:
     shard: tuple[int, int] = (1, 1)
     resume: bool = False
     also: tuple[Path, ...] = ()
-    cache: Path | None = None
     ceilings: bool = True
     command: str = ""
     extra: tuple[Peer, ...] = ()
@@ -74,10 +75,12 @@ class Plan:
     @property
     def where(self) -> Path:
         """Return the folder of compiled code and of the processes' output."""
-        return self.cache or self.out.with_suffix(".cache")
+        return self.out.with_suffix(".cache")
 
     def compiles_of(self, case: Case) -> int:
         """Return how many fresh compiles a case is worth."""
+        if self.one_cache:
+            return 1
         if self.compiles is not None:
             return self.compiles
         return HEADLINE_COMPILES if self.suite == "full" and case.headline else 1
@@ -146,13 +149,14 @@ def _groups(plan: Plan) -> Iterator[Job]:
                     run=run,
                     extra=plan.extra,
                     one_cache=plan.one_cache,
+                    apart=plan.apart,
                 )
 
 
 def key_of(job: Job) -> str:
     """Return what makes a group the same one in a later run."""
     asked = (f"{job.case.name}@{job.case.version}", job.mode, str(job.dtype), job.scale, job.l2, f"run{job.run}")
-    asked += ("one-cache",) if job.one_cache else ()
+    asked += (*(["one-cache"] if job.one_cache else []), *(["apart"] if job.apart else []))
     return " ".join((*asked, *job.clocks, str(job.rounds), ",".join((*job.globs, *(p.name for p in job.extra)))))
 
 
@@ -182,6 +186,9 @@ class _Run:
         jobs = groups(self.plan)
         left = [job for job in jobs if key_of(job) not in held.groups]
         self.progress.total, self.progress.done = len(jobs), len(jobs) - len(left)
+        shared = self.plan.where / SHARED
+        if not self.plan.out.exists():  # else it is what an interrupted run compiled
+            shutil.rmtree(shared, ignore_errors=True)  # another run's: it would hold old decisions
         self.plan.where.mkdir(parents=True, exist_ok=True)
         try:
             if left:
@@ -189,7 +196,7 @@ class _Run:
             for job in left:
                 self._group(job, held)
                 self.progress.done += 1
-            shutil.rmtree(self.plan.where / "all", ignore_errors=True)
+            shutil.rmtree(shared, ignore_errors=True)
         except OutOfTimeError:
             self.progress.out_of_time = True
         return self.progress
@@ -245,9 +252,9 @@ class _Run:
         doing = f"{job.case.name} {job.mode}"
         self._say(doing)
         # Named after the group, so that a resumed run finds what an interrupted one compiled.
-        folder = "all" if job.one_cache else hashlib.sha256(key_of(job).encode()).hexdigest()[:16]
+        folder = SHARED if job.one_cache else hashlib.sha256(key_of(job).encode()).hexdigest()[:16]
         job = replace(job, cache=job.cache / folder)
-        job = replace(job, compiled=self._compiled(job, held) if self.plan.apart else {})
+        job = replace(job, compiled=self._compiled(job, held) if job.apart else {})
         cells = self._timed(job, doing)
         # A peer that found no memory beside the others may have its turn beside the baselines alone.
         crowded = [c.peer for c in cells if c.status == "oom" and job.compiled.get(c.peer, Compiled()).status == "pass"]
@@ -305,7 +312,7 @@ class _Run:
         """Time a group; a peer that hangs or takes its process down is left out, and the others run again."""
         job = replace(job, compiled=dict(job.compiled), group_id=f"{job.case.name}/{job.mode}/{uuid.uuid4().hex[:12]}")
         while True:
-            if not self.plan.apart and not job.one_cache:  # compile times are told: they begin with nothing
+            if not job.apart and not job.one_cache:  # compile times are told: they begin with nothing
                 shutil.rmtree(job.cache, ignore_errors=True)
             outcome = self._process(worker.time_group, job, doing=f"{doing},")
             if outcome.passed:
@@ -367,6 +374,7 @@ def _lost(job: Job, peer: Peer, outcome: Outcome) -> Cell:
         reason=f"at {outcome.at or 'its start'} the group's process ended: {outcome.reason}",
         l2=job.l2,
         scale=job.scale,
+        one_cache=job.one_cache,
         run=job.run,
     )
 

@@ -246,6 +246,8 @@ def cache_at(folder: Path) -> Iterator[None]:
     """Have Inductor, Triton and `auto` keep what they compile and decide in `folder`, and forget what they hold."""
     from torch._inductor.utils import clear_caches
 
+    from backend_kwargs.compilers.auto.deciding import forget_process
+
     there = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder),
         "TRITON_CACHE_DIR": str(folder / "triton"),
@@ -253,6 +255,7 @@ def cache_at(folder: Path) -> Iterator[None]:
     }
     folder.mkdir(parents=True, exist_ok=True)
     clear_caches()
+    forget_process()
     before = {name: os.environ.get(name) for name in there}
     os.environ |= there
     try:
@@ -262,6 +265,7 @@ def cache_at(folder: Path) -> Iterator[None]:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         clear_caches()
+        forget_process()
 
 
 def kernels_per_call(step: Callable[[], object], device: torch.device) -> int | None:

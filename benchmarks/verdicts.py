@@ -1,11 +1,11 @@
 """What cells show beyond their noise: each peer of a case against the others, each peer over all cases, two files."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import geometric_mean, median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -92,13 +92,15 @@ class Entry:
     With several compiles the middle is the median of theirs and the interval reaches over all: the compile is the unit.
     `speedups` hold no baseline of another numerics class. `share` is per cent of the limit, None on the wall's clock.
     `repeats` is how many calls a sample is, 0 where not known; `exposed` that a device time holds the host's. `fresh`
-    says that each compile had a process of its own; where some had, `cold_s` is theirs.
+    says that each compile had a process of its own; where some had, `cold_s` is theirs. `spread` are the 20th and 80th
+    percentile of all samples, `memory` is the peak over eager's.
     """
 
     cell: Cell
     compiles: int
     rounds: int
     time: Interval | None
+    spread: tuple[float, float] | None
     speedups: Mapping[Against, Interval]
     marks: Mapping[Against, Mark]
     noise: Interval
@@ -107,6 +109,8 @@ class Entry:
     cold_s: float | None
     warm_s: float | None
     peak_bytes: int | None
+    memory: float | None
+    kernels: int | None
     fresh: bool
     repeats: int
     exposed: bool
@@ -117,6 +121,14 @@ class Entry:
         return self.limit is not None and over(self.limit, self.share)
 
 
+class Told(NamedTuple):
+    """A cell that stands, and the group that timed it; `whole`: every rival that passes anywhere passes in it."""
+
+    cell: Cell
+    group: list[Cell]
+    whole: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Timed:
     """What one timing process says of one peer."""
@@ -125,6 +137,7 @@ class _Timed:
     time: Interval | None
     speedups: Mapping[Against, Interval]
     noise: Interval
+    memory: float | None
 
 
 def noise(group: Sequence[Cell], clock: Clock) -> Interval:
@@ -136,41 +149,53 @@ def noise(group: Sequence[Cell], clock: Clock) -> Interval:
     return Interval(1.0, min(floor.low, 1 / LEAST_REACH), max(floor.high, LEAST_REACH))
 
 
-def groups(cells: Iterable[Cell], worth: Callable[[list[Cell]], int] = len) -> dict[Key, dict[str, list[Cell]]]:
-    """Return the cells by what they compute, then by the process that timed them.
+def widest(runs: Iterable[Told], clock: Clock) -> Interval:
+    """Return the widest noise floor of several runs' groups."""
+    return max((noise(one.group, clock) for one in runs), key=lambda noise: noise.high)
 
-    Of a run twice told the one of most `worth`, of most peers say, and of equals the last.
+
+def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
+    """Return what stands, by what is computed and by peer, one for each run: of the latest group that holds the peer.
+
+    A group is what one process has timed; ratios and noise floors are its own. The latest is the one read last.
     """
-    told: dict[tuple[Key, int], dict[str, list[Cell]]] = {}
+    runs: dict[Key, dict[int, dict[str, list[Cell]]]] = {}
     for cell in cells:
-        told.setdefault((key(cell), cell.run), {}).setdefault(cell.group_id, []).append(cell)
-    found: dict[Key, dict[str, list[Cell]]] = {}
-    for (what, _), groups in told.items():
-        kept = max(reversed(groups), key=lambda name: worth(groups[name]))
-        found.setdefault(what, {})[kept] = groups[kept]
+        runs.setdefault(key(cell), {}).setdefault(cell.run, {}).setdefault(cell.group_id, []).append(cell)
+    found: dict[Key, dict[str, list[Told]]] = {}
+    for what, each in runs.items():
+        for groups in each.values():
+            for one in _latest(list(groups.values())):
+                found.setdefault(what, {}).setdefault(one.cell.peer, []).append(one)
     return found
+
+
+def _latest(groups: list[list[Cell]]) -> list[Told]:
+    latest = {cell.peer: (cell, group) for group in groups for cell in group}
+    rivals = {peer for peer, (cell, _) in latest.items() if cell.passed and cell.kind in RIVALS}
+    return [Told(cell, group, rivals <= {c.peer for c in group if c.passed}) for cell, group in latest.values()]
 
 
 def entries(cells: Sequence[Cell], clock: Clock, ceilings: Ceilings | None = None) -> dict[Key, list[Entry]]:
     """Return the table of each case: its peers, controls included, in the order in which they were run."""
-    return {what: _table(list(runs.values()), clock, ceilings) for what, runs in groups(cells).items()}
+    return {
+        what: [_entry([_timed(one, clock) for one in runs], clock, ceilings) for runs in peers.values()]
+        for what, peers in told(cells).items()
+    }
 
 
-def _table(runs: list[list[Cell]], clock: Clock, ceilings: Ceilings | None) -> list[Entry]:
-    timed: dict[str, list[_Timed]] = {}
-    for group in runs:
-        floor = noise(group, clock)
-        for cell in group:
-            time = measure.median_interval(found) if (found := samples(cell, clock)) else None
-            timed.setdefault(cell.peer, []).append(_Timed(cell, time, _speedups(cell, group, clock), floor))
-    return [_entry(each, clock, ceilings) for each in timed.values()]
+def _timed(of: Told, clock: Clock) -> _Timed:
+    time = measure.median_interval(found) if (found := samples(of.cell, clock)) else None
+    own, held = of.cell.compile.peak_bytes, next((c.compile.peak_bytes for c in of.group if c.peer == BASELINE), None)
+    return _Timed(of.cell, time, _speedups(of, clock), noise(of.group, clock), own / held if own and held else None)
 
 
-def _speedups(cell: Cell, group: list[Cell], clock: Clock) -> dict[Against, Interval]:
+def _speedups(of: Told, clock: Clock) -> dict[Against, Interval]:
+    cell, group, whole = of
     others = [c for c in group if c is not cell and c.numerics == cell.numerics and samples(c, clock)]
     if not samples(cell, clock):
         return {}
-    rivals = [c for c in others if c.kind in RIVALS]
+    rivals = [c for c in others if whole and c.kind in RIVALS]
     found: dict[Against, Cell | None] = {
         "eager": next((c for c in others if c.peer == BASELINE), None),
         "default": next((c for c in others if c.peer == DEFAULT), None),
@@ -189,11 +214,13 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
     bound = _limit(cell, ceilings) if clock == "device" else None
     time = over_compiles([run.time for run in ok if run.time]) if ok else None
     compiles = fresh_ones([run.cell.compile for run in runs])
+    timed = [sample for run in ok for sample in samples(run.cell, clock)]
     return Entry(
         cell=cell,
         compiles=len(ok),
         rounds=min((len(samples(run.cell, clock)) for run in ok), default=0),
         time=time,
+        spread=(measure.percentile(timed, 0.2), measure.percentile(timed, 0.8)) if timed else None,
         speedups=speedups,
         marks={what: mark(found, floor) for what, found in speedups.items()},
         noise=floor,
@@ -202,6 +229,8 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
         cold_s=middle(c.cold_s for c in compiles),
         warm_s=middle(c.warm_s for c in compiles),
         peak_bytes=max((run.cell.compile.peak_bytes for run in runs if run.cell.compile.peak_bytes), default=None),
+        memory=middle(run.memory for run in ok),
+        kernels=cell.compile.kernels,
         fresh=all(c.fresh for c in compiles),
         repeats=max((run.cell.repeats.get(SAMPLED[clock], 0) for run in ok), default=0),
         exposed=clock == "device" and any(run.cell.exposed for run in ok),
@@ -243,8 +272,8 @@ class Summary:
     """One peer over the cases of one numerics class on one clock.
 
     `cases` are those that it is available for; one that fails counts as slow in `fast`, and so does one that is faster
-    within noise. Geometric means are over the cases that pass, never clipped. `worst` is the lowest speedup over eager
-    and its case.
+    within noise. Geometric means are over the cases that pass, as many as `counts` tells, never clipped. `worst` is the
+    lowest speedup over eager and its case.
     """
 
     peer: str
@@ -253,6 +282,7 @@ class Summary:
     passed: int
     unavailable: int
     geomeans: Mapping[Against, float]
+    counts: Mapping[Against, int]
     fast: Mapping[float, float]
     marks: Mapping[Mark, int]
     worst: tuple[float, str] | None
@@ -268,22 +298,19 @@ FAST = (1.0, 1.1, 2.0)
 def summaries(tables: Mapping[Key, Sequence[Entry]]) -> dict[str, list[Summary]]:
     """Return the summaries of all peers but the controls, by numerics class."""
     found: dict[str, dict[str, list[Entry]]] = {}
-    eager_bytes = {
-        what: next((e.peak_bytes for e in table if e.cell.peer == BASELINE), None) for what, table in tables.items()
-    }
     for table in tables.values():
         for entry in table:
             if entry.cell.kind != "control":
                 found.setdefault(entry.cell.numerics, {}).setdefault(entry.cell.peer, []).append(entry)
-    return {name: [_summary(each, eager_bytes) for each in peers.values()] for name, peers in found.items()}
+    return {name: [_summary(each) for each in peers.values()] for name, peers in found.items()}
 
 
-def _summary(entries: list[Entry], eager_bytes: Mapping[Key, int | None]) -> Summary:
+def _summary(entries: list[Entry]) -> Summary:
     able = [entry for entry in entries if entry.cell.status != "unavailable"]
     passed = [entry for entry in able if entry.cell.status == "pass"]
     medians = {what: [e.speedups[what].median for e in passed if what in e.speedups] for what in AGAINST}
     strongest = [entry.marks["strongest"] for entry in passed if "strongest" in entry.marks]
-    ratios = [e.peak_bytes / held for e in passed if e.peak_bytes and (held := eager_bytes[key(e.cell)])]
+    ratios = [e.memory for e in passed if e.memory]
     compiled = fresh_ones(passed)
     return Summary(
         peer=entries[0].cell.peer,
@@ -292,6 +319,7 @@ def _summary(entries: list[Entry], eager_bytes: Mapping[Key, int | None]) -> Sum
         passed=len(passed),
         unavailable=len(entries) - len(able),
         geomeans={what: geometric_mean(found) for what, found in medians.items() if found},
+        counts={what: len(found) for what, found in medians.items()},
         fast=_fast([e for e in passed if "eager" in e.speedups], len(able)),
         marks={mark: strongest.count(mark) for mark in ("win", "tie", "loss")},
         worst=min(((e.speedups["eager"].median, name(e.cell)) for e in passed if "eager" in e.speedups), default=None),

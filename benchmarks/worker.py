@@ -60,9 +60,9 @@ class Compiled:
 class Job:
     """One case in one mode with its peers: all that a process needs to know of it.
 
-    `cache` is the folder in which each peer has its own, or which all share where `one_cache` says so. `compiled` tells
-    of the fresh compiles, by peer; those that failed, or hung before, are not tried again. `extra` are peers beside the
-    table's.
+    `cache` is the folder in which each peer has its own, or which all share where `one_cache` says so. `apart`: peers
+    compile in processes of their own first, of which `compiled` tells, by peer; those that failed, or hung before, are
+    not tried again. `extra` are peers beside the table's.
     """
 
     case: Case
@@ -80,6 +80,7 @@ class Job:
     compiled: Mapping[str, Compiled] = field(default_factory=dict)
     extra: tuple[Peer, ...] = ()
     one_cache: bool = False
+    apart: bool = False
 
     def study(self) -> Study:
         """Build the case."""
@@ -257,6 +258,7 @@ def _cell(job: Job, trial: Trial, timed: Timed) -> Cell:
         **(timed.of(peer.name) if trial.passed else {}),
         l2=job.l2,
         scale=job.scale,
+        one_cache=job.one_cache,
         compile=trial.compiled,
         run=job.run,
         accuracy={name: getattr(trial.accuracy, name) for name in figures},

@@ -36,6 +36,14 @@ def test_env():
     [
         (("--case", "x"), "No case is called 'x': `python -m benchmarks list` shows all."),
         (("--one-cache", "--apart"), "--one-cache excludes --apart: a fresh compile finds nothing of its peers'."),
+        (
+            ("--one-cache", "--compiles", "2"),
+            "--one-cache excludes --compiles 2: what is compiled once is there for all.",
+        ),
+        (
+            ("--suite", "dev", "--jobs", "2"),
+            "--jobs wants --apart: beside its peers each compiles in turn, in one process.",
+        ),
         (("--peers", "x"), "No peer is called 'x': `python -m benchmarks list` shows all."),
         (("--shard", "0/2"), "--shard wants I/N, from 1/N to N/N, got '0/2' (str)."),
         (("--budget", "9m"), "--budget wants seconds, such as '540s', got '9m' (str)."),

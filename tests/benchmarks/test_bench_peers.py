@@ -6,7 +6,7 @@ from backend_kwargs import list_templates, register_template
 from backend_kwargs.errors import BackendKwargsError
 from benchmarks import peers as table
 from benchmarks.cases import CASES
-from benchmarks.peers import Peer, UnavailableError, check_globs, numerics, peers, resolved, sharing, tunes, why_not
+from benchmarks.peers import Peer, UnavailableError, globs_of, numerics, peers, resolved, sharing, tunes, why_not
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -58,11 +58,32 @@ def test_a_peer_of_one_suite(case, reason):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("tmpl-inductor:triton", False), ("tmpl-inductor:tma", True)], ids=["without", "others"]
+    ("cases", "reason"),
+    [
+        pytest.param(("*", "!softmax"), "too slow to compile for each case: not run on softmax", id="all but"),
+        pytest.param(("gemm_*", "swiglu"), "too slow to compile for each case: run on gemm_*, swiglu", id="some"),
+        pytest.param(("*",), "", id="all"),
+    ],
 )
-def test_a_glob_takes_out(name, expected):
-    """A glob after "!" takes out what another names."""
-    assert table.wanted(name, ("*", "!*:triton")) is expected
+def test_a_peer_of_some_cases(cases, reason):
+    """What is slow to compile says where it is run, or where it is not."""
+    assert why_not(Peer("slow", "template", "x", cases=cases), CASES["softmax"], "fwd", "cuda") == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "globs", "expected"),
+    [
+        pytest.param("tmpl-inductor:triton", "*,!*:triton", False, id="taken out"),
+        pytest.param("tmpl-inductor:tma", "*,!*:triton", True, id="others"),
+        pytest.param("tmpl-inductor:triton", "*,!*:triton,tmpl-inductor:triton", True, id="by name"),
+        pytest.param("tvm-tuned", "!tvm-*", False, id="taken out of all"),
+        pytest.param("auto-full", "!tvm-*", True, id="all others"),
+        pytest.param("hand:triton_matmul", "*,!hand:*", False, id="a case's own"),
+    ],
+)
+def test_a_glob_takes_out(name, globs, expected):
+    """A glob after "!" takes out what others name, all where there are no others, but nothing given by name."""
+    assert table.wanted(name, globs_of(globs)) is expected
 
 
 def test_autos_differ_in_effort():
@@ -80,5 +101,5 @@ def test_tuners_are_told():
 def test_unknown_peer():
     """A misspelled peer is told at once."""
     with pytest.raises(BackendKwargsError) as error:
-        check_globs(["tmpl-inductor:max_autotun"])
+        globs_of("tmpl-inductor:max_autotun")
     assert str(error.value) == ("No peer is called 'tmpl-inductor:max_autotun': `python -m benchmarks list` shows all.")

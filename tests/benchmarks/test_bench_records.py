@@ -54,6 +54,22 @@ def test_older_files_are_read(tmp_path):
     assert records.read(tmp_path / "r.jsonl").cells == [PASSED]
 
 
+@pytest.mark.parametrize(
+    ("compiled", "told", "shared"),
+    [
+        pytest.param(Compile(), False, True, id="older, without seconds"),
+        pytest.param(Compile(cold_s=3.0), False, False, id="older, with seconds"),
+        pytest.param(Compile(), True, False, id="told"),
+    ],
+)
+def test_older_groups_of_one_cache_are_known(tmp_path, compiled, told, shared):
+    """Where cells do not say that their group shared a cache, a compile without its seconds does."""
+    lines = [records.line_of(each) for each in (replace(PASSED, compile=compiled), replace(PASSED, kind="eager"))]
+    lines = [line if told else {name: line[name] for name in line if name != "one_cache"} for line in lines]
+    records.append(tmp_path / "r.jsonl", [ENVIRONMENT, *lines, records.group_line("key", ["g"])])
+    assert {cell.one_cache for cell in records.read(tmp_path / "r.jsonl").cells} == {shared}
+
+
 @pytest.mark.parametrize("keep", [10, 200], ids=["a word", "most of it"])
 def test_broken_last_line_is_left_out(file, keep):
     """A line that a kill cut short takes neither the lines before it along, nor the next one."""

@@ -1,9 +1,12 @@
 """The report: what it says, what it keeps, what it draws."""
 
+import re
+
 import pytest
 from bench_cells import cell, write
 
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.measure import Interval
 from benchmarks import plots, records
 from benchmarks.controls import SLOWED
 from benchmarks.records import AGAIN, Compile
@@ -62,13 +65,63 @@ def test_classes_have_summaries_of_their_own(report):
 
 
 def test_a_case_has_a_table_for_each_clock(each):
-    """Times with intervals, per cent of the limit, ratios; the wall's has no per cent."""
+    """Times with intervals and percentiles, per cent of the limit, ratios; the wall's has no per cent."""
     device = row(each, "## gemm", "t")
     assert device[1].endswith("]")
     assert " µs [" in device[1]
-    assert float(device[2].split()[0]) == pytest.approx(100 * 0.5 / 0.6, rel=0.02)
+    low, high = map(float, device[2].split(", "))
+    assert 600 < low < high < 620
+    assert float(device[3].split()[0]) == pytest.approx(100 * 0.5 / 0.6, rel=0.02)
     wall = row(each.partition("\n## gemm")[2], "Wall time.", "t")
     assert len(wall) == len(device) - 1
+
+
+def cases_text(cells, tmp_path):
+    return cases_of(write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False)).read_text()
+
+
+def test_kernels_of_a_call(tmp_path, each):
+    """How many a call launches, where that is known of anyone."""
+    text = cases_text([cell("eager"), cell("t", compile=Compile(kernels=3))], tmp_path)
+    assert (row(text, "## gemm", "t")[-1], row(text, "## gemm", "eager")[-1]) == ("3", "")
+    assert "| peak | kernels |" in text
+    assert "| kernels |" not in each
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        pytest.param((True, True), "Peers shared one cache: no compile times.", id="all"),
+        pytest.param((False, True), "Some peers shared one cache: no compile times.", id="some"),
+        pytest.param((False, False), "", id="none"),
+    ],
+)
+def test_one_cache_is_told(tmp_path, shared, said):
+    """Why there is no compile time stands above the table."""
+    cells = [cell(peer, one_cache=one, group=peer) for peer, one in zip(("eager", "t"), shared, strict=True)]
+    line = next(line for line in cases_text(cells, tmp_path).splitlines() if line.startswith("Wall time."))
+    assert line == f"Wall time. No noise floor. 30 rounds. {said}".rstrip()
+
+
+def test_noise_floors_of_several_groups(tmp_path):
+    """A table of rows from two processes says how far their floors reach."""
+    later = [cell("eager", group="later"), cell(AGAIN, 1.1e-3, group="later")]
+    text = cases_text([cell("eager"), cell(AGAIN), cell("t"), *later], tmp_path)
+    assert re.search(r"\nDevice time, cold L2\. Noise floors ±1\.\d% to ±1\d\.\d%\. ", text)
+
+
+def test_means_over_fewer_cases_are_marked(report):
+    """A mean that leaves out cases, which others have, has an asterisk; it is no lesser figure, but another."""
+    section = "### Device time, cold L2, bf16"
+    assert row(report, section, "magic")[3].endswith(r"\*")
+    assert "*" not in "".join(row(report, section, "t"))
+
+
+def test_cases_stand_in_the_order_of_the_table(tmp_path):
+    """Whatever was run first: as `list` shows them, and those that it does not show last."""
+    cells = [cell("eager", case=case) for case in ("mine", "rope", "softmax", "gemm_8192")]
+    text = cases_text(cells, tmp_path)
+    assert re.findall(r"^## (\w+)", text, re.MULTILINE) == ["gemm_8192", "softmax", "rope", "mine"]
 
 
 def test_what_has_no_time_has_its_word(each):
@@ -99,7 +152,7 @@ def autos(tmp_path):
     """Auto wins one case, decided in time, and loses the other, decided late; the modes compile in 5 s each."""
 
     def decided(winner, seconds, **options):
-        return {"winner": winner, "options": options, "seconds": seconds, "rows": []}
+        return {"winner": winner, "options": options, "seconds": seconds, "rows": [[winner, "pass", 1e-3, 5.0, ""]]}
 
     cells = [
         *(cell(peer, case=case) for case in ("gemm", "norm") for peer in ("eager", AGAIN)),
@@ -141,13 +194,13 @@ def test_controls(report, each):
     """The noise of A/A, whether the injected work was seen, and what is over the limit."""
     assert "- Device time, cold L2: 5.0% to 9.0% more work is seen in 2 of 2 groups, and at its size in 1." in report
     assert "- Above 100 % of the limit: magic in norm." in report
-    assert "**over 100 %: a bug of the suite until explained**" in row(each, "## norm", "magic")[2]
+    assert "**over 100 %: a bug of the suite until explained**" in row(each, "## norm", "magic")[3]
 
 
 def test_ties_are_marked(each):
     """A ratio within the noise floor is in italics."""
-    assert row(each, "## gemm", AGAIN)[3].startswith("*1.00")
-    assert not row(each, "## gemm", "t")[3].startswith("*")
+    assert row(each, "## gemm", AGAIN)[4].startswith("*1.00")
+    assert not row(each, "## gemm", "t")[4].startswith("*")
 
 
 def test_how_it_was_measured(report):
@@ -222,6 +275,38 @@ def test_names_do_not_cover_each_other():
     figure.draw_without_rendering()
     boxes = [Text.get_window_extent(name).extents for name in axes.texts]  # without the line to the point
     assert not any(plots.overlap(tuple(a), tuple(b)) for at, a in enumerate(boxes) for b in boxes[:at])
+
+
+def test_compile_times_are_of_most_cases(tmp_path):
+    """A peer of few cases has a mean of other things: it is not among those that are drawn."""
+    cells = [cell(peer, case=case) for case in "abc" for peer in ("eager", "default", "t")]
+    cells += [cell("half", case=case) for case in "ab"] + [cell("seldom", case="a")]
+    found = tables_of(records.read(write(tmp_path / "r.jsonl", cells)))["device"]
+    assert [of.peer for of in plots._costs(found)] == ["default", "t", "half"]
+
+
+@pytest.fixture
+def on_two_days(tmp_path):
+    """A template that gains nothing, on a day when all is twice as fast as on the next, when another gains a tenth."""
+    first = [cell(peer, 0.5e-3, group="first") for peer in ("eager", "default", "idle")]
+    then = [cell(peer, group="then") for peer in ("eager", "default")] + [cell("quick", 0.9e-3, group="then")]
+    (table,) = tables_of(records.read(write(tmp_path / "r.jsonl", [*first, *then])))["device"].values()
+    return table
+
+
+def test_the_best_is_the_fastest_over_its_own_eager(on_two_days):
+    """A process whose device ran faster makes no peer the best one."""
+    assert plots.roles(on_two_days)["best template"].cell.peer == "quick"
+
+
+def test_the_roofline_is_of_one_process(on_two_days):
+    """Shares of a limit are times: those of another day are not drawn beside them."""
+    assert [e.cell.peer for e in plots._of_one_process(on_two_days)] == ["eager", "default", "quick"]
+
+
+def test_what_is_slow_stands_at_the_edge():
+    """A named peer as well as one in grey, so that neither looks faster than the other."""
+    assert plots._clipped(Interval(0.2, 0.1, 0.5)) == Interval(plots.SLOWEST, plots.SLOWEST, 0.5)
 
 
 def test_cases_without_arithmetic_stand_side_by_side(tmp_path):

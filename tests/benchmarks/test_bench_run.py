@@ -15,7 +15,8 @@ from tiny_cases import DOUBLE, FAULTY, MUTATING
 
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from benchmarks import process, records
-from benchmarks.run import Plan, groups, key_of, run, select
+from benchmarks.peers import Peer
+from benchmarks.run import SHARED, Plan, groups, key_of, run, select
 
 ROOT = Path(__file__).parents[2]
 
@@ -191,6 +192,49 @@ def test_shards_share_out_the_groups(tmp_path):
     ]
     shares = [groups(replace(whole, shard=(at, 4))) for at in (1, 2, 3, 4)]
     assert sorted(key_of(job) for share in shares for job in share) == sorted(map(key_of, groups(whole)))
+
+
+def test_each_compile_has_a_process_of_its_own(tmp_path):
+    """Apart, peers compile cold and warm before they are timed; each compile is on the disk, and its cache goes."""
+    aot = Peer("aot", "mode", "aot_eager")
+    plan = plan_of(tmp_path / "r.jsonl", DOUBLE, modes=("fwd",), globs=("eager",), beside=False, jobs=2, extra=(aot,))
+    made = next(cell.compile for cell in run(plan).cells if cell.peer == "aot")
+    assert (made.fresh, made.cold_s > 0, made.warm_s > 0) == (True, True, True)
+    lines = lines_of(plan.out)
+    assert [line["record"] for line in lines] == ["environment", "compile", "compile", *["cell"] * 4, "group"]
+    assert [line["compile"]["warm_s"] for line in lines[1:3]] == [None, made.warm_s]
+    assert not [path for path in plan.where.iterdir() if path.is_dir()]
+    assert run(replace(plan, resume=True)).cells == []
+
+
+def test_compiles_apart_are_not_those_beside(tmp_path):
+    """A run of one way does not take the other's groups for its own; older files' keys are of those beside."""
+    beside, apart = (key_of(groups(plan_of(tmp_path / "r.jsonl", MUTATING, beside=each))[0]) for each in (True, False))
+    assert beside == "mutating@1 fwd torch.float32 smoke cold run0 events wall 2 eager,hand:*"
+    assert apart == "mutating@1 fwd torch.float32 smoke cold run0 apart events wall 2 eager,hand:*"
+
+
+def test_one_cache_is_one_compile(tmp_path):
+    """A second compile would find all of the first."""
+    headline = replace(MUTATING, headline=True)
+    asked = [plan_of(tmp_path / "r.jsonl", headline, suite="full", one_cache=one) for one in (False, True)]
+    assert [len(groups(plan)) for plan in asked] == [3, 1]
+
+
+def test_one_cache_begins_and_ends_with_nothing(tmp_path):
+    """What another run left is not found: it would hold old decisions; what this one left is, until its last group."""
+    plan = plan_of(tmp_path / "r.jsonl", MUTATING, one_cache=True)
+    left = plan.where / SHARED / "decisions"
+    left.mkdir(parents=True)
+    run(replace(plan, budget_s=0.0))
+    assert not left.exists()
+    assert {cell.one_cache for cell in run(plan).cells} == {True}
+    longer = replace(plan, cases=(MUTATING, DOUBLE), modes=("fwd",), resume=True)
+    left.mkdir(parents=True)
+    run(replace(longer, budget_s=0.0))
+    assert left.exists()
+    run(longer)
+    assert not left.parent.exists()
 
 
 def test_select_by_suite_name_and_device():

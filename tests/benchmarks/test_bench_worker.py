@@ -1,6 +1,8 @@
 """One group: every peer checked on what is timed, timed beside the others, and told apart when it goes wrong."""
 
 import json
+import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +10,15 @@ import tiny_cases
 import torch
 from tiny_cases import DOUBLE, MUTATING, NOISY, SEVERAL, SWEEP, TRAINED
 
-from backend_kwargs import measure
+from backend_kwargs import make_backend, measure
 from benchmarks import timers, worker
 from benchmarks.peers import Peer
 from benchmarks.records import AGAIN
 from benchmarks.study import Study
+from benchmarks.trial import _own, cache_at, decided
 from benchmarks.worker import compile_peer
+
+QUICK = Peer("auto", "auto", "tmpl-inductor:auto", options={"candidates": ["cpp_wrapper"], "budget_s": 0.0})
 
 
 def test_cells_of_a_group(timed):
@@ -49,11 +54,42 @@ def test_mutated_arguments_are_checked(timed):
     )
 
 
-def test_one_cache_tells_no_compile_time(timed):
+def test_one_cache_tells_no_compile_time(timed, tmp_path):
     """Peers that share what they compile have no compile time of their own, and auto's race none either."""
-    cells = timed(DOUBLE, ("eager", "default", "tmpl-inductor:auto"), one_cache=True)
-    assert [cells[peer].status for peer in ("default", "tmpl-inductor:auto")] == ["pass", "pass"]
-    assert (cells["default"].compile.cold_s, cells["tmpl-inductor:auto"].decided["seconds"]) == (None, None)
+    cells = timed(DOUBLE, ("eager", "default"), extra=(QUICK,), one_cache=True)
+    assert [cells[peer].status for peer in ("default", "auto")] == ["pass", "pass"]
+    assert (cells["default"].compile.cold_s, cells["auto"].decided["seconds"]) == (None, None)
+    assert {cell.one_cache for cell in cells.values()} == {True}
+    kept = {path.name for path in (tmp_path / "cache" / "group").iterdir()}
+    assert "decisions" in kept
+    assert not {"default", "auto"} & kept
+
+
+def test_a_cache_puts_back_what_it_sets(tmp_path, monkeypatch):
+    """Its three variables are as before; what torch sets meanwhile stays, as it does for a user."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "BACKEND_KWARGS_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    with cache_at(tmp_path / "a"):
+        assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "a" / "triton")
+        monkeypatch.setenv("TRITON_PTXAS_PATH", "found")
+    assert dict(os.environ) == {**before, "TRITON_PTXAS_PATH": "found"}
+
+
+def test_what_is_decided_is_the_folders(tmp_path, monkeypatch):
+    """A decision is known where it was stored, and nowhere else: neither after, nor in another's folder."""
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "mine"))
+
+    def seconds(place):
+        compiled = torch.compile(_own(tiny_cases.several), backend=make_backend(QUICK.backend, QUICK.options))
+        with place:
+            compiled(torch.ones(1024, 1024))
+        return decided(compiled)["seconds"]
+
+    first, mine, other = map(seconds, (cache_at(tmp_path / "a"), nullcontext(), cache_at(tmp_path / "b")))
+    assert len({first, mine, other}) == 3
+    assert seconds(cache_at(tmp_path / "a")) == first
 
 
 def test_arguments_that_calls_change_are_not_copied(timed, monkeypatch):
@@ -97,8 +133,7 @@ def test_no_growth_is_no_peak(timed, monkeypatch):
 
 def test_auto_says_what_it_chose(timed):
     """The winner, its options and the race stand in its cell alone."""
-    quick = Peer("auto", "auto", "tmpl-inductor:auto", options={"candidates": ["cpp_wrapper"], "budget_s": 0.0})
-    cells = timed(SEVERAL, ("eager",), extra=(quick,))
+    cells = timed(SEVERAL, ("eager",), extra=(QUICK,))
     decided = cells["auto"].decided
     assert cells["auto"].status == "pass", cells["auto"].reason
     assert decided.keys() == {"winner", "options", "seconds", "rows"}

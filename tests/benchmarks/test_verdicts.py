@@ -157,21 +157,80 @@ def test_of_a_run_twice_told_the_last_stands():
     assert found.compiles == 1
 
 
-def test_a_part_that_was_run_again_replaces_no_whole():
-    """Of a run twice told the group with more peers stands, also where it is the earlier one."""
-    whole = [cell("eager", 1e-3, group="earlier"), cell("t", 1e-3, group="earlier")]
-    found = table([*whole, cell("eager", 5e-3, group="later")])
-    assert found["eager"].time.median == pytest.approx(1e-3, rel=0.02)
-    assert "t" in found
+@pytest.fixture
+def two_groups():
+    """A whole group, then one of a few peers on a day when all is half as fast and eager holds twice the memory."""
+
+    def of(group, slower, **seconds):
+        held = Compile(peak_bytes=int(slower * 2**20))
+        peers = {"eager": 1e-3, AGAIN: 1e-3, "default": 1e-3, **seconds}
+        return [cell(peer, slower * each, group=group, compile=held) for peer, each in peers.items()]
+
+    return [*of("whole", 1, hand=0.5e-3, t=0.8e-3, auto=1e-3), *of("part", 2, auto=0.25e-3)]
 
 
-def test_what_auto_chose_is_of_the_last_group_that_tells():
-    """A later group of a few peers tells what auto chose, and an earlier one without a decision does not."""
-    modes = [cell(mode, 1e-3, group=group) for group in ("a", "b") for mode in ("default", "max-autotune")]
-    chosen = {"winner": "tuned", "options": {}, "seconds": 1.0, "rows": []}
-    old, new = cell("auto", 2e-3, group="a"), cell("auto", 0.5e-3, group="b", decided=chosen)
-    (choice,) = choices([*modes, old, cell("eager", group="a"), new])["auto"]
-    assert (choice.winner, choice.over["default"].median) == ("tuned", pytest.approx(2.0, rel=0.05))
+def test_a_part_that_was_run_again_replaces_its_peers_alone(two_groups):
+    """Each peer stands as the latest group that holds it has timed it, with the ratios of that group."""
+    found = table(two_groups)
+    assert {peer: found[peer].cell.group_id for peer in found} == {
+        **dict.fromkeys(("eager", AGAIN, "default", "auto"), "part gemm"),
+        **dict.fromkeys(("hand", "t"), "whole gemm"),
+    }
+    assert found["t"].speedups["eager"].median == pytest.approx(1.25, rel=0.02)
+    assert found["auto"].speedups["eager"].median == pytest.approx(4.0, rel=0.02)
+    assert (found["t"].memory, found["auto"].memory) == (1.0, 1.0)
+
+
+def test_a_peers_noise_is_of_its_own_group():
+    """A group that was timed on a noisier day makes no tie of what another shows."""
+    again = [cell("eager", group="later"), cell(AGAIN, 1.1e-3, group="later"), cell("default", group="later")]
+    found = table([*group(t=0.95e-3), *again])
+    assert (found["t"].marks["eager"], found["t"].noise.high < 1.02) == ("win", True)
+    assert found["default"].noise.high > 1.05
+
+
+def test_the_strongest_is_told_where_all_rivals_were_timed(two_groups):
+    """Beside some of the rivals nobody has a ratio to the strongest; a rival that fails there is one that lacks."""
+    hand = [dataclasses.replace(c, kind="hand") if c.peer == "hand" else c for c in two_groups]
+    told = {peer for peer, entry in table(hand).items() if "strongest" in entry.speedups}
+    assert told == {"hand", "t"}
+    without = [c for c in two_groups if c.peer != "hand"]
+    assert table(without)["auto"].speedups["strongest"].median == pytest.approx(4.0, rel=0.02)
+    failed = cell("rival", status="oom", kind="mode", group="part")
+    assert "strongest" not in table([*without, cell("rival", kind="mode", group="whole")])["auto"].speedups
+    assert "strongest" in table([*without, cell("rival", kind="mode", group="whole"), failed])["auto"].speedups
+
+
+def decided(winner, *rows):
+    return {"winner": winner, "options": {}, "seconds": 1.0, "rows": list(rows)}
+
+
+def test_what_auto_chose_is_of_the_group_of_its_row(two_groups):
+    """Tables and choices show one figure for auto: that of the latest group that holds it."""
+    (choice,) = choices(two_groups)["auto"]
+    assert choice.over["default"] == table(two_groups, "wall")["auto"].speedups["default"]
+    assert choice.noise == table(two_groups, "wall")["auto"].noise
+
+
+@pytest.mark.parametrize(
+    ("decision", "winner"),
+    [
+        pytest.param(decided("tuned", ["tuned", "pass", 1.0, 1.0, ""]), "tuned", id="raced"),
+        pytest.param(decided("default"), "default, not raced", id="not raced"),
+        pytest.param(None, "", id="not told"),
+    ],
+)
+def test_a_winner_without_a_race_says_so(decision, winner):
+    """Where its race failed, or the graph was too small for one, auto has measured nothing."""
+    (choice,) = choices([cell("default"), cell("auto", decided=decision)])["auto"]
+    assert choice.winner == winner
+
+
+def test_spread_is_of_the_samples():
+    """The 20th and 80th percentile, of all compiles together."""
+    cells = [cell("t", group=str(run), run=run) for run in (0, 1)]
+    cells = [dataclasses.replace(c, device_s=[1.0 + c.run] * 5) for c in cells]
+    assert table(cells)["t"].spread == (1.0, 2.0)
 
 
 def test_summary():
@@ -190,6 +249,7 @@ def test_summary():
     assert summary.marks == {"win": 1, "tie": 0, "loss": 1}
     assert (summary.worst[0], summary.worst[1]) == (pytest.approx(1 / 1.6, rel=0.02), "b")
     assert (summary.cold_s, summary.warm_s) == (5.0, 1.0)
+    assert summary.counts == {"eager": 2, "default": 0, "strongest": 2}
 
 
 def test_faster_within_noise_is_not_faster():
