@@ -25,6 +25,7 @@ PEERS: Mapping[str, Callable[[], dict[str, Any]]] = {
     AGAIN: lambda: {"backend": "inductor", "options": OPTIONS},
     "tmpl-inductor, options": lambda: {"backend": "tmpl-inductor", "options": OPTIONS},
     "make_backend": lambda: {"backend": backend_kwargs.make_backend("tmpl-inductor", OPTIONS)},
+    "auto, decided": lambda: {"backend": backend_kwargs.make_backend("tmpl-inductor:auto", OPTIONS, race="never")},
 }
 COUNTED_CALLS = 10
 EVENTS = {"call": "python_calls", "c_call": "c_calls", "opcode": "bytecodes"}

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from backend_kwargs.compilers.auto.settings import OPTIONS as AUTO
 from benchmarks import overhead
 
 COUNTS = tuple(overhead.EVENTS.values())
@@ -80,5 +81,6 @@ def test_counting_leaves_the_hooks_as_they_were():
 @pytest.mark.parametrize("name", overhead.PEERS)
 def test_peers_have_equal_options(name):
     given = overhead.PEERS[name]()
-    options = given.get("options") or given["backend"].options
-    assert dict(options) == overhead.OPTIONS
+    options = dict(given.get("options") or given["backend"].options)
+    auto = {name: options.pop(name) for name in list(options) if name in AUTO}
+    assert (options, auto) == (overhead.OPTIONS, {"auto": True, "race": "never"} if name == "auto, decided" else {})
