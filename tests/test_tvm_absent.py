@@ -105,7 +105,7 @@ def test_options_are_shown(tmp_path):
         rows = json.loads(CliRunner().invoke(app, ["options", "trials", "--backend", "tvm", "--json"]).stdout)
         print([row["option"] for row in rows])
     """
-    assert run(code, "absent", tmp_path) == "['max_trials_per_task', 'num_trials_per_iter', 'trials']"
+    assert run(code, "absent", tmp_path) == "['trials', 'max_trials_per_task', 'num_trials_per_iter']"
 
 
 def test_the_rest_works(tmp_path):
