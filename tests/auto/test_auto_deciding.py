@@ -1,6 +1,7 @@
 """What stands round a race: when none is run, what is inherited, whose decision holds, and what a key is made of."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -373,8 +374,9 @@ def test_collectives_are_not_raced(races, log, tmp_path):
     assert told(log) == "auto: default for a graph not raced: other ranks take part in it (0.0 s)"
 
 
+@pytest.mark.parametrize("budget_s", [60.0, math.inf])
 @pytest.mark.parametrize("known", [True, False], ids=["decided here", "unknown here"])
-def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known):
+def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known, budget_s):
     """Who comes first to a graph decides, also over what a later rank has stored."""
     word, x = torch.distributed.HashStore(), torch.randn(8, 64)
     if known:
@@ -384,7 +386,7 @@ def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known):
     word.add(f"{agreement.PREFIX}/{key}/owner", 1)
     word.set(f"{agreement.PREFIX}/{key}/decision", json.dumps(packed(Decision(key, "", "default", facts="first come"))))
     monkeypatch.setattr(agreement, "_process_group_store", lambda: word)
-    auto(chain)(x)
+    auto(chain, budget_s=budget_s)(x)
     assert told(log) == "auto: default for first come (0.0 s)"
 
 

@@ -1,6 +1,7 @@
 """What wins, what never does, and what a race leaves behind: nothing."""
 
 import gc
+import os
 import threading
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from torch._guards import TracingContext
 import backend_kwargs
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto import candidates, deciding, race
+from backend_kwargs.compilers.auto.apart import LIBDEVICE
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
 from backend_kwargs.compilers.auto.decisions import Store
 from backend_kwargs.compilers.auto.facts import seen_facts
@@ -358,6 +360,19 @@ def test_a_cache_that_is_written_is_right_the_first_time(auto):
     assert torch.allclose(seen, 2 * new.sum(), atol=1e-5)
     assert torch.equal(cache[2], new)
     assert not cache[[0, 1, 3]].any()
+
+
+def test_a_candidates_libdevice_goes_with_it(auto, monkeypatch):
+    """What a candidate has Triton link is gone before the next is compiled, also where the candidate fails."""
+    monkeypatch.delenv(LIBDEVICE, raising=False)
+
+    def linked(graph):
+        monkeypatch.setenv(LIBDEVICE, "planted.bc")
+        raise RuntimeError("planted")
+
+    backend_kwargs.register_template("linked", {"post_grad_custom_post_pass": linked, "fx_graph_cache": False})
+    auto(chain, ["linked"])(torch.randn(8, 64))
+    assert LIBDEVICE not in os.environ
 
 
 def test_donated_buffers_are_the_calls_own(auto):

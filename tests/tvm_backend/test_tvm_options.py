@@ -15,6 +15,12 @@ pytestmark = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
 SEARCH = "write scheduler='meta_schedule', trials=64"
 
 
+def refusal(options):
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tvm", options)
+    return str(e.value)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -133,9 +139,7 @@ def test_right_options(options):
 )
 def test_wrong_options(options, message):
     """What is wrong is one line, with the nearest that is right."""
-    with pytest.raises(BackendKwargsError) as e:
-        make_backend("tvm", options)
-    assert str(e.value) == message
+    assert refusal(options) == message
 
 
 @pytest.mark.parametrize(
@@ -175,9 +179,7 @@ def test_wrong_options(options, message):
 )
 def test_what_is_gone_is_explained(options, message):
     """What older TVMs or Inductor take is answered with what to write in its place."""
-    with pytest.raises(BackendKwargsError) as e:
-        make_backend("tvm", options)
-    assert str(e.value) == message
+    assert refusal(options) == message
 
 
 @pytest.mark.parametrize(
@@ -202,9 +204,7 @@ def test_what_is_gone_is_explained(options, message):
 )
 def test_options_that_make_no_sense_together(options, message):
     """A request that could only be ignored is an error."""
-    with pytest.raises(BackendKwargsError) as e:
-        make_backend("tvm", options)
-    assert str(e.value) == message
+    assert refusal(options) == message
 
 
 @pytest.mark.parametrize(

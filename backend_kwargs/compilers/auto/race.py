@@ -210,7 +210,7 @@ class _Race:
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager where later rounds told another tale of the champion than those against eager."""
-        slower = (champion.row.seconds or 0.0) > (eager.row.seconds or 0.0)
+        slower = eager.row.status == "pass" and (champion.row.seconds or 0.0) > (eager.row.seconds or 0.0)
         return eager if slower and champion is not eager and not self._beats(champion, eager) else champion
 
     # ---- one candidate
