@@ -120,6 +120,35 @@ def test_little_work_is_tried_on_one_core(marks, tried):
     assert ("one_thread" in names(replace(NORM, bytes_written=0.0, **marks))) is tried
 
 
+@pytest.mark.parametrize(
+    ("facts", "tried"),
+    [
+        pytest.param(NORM, True, id="norm"),
+        pytest.param(replace(SHORT, training=True), True, id="training"),
+        pytest.param(SHORT, False, id="long inference"),
+        pytest.param(ONE_GEMM, False, id="GEMM"),
+        pytest.param(replace(NORM, device="cpu"), False, id="cpu"),
+    ],
+)
+def test_rows_and_columns_reduced_at_once_are_tuned(facts, tried):
+    """Such reductions are of backward passes, in training or as a graph of few operators; a GPU has kernels for them."""
+    assert ("mix_order_reductions" in names(facts)) is tried
+
+
+@pytest.mark.parametrize(
+    ("facts", "tried"),
+    [
+        pytest.param(SHORT, True, id="many kernels"),
+        pytest.param(NORM, False, id="few"),
+        pytest.param(replace(SHORT, device="cpu"), False, id="cpu"),
+    ],
+)
+def test_many_kernels_are_combined(facts, tried):
+    """Kernels that do not wait for each other can be one, which is tried before GEMMs are tuned, for minutes."""
+    assert ("combo_kernels" in names(facts)) is tried
+    assert not tried or names(facts).index("combo_kernels") < names(facts).index("max_autotune")
+
+
 @pytest.mark.parametrize("step", ["multi_kernel", "all_directions"])
 def test_what_takes_minutes_is_for_full_effort(step):
     """What seldom wins and compiles each kernel many times over is tried where all effort is asked for."""

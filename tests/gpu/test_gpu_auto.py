@@ -80,6 +80,14 @@ def test_reductions_win_where_memory_binds(store):
     assert row["speedup"]["low"] > 1.5
 
 
+def test_a_norms_backward_pass_is_tuned(store):
+    """How many rows a block of a layer norm's backward pass takes is timed: at least 1.05 times as fast as default."""
+    norm, x = nn.LayerNorm(4096).to("cuda", torch.bfloat16), normal(32768, 4096).requires_grad_()
+    auto(norm)(x).sum().backward()
+    row = rows_of(store)["mix_order_reductions"]
+    assert row["speedup"]["low"] > 1.05, row
+
+
 @torch.no_grad()
 def test_unaligned_rows_are_padded(store):
     """A product of odd sizes is padded by auto, unless Inductor's own timing, which says so at times, has done it."""

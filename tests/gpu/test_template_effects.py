@@ -51,6 +51,8 @@ EFFECTS = {
     "cudagraphs": Effect(
         "MLP 4 x 256", "input changed in place", lambda seen, default: seen.graph_launches == 1 > default.graph_launches
     ),
+    # Where launches bind, auto finds what cudagraphs would have done, and leaves be what those would slow down.
+    "auto": Effect("MLP 4 x 256", LARGE_GEMM, lambda seen, default: seen.graph_launches == 1 > default.graph_launches),
     "max_autotune": Effect(
         GEMM, POINTWISE, lambda seen, default: autotuned(seen) and seen.graph_launches == 1 and not autotuned(default)
     ),

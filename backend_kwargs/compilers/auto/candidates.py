@@ -45,6 +45,10 @@ def _gpu_reductions(facts: "Facts") -> bool:
     return facts.gpu and facts.reductions > 0
 
 
+def _gpu_mixed(facts: "Facts") -> bool:
+    return _gpu_reductions(facts) and (facts.training or facts.ops <= MANY_OPS)
+
+
 def _few_gpu_fused(facts: "Facts") -> bool:
     return facts.gpu and facts.gemms + facts.convolutions + facts.attentions < facts.ops <= MANY_OPS
 
@@ -64,6 +68,10 @@ GAP_S, CALL_S = 1e-6, 5e-6
 DESCENT = {"coordinate_descent_tuning": True}
 # What torch's max-autotune modes do to kernels that are no GEMM's.
 TUNED = {"max_autotune_pointwise": True, **DESCENT}
+MIXED = {
+    "triton.mix_order_reduction_autotune_split_size": True,
+    "triton.mix_order_reduction_allow_multi_stages": True,
+}
 MANY_OPS = 24
 LITTLE_BYTES = 16 << 20
 # Rounding between operators in half precision, as eager does, can make faster kernels too: a rotary embedding's, say.
@@ -76,6 +84,8 @@ ROUNDED = {
 STEPS: tuple[Candidate, ...] = (
     Candidate("cudagraphs", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=GRAPHS_RANK),
     Candidate("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions),
+    # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
+    Candidate("mix_order_reductions", MIXED, _gpu_mixed),
     Candidate("two_pass_softmax", {"online_softmax": False}, lambda facts: facts.gpu and facts.softmaxes > 0),
     # Inductor pads by default where its own timing of the product alone says so, and often it says no too soon.
     Candidate("padded", {"force_shape_pad": True}, lambda facts: facts.gpu and facts.unaligned > 0),
@@ -88,6 +98,13 @@ STEPS: tuple[Candidate, ...] = (
         lambda facts: _gpu_reductions(facts) and _few_gpu_fused(facts),
         without=("triton.multi_kernel", "online_softmax"),
         expensive=True,
+        rank=2,
+    ),
+    Candidate(
+        "combo_kernels",
+        {"combo_kernels": True, "benchmark_combo_kernel": True},
+        lambda facts: facts.gpu and facts.ops > 8,
+        saves_s=GAP_S,
         rank=2,
     ),
     Candidate(
@@ -111,14 +128,6 @@ STEPS: tuple[Candidate, ...] = (
         rank=2,
     ),
     Candidate("simd_256", {"cpp.simdlen": 256}, lambda facts: not facts.gpu, effort="full"),
-    Candidate(
-        "combo_kernels",
-        {"combo_kernels": True, "benchmark_combo_kernel": True},
-        lambda facts: facts.gpu and facts.ops > 8,
-        expensive=True,
-        effort="full",
-        rank=2,
-    ),
     Candidate(
         "tma",
         {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
