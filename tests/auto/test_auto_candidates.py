@@ -131,7 +131,7 @@ def test_little_work_is_tried_on_one_core(marks, tried):
     ],
 )
 def test_rows_and_columns_reduced_at_once_are_tuned(facts, tried):
-    """Such reductions are of backward passes, in training or as a graph of few operators; a GPU has kernels for them."""
+    """Such reductions are of backward passes: in training, or in a graph of few operators, on a GPU."""
     assert ("mix_order_reductions" in names(facts)) is tried
 
 
