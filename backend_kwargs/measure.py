@@ -6,6 +6,7 @@ The numbers live in `accuracy.py` and are named here; timing, statistics and mem
 import ctypes
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -251,11 +252,23 @@ def status_of(error: BaseException) -> tuple[Status, str]:
     chain = [error]
     while (inner := getattr(chain[-1], "inner_exception", None) or chain[-1].__cause__) and inner not in chain:
         chain.append(inner)
-    root = chain[-1]
-    line = next((part.strip() for part in str(root).splitlines() if part.strip()), "")
-    reason = f"{type(root).__name__}: {line}".rstrip(": ")
-    reason = reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."
-    return _status(chain), reason
+    reason = _reason(chain[-1])
+    return _status(chain), reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, subprocess.CalledProcessError) and (said := _said(error)):
+        return said
+    line = next((part.strip() for part in str(error).splitlines() if part.strip()), "")
+    return f"{type(error).__name__}: {line}".rstrip(": ")
+
+
+def _said(error: subprocess.CalledProcessError) -> str:
+    """Return what a program, a compiler say, gave as its error: its first line that names one, else its last."""
+    output = error.stderr or error.output or ""
+    text = output.decode(errors="replace") if isinstance(output, bytes) else output
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
 
 
 def _status(chain: list[BaseException]) -> Status:

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from subprocess import CalledProcessError
 
 import pytest
 import torch
@@ -450,6 +451,23 @@ def caused(outer: Exception, inner: Exception) -> Exception:
         ),
         pytest.param(
             ImportError("No module named 'tvm'"), "unavailable", "ImportError: No module named 'tvm'", id="import"
+        ),
+        pytest.param(
+            caused(
+                RuntimeError("x"), CalledProcessError(1, ["g++"], b"In file a.cpp:\na.cpp:3: error: no 'f'\n3 | f()\n")
+            ),
+            "fail_to_run",
+            "a.cpp:3: error: no 'f'",
+            id="compiler",
+        ),
+        pytest.param(
+            CalledProcessError(1, ["ld"], "", "first\nlast"), "fail_to_run", "last", id="program without the word"
+        ),
+        pytest.param(
+            CalledProcessError(2, ["ld"]),
+            "fail_to_run",
+            "CalledProcessError: Command '['ld']' returned non-zero exit status 2.",
+            id="silent program",
         ),
         pytest.param(ValueError("x" * 500), "fail_to_run", "ValueError: " + "x" * 185 + "...", id="long"),
     ],

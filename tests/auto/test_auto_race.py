@@ -222,8 +222,8 @@ def test_float8_is_raced(auto, store):
 
 @pytest.mark.parametrize(("ops", "tried"), [pytest.param(10, True, id="many"), pytest.param(2, False, id="few")])
 def test_what_saves_launches_is_tried_where_those_count(monkeypatch, auto, store, ops, tried):
-    """A step that spares the host work for each operator is skipped where that is less than 3 % of a call."""
-    spares = Candidate("spares", {"epilogue_fusion": False}, saves_s=5e-6)
+    """A step that saves launches is skipped where those, at 5 µs each, are less than 3 % of a call."""
+    spares = Candidate("spares", {"epilogue_fusion": False}, saves_launches=True)
     monkeypatch.setattr(race, "candidates_for", lambda *_: [spares])
     monkeypatch.setattr(measure, "percentile", lambda samples, q: 1e-3)
 
@@ -497,18 +497,19 @@ def test_cuda_graphs_cost_whichever_step_brought_them():
 
 
 @pytest.mark.parametrize(
-    ("saves_s", "opaque", "tried"),
+    ("saves", "seconds", "opaque", "tried"),
     [
-        pytest.param(1e-6, False, False, id="little"),
-        pytest.param(1e-3, False, True, id="much"),
-        pytest.param(1e-6, True, True, id="opaque"),
-        pytest.param(None, False, True, id="saves no host time"),
+        pytest.param(True, 1e-2, False, False, id="little"),
+        pytest.param(True, 1e-4, False, True, id="much"),
+        pytest.param(True, 1e-2, True, True, id="opaque"),
+        pytest.param(False, 1e-2, False, True, id="saves no launch"),
     ],
 )
-def test_saved_host_time_has_to_count(saves_s, opaque, tried):
-    """Of a graph of one operator that takes 10 ms a microsecond is not worth a try, unless it holds other graphs."""
+def test_saved_launches_have_to_count(saves, seconds, opaque, tried):
+    """One launch less is not worth a try where a call takes 10 ms, unless the graph holds other graphs."""
     _, facts = seen_facts(lambda: torch.ones(2) + 1, lambda seen: 0.0, **TOLD)
-    assert race._saves_enough(Candidate("a step", saves_s=saves_s), replace(facts, opaque=opaque), 1e-2) is tried
+    step = Candidate("a step", saves_launches=saves)
+    assert race._saves_enough(step, replace(facts, opaque=opaque), seconds) is tried
 
 
 @pytest.mark.parametrize(

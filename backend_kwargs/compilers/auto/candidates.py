@@ -22,8 +22,8 @@ class Candidate:
 
     `over` lays them over those of the fastest so far but for `without`, so that the reduction options of one step and
     the CUDA graphs of another end up together; else they stand alone. `can_gain` tells from the graph whether trying is
-    worth the time; those that save seconds of the host, `saves_s` for each operator, are tried only where that counts,
-    `expensive` ones only while the graph is far from its limit. Among equals the lower `rank` is kept.
+    worth the time; those that save launches from Python are tried only where these count, `expensive` ones only while
+    the graph is far from its limit. Among equals the lower `rank` is kept.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Candidate:
     can_gain: Callable[["Facts"], bool] = lambda facts: True
     over: bool = True
     without: tuple[str, ...] = ()
-    saves_s: float | None = None
+    saves_launches: bool = False
     expensive: bool = False
     effort: Effort = "quick"
     rank: int = 1
@@ -63,8 +63,6 @@ def _gpu_matmul(facts: "Facts") -> bool:
 
 GRAPHS_RANK = 3
 CUDAGRAPHS = {"triton.cudagraphs": True}
-# Between two kernels that the host launched lies 1 µs or more; calling one from Python takes some.
-GAP_S, CALL_S = 1e-6, 5e-6
 DESCENT = {"coordinate_descent_tuning": True}
 # What torch's max-autotune modes do to kernels that are no GEMM's.
 TUNED = {"max_autotune_pointwise": True, **DESCENT}
@@ -82,7 +80,7 @@ ROUNDED = {
 }
 
 STEPS: tuple[Candidate, ...] = (
-    Candidate("cudagraphs", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=GRAPHS_RANK),
+    Candidate("cudagraphs", CUDAGRAPHS, _gpu, saves_launches=True, rank=GRAPHS_RANK),
     Candidate("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions),
     # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
     Candidate("mix_order_reductions", MIXED, _gpu_mixed),
@@ -104,7 +102,7 @@ STEPS: tuple[Candidate, ...] = (
         "combo_kernels",
         {"combo_kernels": True, "benchmark_combo_kernel": True},
         lambda facts: facts.gpu and facts.ops > 8,
-        saves_s=GAP_S,
+        saves_launches=True,
         rank=2,
     ),
     Candidate(
@@ -116,7 +114,7 @@ STEPS: tuple[Candidate, ...] = (
     ),
     # To wake other cores takes longer than little work does.
     Candidate("one_thread", {"cpp.threads": 1}, _little_on_a_cpu),
-    Candidate("cpp_wrapper", {"cpp_wrapper": True}, lambda facts: not facts.gpu, saves_s=CALL_S, rank=2),
+    Candidate("cpp_wrapper", {"cpp_wrapper": True}, lambda facts: not facts.gpu, saves_launches=True, rank=2),
     Candidate("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, expensive=True, effort="full", rank=2),
     # Hundreds of compiles for a kernel, one after the other: minutes where one takes long.
     Candidate(
@@ -137,8 +135,8 @@ STEPS: tuple[Candidate, ...] = (
         rank=2,
     ),
     # Shorter kernels leave more to gain. Not the other way round: what is won once stays won when kernels get shorter.
-    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_s=GAP_S, rank=GRAPHS_RANK),
-    Candidate("cpp_wrapper", {"cpp_wrapper": True}, _gpu, saves_s=CALL_S, expensive=True, effort="full", rank=3),
+    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_launches=True, rank=GRAPHS_RANK),
+    Candidate("cpp_wrapper", {"cpp_wrapper": True}, _gpu, saves_launches=True, expensive=True, effort="full", rank=3),
 )
 
 

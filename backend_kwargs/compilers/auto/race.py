@@ -32,6 +32,7 @@ BOUT = 6  # rounds between two looks at the clock
 ROUNDS = 30
 BOUT_S = 4.0
 SLOW_S = 0.1  # a call of eager above which fewer are made
+LAUNCH_S = 5e-6  # of a kernel, from Python; where a call is waited for, the first ones hide behind nothing
 LEAST_GAIN = 0.03  # a candidate that cannot gain as much is not tried
 # By these dynamo starts over: no candidate's failure.
 RESTARTS = (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
@@ -355,7 +356,7 @@ def _certain(samples: Mapping[str, list[float]]) -> bool:
 
 def _saves_enough(candidate: Candidate, facts: Facts, seconds: float) -> bool:
     """Tell whether the host's time that a candidate saves can count; of an opaque graph nobody knows."""
-    return candidate.saves_s is None or facts.opaque or candidate.saves_s * facts.ops >= LEAST_GAIN * seconds
+    return not candidate.saves_launches or facts.opaque or LAUNCH_S * facts.ops >= LEAST_GAIN * seconds
 
 
 def _better(challenger: Runner, champion: Runner, objective: str) -> bool:
