@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-from backend_kwargs.compilers.auto.apart import LIBDEVICE, Inputs, own_libdevice
+from backend_kwargs.compilers.auto import apart
+from backend_kwargs.compilers.auto.apart import LIBDEVICE, Inputs, Task, own_libdevice
 
 SQUARE = torch.arange(1.0, 17.0).reshape(4, 4)
 LAYOUTS = {
@@ -48,6 +49,18 @@ def test_what_is_written_is_seen(layout):
     x = LAYOUTS[layout]
     assert seen(lambda x: (x.zero_(),), x) == {0}
     assert x.to(torch.complex64).abs().sum() != 0
+
+
+def test_cotangents_are_drawn_once(monkeypatch):
+    """A call that is timed goes backward from the cotangents of the first: to draw them waits for the device."""
+    draw, drawn = apart._cotangent, []
+    monkeypatch.setattr(apart, "_cotangent", lambda end: drawn.append(end) or draw(end))
+    x = torch.randn(4, 8, requires_grad=True)
+    task = Task(torch.fx.symbolic_trace(torch.nn.Tanh()), Inputs([x], frozenset()), training=True)
+    call = task.caller(lambda x: (x.tanh(), x.exp()))
+    first, second = call()["gradient"][0], call()["gradient"][0]
+    assert len(drawn) == 2
+    assert torch.equal(first, second)
 
 
 def test_the_libdevice_is_put_back(monkeypatch):

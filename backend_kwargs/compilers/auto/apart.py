@@ -259,14 +259,19 @@ class Task:
         """Return a call of `fn` on inputs of its own: outputs, and gradients where it trains."""
         given = self.inputs.fresh()
         leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
-        return lambda: self._call(fn, given, leaves)
+        # Drawn by the first call: to draw them for each would hold up the device between forward and backward.
+        cotangents: list[torch.Tensor] = []
+        return lambda: self._call(fn, given, leaves, cotangents)
 
-    def _call(self, fn: Callable[..., Any], given: list[Any], leaves: list[torch.Tensor]) -> dict[str, Any]:
+    def _call(
+        self, fn: Callable[..., Any], given: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
+    ) -> dict[str, Any]:
         outputs = fn(*given)
         if not self.training:
             return {"output": outputs}
         ends = [out for out in pytree.tree_leaves(outputs) if isinstance(out, torch.Tensor) and out.requires_grad]
-        grads = torch.autograd.grad(ends, leaves, [_cotangent(end) for end in ends], allow_unused=True) if ends else ()
+        cotangents += map(_cotangent, ends[len(cotangents) :])
+        grads = torch.autograd.grad(ends, leaves, cotangents, allow_unused=True) if ends else ()
         return {"output": outputs, "gradient": list(grads)}
 
     def observe(self, fn: Callable[..., Any]) -> dict[str, Any]:
@@ -274,7 +279,7 @@ class Task:
         given = self.inputs.fresh()
         leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
         _seed()
-        seen = self._call(fn, given, leaves) | {"written": [given[at] for at in sorted(self.inputs.written)]}
+        seen = self._call(fn, given, leaves, []) | {"written": [given[at] for at in sorted(self.inputs.written)]}
         with _disable_current_modes():
             return pytree.tree_map(_kept, seen)  # type: ignore[no-any-return]
 
