@@ -157,7 +157,8 @@ def widest(runs: Iterable[Told], clock: Clock) -> Interval:
 def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
     """Return what stands, by what is computed and by peer, one for each run: of the latest group that holds the peer.
 
-    A group is what one process has timed; ratios and noise floors are its own. The latest is the one read last.
+    A group is what one process has timed; ratios and noise floors are its own. The latest is the one read last; where
+    it says that the peer could not be had, one that had it.
     """
     runs: dict[Key, dict[int, dict[str, list[Cell]]]] = {}
     for cell in cells:
@@ -171,7 +172,11 @@ def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
 
 
 def _latest(groups: list[list[Cell]]) -> list[Told]:
-    latest = {cell.peer: (cell, group) for group in groups for cell in group}
+    latest: dict[str, tuple[Cell, list[Cell]]] = {}
+    for group in groups:
+        for cell in group:
+            if cell.status != "unavailable" or cell.peer not in latest:
+                latest[cell.peer] = cell, group
     rivals = {peer for peer, (cell, _) in latest.items() if cell.passed and cell.kind in RIVALS}
     return [Told(cell, group, rivals <= {c.peer for c in group if c.passed}) for cell, group in latest.values()]
 

@@ -181,6 +181,13 @@ def test_a_part_that_was_run_again_replaces_its_peers_alone(two_groups):
     assert (found["t"].memory, found["auto"].memory) == (1.0, 1.0)
 
 
+@pytest.mark.parametrize(("status", "stands"), [("unavailable", "earlier"), ("fail_to_run", "later"), ("oom", "later")])
+def test_a_peer_that_could_not_be_had_replaces_nothing(status, stands):
+    """A later group that lacked a peer leaves the earlier figure; one in which it failed does not."""
+    found = table([cell("t", group="earlier"), cell("t", status=status, group="later")])
+    assert found["t"].cell.group_id == f"{stands} gemm"
+
+
 def test_a_peers_noise_is_of_its_own_group():
     """A group that was timed on a noisier day makes no tie of what another shows."""
     again = [cell("eager", group="later"), cell(AGAIN, 1.1e-3, group="later"), cell("default", group="later")]
