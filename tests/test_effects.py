@@ -351,6 +351,21 @@ def test_fast_compile_generates_no_kernel(default_mlp):
     assert torch.equal(got.result, got.eager)
 
 
+def test_fast_compile_generates_code_where_it_must(recwarn):
+    """A list of tensors changed in place, as by an optimizer, is compiled all the same, with one warning."""
+
+    def step(a, b):
+        torch._foreach_mul_([a, b], 2.0)
+        return torch._foreach_add([a, b], 1.0)
+
+    given, expected = ((torch.ones(3), torch.ones(4)) for _ in range(2))
+    results = torch.compile(step, backend="tmpl-inductor:fast_compile")(*given)
+    assert_close(list(results), step(*expected))
+    assert_close(given, expected)
+    told = [str(warned.message) for warned in recwarn if warned.category is bk.BackendKwargsWarning]
+    assert told == ["Inductor cannot leave what this graph does to ATen's operators alone; it generates code."]
+
+
 def test_fast_compile_trains_a_conv_net(training_step):
     """Convolution and batch norm train as in eager: torch's own "lite" mode raises here, or gives other gradients."""
     assert_close(training_step("tmpl-inductor:fast_compile")[1], training_step("eager")[1])

@@ -36,7 +36,6 @@ OWN: Mapping[str, Option] = MappingProxyType(
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
 # torch's "max-autotune-no-cudagraphs" leaves CUDA graphs as it finds them.
 MODE_ADDITIONS = {"max-autotune-no-cudagraphs": {"triton.cudagraphs": False}}
-# Where one leaves ATEN out, a GEMM or convolution that nothing else can serve fails to compile.
 AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
 
 
@@ -212,7 +211,8 @@ def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) ->
     """Return what compiles each lowered graph, forward and backward."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    inner_compile = _compile_else_with_aten if _without_aten(config) and not strict else compile_fx_inner
+    hindered = any(each.instead(config) for each in HINDRANCES)
+    inner_compile = _compile_unhindered if hindered and not strict else compile_fx_inner
     return finding_cutlass(inner_compile, here.nvcc) if asks_for_cutlass(config, here) else inner_compile
 
 
@@ -249,8 +249,36 @@ def _with_aten(without_aten: Mapping[str, str]) -> dict[str, str]:
     return {name: f"{backends},ATEN" for name, backends in without_aten.items()}
 
 
-def _compile_else_with_aten(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-    """Compile a lowered graph; where one of its GEMMs has no kernel in the backends asked for, let ATEN serve too."""
+def _no_kernel(config: Mapping[str, Any]) -> str:
+    names = " or ".join(dict.fromkeys(_without_aten(config).values()))
+    return f"A GEMM or convolution of this graph has no {names} kernel; ATEN's serve the graph as well."
+
+
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """What Inductor cannot compile some graphs under, by the text of its error.
+
+    Of the options asked for, `instead` returns what to take in place of those that hinder, {} where none does.
+    """
+
+    error: str
+    instead: Callable[[Mapping[str, Any]], dict[str, Any]]
+    warning: Callable[[Mapping[str, Any]], str]
+
+
+HINDRANCES = (
+    Hindrance("NoValidChoicesError", lambda config: _with_aten(_without_aten(config)), _no_kernel),
+    # A list of tensors that is changed in place, as an optimizer does, has no fallback.
+    Hindrance(
+        "<built-in function getitem> is not an OpOverload",
+        lambda config: {"fallback_by_default": False} if config.get("fallback_by_default") else {},
+        lambda config: "Inductor cannot leave what this graph does to ATen's operators alone; it generates code.",
+    ),
+)
+
+
+def _compile_unhindered(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """Compile a lowered graph; where the options asked for hinder it, compile it without these."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch.fx import GraphModule
@@ -258,13 +286,13 @@ def _compile_else_with_aten(gm: Any, example_inputs: Sequence[Any], **kwargs: An
     # Its attributes are shared: weights packed for mkldnn, as freezing makes them, cannot be copied.
     spare = GraphModule(gm, copy.deepcopy(gm.graph))
     spare.meta = dict(gm.meta)
+    asked = {name: getattr(config, name) for name in (*AUTOTUNED_BACKENDS, "fallback_by_default")}
     try:
         return compile_fx_inner(gm, example_inputs, **kwargs)
     except Exception as error:
-        if "NoValidChoicesError" not in str(error):
+        hindrance = next((h for h in HINDRANCES if h.error in str(error) and h.instead(asked)), None)
+        if hindrance is None:
             raise
-        asked = _without_aten({name: getattr(config, name) for name in AUTOTUNED_BACKENDS})
-    names = " or ".join(dict.fromkeys(asked.values()))
-    warn_once(f"A GEMM or convolution of this graph has no {names} kernel; ATEN's serve the graph as well.")
-    with config.patch(_with_aten(asked)):
+    warn_once(hindrance.warning(asked))
+    with config.patch(hindrance.instead(asked)):
         return compile_fx_inner(spare, example_inputs, **kwargs)
