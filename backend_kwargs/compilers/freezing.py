@@ -90,6 +90,18 @@ def may_be_written(placeholder: Node) -> bool:
     return any(isinstance(user.target, torch._ops.HigherOrderOperator) for user in placeholder.users)
 
 
+def lends_its_data(placeholder: Node) -> bool:
+    """Tell whether the graph takes `.data` of this input or of a view of it, whose changes no version counts."""
+    taken = placeholder.graph.find_nodes(op="call_function", target=torch._C._autograd._get_data_attr)  # type: ignore[attr-defined]
+    return any(_root(node) is placeholder for node in taken)
+
+
+def _root(node: Node) -> Node:
+    while node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
 def copy_of_graph(gm: GraphModule) -> GraphModule:
     """Return a copy that a compiler may take over, with what dynamo hangs on the graph; its attributes are shared."""
     # Dynamo reads the placeholders of its own graph once more after the backend, to generate the call.

@@ -15,6 +15,8 @@ from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compilers.auto import agreement, deciding
 from backend_kwargs.compilers.auto.decisions import Decision, Store, packed
 from backend_kwargs.compilers.auto.key import ambient, computation_of, spelled, structure
+from backend_kwargs.compilers.auto.race import Request, Tools
+from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.errors import BackendKwargsWarning
 
 
@@ -323,6 +325,138 @@ def test_a_stored_winner_that_fails_falls_back(auto, planted, races, log):
     assert not deciding._decided
 
 
+def after_a_race(auto, races, **options):
+    """Let "one_thread" win a race among `options`, so that later graphs have a neighbour."""
+    races.winner, races.options = "one_thread", {"cpp.threads": 1}
+    auto(chain, **options)(torch.randn(8, 64))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "inherits"),
+    [
+        pytest.param({}, torch.enable_grad, True, id="same"),
+        pytest.param({"candidates": ["slow"]}, torch.enable_grad, False, id="other candidates"),
+        pytest.param({"epilogue_fusion": True}, torch.enable_grad, False, id="other options"),
+        pytest.param({"store": "other.sqlite"}, torch.enable_grad, False, id="other store"),
+        pytest.param({}, torch.no_grad, False, id="without gradients"),
+    ],
+)
+def test_a_tiny_graph_inherits_from_its_own_kind(
+    auto, planted, races, log, tmp_path, monkeypatch, options, state, inherits
+):
+    """What won under other candidates, freezing say, is nothing that a tiny graph may take over."""
+    monkeypatch.chdir(tmp_path)
+    after_a_race(auto, races)
+    with state():
+        auto(lambda x: x + 1, **options)(torch.randn(4))
+    assert (told(log) == "auto: one_thread for a graph not raced: it is tiny (0.0 s)") is inherits
+
+
+@pytest.mark.parametrize("race", ["missing", "never"])
+def test_a_store_is_asked_for_itself(auto, races, tmp_path, race):
+    """What this process has decided for one store is not what another holds: it is raced for, or never."""
+    x = torch.randn(8, 64)
+    auto(chain, store=str(tmp_path / "one.sqlite"))(x)
+    torch._dynamo.reset()
+    auto(chain, store=str(tmp_path / "two.sqlite"), race=race)(x)
+    assert races.count == (2 if race == "missing" else 1)
+    assert len(Store(tmp_path / "two.sqlite").all()) == (race == "missing")
+
+
+def test_a_template_that_sets_something_else_is_another_candidate():
+    """What a template of one name sets is part of the key, for in another process it may be another."""
+
+    def asked(**options):
+        tools = Tools(lambda name: options, lambda options: {}, {})
+        settings = Settings(candidates=["mine", "cpp_wrapper"])
+        return deciding._Deciding(Request(None, [], settings, None, tools)).asked["candidates"]
+
+    assert asked(epilogue_fusion=True) == [("mine", [("epilogue_fusion", True)]), ("cpp_wrapper", [])]
+    assert asked(epilogue_fusion=True) != asked(epilogue_fusion=False)
+
+
+def test_always_means_always(auto, races):
+    """The same size again is no further size."""
+    for _ in range(3):
+        auto(chain, race="always", most_races=1)(torch.randn(8, 64))
+        torch._dynamo.reset()
+    assert races.count == 3
+
+
+def test_a_race_has_what_the_process_has_left(auto, races, store, monkeypatch):
+    """The budget of one graph is no more than what is left of all, and a decision says by which it was cut."""
+    budgets = []
+    monkeypatch.setattr(
+        deciding, "race", lambda request, tick: budgets.append(request.settings.budget_s) or races(request, tick)
+    )
+    races.cut = True
+    deciding._spent.append(90.0)
+    auto(chain, process_budget_s=100)(torch.randn(8, 64))
+    (decision,) = Store(store).all()
+    assert (budgets, decision.cut_s) == ([10.0], 10.0)
+
+
+def test_a_process_that_has_spent_its_budget_takes_what_is_stored(auto, races, store, log):
+    """Also what a larger budget would race again."""
+    x = torch.randn(8, 64)
+    races.cut = True
+    auto(chain, budget_s=5)(x)
+    torch._dynamo.reset()
+    deciding.forget_process()
+    deciding._spent.append(1000.0)
+    auto(chain, budget_s=60)(x)
+    assert (races.count, told(log)) == (1, "auto: eager for 3 ops (0.1 s)")
+
+
+def checkpointed(p):
+    def part(x):
+        return torch.nn.functional.dropout((x * 2).sin(), p)
+
+    return lambda x: torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False).sum()
+
+
+def test_what_is_drawn_again_is_not_raced(auto, log):
+    """Eager's gradients of a checkpoint are of other random numbers than its output, so that they tell nothing."""
+    x = torch.randn(8, 64, requires_grad=True)
+    auto(checkpointed(0.5))(x).backward()
+    why = "it recomputes what it draws, in eager from other random numbers"
+    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+
+
+def test_a_checkpoint_that_draws_nothing_is_raced(auto, store):
+    """Where nothing is drawn, what is recomputed is the same."""
+    x = torch.randn(8, 64, requires_grad=True)
+    auto(checkpointed(0.0))(x).backward()
+    (decision,) = Store(store).all()
+    assert {row["name"]: row["status"] for row in decision.rows} == {"eager": "pass", "default": "pass"}
+
+
+def test_a_graph_with_state_is_not_raced(log):
+    """Modules within a graph of torch.fx, as by calling a backend oneself, would be changed by a race."""
+    norm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.BatchNorm1d(8)))
+    with torch.no_grad():
+        backend_of()(norm, [torch.randn(4, 8)])
+    assert norm.get_submodule("0").num_batches_tracked == 0
+    why = "it holds tensors of its own, which a race would change"
+    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+
+
+def test_no_budget_is_no_race(auto, races, store, log):
+    """Nothing is raced in 0 s, and nothing is decided for good."""
+    auto(chain, budget_s=0)(torch.randn(8, 64))
+    assert told(log) == "auto: default for a graph not raced: its budget is 0 s (0.0 s)"
+    assert not store.exists()
+
+
+def test_a_size_unknown_before_it_runs_is_not_raced(auto, log):
+    """No real input has the size of a graph that holds for any."""
+    x = torch.randn(8, 64)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    assert torch.allclose(auto(chain)(x), chain(x))
+    assert told(log) == "auto: default for a graph not raced: a size is not known before it runs (0.0 s)"
+
+
 def test_imported_eager_is_no_failure(auto, races, store, log):
     """A decision without the race's table, as an import leaves it, warns of nothing and claims nothing."""
     x = torch.randn(8, 64)
@@ -355,7 +489,7 @@ def test_compare_races_anew(races, store):
     compare(chain, torch.randn(8, 64), [Candidate("auto", backend_of())], rounds=2)
     assert races.count == 2
     assert Store(store).all() == before
-    assert list(deciding._decided) == [before[0].key]
+    assert [key for _, key in deciding._decided] == [before[0].key]
 
 
 def test_collectives_are_not_raced(races, log, tmp_path):

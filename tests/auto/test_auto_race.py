@@ -2,7 +2,9 @@
 
 import gc
 import os
+import re
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -37,6 +39,37 @@ def test_a_wrong_candidate_never_wins(auto, planted, store, log):
     x = torch.randn(8, 64)
     assert torch.allclose(auto(chain, ["wrong"])(x), chain(x))
     assert "wrong is dropped: fail_accuracy: output" in log.text
+
+
+class Averaged(nn.Module):
+    """Weights that a call moves towards others through .data, whose changes no version counts."""
+
+    def __init__(self, move):
+        super().__init__()
+        self.kept, self.trained = nn.Parameter(torch.ones(64)), nn.Parameter(torch.full((64,), 2.0))
+        self.move = move
+
+    def forward(self, x):
+        self.move(self.kept, self.trained)
+        return (x * self.kept).sin()
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        pytest.param(lambda to, by: to.data.mul_(0.5).add_(by.data, alpha=0.5), id="tensor"),
+        pytest.param(lambda to, by: to.data[8:].mul_(0.5), id="view"),
+        pytest.param(lambda to, by: to[8:].data.mul_(0.5), id="data of a view"),
+        pytest.param(lambda to, by: torch._foreach_lerp_([to.data], [by.data], 0.5), id="list"),
+    ],
+)
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+def test_weights_changed_through_data_are_changed_once(auto, move, grad):
+    """A race leaves them as they were, also where dynamo's fakes count no write."""
+    model, expected, x = Averaged(move), Averaged(move), torch.randn(8, 64)
+    with torch.set_grad_enabled(grad):
+        assert torch.allclose(auto(model)(x), expected(x))
+    assert torch.equal(model.kept, expected.kept)
 
 
 def test_a_broken_candidate_hurts_no_other(auto, planted, store, log):
@@ -127,11 +160,39 @@ def test_a_wrong_default_of_a_random_graph_never_wins(auto, planted):
         torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) + x, backend=backend)(torch.randn(8, 64))
 
 
-def test_a_spent_budget_skips_candidates(auto, planted, store):
+def test_a_spent_budget_skips_candidates(monkeypatch, auto, planted, store):
     """What the budget does not reach is told as skipped."""
-    auto(chain, ["slow"], budget_s=0.0)(torch.randn(8, 64))
+    monkeypatch.setattr(race._Race, "_left_s", 0.0)
+    auto(chain, ["slow"])(torch.randn(8, 64))
     row = rows_of(store)["slow"]
-    assert (row["status"], row["reason"]) == ("skipped", "the budget of 0 s is spent")
+    assert (row["status"], row["reason"]) == ("skipped", "the budget of 60 s is spent")
+
+
+def test_a_call_longer_than_the_cap_is_not_raced(auto, log):
+    """Where eager alone takes longer than two budgets default stands, after two calls in eager and no more."""
+    naps = []
+
+    @torch.library.custom_op("backend_kwargs_tests::long_nap", mutates_args=())
+    def long_nap(x: torch.Tensor) -> torch.Tensor:
+        naps.append(time.sleep(0.3))
+        return x.clone()
+
+    long_nap.register_fake(torch.empty_like)
+    auto(lambda x: long_nap(x) + 1, budget_s=0.2)(torch.randn(8, 64))
+    (message,) = [message for message in log.messages if message.startswith("auto: ")]
+    why = r"a call in eager takes 0\.\d s, too long for a budget of 0\.2 s"
+    assert re.fullmatch(rf"auto: default for a graph not raced: {why} \(0\.0 s\)", message)
+    assert len(naps) == 3  # the last is the result's
+
+
+def test_after_the_cap_default_stands(monkeypatch, auto, store):
+    """A race whose time ends while default is compiled times nothing more, and is known to be cut."""
+    over = iter([False, *[True] * 9])
+    monkeypatch.setattr(race._Race, "_over", property(lambda self: next(over)))
+    auto(chain)(torch.randn(8, 64))
+    (decision,) = Store(store).all()
+    assert (decision.winner, decision.cut_s) == ("default", 60)
+    assert [row["seconds"] for row in decision.rows] == [None, None]
 
 
 def test_what_would_be_compiled_twice_is_not(auto, planted, store):
@@ -200,6 +261,7 @@ def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
 def test_eager_returns_where_later_rounds_differ(monkeypatch, seconds, beats, kept):
     """A champion that later rounds saw slower than eager meets it again, and goes if it loses."""
     monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: beats)
+    monkeypatch.setattr(race._Race, "_over", False)
     champion, eager = runner(), runner()
     champion.row.seconds, eager.row.seconds = seconds, 1.0
     assert (object.__new__(race._Race)._not_slower(champion, eager) is champion) is kept

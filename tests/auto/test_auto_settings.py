@@ -27,6 +27,7 @@ from backend_kwargs.compilers.auto.settings import OPTIONS, Settings
         pytest.param(
             {"tolerance": 0}, "Option 'tolerance' wants float above 0 | None, got 0 (int).", id="no tolerance"
         ),
+        pytest.param({"candidates": ["auto"]}, "Candidate 'auto' is a race itself; leave it out.", id="race in a race"),
         pytest.param(
             {"effort": "ful"}, "Option 'effort' wants 'quick' | 'full', got 'ful' (str).", id="another effort"
         ),
@@ -42,7 +43,7 @@ def test_refused(options, message):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"budget_s": 0.0}, id="eager and default alone"),
+        pytest.param({"budget_s": 0.0}, id="no race of a graph"),
         pytest.param({"budget_s": math.inf}, id="no end"),
         pytest.param({"process_budget_s": 0.0}, id="no race"),
         pytest.param({"most_races": 1, "tolerance": 1e-6}, id="the least"),

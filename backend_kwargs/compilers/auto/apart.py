@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backend_kwargs.compilers.freezing import copy_of_graph, may_be_written
+from backend_kwargs.compilers.freezing import copy_of_graph, lends_its_data, may_be_written
 
 SEED = 0
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -81,10 +81,21 @@ def _cuda_devices() -> range:
     return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
 
 
+def _generators() -> list[torch.Generator]:
+    return [torch.default_generator, *(torch.cuda.default_generators[at] for at in _cuda_devices())]
+
+
 def _seed() -> None:
     # Not torch.manual_seed, which also replaces what a user has set for a CUDA that has not started yet.
-    for generator in (torch.default_generator, *(torch.cuda.default_generators[at] for at in _cuda_devices())):
+    for generator in _generators():
         generator.manual_seed(SEED)
+
+
+def has_drawn() -> bool:
+    """Tell whether the last call that was observed drew random numbers, and seed anew."""
+    now = [generator.get_state() for generator in _generators()]
+    _seed()
+    return any(not torch.equal(state, each.get_state()) for state, each in zip(now, _generators(), strict=True))
 
 
 @contextmanager
@@ -155,7 +166,11 @@ class Inputs:
         pairs = list(enumerate(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)))
         told = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node)}
         # What dynamo's fakes do not count, such as the statistics of a batch norm, shows in the values.
-        others = {at for at, (_, value) in pairs if type(value) is torch.Tensor and has_memory(value)}
+        others = {
+            at
+            for at, (node, value) in pairs
+            if has_memory(value) and (type(value) is torch.Tensor or lends_its_data(node))
+        }
         suspects = cls(example_inputs, _with_memory_shared(example_inputs, told | others))
         with torch.no_grad():
             gm(*(given := suspects.fresh()))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.spec import split_templates
-from backend_kwargs.templates import template_names
+from backend_kwargs.templates import find_template, template_names
 
 if TYPE_CHECKING:
     from backend_kwargs.compilers.auto.facts import Facts
@@ -154,13 +154,13 @@ def candidates_for(
 
 
 def check_candidates(named: Iterable[str]) -> None:
-    """Raise where one of `named` is neither a step nor a template."""
+    """Raise where one of `named` is neither a step nor a template, or a race itself."""
     steps = [EAGER, DEFAULT, *(step.name for step in STEPS)]
-    for name in named:
-        if name not in steps:
-            for part in split_templates(name):
-                if part not in template_names():
-                    raise unknown("candidate", part, [*steps, *template_names()])
+    for part in (part for name in named if name not in steps for part in split_templates(name)):
+        if part not in template_names():
+            raise unknown("candidate", part, [*steps, *template_names()])
+        if find_template(part).options.get("auto"):
+            raise BackendKwargsError(f"Candidate {part!r} is a race itself; leave it out.")
 
 
 def trusted(winner: str, options: Mapping[str, Any], options_of: Callable[[str], Mapping[str, Any]]) -> bool:

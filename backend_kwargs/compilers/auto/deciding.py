@@ -16,17 +16,18 @@ from backend_kwargs.compilers.auto.agreement import agreed
 from backend_kwargs.compilers.auto.apart import has_memory
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, trusted
 from backend_kwargs.compilers.auto.decisions import FILE, Decision, Store, store_path
-from backend_kwargs.compilers.auto.facts import communicates
-from backend_kwargs.compilers.auto.key import computation_of, key_of, machine
-from backend_kwargs.compilers.auto.race import RESTARTS, Request, race
+from backend_kwargs.compilers.auto.facts import communicates, holds_state
+from backend_kwargs.compilers.auto.key import ambient, computation_of, key_of, machine, spelled
+from backend_kwargs.compilers.auto.race import RESTARTS, Request, UnfitError, race
 from backend_kwargs.compilers.auto.telling import progress, tell
 from backend_kwargs.compilers.freezing import copy_of_graph
 from backend_kwargs.errors import said, warn_once
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both costs less than its race, whoever wins
 
-# What this process has decided: it holds where the store cannot be written, and tells what a graph's kin chose.
-_decided: dict[str, Decision] = {}
+# What this process has decided, by circle and key: it holds where the store cannot be written, and tells what a
+# graph's kin chose.
+_decided: dict[tuple[str, str], Decision] = {}
 _spent: list[float] = []
 _instead: list[Path] = []
 
@@ -58,7 +59,7 @@ def _compiled_else_under_default(deciding: "_Deciding", decision: Decision) -> C
     except Exception as error:  # noqa: BLE001 - what won elsewhere, or on another graph, may fail here in any way
         why = f"{decision.winner}, which was decided, fails: {said(error)}"
     warn_once(f"A graph is compiled under default: {why}")
-    _decided.pop(decision.key, None)
+    _decided.pop(deciding.place, None)
     tell(deciding.default(why))
     return request.compile_one(spare, request.example_inputs, {})
 
@@ -101,12 +102,31 @@ class _Deciding:
         settings = self.request.settings
         return {
             "steps": STEPS,
-            "candidates": settings.candidates,
+            "candidates": settings.candidates and [(name, self.template(name)) for name in settings.candidates],
             "effort": settings.effort,
             "objective": settings.objective,
             "tolerance": settings.tolerance,
             "options": sorted(self.request.tools.fixed.items()),
         }
+
+    def template(self, name: str) -> list[tuple[str, Any]]:
+        """Return what a template of this name sets now; steps are in the table."""
+        known = (EAGER, DEFAULT, *(step.name for step in STEPS))
+        return [] if name in known else sorted(self.request.tools.options_of(name).items())
+
+    @cached_property
+    def circle(self) -> str:
+        """Return within what one decision may stand in for another: a store, a question, devices, a mode of torch."""
+        devices = sorted({tensor.device.type for tensor in self.tensors})
+        return spelled((str(self.store.path), self.asked, devices, ambient()))
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.circle, self.key
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
 
     @cached_property
     def key(self) -> str:
@@ -137,7 +157,7 @@ class _Deciding:
         # Before anything that one rank alone knows: another may know less, and would wait.
         decision = agreed(self.key, self.alone, stand_in, self.request.settings)
         if decision.rows:
-            _decided[self.key] = decision
+            _decided[self.place] = decision
         return decision
 
     def alone(self) -> Decision:
@@ -146,21 +166,29 @@ class _Deciding:
         return known or self.not_raced() or self.raced()
 
     def known(self) -> Decision | None:
-        """Return what is decided, unless a larger budget may find more or the options are no candidate's."""
-        found, settings = _decided.get(self.key) or self.store.find(self.key), self.request.settings
+        """Return what is decided, unless a larger budget may find more."""
+        found, settings = self.remembered(), self.request.settings
+        cut = found is not None and 0 < found.cut_s < settings.budget_s
+        return None if cut and settings.race != "never" else found
+
+    def remembered(self) -> Decision | None:
+        """Return what is decided, unless its options are no candidate's."""
+        found = _decided.get(self.place) or self.store.find(self.key)
         if found is None or not trusted(found.winner, found.options, self.request.tools.options_of):
             return None
-        if 0 < found.cut_s < settings.budget_s and settings.race != "never":
-            return None
-        return _decided.setdefault(self.key, found)
+        return _decided.setdefault(self.place, found)
 
     def raced(self) -> Decision:
         began = time.perf_counter()
+        settings = self.request.settings
+        budget_s = min(settings.budget_s, settings.process_budget_s - sum(_spent))
         try:
             with progress() as tick:
-                outcome = race(self.request, tick)
+                outcome = race(replace(self.request, settings=replace(settings, budget_s=budget_s)), tick)
         except RESTARTS:
             raise
+        except UnfitError as error:
+            return self.default(str(error))
         except Exception as error:  # noqa: BLE001 - out of memory, or what only a race does to a graph
             why = f"its race failed: {said(error)}"
             warn_once(f"A graph is compiled under default: {why}")
@@ -176,9 +204,9 @@ class _Deciding:
             machine(),
             str(outcome.facts),
             outcome.seconds,
-            self.request.settings.budget_s if outcome.cut else 0.0,
+            budget_s if outcome.cut else 0.0,
         )
-        _decided[self.key] = decision
+        _decided[self.place] = decision
         self.store.put(decision)
         return decision
 
@@ -188,19 +216,25 @@ class _Deciding:
         if why := self.why_never():
             return self.default(why)
         if sum(_spent) >= settings.process_budget_s:
-            return self.like(self.kin, f"the process has spent its {settings.process_budget_s:g} s on races")
-        if len(self.kin) >= settings.most_races:
+            spent = f"the process has spent its {settings.process_budget_s:g} s on races"
+            return self.remembered() or self.like(self.kin, spent)
+        if sum(each.key != self.key for each in self.kin) >= settings.most_races:
             return self.like(self.kin, f"it was raced for {settings.most_races} other sizes")
-        if _decided and self.is_tiny():
+        if self.circles and self.is_tiny():
             return self.like(self.kin or self.neighbours, "it is tiny")
         return None
 
     def why_never(self) -> str:
-        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
-        if not tensors:
+        if not self.request.settings.budget_s:
+            return "its budget is 0 s"
+        if not self.tensors:
             return "no input is a tensor"
-        if not all(map(has_memory, tensors)):
+        if not all(map(has_memory, self.tensors)):
             return "an input is no plain tensor"
+        if any(isinstance(value, torch.SymInt) and not value.node.has_hint() for value in self.request.example_inputs):
+            return "a size is not known before it runs"
+        if holds_state(self.request.gm):
+            return "it holds tensors of its own, which a race would change"
         if torch.is_grad_enabled() and self.changes_what_trains():
             return "it changes in place an input that trains"
         return ""
@@ -217,18 +251,21 @@ class _Deciding:
 
     def is_tiny(self) -> bool:
         computing = [node for node in self.request.gm.graph.nodes if node.op.startswith("call")]
-        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
-        return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in tensors) < TINY_BYTES
+        return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in self.tensors) < TINY_BYTES
 
     @cached_property
     def kin(self) -> list[Decision]:
         """Races of the same computation for other sizes, the latest last."""
-        return [each for each in _decided.values() if each.graph == self.graph and each.rows]
+        return [each for each in self.circles if each.graph == self.graph]
 
     @property
     def neighbours(self) -> list[Decision]:
         """Races of other graphs that a compiled candidate won, the latest last."""
-        return [each for each in _decided.values() if each.rows and each.winner != EAGER]
+        return [each for each in self.circles if each.winner != EAGER]
+
+    @property
+    def circles(self) -> list[Decision]:
+        return [each for (circle, _), each in _decided.items() if circle == self.circle and each.rows]
 
     def default(self, why: str) -> Decision:
         return self.like([], why)

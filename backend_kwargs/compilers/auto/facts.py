@@ -4,6 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -136,6 +137,21 @@ def _is_unaligned(operand: Any) -> bool:
 def communicates(gm: GraphModule) -> bool:
     """Tell whether other ranks take part in the graph, so that one rank alone cannot run it."""
     return any(_namespace(node.target) in COLLECTIVES for node in _nodes(gm))
+
+
+def recomputes(gm: GraphModule) -> bool:
+    """Tell whether the graph checkpoints activations: in eager its backward pass draws other random numbers."""
+    return any(node.target is torch.ops.higher_order.tag_activation_checkpoint for node in _nodes(gm))
+
+
+def holds_state(gm: GraphModule) -> bool:
+    """Tell whether the graph has modules or tensors that are no inputs of it; graphs within it are neither."""
+    held = [node for node in _nodes(gm) if node.op in ("call_module", "get_attr")]
+    return any(node.op == "call_module" or isinstance(_attribute(node), torch.Tensor) for node in held)
+
+
+def _attribute(node: Any) -> Any:
+    return attrgetter(node.target)(node.graph.owning_module)
 
 
 def _namespace(target: Any) -> str:

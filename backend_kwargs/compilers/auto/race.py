@@ -14,10 +14,10 @@ from torch._dynamo.utils import get_metrics_context
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.apart import Task, apart, own_libdevice
+from backend_kwargs.compilers.auto.apart import Task, apart, has_drawn, own_libdevice
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, GRAPHS_RANK, Candidate, candidates_for
 from backend_kwargs.compilers.auto.capped import OutOfTime, capped
-from backend_kwargs.compilers.auto.facts import Facts, seen_facts
+from backend_kwargs.compilers.auto.facts import Facts, recomputes, seen_facts
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.generated import comparable, compiled_graphs
 from backend_kwargs.measure import Accuracy, Interval
@@ -37,6 +37,11 @@ LEAST_GAIN = 0.03  # a candidate that cannot gain as much is not tried
 # By these dynamo starts over: no candidate's failure.
 RESTARTS = (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs: the reference takes up to four times as many
+SLOWER_IN_PRECISION = 10
+
+
+class UnfitError(Exception):
+    """A graph is not to be raced; the message says why."""
 
 
 @dataclass(slots=True)
@@ -128,7 +133,13 @@ class _Race:
     def run(self) -> Outcome:
         began = time.perf_counter()
         self.eager, self.facts = self._seen()
-        self.slow = time.perf_counter() - began > SLOW_S
+        self.eager_s = time.perf_counter() - began
+        if self.facts.random and recomputes(self.request.gm):
+            raise UnfitError("it recomputes what it draws, in eager from other random numbers")
+        if self._over:
+            raise UnfitError(
+                f"a call in eager takes {self.eager_s:.1f} s, too long for a budget of {self.settings.budget_s:g} s"
+            )
         self.expected: dict[str, Any] | None = self.eager
         self.reference = self._reference()
         eager = self._entered(Candidate(EAGER), self.task.copy())
@@ -144,14 +155,14 @@ class _Race:
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
-        cut = any(row.reason in (self._out_of_time, self._capped) for row in self.rows)
+        cut = self._over or any(row.reason in (self._out_of_time, self._capped) for row in self.rows)
         return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)
 
     # ---- before
 
     def _seen(self) -> tuple[dict[str, Any], Facts]:
         """Return what eager gives, and what the graph holds."""
-        return seen_facts(
+        result, facts = seen_facts(
             partial(self.task.observe, self.task.copy()),
             _bytes,
             bytes_read=self.task.inputs.bytes,
@@ -160,10 +171,19 @@ class _Race:
             writes=bool(self.task.inputs.written),
             dynamic=any(isinstance(value, torch.SymInt) for value in self.task.inputs.values),
         )
+        # Of what an operator of a higher order holds only the generators tell.
+        return result, replace(facts, random=facts.random or has_drawn())
+
+    @property
+    def slow(self) -> bool:
+        """Whether a call takes so long that few are made."""
+        return self.eager_s > SLOW_S
 
     def _reference(self) -> Any | None:
         # A copy in higher precision, leaf by leaf, would take apart what shares memory.
         if self.facts.random or self.task.inputs.aliased or self.task.inputs.bytes > LARGEST_REFERENCE:
+            return None
+        if SLOWER_IN_PRECISION * self.eager_s > self._left_s:
             return None
         return measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
 
@@ -174,6 +194,11 @@ class _Race:
     @property
     def _left_s(self) -> float:
         return max(self.settings.budget_s - (time.perf_counter() - self.started), 0.0)
+
+    @property
+    def _over(self) -> bool:
+        """Whether so much time is spent that default stands without more ado."""
+        return time.perf_counter() - self.started > self.settings.cap_s
 
     @property
     def _out_of_time(self) -> str:
@@ -211,8 +236,10 @@ class _Race:
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager where later rounds told another tale of the champion than those against eager."""
-        slower = eager.row.status == "pass" and (champion.row.seconds or 0.0) > (eager.row.seconds or 0.0)
-        return eager if slower and champion is not eager and not self._beats(champion, eager) else champion
+        if champion is eager or eager.row.status != "pass" or self._over:
+            return champion
+        slower = (champion.row.seconds or 0.0) > (eager.row.seconds or 0.0)
+        return eager if slower and not self._beats(champion, eager) else champion
 
     # ---- one candidate
 
@@ -268,7 +295,7 @@ class _Race:
         Inductor draws other random numbers than eager. There default is checked by its twin that draws as eager does,
         and the other candidates against default, whose draws they share.
         """
-        seen = self.task.observe(fn)
+        seen = self.eager if candidate.name == EAGER and self.slow else self.task.observe(fn)
         own_draws = self.facts.random and not self.tools.fixed.get("fallback_random")
         if candidate.name != DEFAULT or not own_draws:
             return self._compare(seen)
@@ -296,6 +323,8 @@ class _Race:
         for runner in (champion, challenger):
             if not any(row is runner.row for row in self.rows):
                 self.rows.append(runner.row)
+        if self._over:
+            return challenger.candidate.name == DEFAULT
         failed: dict[str, Exception] = {}
         samples = self._timed(challenger, champion, failed)
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
@@ -324,7 +353,7 @@ class _Race:
         limit = min(BOUT_S, self._left_s)
         ends = time.perf_counter() + limit
         while len(samples["champion"]) < ROUNDS and not failed:
-            warmup = 1 if self.slow or samples["champion"] else 3
+            warmup = 0 if self.slow else 1 if samples["champion"] else 3
             bout = measure.interleave(
                 calls, rounds=BOUT, device=self.device, budget_s=limit, failed=failed.__setitem__, warmup=warmup
             )
