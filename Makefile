@@ -37,7 +37,7 @@ test: $(READY)
 # Every peer of the smoke suite, checked; its timings are nobody's verdict.
 bench: $(READY)
 	rm -rf .bench
-	$(BIN)/python -m benchmarks run --suite smoke --device cpu --out .bench/smoke.jsonl
+	$(BIN)/python -m benchmarks run --suite smoke --device cpu --strict --out .bench/smoke.jsonl
 
 # What a call through a backend costs beside plain torch.compile: recorded, never a test.
 overhead: $(READY)

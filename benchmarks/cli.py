@@ -1,8 +1,10 @@
 """The command line `python -m benchmarks`: commands that parse, call and print."""
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.run import Say
 
 UNFINISHED = 3  # the budget ended first; --resume goes on
-NONE_PASSED = 1
+FAILED = 1
 USER_MISTAKE = 2
 INTERRUPTED = 130
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -157,6 +159,7 @@ def run(
     ] = None,
     device: Device = None,
     no_ceilings: Annotated[bool, typer.Option("--no-ceilings", help="Without limits.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 where any peer that can be had fails.")] = False,
 ) -> None:
     """Check and time peers; exit with 3 where the budget ended first, with 1 where no cell passed."""
     from benchmarks import peers as table
@@ -194,9 +197,14 @@ def run(
         one_cache=one_cache,
         command=" ".join(["python -m benchmarks", *sys.argv[1:]]),
     )
+    if timer == "events" and place == "cpu":
+        raise BackendKwargsError("--timer events wants a GPU: on a CPU the wall's clock is the only one.")
     if jobs > 1 and not plan.apart:
         raise BackendKwargsError("--jobs wants --apart: beside its peers each compiles in turn, in one process.")
     if not groups(plan):
+        if groups(replace(plan, shard=(1, 1))):
+            console().print(f"Shard {shard} is empty: there are fewer groups.")
+            return
         raise BackendKwargsError("No case is left by these options: `python -m benchmarks list` shows all.")
     with _progress() as say:
         progressed = go(plan, say)
@@ -204,13 +212,18 @@ def run(
     if progressed.out_of_time:
         console().print(f"{progressed.done} of {progressed.total} groups done: --resume goes on.")
         raise typer.Exit(UNFINISHED)
-    if progressed.cells and not any(cell.passed for cell in progressed.cells):
-        raise typer.Exit(NONE_PASSED)
+    failed = [cell for cell in progressed.cells if cell.status not in ("pass", "unavailable")]
+    if (strict and failed) or (progressed.cells and not any(cell.passed for cell in progressed.cells)):
+        raise typer.Exit(FAILED)
 
 
 @app.command()
 def compare(old: Path, new: Path) -> None:
-    """Compare two files: exit with 0 where nothing became slower, 1 where something did, 2 where they cannot be."""
+    """Compare two files by speedups over eager.
+
+    Exit with 0 where none became lower beyond noise, 1 where one did or a peer no longer passes, 2 where the files
+    cannot be compared.
+    """
     from benchmarks.compare import compare_files
 
     outcome = compare_files(old, new)
@@ -254,6 +267,8 @@ def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] 
 
 
 def _cases(suite: str, globs: list[str], models: list[str], modes: list[Mode], device: str) -> "tuple[Case, ...]":
+    if models and globs:
+        raise BackendKwargsError("--model is in place of the cases: leave --case out.")
     if not models:
         from benchmarks.cases import CASES
         from benchmarks.run import select
@@ -265,11 +280,12 @@ def _cases(suite: str, globs: list[str], models: list[str], modes: list[Mode], d
 
 
 def _device(named: str | None) -> str:
-    if named:
-        return named
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    there = torch.cuda.is_available()
+    if named and named != "cpu" and not (named.split(":")[0] == "cuda" and there):
+        raise wrong_value("--device", "'cpu'" + (" or 'cuda'" if there else "; no GPU is visible"), named)
+    return named or ("cuda" if there else "cpu")
 
 
 def _dtype(word: str | None) -> "torch.dtype | None":
@@ -285,9 +301,12 @@ def _dtype(word: str | None) -> "torch.dtype | None":
 
 def _seconds(option: str, text: str) -> float:
     try:
-        return float(text.removesuffix("s"))
+        seconds = float(text.removesuffix("s"))
     except ValueError:
-        raise wrong_value(option, "seconds, such as '540s'", text) from None
+        seconds = math.nan
+    if not seconds >= 0:
+        raise wrong_value(option, "seconds, such as '540s'", text)
+    return seconds
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -330,7 +349,7 @@ def main() -> None:
     """Run a command; print a user's mistake as one line and exit with 2."""
     try:
         app()
-    except BackendKwargsError as error:
+    except (BackendKwargsError, OSError) as error:  # a folder that is not there, a full disk
         complain(str(error))
         sys.exit(USER_MISTAKE)
     except KeyboardInterrupt:

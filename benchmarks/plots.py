@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, said
 from backend_kwargs.measure import Interval
 from benchmarks import verdicts
 from benchmarks.controls import BASELINE
-from benchmarks.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, Summary
+from benchmarks.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, Summary, clock_name
 
 Box = tuple[float, float, float, float]
 Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
@@ -17,7 +18,6 @@ Label = tuple[float, float, str, str]  # of the point at x and y: text, colour
 
 # Okabe and Ito's colours: told apart by the colour-blind; a marker says the same again.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.72"
-CLOCKS = {"device": "device time, cold L2", "wall": "wall time"}
 WIDTH, DPI = 10.0, 130
 SLOWEST = 0.4  # what is slower stands at the edge: templates that are no faster by intent would squeeze the others
 EDGE = 1e-3
@@ -30,6 +30,7 @@ ROLES: Mapping[str, tuple[str, str]] = {
     "best template": (ORANGE, "D"),
     "best other peer": (GREEN, "s"),
 }
+MARKS: Mapping[str, tuple[str, str]] = {"eager": (GREY, "x"), **ROLES}
 KINDS: Mapping[str, tuple[str, str]] = {
     "template": (ORANGE, "D"),
     "mode of torch.compile": (BLUE, "o"),
@@ -72,8 +73,9 @@ def _save(figure: Any, path: Path) -> None:
 def speedups(make: Any, tables: Tables) -> Any | None:
     """Return a row for each case, a panel for each clock: every peer a dot, three of them named."""
     tables = {
-        clock: {k: t for k, t in found.items() if any(e.speedups.get("eager") for e in t)}
+        clock: rows
         for clock, found in tables.items()
+        if (rows := {key: table for key, table in found.items() if any(e.speedups.get("eager") for e in table)})
     }
     cases = list(dict.fromkeys(key for found in tables.values() for key in found))
     if not cases:
@@ -84,10 +86,13 @@ def speedups(make: Any, tables: Tables) -> Any | None:
         for at, case in enumerate(cases):
             _case_row(axes, at, found.get(case, ()))
         _ratio_axis(axes, "x")
-        axes.set_xlabel(f"speedup over eager, {CLOCKS[clock]}")
-    panels[0].set_yticks(range(len(cases)), [_called(case, cases) for case in cases], fontsize=8)
+        axes.set_xlabel(f"{clock_name(clock, found)}: speedup over eager")
+    panels[0].set_yticks(range(len(cases)), [_called(case) for case in cases], fontsize=8)
     panels[0].set_ylim(len(cases) - 0.4, -0.6)
-    more = f"Bars: 95 % intervals; grey: every other peer; slower than {SLOWEST:g}x at the edge; right: best template."
+    more = (
+        f"Bars: 95 % intervals. Grey: other peers. Slower than {SLOWEST:g}x: at the edge, with its value if coloured.\n"
+        "At the right: the best template, where it is faster than default beyond noise."
+    )
     _frame(figure, "Speedup over eager: further right is faster", more, ROLES)
     return figure
 
@@ -100,8 +105,8 @@ def _case_row(axes: Any, at: int, table: Sequence[Entry]) -> None:
     for lift, (role, entry) in zip((-0.2, 0.0, 0.2), roles(timed).items(), strict=True):
         if entry:
             colour, marker = ROLES[role]
-            _dot(axes, _clipped(entry.speedups["eager"]), at + lift, colour, marker)
-        if entry and role == "best template":
+            _dot(axes, entry.speedups["eager"], at + lift, colour, marker)
+        if entry and role == "best template" and entry.marks.get("default") == "win":
             name = entry.cell.peer.removeprefix(PREFIX)
             axes.annotate(name, (1.01, at), xycoords=("axes fraction", "data"), va="center", fontsize=7, color=ORANGE)
 
@@ -128,7 +133,11 @@ def roles(timed: Sequence[Entry]) -> dict[str, Entry | None]:
     }
 
 
-def _dot(axes: Any, of: Interval, y: float, colour: str, marker: str) -> None:
+def _dot(axes: Any, found: Interval, y: float, colour: str, marker: str) -> None:
+    of = _clipped(found)
+    if found.median < SLOWEST:
+        beside = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(f"{found.median:.2g}x", (SLOWEST, y), fontsize=5.5, color=colour, **beside)
     reach = [[max(of.median - of.low, 0)], [max(of.high - of.median, 0)]]
     axes.errorbar(of.median, y, xerr=reach, fmt=marker, color=colour, markersize=5, linewidth=1.2, capsize=2, zorder=3)
 
@@ -138,26 +147,22 @@ def _dot(axes: Any, of: Interval, y: float, colour: str, marker: str) -> None:
 
 def roofline(make: Any, tables: Tables) -> Any | None:
     """Return each case at its arithmetic intensity, as a share of the roof above it; None where none is scored."""
-    found = {key: _of_one_process(table) for key, table in tables.get("device", {}).items()}
-    found = {key: scored for key, table in found.items() if (scored := [e for e in table if e.share])}
+    cases = tables.get("device", {})
+    found = {key: shares for key, table in cases.items() if (shares := _shares(table))}
     if not found:
         return None
     figure = make(dpi=DPI, figsize=(WIDTH, max(5.2, 2.2 + 0.2 * len(found))), layout="constrained")
     axes = figure.add_subplot()
     labels: list[Label] = []
     marks: list[tuple[float, float]] = []
-    for key, x in _intensities(found).items():
-        table = found[key]
-        named = {role: entry for role, entry in roles(table).items() if entry and entry.share}
-        eager = [e.share.median for e in table if e.cell.peer == BASELINE and e.share]
-        heights = [*eager, *(entry.share.median for entry in named.values())]
+    for key, x in _intensities({key: cases[key] for key in found}).items():
+        heights = found[key].values()
         axes.plot([x, x], [min(heights), max(heights)], color="0.85", linewidth=1, zorder=1)
-        axes.scatter([x] * len(eager), eager, s=18, color=GREY, marker="x", zorder=2)
-        for role, entry in named.items():
-            colour, marker = ROLES[role]
-            axes.scatter(x, entry.share.median, s=26, color=colour, marker=marker, linewidths=0, zorder=3)
+        for role, height in found[key].items():
+            colour, marker = MARKS[role]
+            axes.plot(x, height, color=colour, marker=marker, markersize=5, linestyle="", zorder=3)
         marks += [(x, height) for height in heights]
-        labels.append((x, max(heights), _called(key, list(found)), "0.25"))
+        labels.append((x, max(heights), _called(key), "0.25"))
     axes.set_xscale("log")
     axes.axhline(100, color="0.2", linewidth=1.2)
     left, right = axes.get_xlim()
@@ -169,21 +174,23 @@ def roofline(make: Any, tables: Tables) -> Any | None:
         axes.annotate(f"below {EDGE:g}: side by side", (EDGE / STEP, 1), fontsize=7.5, color="0.4", ha="right")
     axes.set_ylim(0, max(112, *(1.05 * height for _, height in marks)))
     axes.set_xlabel("arithmetic intensity over that of the ridge: left of 1 bound by memory, right by arithmetic")
-    axes.set_ylabel("per cent of the limit, device time")
-    _frame(
-        figure,
-        "How near to the physical limit: higher is better, 100 % is the roof",
-        "Grey cross: eager. All of a case is of one process, the latest that timed eager.",
-        ROLES,
+    axes.set_ylabel(f"{clock_name('device', found)}: per cent of the limit")
+    more = (
+        "Limits: of the best ceilings over all runs. Each peer: of the latest process that holds it.\n"
+        "Clocks differ between processes: who is faster, the plot of speedups tells."
     )
+    if left_out := ", ".join(_called(key) for key in cases if key not in found):
+        more += "\n" + fill(f"Without a scored limit or a time: {left_out}.", 110)
+    _frame(figure, "How near to the physical limit: higher is better, 100 % is the roof", more, MARKS)
     _label(figure, axes, labels, marks)
     return figure
 
 
-def _of_one_process(table: Sequence[Entry]) -> list[Entry]:
-    """Return who was timed beside eager: what stands as shares of one limit are times, which compare in one process."""
-    group = next((e.cell.group_id for e in table if e.cell.peer == BASELINE), None)
-    return [e for e in table if e.cell.group_id == group and e.cell.kind != "control"]
+def _shares(table: Sequence[Entry]) -> dict[str, float]:
+    """Return per cent of the limit of eager and of those that are named, by role, where these are scored."""
+    eager = next((e for e in table if e.cell.peer == BASELINE), None)
+    named = {"eager": eager, **roles([e for e in table if e.share])}
+    return {role: e.share.median for role, e in named.items() if e and e.share}
 
 
 def _intensities(found: Mapping[Key, Sequence[Entry]]) -> dict[Key, float]:
@@ -212,13 +219,13 @@ def compile_time(make: Any, tables: Tables) -> Any | None:
             axes.scatter(of.cold_s, height, s=30, color=colour, marker=marker, linewidths=0, zorder=3)
         _seconds_axis(axes)
         _ratio_axis(axes, "y")
-        axes.set_ylabel(f"speedup over eager, {CLOCKS[clock]}")
+        axes.set_ylabel(f"{clock_name(clock, tables[clock])}: speedup over eager")
     fresh = all(of.fresh for points in found.values() for of in points)
     how = "cold compile" if fresh else "compile, some or all beside the other peers"
     panels[-1].set_xlabel(f"{how}, seconds: median of the cases")
     title = "What a speedup costs to compile: up is faster, left compiles sooner"
     kinds = {_kind(of): None for points in found.values() for of in points}
-    more = "Geometric mean of the cases that pass, without peers that pass fewer than half of the cases."
+    more = "Geometric mean of the cases that have a speedup, without peers of fewer than half of the cases."
     _frame(figure, title, more, {name: KINDS[name] for name in KINDS if name in kinds})
     for axes, points in zip(panels, found.values(), strict=True):
         _label(figure, axes, [_cost_label(of) for of in points])
@@ -234,8 +241,8 @@ def _cost_label(of: Summary) -> Label:
 def _costs(tables: Mapping[Key, Sequence[Entry]]) -> list[Summary]:
     classes = verdicts.summaries(tables).values()
     largest = max(classes, key=lambda found: sum(of.passed for of in found), default=[])
-    most = max((of.passed for of in largest), default=0)
-    return [of for of in largest if of.cold_s and "eager" in of.geomeans and of.passed >= most / 2]
+    most = max((of.counts["eager"] for of in largest), default=0)
+    return [of for of in largest if of.cold_s and "eager" in of.geomeans and of.counts["eager"] >= most / 2]
 
 
 def _kind(of: Summary) -> str:
@@ -245,10 +252,9 @@ def _kind(of: Summary) -> str:
 # ---- shared
 
 
-def _called(key: Key, keys: Sequence[Key]) -> str:
-    case, mode, dtype, l2, _ = key
-    alike = [other for other in keys if other[:2] == key[:2]]
-    return " ".join([case, *([mode] if mode != "fwd" else []), *([dtype, l2] if len(alike) > 1 else [])])
+def _called(key: Key) -> str:
+    case, mode, *_ = key
+    return case if mode == "fwd" else f"{case} {mode}"
 
 
 def _ratio_axis(axes: Any, which: str) -> None:

@@ -13,12 +13,11 @@ from benchmarks.ceilings import Ceilings
 from benchmarks.choices import LEAST, Choice, choices, geomeans
 from benchmarks.controls import INJECTED, SLOWED, is_seen
 from benchmarks.records import AGAIN, Cell, Results
-from benchmarks.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, Summary
+from benchmarks.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, Summary, clock_name
 
 Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
 
 READING = "## Reading"
-TITLES: dict[Clock, str] = {"device": "Device time, cold L2", "wall": "Wall time"}
 LEAST_ROUNDS = 30
 SUMMARY = """\
 A speedup is the paired ratio of rounds in one process, above 1 is faster. Where several processes have timed a case, a
@@ -27,15 +26,17 @@ that pass, unclipped; one with an asterisk is over fewer cases than others of it
 them. "Strongest" is the fastest of the other peers that a user has without this package, told where the process holds
 all of those that pass; a win, tie or loss is against it, and inside the noise floor is a tie. fast_p is the share of
 cases that are right and, beyond noise, more than p times as fast as eager. Worst is the lowest speedup over eager.
-Memory is the peak over eager's. Compiles are in processes of their own; those marked ~ were made beside the peers,
-where what was compiled before costs less. Classes of numerics are not compared with each other."""
+Memory is the peak over eager's, on a CPU where both reach 1 MiB. Compiles are in processes of their own; those marked
+~ were made beside the peers, where what was compiled before costs less. Classes of numerics are not compared with each
+other. A dagger †: launches outlast what covers them, so that a device time holds time of the host; it enters no ratio
+and no plot."""
 CASES = """\
 Medians with bootstrap 95 % intervals, nothing trimmed, then the 20th and 80th percentile of the samples, in the unit of
 the time. Where a peer was compiled several times, the median of the compiles and an interval over all of them. Where
 several processes have timed a case, a peer's row is of the latest that holds it, and so are its ratios and its noise
 floor; times of two processes do not compare. In *italics*: within the noise floor, so that it shows nothing. A dagger
-†: launches outlast what covers them, so that this device time holds time of the host. Kernels are those that one call
-launches or replays."""
+†: launches outlast what covers them, so that this device time holds time of the host, and enters no ratio. Limits are
+of the best ceilings over all runs. Kernels are those that one call launches or replays."""
 CHOICES = """\
 Wall time of what `auto` chose over each mode of torch.compile and the fastest of them, all in the latest process that
 holds this `auto`: above 1 is faster. The race is how long it took to decide; beside its compile, which holds the race,
@@ -49,10 +50,10 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
     """Write the report of result files of one device and one torch to `out`; beside it its plots, and each case.
 
     What stands below "## Reading" in an earlier report is kept. Raises BackendKwargsError where a file cannot be read
-    or the files are of different machines.
+    or the files are of different machines, or hold what no table may pool.
     """
     results = records.read(*files)
-    _check_one_machine(results)
+    _check_alike(results)
     results.cells.sort(key=_place)
     tables = tables_of(results)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -78,13 +79,18 @@ def cases_of(out: Path) -> Path:
     return out.with_name(f"{out.stem}_cases.md")
 
 
-def _check_one_machine(results: Results) -> None:
+def _check_alike(results: Results) -> None:
     if not results.environments:
         raise BackendKwargsError("report wants JSON lines of `run --out`, got files without any.")
-    for field in ("device_name", "torch"):
-        found = sorted({str(environment.get(field)) for environment in results.environments})
-        if len(found) != 1:
-            raise BackendKwargsError(f"A report is of one {field}, got {found}: report these files apart.")
+    said = [(field, str(each.get(field))) for field in ("device_name", "torch") for each in results.environments]
+    for cell in results.cells:
+        said += [("l2", cell.l2), ("scale", cell.scale), (f"dtype of {verdicts.name(cell)}", cell.dtype)]
+    found: dict[str, set[str]] = {}
+    for field, value in said:
+        found.setdefault(field, set()).add(value)
+    for field, values in found.items():
+        if len(values) > 1:
+            raise BackendKwargsError(f"A report is of one {field}, got {sorted(values)}: report these files apart.")
 
 
 def _reading(out: Path) -> str:
@@ -135,7 +141,7 @@ def _summary(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[st
     head = ["peer", "cases", "pass", *(f"x {what}" for what in AGAINST), *(f"fast_{p}" for p in FAST)]
     head += ["wins/ties/losses", "worst", "compile cold, warm", "memory"]
     for numerics, found in verdicts.summaries(tables).items():
-        yield from ["", f"### {TITLES[clock]}, {numerics}", ""]
+        yield from ["", f"### {clock_name(clock, tables)}, {numerics}", ""]
         most = {what: max(of.counts[what] for of in found) for what in AGAINST}
         yield from _table(head, (_summary_row(summary, most) for summary in found))
 
@@ -156,12 +162,11 @@ def _summary_row(of: Summary, most: Mapping[Against, int]) -> list[str]:
 
 def _cases(tables: Tables) -> Iterator[str]:
     for what in next(iter(tables.values()), {}):
-        case, mode, dtype, l2, scale = what
+        case, mode, dtype, _, scale = what
         of = ", ".join(word for word in (mode, dtype, scale if scale != "full" else "") if word)
         yield from ["", f"## {case} ({of})"]
         for clock, found in tables.items():
-            title = f"Device time, {l2} L2" if clock == "device" else TITLES[clock]
-            yield from ["", f"{title}. {_preface(found[what])}".rstrip(), ""]
+            yield from ["", f"{clock_name(clock, found)}. {_preface(found[what])}".rstrip(), ""]
             yield from _case_table(clock, found[what])
 
 
@@ -332,22 +337,48 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _controls(tables: Tables) -> Iterator[str]:
-    """Say how wide the noise is on each clock, and in how many groups the injected work shows on the first."""
+    """Say how wide the noise is on each clock, where the injected work does not show, and what is over a limit."""
     for clock, found in tables.items():
-        floors = [e.noise.high - 1 for e in _entries(found) if e.cell.peer == AGAIN and e.time]
+        floors = [e.noise.high - 1 for e in _entries(found) if e.cell.peer == AGAIN and math.isfinite(e.noise.high)]
         middle, widest = (f"{percentile(floors, q):.1%}" if floors else "unknown" for q in (0.5, 1.0))
-        yield f"- {TITLES[clock]}: noise floor ±{middle} in the middle of {len(floors)} groups, ±{widest} at most."
+        title = clock_name(clock, found)
+        yield f"- {title}: noise floor ±{middle} in the middle of {len(floors)} groups, ±{widest} at most."
     for clock, found in list(tables.items())[:1]:
         slowed = [e for e in _entries(found) if e.cell.peer == SLOWED and e.time]
-        shares = [e.cell.options.get("injected", INJECTED) for e in slowed] or [INJECTED]
-        seen = sum(e.marks.get("eager") == "loss" for e in slowed)
-        sized = sum(is_seen(e.speedups["eager"], e.noise, share) for e, share in zip(slowed, shares, strict=False))
+        shares = [_injected(e) for e in slowed] or [INJECTED]
+        unseen = [e for e in slowed if e.marks.get("eager") != "loss"]
+        unsized = [e for e in slowed if not _is_sized(e)]
         yield (
-            f"- {TITLES[clock]}: {min(shares):.1%} to {max(shares):.1%} more work is seen in {seen} of {len(slowed)} "
-            f"groups, and at its size in {sized}."
+            f"- {clock_name(clock, found)}: {min(shares):.1%} to {max(shares):.1%} more work, in {len(slowed)} groups. "
+            f"Not seen: {_named(unseen)}. Not at its size: {_named(unsized)}."
         )
-    over = sorted({f"{e.cell.peer} in {e.cell.case}" for e in _entries(tables.get("device", {})) if e.over})
-    yield f"- Above 100 % of the limit: {', '.join(over) or 'none'}."
+    if timed := _entries(tables.get("device", {})):
+        over = sorted({f"{e.cell.peer} in {e.cell.case}" for e in timed if e.over})
+        yield f"- Above 100 % of the limit by the best ceilings of all runs, beyond noise: {', '.join(over) or 'none'}."
+        yield f"- Above 100 % of the limit by the ceilings of its own run: {_by_own_ceilings(timed)}."
+
+
+def _injected(entry: Entry) -> float:
+    return float(entry.cell.options.get("injected", INJECTED))
+
+
+def _is_sized(entry: Entry) -> bool:
+    return "eager" in entry.speedups and is_seen(entry.speedups["eager"], entry.noise, _injected(entry))
+
+
+def _named(entries: Iterable[Entry]) -> str:
+    return ", ".join(verdicts.name(e.cell) + (" †" if e.exposed else "") for e in entries) or "none"
+
+
+def _by_own_ceilings(entries: Iterable[Entry]) -> str:
+    """Say how many are over the limit of their own run's ceilings, which those of another run may exceed."""
+    own = [(100 * e.cell.limit_s / e.time.median, e.cell) for e in entries if e.share and e.time and e.cell.limit_s]
+    over = [each for each in own if each[0] > 100]
+    if not over:
+        return f"none of {len(own)} cells"
+    share, cell = max(over, key=lambda of: of[0])
+    most = f"{cell.peer} in {verdicts.name(cell)} at {share:.1f} %"
+    return f"{len(over)} of {len(own)} cells by their medians, at most {most}, as clocks differ between runs"
 
 
 def _entries(tables: Mapping[Key, Sequence[Entry]]) -> list[Entry]:
@@ -364,7 +395,7 @@ def _measured_with(results: Results) -> Iterator[str]:
     if found := ceilings_of(results):
         yield ""
         rows = ([name, _rate(figure.value, figure.unit), figure.attempt] for name, figure in found.figures.items())
-        yield from _table(["ceiling", "best", "attempt"], rows)
+        yield from _table(["ceiling", f"best of {len(results.ceilings)} runs", "attempt"], rows)
 
 
 def _plain(value: Any) -> bool:

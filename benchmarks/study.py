@@ -59,9 +59,10 @@ class Study:
 
     @property
     def unit(self) -> str:
-        """Return the arithmetic that the case is for."""
+        """Return the arithmetic that the case is for: that of its products, where it has none that of its dtype."""
         words = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-        return self.problem.work.unit if self.problem.work else words.get(self.dtype, str(self.dtype))
+        work = self.problem.work
+        return work.unit if work and work.flops else words.get(self.dtype, str(self.dtype))
 
     def require_gradients(self) -> None:
         """Have the floating arguments of a function want gradients, unless the case says which do."""

@@ -7,8 +7,6 @@ from math import prod
 from statistics import geometric_mean, median
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks.case import Work
@@ -27,11 +25,11 @@ CLOCKS: tuple[Clock, ...] = ("device", "wall")
 AGAINST: tuple[Against, ...] = ("eager", "default", "strongest")
 DEFAULT = "default"
 RIVALS = ("eager", "graph", "mode", "hand", "tvm")  # what a user could pick without this package
-RESAMPLES = 2000
 SAMPLED: Mapping[Clock, str] = {"device": "events", "wall": "wall"}
 # A/A is of one compile and one place in memory: on an H200 it spans down to 0.05 %, while of 52 pairs of equal code,
 # each compiled for itself, 51 lie within 1 % of each other on the device's clock.
 LEAST_REACH = 1.01
+LEAST_PEAK = 2**20  # bytes: below it a peak on the CPU is a few pages, more or less by chance
 UNKNOWN = Interval(1.0, 0.0, math.inf)  # the noise of a group without its control
 
 
@@ -40,25 +38,22 @@ def samples(cell: Cell, clock: Clock) -> list[float]:
     return cell.device_s if clock == "device" else cell.wall_s
 
 
+def comparable(cell: Cell, clock: Clock) -> list[float]:
+    """Return the samples that ratios rest on: none on the device's clock where these hold time of the host."""
+    return [] if clock == "device" and cell.exposed else samples(cell, clock)
+
+
+def clock_name(clock: Clock, tables: Iterable[Key]) -> str:
+    """Return what a clock shows, in tables of one state of the L2."""
+    return f"Device time, {next(iter(tables))[3]} L2" if clock == "device" else "Wall time"
+
+
 def key(cell: Cell) -> Key:
     """Return what makes a table: cells of one key compute the same."""
     return cell.case, cell.mode, cell.dtype, cell.l2, cell.scale
 
 
 # ---- two files
-
-
-def speedup(old: Sequence[float], new: Sequence[float]) -> Interval:
-    """Return `median(old) / median(new)` with its bootstrap 95 % interval, above 1 if the new one is faster.
-
-    Rounds of two runs are no pairs: each side is drawn for itself. Raises ValueError where a side has no samples.
-    """
-    if not old or not new:
-        raise ValueError("speedup wants at least one sample on each side, got none.")
-    generator = torch.Generator().manual_seed(0)
-    ratios = _medians(old, generator) / _medians(new, generator)
-    low, high = ratios.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Interval(measure.percentile(old, 0.5) / measure.percentile(new, 0.5), low, high)
 
 
 def judge(speedup: Interval, noises: Iterable[Interval]) -> Verdict:
@@ -76,24 +71,15 @@ def judge(speedup: Interval, noises: Iterable[Interval]) -> Verdict:
     return "SAME" if inside else "AMBIGUOUS"
 
 
-def _medians(samples: Sequence[float], generator: torch.Generator) -> torch.Tensor:
-    values = torch.tensor(samples, dtype=torch.float64)
-    picks = torch.randint(len(samples), (RESAMPLES, len(samples)), generator=generator)
-    return values[picks].quantile(0.5, dim=1)
-
-
-# ---- one case
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One peer of one case on one clock, over all its compiles.
 
     With several compiles the middle is the median of theirs and the interval reaches over all: the compile is the unit.
     `speedups` hold no baseline of another numerics class. `share` is per cent of the limit, None on the wall's clock.
-    `repeats` is how many calls a sample is, 0 where not known; `exposed` that a device time holds the host's. `fresh`
-    says that each compile had a process of its own; where some had, `cold_s` is theirs. `spread` are the 20th and 80th
-    percentile of all samples, `memory` is the peak over eager's.
+    `repeats` is how many calls a sample is, 0 where not known; `exposed` that a device time holds the host's, for which
+    there is neither speedup nor share. `fresh` says that each compile had a process of its own; where some had,
+    `cold_s` is theirs. `spread` are the 20th and 80th percentile of all samples, `memory` is the peak over eager's.
     """
 
     cell: Cell
@@ -142,7 +128,7 @@ class _Timed:
 
 def noise(group: Sequence[Cell], clock: Clock) -> Interval:
     """Return the noise floor of one timing process: what its baseline, timed twice, shows against itself."""
-    found = {cell.peer: samples(cell, clock) for cell in group if cell.peer in (BASELINE, AGAIN)}
+    found = {cell.peer: comparable(cell, clock) for cell in group if cell.peer in (BASELINE, AGAIN)}
     if len(found) < 2 or not all(found.values()):
         return UNKNOWN
     floor = measure.noise_floor(measure.ratio_interval(found[BASELINE], found[AGAIN]))
@@ -192,13 +178,16 @@ def entries(cells: Sequence[Cell], clock: Clock, ceilings: Ceilings | None = Non
 def _timed(of: Told, clock: Clock) -> _Timed:
     time = measure.median_interval(found) if (found := samples(of.cell, clock)) else None
     own, held = of.cell.compile.peak_bytes, next((c.compile.peak_bytes for c in of.group if c.peer == BASELINE), None)
-    return _Timed(of.cell, time, _speedups(of, clock), noise(of.group, clock), own / held if own and held else None)
+    counted = bool(of.cell.device_s)  # by an allocator, to the byte
+    memory = own / held if own and held and (counted or min(own, held) >= LEAST_PEAK) else None
+    return _Timed(of.cell, time, _speedups(of, clock), noise(of.group, clock), memory)
 
 
 def _speedups(of: Told, clock: Clock) -> dict[Against, Interval]:
     cell, group, whole = of
-    others = [c for c in group if c is not cell and c.numerics == cell.numerics and samples(c, clock)]
-    if not samples(cell, clock):
+    others = [c for c in group if c is not cell and c.numerics == cell.numerics and comparable(c, clock)]
+    mine = comparable(cell, clock)
+    if not mine:
         return {}
     rivals = [c for c in others if whole and c.kind in RIVALS]
     found: dict[Against, Cell | None] = {
@@ -206,7 +195,6 @@ def _speedups(of: Told, clock: Clock) -> dict[Against, Interval]:
         "default": next((c for c in others if c.peer == DEFAULT), None),
         "strongest": min(rivals, key=lambda c: measure.percentile(samples(c, clock), 0.5), default=None),
     }
-    mine = samples(cell, clock)
     return {against: measure.ratio_interval(samples(c, clock), mine) for against, c in found.items() if c}
 
 
@@ -217,6 +205,7 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
     speedups = {what: over_compiles([run.speedups[what] for run in ok]) for what in against}
     floor = max((run.noise for run in runs), key=lambda noise: noise.high)
     bound = _limit(cell, ceilings) if clock == "device" else None
+    exposed = clock == "device" and any(run.cell.exposed for run in ok)
     time = over_compiles([run.time for run in ok if run.time]) if ok else None
     compiles = fresh_ones([run.cell.compile for run in runs])
     timed = [sample for run in ok for sample in samples(run.cell, clock)]
@@ -230,7 +219,7 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
         marks={what: mark(found, floor) for what, found in speedups.items()},
         noise=floor,
         limit=bound,
-        share=per_cent(bound, time) if bound and time else None,
+        share=per_cent(bound, time) if bound and time and not exposed else None,
         cold_s=middle(c.cold_s for c in compiles),
         warm_s=middle(c.warm_s for c in compiles),
         peak_bytes=max((run.cell.compile.peak_bytes for run in runs if run.cell.compile.peak_bytes), default=None),
@@ -238,7 +227,7 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
         kernels=cell.compile.kernels,
         fresh=all(c.fresh for c in compiles),
         repeats=max((run.cell.repeats.get(SAMPLED[clock], 0) for run in ok), default=0),
-        exposed=clock == "device" and any(run.cell.exposed for run in ok),
+        exposed=exposed,
     )
 
 
@@ -277,8 +266,8 @@ class Summary:
     """One peer over the cases of one numerics class on one clock.
 
     `cases` are those that it is available for; one that fails counts as slow in `fast`, and so does one that is faster
-    within noise. Geometric means are over the cases that pass, as many as `counts` tells, never clipped. `worst` is the
-    lowest speedup over eager and its case.
+    within noise; one that passes and has no speedup does not count. Geometric means are over the cases that pass, as
+    many as `counts` tells, never clipped. `worst` is the lowest speedup over eager and its case.
     """
 
     peer: str
@@ -313,6 +302,7 @@ def summaries(tables: Mapping[Key, Sequence[Entry]]) -> dict[str, list[Summary]]
 def _summary(entries: list[Entry]) -> Summary:
     able = [entry for entry in entries if entry.cell.status != "unavailable"]
     passed = [entry for entry in able if entry.cell.status == "pass"]
+    against_eager = [entry for entry in passed if "eager" in entry.speedups]
     medians = {what: [e.speedups[what].median for e in passed if what in e.speedups] for what in AGAINST}
     strongest = [entry.marks["strongest"] for entry in passed if "strongest" in entry.marks]
     ratios = [e.memory for e in passed if e.memory]
@@ -325,9 +315,9 @@ def _summary(entries: list[Entry]) -> Summary:
         unavailable=len(entries) - len(able),
         geomeans={what: geometric_mean(found) for what, found in medians.items() if found},
         counts={what: len(found) for what, found in medians.items()},
-        fast=_fast([e for e in passed if "eager" in e.speedups], len(able)),
+        fast=_fast(against_eager, len(able) - len(passed)),
         marks={mark: strongest.count(mark) for mark in ("win", "tie", "loss")},
-        worst=min(((e.speedups["eager"].median, name(e.cell)) for e in passed if "eager" in e.speedups), default=None),
+        worst=min(((e.speedups["eager"].median, name(e.cell)) for e in against_eager), default=None),
         cold_s=middle(e.cold_s for e in compiled),
         warm_s=middle(e.warm_s for e in compiled),
         memory=geometric_mean(ratios) if ratios else None,
@@ -335,9 +325,9 @@ def _summary(entries: list[Entry]) -> Summary:
     )
 
 
-def _fast(entries: list[Entry], of: int) -> dict[float, float]:
+def _fast(entries: list[Entry], failed: int) -> dict[float, float]:
     beyond = [e.speedups["eager"].low / e.noise.high for e in entries]
-    return {p: sum(ratio > p for ratio in beyond) / of for p in FAST} if beyond else {}
+    return {p: sum(ratio > p for ratio in beyond) / (len(beyond) + failed) for p in FAST} if beyond else {}
 
 
 def name(cell: Cell) -> str:

@@ -1,24 +1,27 @@
 """`backend-kwargs decisions`: what races decided, and files of it."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
+from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import AsJson
 from backend_kwargs.cli.console import console, print_json, print_table
 from backend_kwargs.compilers.auto.decisions import Decision, Store, store_path
 from backend_kwargs.compilers.auto.exchange import read_decisions, template_name, write_decisions
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.templates import find_template
 
 app = typer.Typer(help="What tmpl-inductor:auto decided for each graph.", no_args_is_help=True)
 
 Where = Annotated[str | None, typer.Option("--store", help="The file of decisions, if not the usual one.")]
 Key = Annotated[str, typer.Argument(help="A decision's key, or how it begins.")]
 Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or how they begin; all if none is given.")]
+
+Found = TypeVar("Found")
 
 
 @app.command("list")
@@ -40,12 +43,13 @@ def show_one(key: Key, store: Where = None, json: AsJson = False) -> None:
 
     from backend_kwargs.compilers.auto.telling import table
 
-    (decision,) = _found(Store(store_path(store)), [key], one=True)
+    (decision,) = _found(Store(store_path(store)).all, [key], one=True)
     if json:
         return print_json(asdict(decision))
     out = console()
     out.print(table(decision), soft_wrap=True, markup=False)
-    for name, value in {"options": decision.options, **decision.machine, "made": _day(decision)}.items():
+    options = {"options": decision.options, "fixed": decision.fixed}
+    for name, value in {**options, **decision.machine, "made": _day(decision)}.items():
         out.print(f"{name}: {value}", soft_wrap=True, markup=False)
 
 
@@ -55,7 +59,7 @@ def export(
 ) -> None:
     """Write decisions to a TOML file, in which each winner is a template too."""
     held = Store(store_path(store))
-    decisions = _found(held, keys) if keys else held.all()
+    decisions = _found(held.all, keys) if keys else held.all()
     if not decisions:
         raise BackendKwargsError(f"No decisions in {str(held.path)!r}; compile with tmpl-inductor:auto first.")
     write_decisions(decisions, file)
@@ -66,7 +70,7 @@ def export(
 @app.command("import")
 def import_(file: Annotated[Path, typer.Argument(help="The TOML file to read.")], store: Where = None) -> None:
     """Put the decisions of a TOML file into the store."""
-    decisions = read_decisions(file, lambda name: find_template(name).options)
+    decisions = read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options)
     held = Store(store_path(store))
     held.add(*decisions)
     console().print(f"{len(decisions)} put into {str(held.path)!r}.", soft_wrap=True, markup=False)
@@ -82,15 +86,14 @@ def forget(
     held = Store(store_path(store))
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
-    decisions = _found(held, keys) if keys else held.all()
-    count = held.forget([each.key for each in decisions])
+    count = held.forget(_found(held.keys, keys)) if keys else held.clear()
     console().print(f"{count} forgotten.", soft_wrap=True, markup=False)
 
 
-def _found(store: Store, keys: list[str], *, one: bool = False) -> list[Decision]:
-    found: list[Decision] = []
+def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = False) -> list[Found]:
+    found: list[Found] = []
     for key in keys:
-        matches = store.all(key)
+        matches = find(key)
         if not matches:
             raise BackendKwargsError(f"No decision's key begins with {key!r}; `decisions list` shows all.")
         if one and len(matches) > 1:

@@ -376,6 +376,23 @@ def test_a_template_that_sets_something_else_is_another_candidate():
     assert asked(epilogue_fusion=True) != asked(epilogue_fusion=False)
 
 
+def test_a_step_over_a_template_is_remembered(auto, races):
+    """What a step won over a template of one's own is compiled again, for one of both sets each option."""
+    backend_kwargs.register_template("unfused", {"epilogue_fusion": False})
+    races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": False, "cpp_wrapper": True}
+    for _ in range(2):
+        auto(chain, ["unfused", "cpp_wrapper"])(torch.randn(8, 64))
+        torch._dynamo.reset()
+    assert races.count == 1
+
+
+def test_the_users_options_are_told(auto, races, store):
+    """A decision holds what was asked for beside it, for who pins it."""
+    auto(chain, epilogue_fusion=True)(torch.randn(8, 64))
+    (decision,) = Store(store).all()
+    assert decision.fixed == {"epilogue_fusion": True}
+
+
 def test_always_means_always(auto, races):
     """The same size again is no further size."""
     for _ in range(3):

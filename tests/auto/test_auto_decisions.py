@@ -6,12 +6,16 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 import backend_kwargs
-from backend_kwargs.compilers.auto.decisions import SCHEMA, Decision, Store, store_path
+from backend_kwargs.compilers.auto import deciding
+from backend_kwargs.compilers.auto.decisions import SCHEMA, Decision, Store, packed, plain, store_path
 from backend_kwargs.compilers.auto.exchange import read_decisions, template_name, write_decisions
 from backend_kwargs.compilers.auto.race import Row
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
@@ -131,7 +135,87 @@ def test_a_row_of_other_types_warns(store, column, value, why):
     connection.close()
     with pytest.warns(BackendKwargsWarning) as told:
         assert Store(store).find(KEY) is None
-    assert str(told[0].message) == f"Decisions in {str(store)!r} cannot be read: ValueError: {why}."
+    assert str(told[0].message) == f"Decisions {KEY[:12]} in {str(store)!r} cannot be read: ValueError: {why}."
+
+
+def spoil(store, key):
+    """Let what is stored under `key` be no decision."""
+    with sqlite3.connect(store) as connection:
+        connection.execute("UPDATE decisions SET seconds = '3' WHERE key = ?", (key,))
+    connection.close()
+
+
+def test_a_broken_row_hides_no_other(store):
+    """One warning names the rows that cannot be read; the others are read."""
+    Store(store).add(MADE, *(replace(MADE, key=each * 32, made=2e9) for each in ("cd", "ef")))
+    spoil(store, "cd" * 32)
+    spoil(store, "ef" * 32)
+    with pytest.warns(BackendKwargsWarning) as told:
+        assert Store(store).all() == [MADE]
+    why = "ValueError: seconds is int | float, not '3'"
+    assert [str(each.message) for each in told] == [
+        f"Decisions {'cd' * 6}, {'ef' * 6} in {str(store)!r} cannot be read: {why}."
+    ]
+
+
+@pytest.mark.parametrize("name", ["seconds", "cut_s", "made"])
+def test_whole_numbers_are_read_back(store, name):
+    """A number that a file or a user gives without a fraction is stored as a number."""
+    whole = replace(MADE, **{name: 3})
+    Store(store).put(whole)
+    assert Store(store).find(KEY) == whole
+
+
+OLDER = """
+CREATE TABLE decisions (key, graph, winner, options, rows, machine, facts, seconds, cut_s, made, PRIMARY KEY (key));
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.fixture
+def older(store):
+    """Return a store of the schema before the user's options were kept, with one decision."""
+    connection = sqlite3.connect(store)
+    connection.executescript(OLDER)
+    connection.execute(f"INSERT INTO decisions VALUES ({', '.join('?' * 10)})", packed(MADE)[:10])
+    connection.commit()
+    connection.close()
+    return store
+
+
+def test_an_older_store_is_read_as_it_is(older):
+    """Looking up reads what an earlier release wrote, in a folder that cannot be written too."""
+    before = older.read_bytes()
+    assert Store(older).all() == [MADE]
+    assert older.read_bytes() == before
+
+
+def test_an_older_store_is_written(older):
+    """The first decision that is put brings an older store up to date, and keeps what it holds."""
+    pinned = replace(MADE, key="cd" * 32, made=2e9, fixed={"epilogue_fusion": True})
+    Store(older).put(pinned)
+    assert Store(older).all() == [pinned, MADE]
+
+
+def test_of_two_that_bring_a_store_up_to_date_both_write(older):
+    """Who waited while another did it finds it done."""
+    first = sqlite3.connect(older)
+    first.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor() as pool:
+        second = pool.submit(Store(older).add, replace(MADE, key="cd" * 32, made=2e9))
+        time.sleep(0.3)
+        first.execute("ALTER TABLE decisions ADD COLUMN fixed DEFAULT '{}'")
+        first.execute(f"PRAGMA user_version = {SCHEMA}")
+        first.commit()
+        first.close()
+        second.result()
+    assert [each.key[:2] for each in Store(older).all()] == ["cd", "ab"]
+
+
+def test_keeps_that_an_option_has_no_form(store):
+    """A function among the user's options keeps no decision from being stored, which holds its name alone."""
+    Store(store).put(replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print})))
+    assert Store(store).find(KEY).fixed == {"cpp.threads": 1, "post_grad_custom_post_pass": None}
 
 
 def test_a_store_that_cannot_be_written_warns(tmp_path):
@@ -186,6 +270,50 @@ def test_an_export_is_a_template(store, tmp_path):
     assert backend_kwargs.make_backend(f"tmpl-inductor:{template_name(MADE)}").options == {"triton.cudagraphs": True}
 
 
+def test_an_exported_template_holds_the_users_options(tmp_path):
+    """What the winner was compiled under is exported whole: the user's options over the winner's."""
+    fixed = {"epilogue_fusion": True, "triton.cudagraphs": False}
+    made = replace(MADE, key="cd" * 32, rows=(), fixed=fixed)
+    write_decisions([made], tmp_path / "d.toml")
+    backend_kwargs.load_templates(tmp_path / "d.toml")
+    assert backend_kwargs.make_backend(f"tmpl-inductor:{template_name(made)}").options == fixed
+    assert read_decisions(tmp_path / "d.toml", options_of) == [made]
+
+
+def test_an_exported_template_says_what_it_leaves_out(tmp_path):
+    """A function among the user's options keeps nothing from being exported, and a warning names the option."""
+    made = replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print}))
+    with pytest.warns(BackendKwargsWarning) as told:
+        write_decisions([made], tmp_path / "d.toml")
+    (read,) = read_decisions(tmp_path / "d.toml", options_of)
+    wanted = (
+        f"Template {template_name(MADE)!r} leaves out 'post_grad_custom_post_pass', for which TOML has no form here."
+    )
+    assert str(told[0].message) == wanted
+    assert read.fixed == {"cpp.threads": 1}
+
+
+def test_nothing_is_compiled_under_the_users_options_of_a_file(auto, races, store):
+    """What a decision holds of the user's options is for its export: the user of now gives others."""
+    races.winner, races.options = "one_thread", {"cpp.threads": 1}
+    x = torch.randn(8, 64)
+    auto(torch.relu)(x)
+    (decision,) = Store(store).all()
+    Store(store).put(replace(decision, fixed={"cpp.cxx": "/tmp/evil", "fx_graph_cache": False}))
+    torch._dynamo.reset()
+    deciding.forget_process()
+    assert torch.equal(auto(torch.relu)(x), torch.relu(x))
+    assert races.count == 1
+
+
+def test_reads_an_older_export(tmp_path):
+    """A file from before the user's options were exported holds none."""
+    write_decisions([MADE], tmp_path / "d.toml")
+    text = (tmp_path / "d.toml").read_text()
+    (tmp_path / "d.toml").write_text(text.replace(f'["decisions"."{KEY}"."fixed"]', ""))
+    assert read_decisions(tmp_path / "d.toml", options_of) == [replace(MADE, rows=())]
+
+
 def test_import_refuses_what_no_candidate_sets(tmp_path):
     """An option may name a program to run: none comes in from a file."""
     write_decisions([replace(MADE, options={"cpp.cxx": "/tmp/evil"})], tmp_path / "d.toml")
@@ -193,6 +321,29 @@ def test_import_refuses_what_no_candidate_sets(tmp_path):
         read_decisions(tmp_path / "d.toml", options_of)
     wanted = f"[decisions.{KEY}] sets {{'cpp.cxx': '/tmp/evil'}}, which candidate 'cudagraphs' does not set."
     assert str(error.value) == wanted
+
+
+def test_import_says_that_a_template_is_unknown(tmp_path):
+    """A template that another process had registered is no reason to doubt the options."""
+    write_decisions([replace(MADE, winner="mine")], tmp_path / "d.toml")
+    with pytest.raises(BackendKwargsError) as error:
+        read_decisions(tmp_path / "d.toml", options_of)
+    assert str(error.value) == (
+        f"[decisions.{KEY}] is for candidate 'mine'. Unknown template 'mine'. `backend-kwargs list` shows all. "
+        "An installed package makes it known, by the entry-point group 'backend_kwargs.templates'."
+    )
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "1" + "0" * 400])
+def test_import_refuses_what_is_no_number(tmp_path, number):
+    """SQLite holds no such number."""
+    write_decisions([MADE], tmp_path / "d.toml")
+    text = (tmp_path / "d.toml").read_text().replace('"seconds" = 2.5', f'"seconds" = {number}')
+    (tmp_path / "d.toml").write_text(text)
+    with pytest.raises(
+        BackendKwargsError, match=r"is no decision: seconds is a finite number, not (nan|inf|10+\.\.\.)\.$"
+    ):
+        read_decisions(tmp_path / "d.toml", options_of)
 
 
 @pytest.mark.parametrize(
@@ -235,3 +386,20 @@ def test_command_line(store, tmp_path):
     assert run("show", "abab") == "error: No decision's key begins with 'abab'; `decisions list` shows all.\n"
     assert run("import", tmp_path / "d.toml") == f"1 put into {str(store)!r}.\n"
     assert Store(store).find(KEY) == replace(MADE, rows=())
+
+
+def test_command_line_forgets_what_cannot_be_read(store):
+    """A broken row is forgotten by its key, or with all others."""
+    Store(store).add(MADE, replace(MADE, key="cd" * 32), replace(MADE, key="ef" * 32))
+    spoil(store, "cd" * 32)
+    assert run("forget", "cdcd") == "1 forgotten.\n"
+    spoil(store, KEY)
+    assert run("forget", "--all") == "2 forgotten.\n"
+
+
+def test_command_line_imports_what_joined_templates_won(store, tmp_path):
+    """A candidate may be several templates."""
+    joined = replace(MADE, winner="aten+freezing", options={"freezing": True}, rows=())
+    write_decisions([joined], tmp_path / "d.toml")
+    assert run("import", tmp_path / "d.toml") == f"1 put into {str(store)!r}.\n"
+    assert Store(store).find(KEY) == joined

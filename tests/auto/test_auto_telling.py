@@ -4,10 +4,14 @@ import io
 import json
 import logging
 import sys
+from dataclasses import asdict
 
+import pytest
 import torch
 
-from backend_kwargs.compilers.auto.telling import ARTIFACT, progress
+from backend_kwargs.compilers.auto.decisions import Decision
+from backend_kwargs.compilers.auto.race import Row
+from backend_kwargs.compilers.auto.telling import ARTIFACT, progress, table
 
 
 class Terminal(io.StringIO):
@@ -41,3 +45,17 @@ def test_the_decision_is_in_torchs_trace(auto, caplog):
     (told,) = [json.loads(record.payload) for record in artifacts]
     assert {row["name"] for row in told["rows"]} == {"eager", "default"}
     assert told["winner"] in ("eager", "default")
+
+
+@pytest.mark.parametrize(
+    ("peak_bytes", "shown"),
+    [
+        pytest.param(3 * 2**12, "compiled in 2.0 s, peak 0.012 MiB  <- kept", id="known"),
+        pytest.param(0, "compiled in 2.0 s, peak 0.000 MiB  <- kept", id="none"),
+        pytest.param(None, "compiled in 2.0 s  <- kept", id="unknown"),
+    ],
+)
+def test_the_table_shows_peaks_of_memory(peak_bytes, shown):
+    """Where a candidate's memory was measured, the table says how much it took."""
+    row = Row("default", seconds=1e-4, compile_s=2.0, peak_bytes=peak_bytes, won=True)
+    assert table(Decision("key", "graph", "default", rows=(asdict(row),))).endswith(shown)

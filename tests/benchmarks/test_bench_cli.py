@@ -47,6 +47,9 @@ def test_env():
         (("--peers", "x"), "No peer is called 'x': `python -m benchmarks list` shows all."),
         (("--shard", "0/2"), "--shard wants I/N, from 1/N to N/N, got '0/2' (str)."),
         (("--budget", "9m"), "--budget wants seconds, such as '540s', got '9m' (str)."),
+        (("--budget", "nan"), "--budget wants seconds, such as '540s', got 'nan' (str)."),
+        (("--timer", "events"), "--timer events wants a GPU: on a CPU the wall's clock is the only one."),
+        (("--model", "timm:x", "--case", "softmax"), "--model is in place of the cases: leave --case out."),
         (("--dtype", "int8"), "--dtype wants 'bf16' or 'fp16' or 'fp32', got 'int8' (str)."),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -58,6 +61,51 @@ def test_mistakes(tmp_path, monkeypatch, capsys, args, message):
     with pytest.raises(SystemExit) as ended:
         main()
     assert (ended.value.code, capsys.readouterr().err) == (2, f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        pytest.param(("env", "--device", "nosuch"), "--device wants 'cpu'", id="device"),
+        pytest.param(("report", "{here}", "--hud", "{here}/no/h.json"), "[Errno ", id="folder"),
+    ],
+)
+def test_no_traceback(tmp_path, monkeypatch, capsys, args, message):
+    """What is not there is told in one line."""
+    file = tmp_path / "r.jsonl"
+    file.write_text("")
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *(arg.format(here=file) for arg in args)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.startswith(f"error: {message}"), said.count("\n")) == (2, True, 1)
+
+
+def test_an_empty_shard_is_done(tmp_path):
+    """Where there are fewer groups than shards the last ones have nothing to do, and say so."""
+    ended = bench("run", "--case", "softmax", "--shard", "2/2", "--device", "cpu", "--out", tmp_path / "r.jsonl")
+    assert (ended.returncode, ended.stdout) == (0, "Shard 2/2 is empty: there are fewer groups.\n")
+
+
+BREAKS = """
+import torch
+class Net(torch.nn.Module):
+    def forward(self, x):
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x + 1
+def build():
+    return Net(), (torch.randn(4),)
+"""
+
+
+@pytest.mark.parametrize(("strict", "code"), [(["--strict"], 1), ([], 0)], ids=["strict", "not strict"])
+def test_a_peer_that_fails(tmp_path, strict, code):
+    """A cell that fails is a row of the table; where asked, it fails the run."""
+    (tmp_path / "net.py").write_text(BREAKS)
+    run = ("run", "--model", f"{tmp_path / 'net.py'}:build", "--device", "cpu", "--rounds", "2", "--no-ceilings")
+    ended = bench(*run, "--peers", "default", "--beside", *strict, "--out", tmp_path / "r.jsonl")
+    assert (ended.returncode, "fail_to_run" in ended.stdout) == (code, True)
 
 
 def test_report_as_hud(tmp_path):

@@ -1,5 +1,6 @@
 """The report: what it says, what it keeps, what it draws."""
 
+import dataclasses
 import re
 
 import pytest
@@ -191,10 +192,43 @@ def test_nothing_is_said_of_auto_where_it_was_not_run(report):
 
 
 def test_controls(report, each):
-    """The noise of A/A, whether the injected work was seen, and what is over the limit."""
-    assert "- Device time, cold L2: 5.0% to 9.0% more work is seen in 2 of 2 groups, and at its size in 1." in report
-    assert "- Above 100 % of the limit: magic in norm." in report
+    """The noise of A/A, where the injected work was not seen, and what is over the limit."""
+    assert (
+        "- Device time, cold L2: 5.0% to 9.0% more work, in 2 groups. Not seen: none. Not at its size: norm." in report
+    )
+    over = "- Above 100 % of the limit by the best ceilings of all runs, beyond noise:"
+    assert f"{over} magic in norm." in report
     assert "**over 100 %: a bug of the suite until explained**" in row(each, "## norm", "magic")[3]
+
+
+def report_text(cells, tmp_path):
+    return write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False).read_text()
+
+
+def test_groups_in_which_the_injected_work_is_not_seen(tmp_path):
+    """Each is named; where its device time holds the host's nothing can be seen, which a dagger tells."""
+    cells = [cell(peer, case=case) for case in "abc" for peer in ("eager", AGAIN)]
+    cells += [cell(SLOWED, 1.05e-3, case="a"), cell(SLOWED, case="b"), cell(SLOWED, 1.05e-3, case="c", exposed=True)]
+    line = "5.0% to 5.0% more work, in 3 groups. Not seen: b, c †. Not at its size: b, c †."
+    assert f"- Device time, cold L2: {line}\n" in report_text(cells, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        pytest.param(
+            (0.9e-3, 1.1e-3),
+            "1 of 2 cells by their medians, at most t in gemm at 110.0 %, as clocks differ between runs",
+            id="one",
+        ),
+        pytest.param((0.9e-3, 0.8e-3), "none of 2 cells", id="none"),
+    ],
+)
+def test_limits_of_the_own_run(tmp_path, limits, said):
+    """Per cent are of the best ceilings over all runs; what those of a cell's own run would say is told beside."""
+    peers = zip(("eager", "t"), limits, strict=True)
+    cells = [dataclasses.replace(cell(peer, limit_s=limit), device_s=[1e-3] * 30) for peer, limit in peers]
+    assert f"- Above 100 % of the limit by the ceilings of its own run: {said}.\n" in report_text(cells, tmp_path)
 
 
 def test_ties_are_marked(each):
@@ -207,7 +241,7 @@ def test_how_it_was_measured(report):
     """The command, the environment, the ceilings."""
     assert "python -m benchmarks run --suite full" in report
     assert "| torch | 2.11.0 |" in report
-    assert "| copy | 4 TB/s | test |" in report
+    assert "| ceiling | best of 1 runs | attempt |\n|---|---:|---:|\n| copy | 4 TB/s | test |" in report
 
 
 def test_the_reading_is_kept(results, tmp_path):
@@ -230,6 +264,31 @@ def test_files_of_two_machines(results, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        pytest.param({"l2": "warm"}, "l2, got ['cold', 'warm']", id="L2"),
+        pytest.param({"scale": "smoke"}, "scale, got ['full', 'smoke']", id="scale"),
+        pytest.param({"dtype": "float16"}, "dtype of gemm, got ['bfloat16', 'float16']", id="dtype of one case"),
+    ],
+)
+def test_what_no_table_may_pool(results, tmp_path, changed, said):
+    """A report is of one state of the L2, one scale, and one dtype of a case."""
+    other = write(tmp_path / "other.jsonl", [cell("eager", **changed)])
+    with pytest.raises(BackendKwargsError) as error:
+        write_report([results, other], tmp_path / "out.md")
+    assert str(error.value) == f"A report is of one {said}: report these files apart."
+
+
+def test_the_state_of_the_l2_is_told(tmp_path):
+    """Headings and plots say what the cells say."""
+    cells = [cell(peer, l2="warm") for peer in ("eager", AGAIN, "default")]
+    text = report_text(cells, tmp_path)
+    assert "### Device time, warm L2, bf16" in text
+    assert "- Device time, warm L2: noise floor" in text
+    assert drawn(cells, tmp_path, plots.speedups).axes[0].get_xlabel() == "Device time, warm L2: speedup over eager"
+
+
 def test_shards_are_one_report(tmp_path):
     """Cells of several files stand in one table of contents."""
     shards = [write(tmp_path / f"{case}.jsonl", [cell("eager", case=case)]) for case in ("gemm", "norm")]
@@ -243,6 +302,7 @@ def test_a_cpu_has_wall_time_alone(tmp_path):
     cells = [cell(peer, device=False) for peer in ("eager", AGAIN, "default")]
     text = write_report([write(tmp_path / "cpu.jsonl", cells)], tmp_path / "out.md").read_text()
     assert "Device time" not in text
+    assert "Above 100 %" not in text
     assert "roofline" not in text
     assert "out_speedup.png" in text
 
@@ -285,23 +345,74 @@ def test_compile_times_are_of_most_cases(tmp_path):
     assert [of.peer for of in plots._costs(found)] == ["default", "t", "half"]
 
 
+def test_compile_times_are_of_most_cases_that_have_a_speedup(tmp_path):
+    """A case that passes without one counts no more than another that fails."""
+    cells = [cell(peer, case=case) for case in "abc" for peer in ("eager", "default")]
+    cells += [cell("late", case=case, exposed=case != "a") for case in "abc"]
+    found = tables_of(records.read(write(tmp_path / "r.jsonl", cells)))["device"]
+    assert [of.peer for of in plots._costs(found)] == ["default"]
+
+
+def drawn(cells, tmp_path, plot):
+    """Return the figure of a plot."""
+    from matplotlib.figure import Figure
+
+    return plot(Figure, tables_of(records.read(write(tmp_path / "drawn.jsonl", cells))))
+
+
+def texts(axes):
+    return [each.get_text() for each in axes.texts]
+
+
 @pytest.fixture
-def on_two_days(tmp_path):
+def on_two_days():
     """A template that gains nothing, on a day when all is twice as fast as on the next, when another gains a tenth."""
-    first = [cell(peer, 0.5e-3, group="first") for peer in ("eager", "default", "idle")]
-    then = [cell(peer, group="then") for peer in ("eager", "default")] + [cell("quick", 0.9e-3, group="then")]
-    (table,) = tables_of(records.read(write(tmp_path / "r.jsonl", [*first, *then])))["device"].values()
-    return table
+    first = [cell(peer, 0.7e-3, group="first") for peer in ("eager", AGAIN, "default", "idle")]
+    then = [cell(peer, group="then") for peer in ("eager", AGAIN, "default")] + [cell("quick", 0.9e-3, group="then")]
+    return {"latest is faster": [*first, *then], "earlier is faster": [*then, *first]}
 
 
-def test_the_best_is_the_fastest_over_its_own_eager(on_two_days):
-    """A process whose device ran faster makes no peer the best one."""
-    assert plots.roles(on_two_days)["best template"].cell.peer == "quick"
+@pytest.mark.parametrize("order", ["latest is faster", "earlier is faster"])
+def test_both_plots_name_the_fastest_over_its_own_eager(on_two_days, order, tmp_path):
+    """Over all that stands: a process whose device ran faster makes no peer the best one, nor does the latest."""
+    found = tables_of(records.read(write(tmp_path / "r.jsonl", on_two_days[order])))["device"]
+    (table,) = found.values()
+    assert plots.roles(table)["best template"].cell.peer == "quick"
+    assert plots._shares(table)["best template"] == pytest.approx(100 * 0.5 / 0.9, rel=0.02)
 
 
-def test_the_roofline_is_of_one_process(on_two_days):
-    """Shares of a limit are times: those of another day are not drawn beside them."""
-    assert [e.cell.peer for e in plots._of_one_process(on_two_days)] == ["eager", "default", "quick"]
+def test_what_the_roofline_leaves_out(tmp_path):
+    """A case that is not scored, since it fits in the L2, say, or whose work is not known, is named."""
+    small = {"flops": 0.0, "bytes": 5e7, "unit": "bf16"}
+    cells = [cell("eager"), cell("eager", case="small", work=small), cell("eager", case="unknown", work=None)]
+    title = drawn(cells, tmp_path, plots.roofline).get_suptitle()
+    assert title.endswith("\nWithout a scored limit or a time: small, unknown.")
+    assert "Without" not in drawn(cells[:1], tmp_path / "all", plots.roofline).get_suptitle()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [pytest.param(0.8e-3, ["t"], id="faster"), pytest.param(0.895e-3, [], id="within noise")],
+)
+def test_a_winner_out_of_noise_has_no_name(seconds, said, tmp_path):
+    """The best template is named where it is faster than default beyond noise."""
+    cells = [cell("eager"), cell(AGAIN), cell("default", 0.9e-3), cell("t", seconds)]
+    for axes in drawn(cells, tmp_path, plots.speedups).axes:
+        assert texts(axes) == said
+
+
+def test_a_mark_at_the_edge_has_its_value(tmp_path):
+    """What is slower than the axis reaches is told in figures."""
+    cells = [cell("eager"), cell(AGAIN), cell("default", 5e-3), cell("t", 1.5e-3, kind="tvm")]
+    assert texts(drawn(cells, tmp_path, plots.speedups).axes[0]) == ["0.2x"]
+
+
+def test_a_clock_without_speedups_has_no_panel(tmp_path):
+    """Where all device times hold the host's, the wall's are drawn alone."""
+    cells = [cell(peer, exposed=True) for peer in ("eager", "default")]
+    (axes,) = drawn(cells, tmp_path, plots.speedups).axes
+    assert axes.get_xlabel() == "Wall time: speedup over eager"
+    assert drawn(cells, tmp_path / "none", plots.roofline) is None
 
 
 def test_what_is_slow_stands_at_the_edge():

@@ -6,12 +6,13 @@ import math
 import pytest
 from bench_cells import CEILINGS, cell, noisy
 
+from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks import verdicts
 from benchmarks.ceilings import Ceilings
 from benchmarks.choices import choices
 from benchmarks.records import AGAIN, Compile
-from benchmarks.verdicts import UNKNOWN, entries, judge, speedup, summaries
+from benchmarks.verdicts import UNKNOWN, entries, judge, summaries
 
 H200 = Ceilings.from_json(CEILINGS)
 TWO_PER_CENT = Interval(1.0, 1 / 1.02, 1.02)
@@ -43,18 +44,7 @@ def test_without_a_floor_nothing_is_certain():
 def test_two_runs(seed, factor, verdict):
     """Two runs of equal work are the same beyond a floor of two per cent each; a third more is slower."""
     old, new = noisy(1.0, 2 * seed), noisy(factor, 2 * seed + 1)
-    assert judge(speedup(old, new), [TWO_PER_CENT, TWO_PER_CENT]) == verdict
-
-
-def test_speedup_is_a_ratio_of_medians():
-    """Runs of other lengths compare: their rounds are no pairs."""
-    assert speedup([2.0] * 5, [1.0] * 9) == Interval(2.0, 2.0, 2.0)
-
-
-def test_speedup_of_nothing():
-    """No samples are an error, not a NaN."""
-    with pytest.raises(ValueError, match=r"^speedup wants at least one sample on each side, got none\.$"):
-        speedup([1.0], [])
+    assert judge(measure.ratio_interval(old, new), [TWO_PER_CENT, TWO_PER_CENT]) == verdict
 
 
 def group(**seconds):
@@ -147,6 +137,52 @@ def test_fresh_compiles_count_alone():
     assert (table(cells[1:])["t"].cold_s, table(cells[1:])["t"].fresh) == (1.0, False)
     (summary,) = summaries(entries([*cells, cell("t", case="b", compile=beside)], "device"))["bf16"]
     assert (summary.cold_s, summary.fresh) == (10.0, True)
+
+
+def exposed(*peers, **seconds):
+    """Return a group in which the launches of these peers outlast what covers them."""
+    return [dataclasses.replace(c, exposed=c.peer in peers) for c in group(**seconds)]
+
+
+def test_a_device_time_that_holds_the_hosts_enters_no_ratio():
+    """Neither over a baseline nor as one, nor as a share of the limit; its time stays, and the wall's clock has all."""
+    cells = [*exposed("default", default=0.2e-3, t=0.5e-3), cell("rival", 0.8e-3, kind="mode")]
+    found = table(cells)
+    assert (bool(found["default"].time), found["default"].speedups, found["default"].share) == (True, {}, None)
+    assert set(found["t"].speedups) == {"eager", "strongest"}
+    assert found["t"].speedups["strongest"].median == pytest.approx(1.6, rel=0.02)
+    assert set(table(cells, "wall")["t"].speedups) == {"eager", "default", "strongest"}
+
+
+def test_a_floor_that_holds_the_hosts_time_is_unknown():
+    """A/A whose launches show says nothing of the device's noise."""
+    assert verdicts.noise(exposed(AGAIN), "device") == UNKNOWN
+    assert verdicts.noise(exposed(AGAIN), "wall") != UNKNOWN
+
+
+def test_what_has_no_ratio_is_not_slow():
+    """A case that passes without a speedup is in no rate; one that fails is slow."""
+    cells = [cell(peer, case=case) for case in "abc" for peer in ("eager", AGAIN)]
+    cells += [cell("t", 0.5e-3, case="a"), cell("t", 0.5e-3, case="b", exposed=True), cell("t", case="c", status="oom")]
+    (summary,) = (s for s in summaries(entries(cells, "device"))["bf16"] if s.peer == "t")
+    assert (summary.passed, summary.fast[1.0], summary.counts["eager"]) == (2, 0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "held", "own", "memory"),
+    [
+        pytest.param(False, 2**21, 2**20, 0.5, id="large"),
+        pytest.param(False, 2**20, 4096, None, id="its own is small"),
+        pytest.param(False, 4096, 2**20, None, id="the baseline's is small"),
+        pytest.param(True, 4096, 2**20, 256.0, id="counted on a device"),
+    ],
+)
+def test_memory_of_a_few_pages_is_no_ratio(device, held, own, memory):
+    """Peaks below a mebibyte are chance where pages are counted, as on a CPU."""
+    peaks = {"eager": held, "t": own}
+    cells = [cell(peer, device=device, compile=Compile(peak_bytes=peak)) for peer, peak in peaks.items()]
+    found = table(cells, "wall")
+    assert found["t"].memory == memory
 
 
 def test_of_a_run_twice_told_the_last_stands():

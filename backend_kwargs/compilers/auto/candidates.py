@@ -163,15 +163,23 @@ def check_candidates(named: Iterable[str]) -> None:
             raise BackendKwargsError(f"Candidate {part!r} is a race itself; leave it out.")
 
 
-def trusted(winner: str, options: Mapping[str, Any], options_of: Callable[[str], Mapping[str, Any]]) -> bool:
-    """Tell whether a candidate sets each of `options` so; others, from a file, are never compiled under.
+def trusted(
+    winner: str,
+    options: Mapping[str, Any],
+    options_of: Callable[[str], Mapping[str, Any]],
+    beside: Iterable[str] = (),
+) -> bool:
+    """Tell whether the winner, a step or one of the templates `beside` it, over which it was laid, sets each option so.
 
-    An option may name a program that Inductor runs.
+    Others, from a file, are never compiled under: an option may name a program that Inductor runs.
     """
-    known = [step.options for step in STEPS]
-    if options and winner not in {step.name for step in STEPS}:
-        try:
-            known.append(options_of(winner))
-        except BackendKwargsError:  # a template that this process does not have
-            return False
+    steps = {step.name: step.options for step in STEPS}
+    known = [*steps.values()]
+    for name in dict.fromkeys((winner, *beside)) if options else ():
+        if name not in (EAGER, DEFAULT, *steps):
+            try:
+                known.append(options_of(name))
+            except BackendKwargsError:  # a template that this process does not have
+                if name == winner:
+                    return False
     return all(any(name in each and each[name] == value for each in known) for name, value in options.items())

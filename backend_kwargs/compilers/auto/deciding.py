@@ -15,7 +15,7 @@ from torch._functorch import config as functorch_config
 from backend_kwargs.compilers.auto.agreement import agreed
 from backend_kwargs.compilers.auto.apart import has_memory
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, trusted
-from backend_kwargs.compilers.auto.decisions import FILE, Decision, Store, store_path
+from backend_kwargs.compilers.auto.decisions import FILE, Decision, Store, plain, store_path
 from backend_kwargs.compilers.auto.facts import communicates, holds_state
 from backend_kwargs.compilers.auto.key import ambient, computation_of, key_of, machine, spelled
 from backend_kwargs.compilers.auto.race import RESTARTS, Request, UnfitError, race
@@ -174,9 +174,12 @@ class _Deciding:
     def remembered(self) -> Decision | None:
         """Return what is decided, unless its options are no candidate's."""
         found = _decided.get(self.place) or self.store.find(self.key)
-        if found is None or not trusted(found.winner, found.options, self.request.tools.options_of):
+        if found is None or not self.trusts(found.winner, found.options):
             return None
         return _decided.setdefault(self.place, found)
+
+    def trusts(self, winner: str, options: Mapping[str, Any]) -> bool:
+        return trusted(winner, options, self.request.tools.options_of, self.request.settings.candidates or ())
 
     def raced(self) -> Decision:
         began = time.perf_counter()
@@ -205,6 +208,7 @@ class _Deciding:
             str(outcome.facts),
             outcome.seconds,
             budget_s if outcome.cut else 0.0,
+            fixed=plain(self.request.tools.fixed),
         )
         _decided[self.place] = decision
         self.store.put(decision)
@@ -281,7 +285,7 @@ class _Deciding:
         passed = [row for row in rows if row["status"] == "pass" and row["seconds"]]
         if rows and not passed:
             return decision
-        known = [row for row in passed if trusted(row["name"], row["options"], self.request.tools.options_of)]
+        known = [row for row in passed if self.trusts(row["name"], row["options"])]
         default: Mapping[str, Any] = {"name": DEFAULT, "options": {}}
         best = min(known, key=lambda row: row["seconds"], default=default)
         return replace(decision, winner=best["name"], options=best["options"])

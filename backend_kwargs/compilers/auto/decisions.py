@@ -4,15 +4,16 @@ import contextlib
 import json
 import os
 import sqlite3
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, said, shown, warn_once
 
-SCHEMA = 1
+SCHEMA = 2
 VARIABLE = "BACKEND_KWARGS_STORE"
 FILE = "decisions.sqlite"
 WAIT_S = 10.0
@@ -28,6 +29,7 @@ COLUMNS: Mapping[str, Any] = {
     "seconds": NUMBER,
     "cut_s": NUMBER,
     "made": NUMBER,
+    "fixed": dict,  # since schema 2
 }
 ROW: Mapping[str, Any] = {
     "name": str,
@@ -38,11 +40,13 @@ ROW: Mapping[str, Any] = {
     "speedup": dict | None,
     "against": str,
     "compile_s": NUMBER,
+    "peak_bytes": NUMBER | None,
     "won": bool,
 }
 INTERVAL: Mapping[str, Any] = {"median": NUMBER, "low": NUMBER, "high": NUMBER}
+SELECT = "SELECT * FROM decisions"
+BEGINS = "WHERE substr(key, 1, ?) = ? ORDER BY made DESC"
 INSERT = f"INSERT OR REPLACE INTO decisions VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608 - of our own words
-SELECT = f"SELECT {', '.join(COLUMNS)} FROM decisions"  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,8 @@ class Decision:
 
     `graph` names the computation whatever its sizes, `options` are the winner's beside those that the user gave, `rows`
     the race's table as plain data, `machine` where it ran, `facts` what the graph held in words, `cut_s` the budget
-    that cut the race short (0 where none did), `made` seconds since the epoch.
+    that cut the race short (0 where none did), `made` seconds since the epoch. `fixed` are the options that the user
+    gave, as `plain` leaves them: an export holds them, and nothing is compiled under them.
     """
 
     key: str
@@ -64,6 +69,17 @@ class Decision:
     seconds: float = 0.0
     cut_s: float = 0.0
     made: float = field(default_factory=time.time)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+def has_form(value: Any) -> bool:
+    """Tell whether a file can hold an option's value: a text, a number, or a list of these."""
+    return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list) else [value]))
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `options` with None for each value that a file cannot hold."""
+    return {name: value if has_form(value) else None for name, value in options.items()}
 
 
 def checked(values: Mapping[str, Any]) -> Decision:
@@ -72,6 +88,9 @@ def checked(values: Mapping[str, Any]) -> Decision:
     for row in values["rows"]:
         _check(row, ROW)
         _check(row["speedup"] or dict.fromkeys(INTERVAL, 0), INTERVAL)
+    for name, kind in COLUMNS.items():
+        if kind is NUMBER and not abs(values[name]) <= sys.float_info.max:
+            raise ValueError(f"{name} is a finite number, not {shown(values[name])}")
     return Decision(**{name: values[name] for name in COLUMNS} | {"rows": tuple(values["rows"])})
 
 
@@ -88,13 +107,19 @@ def packed(decision: Decision) -> list[Any]:
     """Return the decision as SQLite and JSON hold it; raise TypeError where an option's value has no form there."""
     values = asdict(decision)
     values["rows"] = json.dumps(values["rows"], default=repr)  # to be read by people alone
-    return [value if isinstance(value, str | float) else json.dumps(value) for value in map(values.get, COLUMNS)]
+    return [_packed(values[name]) for name in COLUMNS]
+
+
+def _packed(value: Any) -> str | float:
+    if isinstance(value, int | float):
+        return float(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def unpacked(row: tuple[Any, ...]) -> Decision:
     """Return what `packed` packed; raise ValueError or TypeError where it is something else."""
-    values = dict(zip(COLUMNS, row, strict=True))
-    return checked({**values, **{name: json.loads(values[name]) for name in ("options", "rows", "machine")}})
+    values = dict(zip(COLUMNS, (*row, "{}")[: len(COLUMNS)], strict=True))  # schema 1 ends before `fixed`
+    return checked({**values, **{name: json.loads(values[name]) for name in ("options", "rows", "machine", "fixed")}})
 
 
 def store_path(given: str | None = None) -> Path:
@@ -119,11 +144,15 @@ class Store:
 
     def find(self, key: str) -> Decision | None:
         """Return the decision for `key`, None where there is none."""
-        return next(iter(self._select("WHERE key = ?", (key,))), None)
+        return next(iter(self._sound(self._rows("WHERE key = ?", (key,)))), None)
 
     def all(self, prefix: str = "") -> list[Decision]:
         """Return the decisions whose key begins with `prefix`, the latest first."""
-        return self._select("WHERE substr(key, 1, ?) = ? ORDER BY made DESC", (len(prefix), prefix))
+        return self._sound(self._rows(BEGINS, (len(prefix), prefix)))
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin with `prefix`, also of what cannot be read."""
+        return [key for key, *_ in self._rows(BEGINS, (len(prefix), prefix))]
 
     def add(self, *decisions: Decision) -> None:
         """Keep `decisions`, all or none; raise BackendKwargsError where the file cannot be written."""
@@ -137,10 +166,15 @@ class Store:
         except BackendKwargsError as error:
             warn_once(f"{error} The decision holds in this process alone.")
 
-    def forget(self, keys: list[str]) -> int:
+    def forget(self, keys: Iterable[str]) -> int:
         """Delete the decisions called `keys`; return how many there were."""
         with self._writing() as connection:
             return sum(connection.execute("DELETE FROM decisions WHERE key = ?", (key,)).rowcount for key in keys)
+
+    def clear(self) -> int:
+        """Delete all decisions, also what cannot be read; return how many there were."""
+        with self._writing() as connection:
+            return connection.execute("DELETE FROM decisions").rowcount
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -171,31 +205,55 @@ class Store:
             self.path.replace(aside)
             warn_once(f"The decisions in {str(self.path)!r} were set aside as {aside.name!r}: {said(error)}.")
 
-    def _select(self, where: str, values: tuple[Any, ...]) -> list[Decision]:
+    def _rows(self, where: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         if not self.path.exists():
             return []
         try:
             # Not "ro", which could not undo what a killed writer left; SQLite reads where it may not write.
             with contextlib.closing(_connected(self.path, "rw")) as connection:
-                return list(map(unpacked, connection.execute(f"{SELECT} {where}", values)))
-        except (sqlite3.Error, OSError, ValueError, TypeError) as error:
+                return connection.execute(f"{SELECT} {where}", values).fetchall()
+        except (sqlite3.Error, OSError) as error:
             warn_once(f"Decisions in {str(self.path)!r} cannot be read: {said(error)}.")
             return []
+
+    def _sound(self, rows: list[tuple[Any, ...]]) -> list[Decision]:
+        """Return the decisions of `rows`, but for those that hold something else, of which one warning tells."""
+        sound: list[Decision] = []
+        broken: dict[str, Exception] = {}
+        for row in rows:
+            try:
+                sound.append(unpacked(row))
+            except (ValueError, TypeError) as error:
+                broken[str(row[0])[:12]] = error
+        if broken:
+            why = said(next(iter(broken.values())))
+            warn_once(f"Decisions {', '.join(broken)} in {str(self.path)!r} cannot be read: {why}.")
+        return sound
 
 
 def _connected(path: Path, mode: str) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=WAIT_S)
     try:
         found = connection.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, SCHEMA):
+        if found not in range(SCHEMA + 1):
             raise sqlite3.DatabaseError(f"its schema is {found}, not {SCHEMA}")  # noqa: TRY301 - closed below
-        if not found:
-            # What is read before a table is written has one in memory.
-            kept = "" if mode == "rwc" else "TEMP "
-            connection.execute(f"CREATE {kept}TABLE IF NOT EXISTS decisions ({', '.join(COLUMNS)}, PRIMARY KEY (key))")
-            if not kept:
-                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        if found < SCHEMA and mode == "rwc":
+            _bring_up_to_date(connection)
+        elif not found:  # what is read before a table is written has one in memory
+            connection.execute(f"CREATE TEMP TABLE decisions ({', '.join(COLUMNS)})")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Give a new file its table, and that of an older one the columns it lacks."""
+    connection.execute("BEGIN IMMEDIATE")  # another process may be about to do the same
+    connection.execute(f"CREATE TABLE IF NOT EXISTS decisions ({', '.join(COLUMNS)}, PRIMARY KEY (key))")
+    held = [column for _, column, *_ in connection.execute("PRAGMA table_info(decisions)")]
+    for name in COLUMNS:
+        if name not in held:
+            connection.execute(f"ALTER TABLE decisions ADD COLUMN {name} DEFAULT '{{}}'")
+    connection.execute(f"PRAGMA user_version = {SCHEMA}")
+    connection.commit()

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.compilers.auto.candidates import EAGER, trusted
-from backend_kwargs.compilers.auto.decisions import Decision, checked
-from backend_kwargs.errors import BackendKwargsError, said, shown
+from backend_kwargs.compilers.auto.candidates import EAGER, STEPS, trusted
+from backend_kwargs.compilers.auto.decisions import Decision, checked, has_form
+from backend_kwargs.errors import BackendKwargsError, said, shown, warn_once
 from backend_kwargs.files import write_whole
+from backend_kwargs.templates import ENTRY_POINT_GROUP, template_names
 
 HEAD = """\
 # Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` puts them into a store;
@@ -31,21 +32,27 @@ def write_decisions(decisions: Iterable[Decision], path: Path) -> None:
 
 def _lines(decision: Decision) -> Iterator[str]:
     for name, value in decision.options.items():
-        _check_has_form(name, value)
+        if not has_form(value):
+            raise BackendKwargsError(
+                f"Option {name!r} is {shown(value)}, for which TOML has no form here; leave it out."
+            )
+    fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
     if decision.winner != EAGER:
-        yield from _table(
-            ("templates", template_name(decision)), {"summary": f"{decision.winner} for {decision.facts}"}
-        )
-        yield from _table(("templates", template_name(decision), "options"), decision.options)
+        yield from _template(decision, fixed)
     yield from _table(("decisions", decision.key), {name: getattr(decision, name) for name in PLAIN})
     yield from _table(("decisions", decision.key, "options"), decision.options)
+    yield from _table(("decisions", decision.key, "fixed"), fixed)
     machine = {name: value for name, value in decision.machine.items() if value is not None}
     yield from _table(("decisions", decision.key, "machine"), machine)
 
 
-def _check_has_form(name: str, value: Any) -> None:
-    if not all(isinstance(each, str | int | float) for each in (value if isinstance(value, list) else [value])):
-        raise BackendKwargsError(f"Option {name!r} is {shown(value)}, for which TOML has no form here; leave it out.")
+def _template(decision: Decision, fixed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the winner was compiled under as a template: its options under those that the user gave."""
+    name = template_name(decision)
+    if left_out := [option for option in decision.fixed if option not in fixed]:
+        warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, for which TOML has no form here.")
+    yield from _table(("templates", name), {"summary": f"{decision.winner} for {decision.facts}"})
+    yield from _table(("templates", name, "options"), {**decision.options, **fixed})
 
 
 def _table(path: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[str]:
@@ -74,11 +81,19 @@ def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) 
     if not KEY.fullmatch(key):
         raise BackendKwargsError(f"[decisions.{shown(key)}] is no decision: a key is 64 hexadecimal digits.")
     try:
-        decision = checked({**dict(table), "key": key, "rows": []})
+        decision = checked({"fixed": {}, **dict(table), "key": key, "rows": []})
     except (ValueError, TypeError) as error:
         raise BackendKwargsError(f"[decisions.{key}] is no decision: {error}.") from None
-    if not trusted(decision.winner, decision.options, options_of):
-        raise BackendKwargsError(
-            f"[decisions.{key}] sets {shown(dict(decision.options))}, which candidate {decision.winner!r} does not set."
-        )
+    if not trusted(decision.winner, decision.options, options_of, template_names()):
+        raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, options_of)}")
     return decision
+
+
+def _why_not(decision: Decision, options_of: Callable[[str], Mapping[str, Any]]) -> str:
+    if decision.winner not in {step.name for step in STEPS}:
+        try:
+            options_of(decision.winner)
+        except BackendKwargsError as error:
+            known = f"An installed package makes it known, by the entry-point group {ENTRY_POINT_GROUP!r}"
+            return f"is for candidate {decision.winner!r}. {error} {known}."
+    return f"sets {shown(dict(decision.options))}, which candidate {decision.winner!r} does not set."

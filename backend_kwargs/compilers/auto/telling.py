@@ -67,8 +67,9 @@ def _line(row: Mapping[str, Any]) -> str:
     if row["status"] != "pass":
         return f"{row['name']:<24} {row['status']}: {row['reason']}"
     took = f"{row['seconds'] * 1e6:.1f} µs" if row["seconds"] else ""
+    peak = f", peak {row['peak_bytes'] / 2**20:.3f} MiB" if row.get("peak_bytes") is not None else ""
     kept = "  <- kept" if row["won"] else ""
-    return f"{row['name']:<24} {took:>12}  {_against(row):<44} compiled in {row['compile_s']:.1f} s{kept}"
+    return f"{row['name']:<24} {took:>12}  {_against(row):<44} compiled in {row['compile_s']:.1f} s{peak}{kept}"
 
 
 def _against(row: Mapping[str, Any]) -> str:
