@@ -10,8 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
+from torch._inductor.utils import fresh_cache
 
 import backend_kwargs
 from backend_kwargs import measure
@@ -39,6 +41,18 @@ def test_a_wrong_candidate_never_wins(auto, planted, store, log):
     x = torch.randn(8, 64)
     assert torch.allclose(auto(chain, ["wrong"])(x), chain(x))
     assert "wrong is dropped: fail_accuracy: output" in log.text
+
+
+def test_the_next_process_finds_the_winner(auto, store, default_wins):
+    """What is compiled after a race lies in AOTAutograd's cache under the key that a process without a race asks for."""
+    x = torch.randn(8, 64)
+    with fresh_cache():
+        auto(chain)(x)
+        torch._dynamo.reset()
+        deciding.forget_process()
+        counters.clear()
+        auto(chain)(x)
+    assert (counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"]) == (1, 0)
 
 
 class Averaged(nn.Module):

@@ -19,6 +19,7 @@ from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, GRAPHS_RANK
 from backend_kwargs.compilers.auto.capped import OutOfTime, capped
 from backend_kwargs.compilers.auto.facts import Facts, recomputes, seen_facts
 from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.compilers.freezing import copy_of_graph
 from backend_kwargs.compilers.generated import comparable, compiled_graphs
 from backend_kwargs.measure import Accuracy, Interval
 
@@ -125,7 +126,8 @@ class _Race:
     def __post_init__(self) -> None:
         self.started = time.perf_counter()
         self.settings, self.tools = self.request.settings, self.request.tools
-        self.task = Task.of(self.request.gm, self.request.example_inputs)
+        # A copy: to have run shows in a graph, and so in AOTAutograd's key, by which the next process finds the winner.
+        self.task = Task.of(copy_of_graph(self.request.gm), self.request.example_inputs)
         self.rows: list[Row] = []
         self.codes: dict[tuple[Any, ...], str] = {}
         self.device = _device(self.task.inputs.values)
