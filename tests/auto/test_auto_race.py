@@ -44,7 +44,7 @@ def test_a_wrong_candidate_never_wins(auto, planted, store, log):
 
 
 def test_the_next_process_finds_the_winner(auto, store, default_wins):
-    """What is compiled after a race lies in AOTAutograd's cache under the key that a process without a race asks for."""
+    """What is compiled after a race lies in AOTAutograd's cache under the key of a process that runs no race."""
     x = torch.randn(8, 64)
     with fresh_cache():
         auto(chain)(x)
