@@ -71,6 +71,9 @@ def judge(speedup: Interval, noises: Iterable[Interval]) -> Verdict:
     return "SAME" if inside else "AMBIGUOUS"
 
 
+# ---- one case
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One peer of one case on one clock, over all its compiles.

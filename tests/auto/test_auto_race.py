@@ -1,7 +1,5 @@
-"""What wins, what never does, and what a race leaves behind: nothing."""
+"""What wins, and what never does."""
 
-import gc
-import os
 import re
 import threading
 import time
@@ -9,31 +7,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graphs import backend_of, chain, rows_of
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._functorch import config as functorch_config
-from torch._guards import TracingContext
 from torch._inductor.utils import fresh_cache
 
 import backend_kwargs
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto import candidates, deciding, race
-from backend_kwargs.compilers.auto.apart import LIBDEVICE
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
+from backend_kwargs.compilers.auto.candidates import Candidate
 from backend_kwargs.compilers.auto.decisions import Store
 from backend_kwargs.compilers.auto.facts import seen_facts
 from backend_kwargs.errors import BackendKwargsWarning
-
-TOLD = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 0.0}
-
-
-def chain(x):
-    return torch.relu(x * 2 + 1).sum(-1)
-
-
-def rows_of(store):
-    (decision,) = Store(store).all()
-    return {row["name"]: row for row in decision.rows}
 
 
 def test_a_wrong_candidate_never_wins(auto, planted, store, log):
@@ -53,37 +38,6 @@ def test_the_next_process_finds_the_winner(auto, store, default_wins):
         counters.clear()
         auto(chain)(x)
     assert (counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"]) == (1, 0)
-
-
-class Averaged(nn.Module):
-    """Weights that a call moves towards others through .data, whose changes no version counts."""
-
-    def __init__(self, move):
-        super().__init__()
-        self.kept, self.trained = nn.Parameter(torch.ones(64)), nn.Parameter(torch.full((64,), 2.0))
-        self.move = move
-
-    def forward(self, x):
-        self.move(self.kept, self.trained)
-        return (x * self.kept).sin()
-
-
-@pytest.mark.parametrize(
-    "move",
-    [
-        pytest.param(lambda to, by: to.data.mul_(0.5).add_(by.data, alpha=0.5), id="tensor"),
-        pytest.param(lambda to, by: to.data[8:].mul_(0.5), id="view"),
-        pytest.param(lambda to, by: to[8:].data.mul_(0.5), id="data of a view"),
-        pytest.param(lambda to, by: torch._foreach_lerp_([to.data], [by.data], 0.5), id="list"),
-    ],
-)
-@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
-def test_weights_changed_through_data_are_changed_once(auto, move, grad):
-    """A race leaves them as they were, also where dynamo's fakes count no write."""
-    model, expected, x = Averaged(move), Averaged(move), torch.randn(8, 64)
-    with torch.set_grad_enabled(grad):
-        assert torch.allclose(auto(model)(x), expected(x))
-    assert torch.equal(model.kept, expected.kept)
 
 
 def test_a_broken_candidate_hurts_no_other(auto, planted, store, log):
@@ -236,51 +190,6 @@ def test_near_its_limit_a_graph_waits_for_nothing_expensive(monkeypatch, auto, s
     assert (row["reason"] != "the fastest is within 3% of the limit already") is tried
 
 
-@pytest.mark.parametrize(
-    ("told", "limit"),
-    [
-        pytest.param({"bytes_read": 10}, 2.0, id="read"),
-        pytest.param({"bytes_read": 8, "bytes_written": 8}, 4.0, id="copied"),
-        pytest.param({"bytes_read": 10, "bytes_written": 5}, 3.5, id="mostly read"),
-        pytest.param({"bytes_read": 10, "flops": 300}, 3.0, id="computed"),
-        pytest.param({"bytes_read": 10, "device": "cpu"}, 0.0, id="on a CPU"),
-    ],
-)
-def test_the_limit(monkeypatch, told, limit):
-    """Memory that is only read is faster than memory that is copied; the larger of both limits holds."""
-    monkeypatch.setattr(race, "_ceilings", lambda device: (4.0, 5.0, 100.0))
-    _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD)
-    assert race.limit_of(replace(facts, **{"device": "cuda"} | told), torch.device("cuda")) == limit
-
-
-def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
-    """A device too full for a copy and a product is asked once, and the race goes on."""
-
-    def full(device):
-        raise torch.OutOfMemoryError("planted")
-
-    monkeypatch.setattr(race, "_measured", full)
-    _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD | {"device": "cuda", "bytes_read": 10.0})
-    assert race.limit_of(facts, torch.device("cuda:7")) == 0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "beats", "kept"),
-    [
-        pytest.param(0.9, False, True, id="faster"),
-        pytest.param(1.4, False, False, id="slower"),
-        pytest.param(1.4, True, True, id="slower by chance"),
-    ],
-)
-def test_eager_returns_where_later_rounds_differ(monkeypatch, seconds, beats, kept):
-    """A champion that later rounds saw slower than eager meets it again, and goes if it loses."""
-    monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: beats)
-    monkeypatch.setattr(race._Race, "_over", False)
-    champion, eager = runner(), runner()
-    champion.row.seconds, eager.row.seconds = seconds, 1.0
-    assert (object.__new__(race._Race)._not_slower(champion, eager) is champion) is kept
-
-
 def test_a_reference_that_cannot_be_had_says_nothing(auto, capfd):
     """A graph that fails in float64, as it names float32, is raced without a reference and without a traceback."""
     x, w = torch.randn(8, 8).bfloat16(), torch.randn(8, 8)
@@ -313,21 +222,6 @@ def test_what_saves_launches_is_tried_where_those_count(monkeypatch, auto, store
     assert skipped is not tried
 
 
-def test_the_users_frozen_objects_stay_frozen(auto):
-    """A race looks for garbage among what it made itself, by a freeze of its own, unless the user has frozen some."""
-    gc.freeze()
-    try:
-        before = gc.get_freeze_count()
-        auto(chain)(torch.randn(8, 64))
-        assert 0 < gc.get_freeze_count() <= before
-    finally:
-        gc.unfreeze()
-    before = gc.get_freeze_count()
-    torch._dynamo.reset()
-    auto(chain, race="always")(torch.randn(8, 64))
-    assert gc.get_freeze_count() == before
-
-
 @torch.no_grad()
 def test_frozen_weights_bring_a_cpus_own_gemms(store, monkeypatch):
     """With freezing=True, kernels for constant weights are tried, also on a CPU."""
@@ -349,149 +243,13 @@ def test_a_step_leaves_out_what_it_must(monkeypatch, auto, store, default_wins):
     assert rows_of(store)["two"]["options"] == {"epilogue_fusion": False, "realize_reads_threshold": 1}
 
 
-def compiled_backend(**options):
-    return backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], **options)
-
-
 def test_dynamic_shapes_take_one_decision(store):
     """A symbolic graph is decided once and serves other sizes without a recompile."""
-    compiled = torch.compile(chain, backend=compiled_backend(), dynamic=True)
+    compiled = torch.compile(chain, backend=backend_of(), dynamic=True)
     for size in (64, 32, 17):
         x = torch.randn(8, size)
         assert torch.allclose(compiled(x), chain(x), atol=1e-5)
     assert len(Store(store).all()) == 1
-
-
-def test_a_race_leaves_what_torch_knows_of_sizes(monkeypatch, default_wins):
-    """Guards and replacements of the shape environment, and the tracing context, are after a race as before."""
-    seen, run = [], deciding.race
-
-    def known():
-        context = TracingContext.get()
-        env = context.fake_mode.shape_env
-        sizes = [str(each) for each in (env.guards, env.replacements, env.axioms, env.divisible)]
-        return [
-            *sizes,
-            context.fw_metadata,
-            context.params_flat,
-            context.output_strides,
-            len(context.guards_context.dynamo_guards),
-        ]
-
-    def spy(request, tick):
-        seen.append(known())
-        outcome = run(request, tick)
-        seen.append(known())
-        return outcome
-
-    monkeypatch.setattr(deciding, "race", spy)
-    torch.compile(lambda x: torch.relu(x.view(-1, 2) + 1).sum(-1), backend=compiled_backend(), dynamic=True)(
-        torch.randn(8, 64)
-    )
-    assert seen[0] == seen[1]
-
-
-def test_training_gives_the_right_gradients(auto):
-    """Forward and backward are decided together, and gradients are eager's."""
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(8, 16)
-    auto(model)(x).square().mean().backward()
-    seen = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    model(x).square().mean().backward()
-    for got, wanted in zip(seen, model.parameters(), strict=True):
-        assert torch.allclose(got, wanted.grad, atol=1e-5)
-
-
-def test_racing_touches_no_gradient(auto):
-    """A race leaves `.grad` empty and calls no hook of the user's."""
-    model, x = nn.Linear(16, 4), torch.randn(8, 16)
-    called = []
-    model.weight.register_hook(lambda grad: called.append(1))
-    auto(model)(x)
-    assert model.weight.grad is None
-    assert called == []
-
-
-def test_buffers_change_once(auto):
-    """Batch norm's statistics after the first call are those of one call."""
-    x = torch.randn(32, 4, 3, 3)
-    raced, plain = (nn.BatchNorm2d(4) for _ in range(2))
-    auto(raced)(x)
-    plain(x)
-    for got, wanted in zip(raced.buffers(), plain.buffers(), strict=True):
-        assert torch.allclose(got, wanted)
-
-
-def test_a_cache_that_is_written_is_right_the_first_time(auto):
-    """A key-value cache that a step updates in place holds one step, through every alias."""
-
-    def step(cache, new, at):
-        cache[at] = new
-        return cache.sum() + new.sum()
-
-    cache, new = torch.zeros(4, 8), torch.randn(8)
-    with torch.no_grad():
-        seen = auto(step)(cache, new, 2)
-    assert torch.allclose(seen, 2 * new.sum(), atol=1e-5)
-    assert torch.equal(cache[2], new)
-    assert not cache[[0, 1, 3]].any()
-
-
-def test_a_candidates_libdevice_goes_with_it(auto, monkeypatch):
-    """What a candidate has Triton link is gone before the next is compiled, also where the candidate fails."""
-    monkeypatch.delenv(LIBDEVICE, raising=False)
-
-    def linked(graph):
-        monkeypatch.setenv(LIBDEVICE, "planted.bc")
-        raise RuntimeError("planted")
-
-    backend_kwargs.register_template("linked", {"post_grad_custom_post_pass": linked, "fx_graph_cache": False})
-    auto(chain, ["linked"])(torch.randn(8, 64))
-    assert LIBDEVICE not in os.environ
-
-
-def test_donated_buffers_are_the_calls_own(auto):
-    """A backward graph that overwrites what the forward one saved is raced on calls of its own."""
-    model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)), torch.randn(4, 16)
-    model(x).sum().backward()
-    wanted = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    with functorch_config.patch(donated_buffer=True):
-        auto(model)(x).sum().backward()
-    assert all(torch.allclose(p.grad, grad, atol=1e-5) for p, grad in zip(model.parameters(), wanted, strict=True))
-
-
-def test_random_state_is_untouched(auto):
-    """Dropout under a seed draws what it draws without a race, and leaves the generator there."""
-    model, x = nn.Dropout(0.5), torch.ones(64, 64)
-    torch.manual_seed(0)
-    raced = auto(model)(x), torch.rand(3)
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    again = auto(model)(x), torch.rand(3)
-    assert all(torch.equal(a, b) for a, b in zip(raced, again, strict=True))
-
-
-def test_weights_stay_static_inputs(auto, monkeypatch):
-    """Candidates and the winner get the static inputs that default alone gets, or CUDA graphs would copy weights."""
-    import torch._inductor.compile_fx as module
-
-    seen, inner = [], module.compile_fx_inner
-
-    def spy(gm, example_inputs, **kwargs):
-        seen.append(tuple(kwargs.get("static_input_idxs", ())))
-        return inner(gm, example_inputs, **kwargs)
-
-    monkeypatch.setattr(module, "compile_fx_inner", spy)
-    model, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 16)
-    with torch.no_grad():
-        torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor", fx_graph_cache=False))(x)
-        alone = seen.pop()
-        torch._dynamo.reset()
-        auto(model, fx_graph_cache=False)(x)
-    assert alone
-    assert set(seen) == {alone}
 
 
 def test_options_of_the_user_stand(auto, planted, store):
@@ -519,7 +277,7 @@ def test_the_winner_comes_as_the_compiler_made_it(default_wins):
         returned.append(compile_fx(*args, **kwargs))
         return returned[-1]
 
-    backend, seen = compiled_backend(cpp_wrapper=False), []
+    backend, seen = backend_of(cpp_wrapper=False), []
 
     def through(gm, example_inputs):
         seen.append(backend(gm, example_inputs))
@@ -531,83 +289,9 @@ def test_the_winner_comes_as_the_compiler_made_it(default_wins):
     assert seen[0] is returned[-1]
 
 
-def runner(*, rank=1, speedup=None, peak_bytes=None):
-    row = race.Row("a step", speedup=speedup, peak_bytes=peak_bytes)
-    return race.Runner(Candidate("a step", rank=rank), row, None, ())
-
-
-@pytest.mark.parametrize(
-    ("ratio", "rank", "peak_bytes", "wins"),
-    [
-        pytest.param((1.05, 1.03, 1.08), 2, 200, True, id="faster"),
-        pytest.param((1.0, 0.95, 1.05), 1, 90, True, id="even and lighter"),
-        pytest.param((1.0, 0.95, 1.05), 1, 96, False, id="even and hardly lighter"),
-        pytest.param((1.0, 0.95, 1.05), 2, 90, False, id="dearer"),
-        pytest.param((0.965, 0.95, 0.981), 1, 90, False, id="a little slower"),
-        pytest.param((0.8, 0.6, 0.985), 1, 90, False, id="slower by an unsure margin"),
-        pytest.param((1.3, 1.021, 1.5), 1, 110, True, id="faster by an unsure margin, and heavier"),
-        pytest.param((1.0, 0.95, 1.05), 1, None, False, id="unknown"),
-        pytest.param((0.9, 0.85, 0.95), 1, 50, False, id="slower"),
-    ],
-)
-def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_bytes, wins):
-    """Within noise and at the same rank, over 5 % less memory decides; else the earlier stays."""
-    challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_bytes=peak_bytes)
-    assert race._better(challenger, runner(peak_bytes=100), "latency") is wins
-
-
-def test_memory_decides_between_no_replays():
-    """Against a CUDA graph, whose memory is in its pool, and against eager memory decides nothing."""
-    lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_bytes=0)
-    replayed, eager = runner(peak_bytes=100), runner(peak_bytes=100)
-    replayed.code, eager.candidate = (("code", True),), Candidate(EAGER)
-    assert not race._better(lighter, replayed, "latency")
-    assert not race._better(lighter, eager, "latency")
-
-
-def test_cuda_graphs_cost_whichever_step_brought_them():
-    """Within noise a candidate with CUDA graphs does not replace one without, however little memory it needs."""
-    graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_bytes=0)
-    graphed.row.options["triton.cudagraphs"] = True
-    assert not race._better(graphed, runner(peak_bytes=100), "latency")
-
-
-@pytest.mark.parametrize(
-    ("saves", "seconds", "opaque", "tried"),
-    [
-        pytest.param(True, 1e-2, False, False, id="little"),
-        pytest.param(True, 1e-4, False, True, id="much"),
-        pytest.param(True, 1e-2, True, True, id="opaque"),
-        pytest.param(False, 1e-2, False, True, id="saves no launch"),
-    ],
-)
-def test_saved_launches_have_to_count(saves, seconds, opaque, tried):
-    """One launch less is not worth a try where a call takes 10 ms, unless the graph holds other graphs."""
-    _, facts = seen_facts(lambda: torch.ones(2) + 1, lambda seen: 0.0, **TOLD)
-    step = Candidate("a step", saves_launches=saves)
-    assert race._saves_enough(step, replace(facts, opaque=opaque), seconds) is tried
-
-
-@pytest.mark.parametrize(
-    ("ratio", "wins"),
-    [
-        pytest.param((0.985, 0.97, 0.99), True, id="within the margin"),
-        pytest.param((0.9, 0.7, 1.1), True, id="unsure"),
-        pytest.param((0.8, 0.6, 1.1), False, id="unsure but far"),
-        pytest.param((0.8, 0.74, 0.99), False, id="slower"),
-    ],
-)
-def test_default_is_kept_within_noise(ratio, wins):
-    """Default stands before eager unless it is slower beyond noise."""
-    default = race.Runner(Candidate(DEFAULT, over=False, rank=0), race.Row(DEFAULT), None, ())
-    default.row.speedup = measure.Interval(*ratio)
-    eager = race.Runner(Candidate(EAGER), race.Row(EAGER), None, ())
-    assert race._better(default, eager, "latency") is wins
-
-
 def test_memory_as_the_objective(store):
     """With objective="memory" each candidate's peak is known, and the one with less wins."""
-    torch.compile(chain, backend=compiled_backend(objective="memory"))(torch.randn(512, 512))
+    torch.compile(chain, backend=backend_of(objective="memory"))(torch.randn(512, 512))
     rows = rows_of(store)
     assert all(row["peak_bytes"] is not None for row in rows.values())
     least = min(row["peak_bytes"] for row in rows.values())
@@ -617,7 +301,7 @@ def test_memory_as_the_objective(store):
 
 def test_a_report_tells_the_race(store):
     """`report` holds the table of the race that chose how a graph is compiled."""
-    compiled = torch.compile(chain, backend=compiled_backend())
+    compiled = torch.compile(chain, backend=backend_of())
     compiled(torch.randn(8, 64))
     (graph,) = backend_kwargs.report(compiled).graphs
     assert [row["name"] for row in graph.race.rows] == ["eager", "default"]

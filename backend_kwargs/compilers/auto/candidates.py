@@ -153,9 +153,14 @@ def candidates_for(
     return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]
 
 
+def step_names() -> list[str]:
+    """Return what names of candidates stand for a step here; all others are templates."""
+    return [EAGER, DEFAULT, *(step.name for step in STEPS)]
+
+
 def check_candidates(named: Iterable[str]) -> None:
     """Raise where one of `named` is neither a step nor a template, or a race itself."""
-    steps = [EAGER, DEFAULT, *(step.name for step in STEPS)]
+    steps = step_names()
     for part in (part for name in named if name not in steps for part in split_templates(name)):
         if part not in template_names():
             raise unknown("candidate", part, [*steps, *template_names()])
@@ -173,10 +178,9 @@ def trusted(
 
     Others, from a file, are never compiled under: an option may name a program that Inductor runs.
     """
-    steps = {step.name: step.options for step in STEPS}
-    known = [*steps.values()]
+    known = [step.options for step in STEPS]
     for name in dict.fromkeys((winner, *beside)) if options else ():
-        if name not in (EAGER, DEFAULT, *steps):
+        if name not in step_names():
             try:
                 known.append(options_of(name))
             except BackendKwargsError:  # a template that this process does not have

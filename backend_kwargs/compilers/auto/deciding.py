@@ -14,7 +14,7 @@ from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.agreement import agreed
 from backend_kwargs.compilers.auto.apart import has_memory
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, trusted
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
 from backend_kwargs.compilers.auto.decisions import FILE, Decision, Store, plain, store_path
 from backend_kwargs.compilers.auto.facts import communicates, holds_state
 from backend_kwargs.compilers.auto.key import ambient, computation_of, key_of, machine, spelled
@@ -111,8 +111,7 @@ class _Deciding:
 
     def template(self, name: str) -> list[tuple[str, Any]]:
         """Return what a template of this name sets now; steps are in the table."""
-        known = (EAGER, DEFAULT, *(step.name for step in STEPS))
-        return [] if name in known else sorted(self.request.tools.options_of(name).items())
+        return [] if name in step_names() else sorted(self.request.tools.options_of(name).items())
 
     @cached_property
     def circle(self) -> str:

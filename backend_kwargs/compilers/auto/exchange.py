@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.compilers.auto.candidates import EAGER, STEPS, trusted
+from backend_kwargs.compilers.auto.candidates import EAGER, step_names, trusted
 from backend_kwargs.compilers.auto.decisions import Decision, checked, has_form
 from backend_kwargs.errors import BackendKwargsError, said, shown, warn_once
 from backend_kwargs.files import write_whole
@@ -90,7 +90,7 @@ def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) 
 
 
 def _why_not(decision: Decision, options_of: Callable[[str], Mapping[str, Any]]) -> str:
-    if decision.winner not in {step.name for step in STEPS}:
+    if decision.winner not in step_names():
         try:
             options_of(decision.winner)
         except BackendKwargsError as error:

@@ -1,0 +1,131 @@
+"""Who wins by two figures: speed beyond noise, what it costs to have, how near the limit is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from graphs import TOLD
+
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto import race
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
+from backend_kwargs.compilers.auto.facts import seen_facts
+
+
+def runner(*, rank=1, speedup=None, peak_bytes=None):
+    row = race.Row("a step", speedup=speedup, peak_bytes=peak_bytes)
+    return race.Runner(Candidate("a step", rank=rank), row, None, ())
+
+
+@pytest.mark.parametrize(
+    ("told", "limit"),
+    [
+        pytest.param({"bytes_read": 10}, 2.0, id="read"),
+        pytest.param({"bytes_read": 8, "bytes_written": 8}, 4.0, id="copied"),
+        pytest.param({"bytes_read": 10, "bytes_written": 5}, 3.5, id="mostly read"),
+        pytest.param({"bytes_read": 10, "flops": 300}, 3.0, id="computed"),
+        pytest.param({"bytes_read": 10, "device": "cpu"}, 0.0, id="on a CPU"),
+    ],
+)
+def test_the_limit(monkeypatch, told, limit):
+    """Memory that is only read is faster than memory that is copied; the larger of both limits holds."""
+    monkeypatch.setattr(race, "_ceilings", lambda device: (4.0, 5.0, 100.0))
+    _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD)
+    assert race.limit_of(replace(facts, **{"device": "cuda"} | told), torch.device("cuda")) == limit
+
+
+def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
+    """A device too full for a copy and a product is asked once, and the race goes on."""
+
+    def full(device):
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(race, "_measured", full)
+    _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD | {"device": "cuda", "bytes_read": 10.0})
+    assert race.limit_of(facts, torch.device("cuda:7")) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "beats", "kept"),
+    [
+        pytest.param(0.9, False, True, id="faster"),
+        pytest.param(1.4, False, False, id="slower"),
+        pytest.param(1.4, True, True, id="slower by chance"),
+    ],
+)
+def test_eager_returns_where_later_rounds_differ(monkeypatch, seconds, beats, kept):
+    """A champion that later rounds saw slower than eager meets it again, and goes if it loses."""
+    monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: beats)
+    monkeypatch.setattr(race._Race, "_over", False)
+    champion, eager = runner(), runner()
+    champion.row.seconds, eager.row.seconds = seconds, 1.0
+    assert (object.__new__(race._Race)._not_slower(champion, eager) is champion) is kept
+
+
+@pytest.mark.parametrize(
+    ("ratio", "rank", "peak_bytes", "wins"),
+    [
+        pytest.param((1.05, 1.03, 1.08), 2, 200, True, id="faster"),
+        pytest.param((1.0, 0.95, 1.05), 1, 90, True, id="even and lighter"),
+        pytest.param((1.0, 0.95, 1.05), 1, 96, False, id="even and hardly lighter"),
+        pytest.param((1.0, 0.95, 1.05), 2, 90, False, id="dearer"),
+        pytest.param((0.965, 0.95, 0.981), 1, 90, False, id="a little slower"),
+        pytest.param((0.8, 0.6, 0.985), 1, 90, False, id="slower by an unsure margin"),
+        pytest.param((1.3, 1.021, 1.5), 1, 110, True, id="faster by an unsure margin, and heavier"),
+        pytest.param((1.0, 0.95, 1.05), 1, None, False, id="unknown"),
+        pytest.param((0.9, 0.85, 0.95), 1, 50, False, id="slower"),
+    ],
+)
+def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_bytes, wins):
+    """Within noise and at the same rank, over 5 % less memory decides; else the earlier stays."""
+    challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_bytes=peak_bytes)
+    assert race._better(challenger, runner(peak_bytes=100), "latency") is wins
+
+
+def test_memory_decides_between_no_replays():
+    """Against a CUDA graph, whose memory is in its pool, and against eager memory decides nothing."""
+    lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_bytes=0)
+    replayed, eager = runner(peak_bytes=100), runner(peak_bytes=100)
+    replayed.code, eager.candidate = (("code", True),), Candidate(EAGER)
+    assert not race._better(lighter, replayed, "latency")
+    assert not race._better(lighter, eager, "latency")
+
+
+def test_cuda_graphs_cost_whichever_step_brought_them():
+    """Within noise a candidate with CUDA graphs does not replace one without, however little memory it needs."""
+    graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_bytes=0)
+    graphed.row.options["triton.cudagraphs"] = True
+    assert not race._better(graphed, runner(peak_bytes=100), "latency")
+
+
+@pytest.mark.parametrize(
+    ("saves", "seconds", "opaque", "tried"),
+    [
+        pytest.param(True, 1e-2, False, False, id="little"),
+        pytest.param(True, 1e-4, False, True, id="much"),
+        pytest.param(True, 1e-2, True, True, id="opaque"),
+        pytest.param(False, 1e-2, False, True, id="saves no launch"),
+    ],
+)
+def test_saved_launches_have_to_count(saves, seconds, opaque, tried):
+    """One launch less is not worth a try where a call takes 10 ms, unless the graph holds other graphs."""
+    _, facts = seen_facts(lambda: torch.ones(2) + 1, lambda seen: 0.0, **TOLD)
+    step = Candidate("a step", saves_launches=saves)
+    assert race._saves_enough(step, replace(facts, opaque=opaque), seconds) is tried
+
+
+@pytest.mark.parametrize(
+    ("ratio", "wins"),
+    [
+        pytest.param((0.985, 0.97, 0.99), True, id="within the margin"),
+        pytest.param((0.9, 0.7, 1.1), True, id="unsure"),
+        pytest.param((0.8, 0.6, 1.1), False, id="unsure but far"),
+        pytest.param((0.8, 0.74, 0.99), False, id="slower"),
+    ],
+)
+def test_default_is_kept_within_noise(ratio, wins):
+    """Default stands before eager unless it is slower beyond noise."""
+    default = race.Runner(Candidate(DEFAULT, over=False, rank=0), race.Row(DEFAULT), None, ())
+    default.row.speedup = measure.Interval(*ratio)
+    eager = race.Runner(Candidate(EAGER), race.Row(EAGER), None, ())
+    assert race._better(default, eager, "latency") is wins

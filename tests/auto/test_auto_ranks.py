@@ -1,0 +1,113 @@
+"""Ranks of a process group take one decision, and wait for none without end."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from graphs import backend_of, chain, told
+
+from backend_kwargs.compilers.auto import agreement, deciding
+from backend_kwargs.compilers.auto.decisions import Decision, packed
+
+
+def test_collectives_are_not_raced(races, log, tmp_path):
+    """A graph in which other ranks take part is not run by one rank alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'init'}", rank=0, world_size=1)
+    try:
+        x = torch.randn(8)
+        compiled = torch.compile(
+            lambda x: dist._functional_collectives.all_reduce(x * 2, "sum", "0") + 1, backend=backend_of()
+        )
+        assert torch.allclose(compiled(x), x * 2 + 1)
+    finally:
+        dist.destroy_process_group()
+    assert told(log) == "auto: default for a graph not raced: other ranks take part in it (0.0 s)"
+
+
+@pytest.mark.parametrize("budget_s", [60.0, math.inf])
+@pytest.mark.parametrize("known", [True, False], ids=["decided here", "unknown here"])
+def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known, budget_s):
+    """Who comes first to a graph decides, also over what a later rank has stored."""
+    word, x = torch.distributed.HashStore(), torch.randn(8, 64)
+    if known:
+        auto(chain)(x)
+        torch._dynamo.reset()
+    key = key_of_next(monkeypatch, x)
+    word.add(f"{agreement.PREFIX}/{key}/owner", 1)
+    word.set(f"{agreement.PREFIX}/{key}/decision", json.dumps(packed(Decision(key, "", "default", facts="first come"))))
+    monkeypatch.setattr(agreement, "_process_group_store", lambda: word)
+    auto(chain, budget_s=budget_s)(x)
+    assert told(log) == "auto: default for first come (0.0 s)"
+
+
+def key_of_next(monkeypatch, x):
+    """Return the key that `chain` gets."""
+    keys = []
+    with monkeypatch.context() as patch:
+        patch.setattr(deciding, "agreed", lambda key, decide, stand_in, settings: keys.append(key) or stand_in)
+        torch.compile(chain, backend=backend_of())(x)
+    torch._dynamo.reset()
+    return keys[0]
+
+
+def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, monkeypatch, log):
+    """After budget and grace a rank compiles default."""
+    word, x = torch.distributed.HashStore(), torch.randn(8, 64)
+    word.add(f"{agreement.PREFIX}/{key_of_next(monkeypatch, x)}/owner", 1)
+    monkeypatch.setattr(agreement, "_process_group_store", lambda: word)
+    monkeypatch.setattr(agreement, "GRACE_S", 0.1)
+    auto(chain, budget_s=0.1)(x)
+    assert told(log).startswith("auto: default for a graph not raced: the rank that races it was not heard of in time")
+    assert races.count == 0
+
+
+RANK = """
+import json, os, sys
+import torch, torch.distributed as dist
+import backend_kwargs
+from backend_kwargs.compilers.auto import agreement, deciding, race
+rank, file = int(sys.argv[1]), sys.argv[2]
+os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
+dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+row = race.Row("eager", won=True)
+deciding.race = lambda request, tick: race.Outcome(row, (row,), f"race of {rank}", 0.0, False)
+backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], budget_s=20)
+words = agreement._process_group_store()
+def shared(x): return torch.relu(x * 2 + 1).sum(-1)
+def own(x): return (x - rank).sin() if rank else x.cos().exp()
+def decided(fn): # by this rank, in the order of the words that the other waits for
+    torch.compile(fn, backend=backend)(torch.randn(8, 64))
+    words.set(f"{fn.__name__} of {rank}", "done")
+    return list(deciding._decided.values())[-1].facts
+def after(word): words.wait([word])
+if rank == 0: # it comes first to the shared graph, and last to its own
+    after("stored of 1")
+    seen = [decided(shared)]
+    after("own of 1")
+    seen.append(decided(own))
+else: # it has a stored decision for the shared graph, and asks for its own while the other has not begun
+    ask, agreement._process_group_store = agreement._process_group_store, lambda: None
+    decided(shared)
+    agreement._process_group_store = ask
+    torch._dynamo.reset()
+    deciding.forget_process()
+    mine = decided(own)
+    words.set("stored of 1", "done")
+    after("shared of 0")
+    seen = [decided(shared), mine]
+print(json.dumps(seen))
+dist.barrier()
+"""
+
+
+def test_ranks_take_one_decision(tmp_path):
+    """Two ranks agree on the graph that both compile, though one has decided otherwise, and wait for no other."""
+    command = [sys.executable, "-c", RANK]
+    ranks = [subprocess.Popen([*command, str(rank), tmp_path / "init"], stdout=-1, text=True) for rank in range(2)]
+    seen = [json.loads(rank.communicate(timeout=300)[0]) for rank in ranks]
+    assert seen == [["race of 0", "race of 0"], ["race of 0", "race of 1"]]

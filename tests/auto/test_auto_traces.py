@@ -1,0 +1,193 @@
+"""What a race leaves behind in torch, in weights, gradients, generators and the user's objects: nothing."""
+
+import gc
+import os
+
+import pytest
+import torch
+from graphs import backend_of, chain
+from torch import nn
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext
+
+import backend_kwargs
+from backend_kwargs.compilers.auto import deciding
+from backend_kwargs.compilers.auto.apart import LIBDEVICE
+
+
+class Averaged(nn.Module):
+    """Weights that a call moves towards others through .data, whose changes no version counts."""
+
+    def __init__(self, move):
+        super().__init__()
+        self.kept, self.trained = nn.Parameter(torch.ones(64)), nn.Parameter(torch.full((64,), 2.0))
+        self.move = move
+
+    def forward(self, x):
+        self.move(self.kept, self.trained)
+        return (x * self.kept).sin()
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        pytest.param(lambda to, by: to.data.mul_(0.5).add_(by.data, alpha=0.5), id="tensor"),
+        pytest.param(lambda to, by: to.data[8:].mul_(0.5), id="view"),
+        pytest.param(lambda to, by: to[8:].data.mul_(0.5), id="data of a view"),
+        pytest.param(lambda to, by: torch._foreach_lerp_([to.data], [by.data], 0.5), id="list"),
+    ],
+)
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+def test_weights_changed_through_data_are_changed_once(auto, move, grad):
+    """A race leaves them as they were, also where dynamo's fakes count no write."""
+    model, expected, x = Averaged(move), Averaged(move), torch.randn(8, 64)
+    with torch.set_grad_enabled(grad):
+        assert torch.allclose(auto(model)(x), expected(x))
+    assert torch.equal(model.kept, expected.kept)
+
+
+def test_the_users_frozen_objects_stay_frozen(auto):
+    """A race looks for garbage among what it made itself, by a freeze of its own, unless the user has frozen some."""
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        auto(chain)(torch.randn(8, 64))
+        assert 0 < gc.get_freeze_count() <= before
+    finally:
+        gc.unfreeze()
+    before = gc.get_freeze_count()
+    torch._dynamo.reset()
+    auto(chain, race="always")(torch.randn(8, 64))
+    assert gc.get_freeze_count() == before
+
+
+def test_a_race_leaves_what_torch_knows_of_sizes(monkeypatch, default_wins):
+    """Guards and replacements of the shape environment, and the tracing context, are after a race as before."""
+    seen, run = [], deciding.race
+
+    def known():
+        context = TracingContext.get()
+        env = context.fake_mode.shape_env
+        sizes = [str(each) for each in (env.guards, env.replacements, env.axioms, env.divisible)]
+        return [
+            *sizes,
+            context.fw_metadata,
+            context.params_flat,
+            context.output_strides,
+            len(context.guards_context.dynamo_guards),
+        ]
+
+    def spy(request, tick):
+        seen.append(known())
+        outcome = run(request, tick)
+        seen.append(known())
+        return outcome
+
+    monkeypatch.setattr(deciding, "race", spy)
+    torch.compile(lambda x: torch.relu(x.view(-1, 2) + 1).sum(-1), backend=backend_of(), dynamic=True)(
+        torch.randn(8, 64)
+    )
+    assert seen[0] == seen[1]
+
+
+def test_training_gives_the_right_gradients(auto):
+    """Forward and backward are decided together, and gradients are eager's."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(8, 16)
+    auto(model)(x).square().mean().backward()
+    seen = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    model(x).square().mean().backward()
+    for got, wanted in zip(seen, model.parameters(), strict=True):
+        assert torch.allclose(got, wanted.grad, atol=1e-5)
+
+
+def test_racing_touches_no_gradient(auto):
+    """A race leaves `.grad` empty and calls no hook of the user's."""
+    model, x = nn.Linear(16, 4), torch.randn(8, 16)
+    called = []
+    model.weight.register_hook(lambda grad: called.append(1))
+    auto(model)(x)
+    assert model.weight.grad is None
+    assert called == []
+
+
+def test_buffers_change_once(auto):
+    """Batch norm's statistics after the first call are those of one call."""
+    x = torch.randn(32, 4, 3, 3)
+    raced, plain = (nn.BatchNorm2d(4) for _ in range(2))
+    auto(raced)(x)
+    plain(x)
+    for got, wanted in zip(raced.buffers(), plain.buffers(), strict=True):
+        assert torch.allclose(got, wanted)
+
+
+def test_a_cache_that_is_written_is_right_the_first_time(auto):
+    """A key-value cache that a step updates in place holds one step, through every alias."""
+
+    def step(cache, new, at):
+        cache[at] = new
+        return cache.sum() + new.sum()
+
+    cache, new = torch.zeros(4, 8), torch.randn(8)
+    with torch.no_grad():
+        seen = auto(step)(cache, new, 2)
+    assert torch.allclose(seen, 2 * new.sum(), atol=1e-5)
+    assert torch.equal(cache[2], new)
+    assert not cache[[0, 1, 3]].any()
+
+
+def test_a_candidates_libdevice_goes_with_it(auto, monkeypatch):
+    """What a candidate has Triton link is gone before the next is compiled, also where the candidate fails."""
+    monkeypatch.delenv(LIBDEVICE, raising=False)
+
+    def linked(graph):
+        monkeypatch.setenv(LIBDEVICE, "planted.bc")
+        raise RuntimeError("planted")
+
+    backend_kwargs.register_template("linked", {"post_grad_custom_post_pass": linked, "fx_graph_cache": False})
+    auto(chain, ["linked"])(torch.randn(8, 64))
+    assert LIBDEVICE not in os.environ
+
+
+def test_donated_buffers_are_the_calls_own(auto):
+    """A backward graph that overwrites what the forward one saved is raced on calls of its own."""
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)), torch.randn(4, 16)
+    model(x).sum().backward()
+    wanted = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with functorch_config.patch(donated_buffer=True):
+        auto(model)(x).sum().backward()
+    assert all(torch.allclose(p.grad, grad, atol=1e-5) for p, grad in zip(model.parameters(), wanted, strict=True))
+
+
+def test_random_state_is_untouched(auto):
+    """Dropout under a seed draws what it draws without a race, and leaves the generator there."""
+    model, x = nn.Dropout(0.5), torch.ones(64, 64)
+    torch.manual_seed(0)
+    raced = auto(model)(x), torch.rand(3)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    again = auto(model)(x), torch.rand(3)
+    assert all(torch.equal(a, b) for a, b in zip(raced, again, strict=True))
+
+
+def test_weights_stay_static_inputs(auto, monkeypatch):
+    """Candidates and the winner get the static inputs that default alone gets, or CUDA graphs would copy weights."""
+    import torch._inductor.compile_fx as module
+
+    seen, inner = [], module.compile_fx_inner
+
+    def spy(gm, example_inputs, **kwargs):
+        seen.append(tuple(kwargs.get("static_input_idxs", ())))
+        return inner(gm, example_inputs, **kwargs)
+
+    monkeypatch.setattr(module, "compile_fx_inner", spy)
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 16)
+    with torch.no_grad():
+        torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor", fx_graph_cache=False))(x)
+        alone = seen.pop()
+        torch._dynamo.reset()
+        auto(model, fx_graph_cache=False)(x)
+    assert alone
+    assert set(seen) == {alone}
