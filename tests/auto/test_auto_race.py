@@ -323,3 +323,14 @@ def test_four_threads(auto):
     for thread in threads:
         thread.join()
     assert all(torch.allclose(seen[at], chain(x) + at, atol=1e-5) for at in range(4))
+
+
+@torch.no_grad()
+def test_what_is_drawn_within_a_branch_is_seen(auto, store):
+    """Of a branch's operators none is counted, and still default is checked by its twin that draws as eager does."""
+
+    def drawn(x):
+        return torch.cond(x.sum() > 1e9, torch.sin, lambda x: torch.nn.functional.dropout(x, 0.5), (x,))
+
+    auto(drawn)(torch.ones(64, 64))
+    assert rows_of(store)["default"]["status"] == "pass"
