@@ -213,7 +213,24 @@ def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) ->
 
     hindered = any(each.instead(config) for each in HINDRANCES)
     inner_compile = _compile_unhindered if hindered and not strict else compile_fx_inner
+    if config.get("cpp_wrapper"):
+        inner_compile = _keeping_cubins(inner_compile)
     return finding_cutlass(inner_compile, here.nvcc) if asks_for_cutlass(config, here) else inner_compile
+
+
+def _keeping_cubins(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the cubins that a C++ wrapper calls: torch 2.11 forgets to when the backward graph comes."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import get_cpp_wrapper_config
+
+    if "log_cudagraph_skip" in signature(get_cpp_wrapper_config).parameters:
+        return inner_compile
+
+    def compile_one(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        with config.patch(get_cpp_wrapper_config()):
+            return inner_compile(gm, example_inputs, **kwargs)
+
+    return compile_one
 
 
 def _aten_where_alone(config: Mapping[str, Any], here: Machine) -> dict[str, str]:

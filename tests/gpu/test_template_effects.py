@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from effects import CASES, Seen, compile_ratio, compile_seconds, look
+from effects import CASES, Seen, compile_ratio, compile_seconds, gelu_and_scale, look
 from torch.testing import assert_close
 
 from backend_kwargs import make_backend
@@ -212,6 +212,15 @@ def test_eager_numerics_draws_eager_random_numbers():
     expected = draw(x)
     torch.manual_seed(3)
     assert torch.equal(torch.compile(draw, backend="tmpl-inductor:eager_numerics")(x), expected)
+
+
+def test_a_backward_pass_under_a_cpp_wrapper():
+    """`cpp_wrapper` compiles the backward graph too, which comes later."""
+    x = torch.randn(64, 256, device="cuda", requires_grad=True)
+    torch.compile(gelu_and_scale, backend="tmpl-inductor:cpp_wrapper")(x).sum().backward()
+    gradient, x.grad = x.grad, None
+    gelu_and_scale(x).sum().backward()
+    assert_close(gradient, x.grad)
 
 
 def test_fast_compile_is_faster_than_default(evidence):
