@@ -41,7 +41,7 @@ class Cell:
     has no samples. `repeats` says by clock, "wall" or "events", how many calls a sample is the mean of; it is empty in
     older files. `exposed`: launches outlast what covers them, so that `device_s` holds time of the host. `one_cache`:
     peers shared what they compiled. `decided` is what auto's race came to: winner, options, seconds, and rows of name,
-    status, seconds, compile_s, reason.
+    status, seconds, compile_s, reason, whom it met, and its speedup over it: low, median, high.
     """
 
     case: str

@@ -4,7 +4,7 @@ import contextlib
 import gc
 import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -146,7 +146,7 @@ class Trial:
         """Tell no compile time: what a peer found compiled by others is not its own."""
         self.compiled.cold_s = None
         if self.decided:
-            rows = [[name, status, seconds, None, reason] for name, status, seconds, _, reason in self.decided["rows"]]
+            rows = [[name, status, seconds, None, *rest] for name, status, seconds, _, *rest in self.decided["rows"]]
             self.decided = {**self.decided, "seconds": None, "rows": rows}
 
     def verify(self, at: int) -> None:
@@ -165,13 +165,17 @@ class Trial:
 def decided(compiled: Callable[..., Any]) -> dict[str, Any] | None:
     """Return what auto chose for the one graph of `compiled`, and by what race; None where that is not known."""
     race = report(compiled).graphs[-1].race
-    columns = ("name", "status", "seconds", "compile_s", "reason")
+    columns = ("name", "status", "seconds", "compile_s", "reason", "against")
     return race and {
         "winner": race.winner,
         "options": dict(race.options),
         "seconds": race.seconds,
-        "rows": [[row[column] for column in columns] for row in race.rows],
+        "rows": [[*(row[column] for column in columns), _figures(row["speedup"])] for row in race.rows],
     }
+
+
+def _figures(speedup: Mapping[str, float] | None) -> list[float] | None:
+    return speedup and [speedup[name] for name in ("low", "median", "high")]
 
 
 class Replayed:

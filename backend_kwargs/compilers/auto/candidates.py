@@ -23,7 +23,8 @@ class Candidate:
     `over` lays them over those of the fastest so far but for `without`, so that the reduction options of one step and
     the CUDA graphs of another end up together; else they stand alone. `can_gain` tells from the graph whether trying is
     worth the time; those that save launches from Python are tried only where these count, `expensive` ones only while
-    the graph is far from its limit. Among equals the lower `rank` is kept.
+    the graph is far from its limit, and a `late` one, whose kernels are there already, even when the budget is spent.
+    Among equals the lower `rank` is kept.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Candidate:
     without: tuple[str, ...] = ()
     saves_launches: bool = False
     expensive: bool = False
+    late: bool = False
     effort: Effort = "quick"
     rank: int = 1
 
@@ -135,7 +137,7 @@ STEPS: tuple[Candidate, ...] = (
         rank=2,
     ),
     # Shorter kernels leave more to gain. Not the other way round: what is won once stays won when kernels get shorter.
-    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_launches=True, rank=GRAPHS_RANK),
+    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_launches=True, late=True, rank=GRAPHS_RANK),
     Candidate("cpp_wrapper", {"cpp_wrapper": True}, _gpu, saves_launches=True, expensive=True, effort="full", rank=3),
 )
 

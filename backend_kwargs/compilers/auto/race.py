@@ -30,7 +30,8 @@ Progress = Callable[[str, float], None]
 MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
 UNSURE = 0.1  # and on a noisy one, where the interval is as wide
 BOUT = 6  # rounds between two looks at the clock
-ROUNDS = 30
+LEAST_ROUNDS, ROUNDS = 30, 120  # of two candidates that differ by little
+SETTLED_S = 0.3  # after which the least rounds are enough
 BOUT_S = 4.0
 SLOW_S = 0.1  # a call of eager above which fewer are made
 LAUNCH_S = 5e-6  # of a kernel, from Python; where a call is waited for, the first ones hide behind nothing
@@ -211,7 +212,7 @@ class _Race:
         return f"its tuning was ended after {self.settings.cap_s:g} s of the race"
 
     def _not_worth(self, candidate: Candidate, champion: Runner) -> str:
-        if not self._left_s:
+        if not self._left_s and not (candidate.late and not self._over):
             return self._out_of_time
         fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
         options = self._options(candidate, champion)
@@ -352,8 +353,8 @@ class _Race:
     def _timed(self, challenger: Runner, champion: Runner, failed: dict[str, Exception]) -> dict[str, list[float]]:
         calls = {"champion": champion.call, "challenger": challenger.call}
         samples: dict[str, list[float]] = {name: [] for name in calls}
-        limit = min(BOUT_S, self._left_s)
-        ends = time.perf_counter() + limit
+        limit = min(BOUT_S, max(self._left_s, SETTLED_S))
+        began = time.perf_counter()
         while len(samples["champion"]) < ROUNDS and not failed:
             warmup = 0 if self.slow else 1 if samples["champion"] else 3
             bout = measure.interleave(
@@ -361,7 +362,9 @@ class _Race:
             )
             for name, seconds in bout.items():
                 samples[name] += seconds
-            if not failed and (_certain(samples) or time.perf_counter() > ends):
+            spent = time.perf_counter() - began
+            enough = spent > limit or (spent > SETTLED_S and len(samples["champion"]) >= LEAST_ROUNDS)
+            if not failed and (enough or _certain(samples)):
                 break
         return samples
 
@@ -381,8 +384,10 @@ class _Call:
 
 
 def _certain(samples: Mapping[str, list[float]]) -> bool:
+    """Tell whether one is faster, or neither, whatever further rounds say."""
     ratio = measure.ratio_interval(samples["champion"], samples["challenger"])
-    return ratio.low > 1 + MARGIN or ratio.high < 1 - MARGIN
+    even = ratio.low >= 1 - MARGIN and ratio.high <= 1 + MARGIN
+    return even or ratio.low > 1 + MARGIN or ratio.high < 1 - MARGIN
 
 
 def _saves_enough(candidate: Candidate, facts: Facts, seconds: float) -> bool:

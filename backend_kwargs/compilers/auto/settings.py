@@ -22,7 +22,7 @@ class Settings:
     effort: Annotated[Literal["quick", "full"], "candidates to race: few, or all that can gain"] = "quick"
     candidates: Annotated[list[str] | None, "steps and templates to race; None: the built-in steps"] = None
     budget_s: Annotated[
-        Seconds, "seconds for the race of one graph; no candidate is begun after them, none tuned after twice them"
+        Seconds, "seconds for the race of one graph; nothing new is compiled after them, nothing tuned after twice them"
     ] = 60.0
     process_budget_s: Annotated[Seconds, "seconds for all races of this process; no race is begun after them"] = 600.0
     most_races: Annotated[Count, "races of one computation; further sizes take the winner of the last"] = 3
