@@ -120,7 +120,7 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
         "cpp_wrapper": Template(
             "The code between kernels in C++ in place of Python",
             {"cpp_wrapper": True},
-            costs="some seconds of C++ compile for each graph",
+            costs="C++ compile for each graph: some seconds on a CPU, up to a minute on a GPU",
             needs=("cxx",),
             otherwise="compiling fails",
         ),
