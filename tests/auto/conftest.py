@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import deciding, race
+from backend_kwargs.compilers.auto import deciding, judging, race
 
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 
@@ -62,7 +62,7 @@ def store(tmp_path, monkeypatch, fresh_dynamo):
 @pytest.fixture
 def default_wins(monkeypatch):
     """Let the last candidate that is right win, however fast eager is on this machine."""
-    monkeypatch.setattr(race, "_better", lambda challenger, champion, objective: True)
+    monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
 
 
 class Races:
@@ -72,8 +72,8 @@ class Races:
 
     def __call__(self, request, tick):
         self.count += 1
-        row = race.Row(self.winner, self.options, seconds=1e-4, won=True)
-        others = [race.Row(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
+        row = judging.Row(self.winner, self.options, seconds=1e-4, won=True)
+        others = [judging.Row(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
         return race.Outcome(row, (*others, row), "3 ops", 0.1, self.cut)
 
 

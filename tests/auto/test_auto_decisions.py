@@ -17,7 +17,7 @@ import backend_kwargs
 from backend_kwargs.compilers.auto import deciding
 from backend_kwargs.compilers.auto.decisions import SCHEMA, Decision, Store, packed, plain, store_path
 from backend_kwargs.compilers.auto.exchange import read_decisions, template_name, write_decisions
-from backend_kwargs.compilers.auto.race import Row
+from backend_kwargs.compilers.auto.judging import Row
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.templates import find_template
 

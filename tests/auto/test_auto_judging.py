@@ -1,24 +1,26 @@
 """Who wins by two figures: speed beyond noise, what it costs to have, how near the limit is."""
 
+import time
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
 from graphs import TOLD
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto import race
+from backend_kwargs.compilers.auto import judging, limit, race
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
 from backend_kwargs.compilers.auto.facts import seen_facts
 
 
 def runner(*, rank=1, speedup=None, peak_bytes=None):
-    row = race.Row("a step", speedup=speedup, peak_bytes=peak_bytes)
-    return race.Runner(Candidate("a step", rank=rank), row, None, ())
+    row = judging.Row("a step", speedup=speedup, peak_bytes=peak_bytes)
+    return judging.Runner(Candidate("a step", rank=rank), row, None, ())
 
 
 @pytest.mark.parametrize(
-    ("told", "limit"),
+    ("told", "seconds"),
     [
         pytest.param({"bytes_read": 10}, 2.0, id="read"),
         pytest.param({"bytes_read": 8, "bytes_written": 8}, 4.0, id="copied"),
@@ -27,11 +29,11 @@ def runner(*, rank=1, speedup=None, peak_bytes=None):
         pytest.param({"bytes_read": 10, "device": "cpu"}, 0.0, id="on a CPU"),
     ],
 )
-def test_the_limit(monkeypatch, told, limit):
+def test_the_limit(monkeypatch, told, seconds):
     """Memory that is only read is faster than memory that is copied; the larger of both limits holds."""
-    monkeypatch.setattr(race, "_ceilings", lambda device: (4.0, 5.0, 100.0))
+    monkeypatch.setattr(limit, "_ceilings", lambda device: (4.0, 5.0, 100.0))
     _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD)
-    assert race.limit_of(replace(facts, **{"device": "cuda"} | told), torch.device("cuda")) == limit
+    assert limit.limit_of(replace(facts, **{"device": "cuda"} | told), torch.device("cuda")) == seconds
 
 
 def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
@@ -40,9 +42,44 @@ def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
     def full(device):
         raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(race, "_measured", full)
+    monkeypatch.setattr(limit, "_measured", full)
     _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD | {"device": "cuda", "bytes_read": 10.0})
-    assert race.limit_of(facts, torch.device("cuda:7")) == 0
+    assert limit.limit_of(facts, torch.device("cuda:7")) == 0
+
+
+@pytest.mark.parametrize(
+    ("ratios", "clear"),
+    [
+        pytest.param([1.05, 1.06, 1.07], True, id="faster"),
+        pytest.param([0.95, 0.94, 0.93], True, id="slower"),
+        pytest.param([1.0, 1.005, 0.995], True, id="even"),
+        pytest.param([1.0, 1.03, 1.06], False, id="about the margin"),
+        pytest.param([0.9, 1.0, 1.1], False, id="noisy"),
+    ],
+)
+def test_who_is_faster_is_clear(ratios, clear):
+    """It is when the interval lies on one side of the margin, or within it."""
+    samples = {"champion": ratios * 4, "challenger": [1.0] * len(ratios * 4)}
+    assert judging._certain(samples) is clear
+
+
+def napping(*naps):
+    left = cycle(naps)
+    return lambda: time.sleep(next(left))
+
+
+@pytest.mark.parametrize(
+    ("challenger", "least", "most"),
+    [
+        pytest.param(napping(4e-3), judging.BOUT, judging.BOUT, id="clear"),
+        pytest.param(napping(1e-3, 2e-3, 4e-3), judging.LEAST_ROUNDS, judging.ROUNDS, id="noisy"),
+    ],
+)
+def test_what_is_not_clear_is_timed_longer(challenger, least, most):
+    """One bout is enough where the challenger is far off; where noise hides it, the least rounds and more are made."""
+    runners = [judging.Runner(Candidate(""), judging.Row(""), call, ()) for call in (challenger, napping(2e-3))]
+    samples = judging.in_turns(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
+    assert least <= len(samples["champion"]) == len(samples["challenger"]) <= most
 
 
 @pytest.mark.parametrize(
@@ -79,7 +116,7 @@ def test_eager_returns_where_later_rounds_differ(monkeypatch, seconds, beats, ke
 def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_bytes, wins):
     """Within noise and at the same rank, over 5 % less memory decides; else the earlier stays."""
     challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_bytes=peak_bytes)
-    assert race._better(challenger, runner(peak_bytes=100), "latency") is wins
+    assert judging.better(challenger, runner(peak_bytes=100), "latency") is wins
 
 
 def test_memory_decides_between_no_replays():
@@ -87,15 +124,15 @@ def test_memory_decides_between_no_replays():
     lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_bytes=0)
     replayed, eager = runner(peak_bytes=100), runner(peak_bytes=100)
     replayed.code, eager.candidate = (("code", True),), Candidate(EAGER)
-    assert not race._better(lighter, replayed, "latency")
-    assert not race._better(lighter, eager, "latency")
+    assert not judging.better(lighter, replayed, "latency")
+    assert not judging.better(lighter, eager, "latency")
 
 
 def test_cuda_graphs_cost_whichever_step_brought_them():
     """Within noise a candidate with CUDA graphs does not replace one without, however little memory it needs."""
     graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_bytes=0)
     graphed.row.options["triton.cudagraphs"] = True
-    assert not race._better(graphed, runner(peak_bytes=100), "latency")
+    assert not judging.better(graphed, runner(peak_bytes=100), "latency")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +162,7 @@ def test_saved_launches_have_to_count(saves, seconds, opaque, tried):
 )
 def test_default_is_kept_within_noise(ratio, wins):
     """Default stands before eager unless it is slower beyond noise."""
-    default = race.Runner(Candidate(DEFAULT, over=False, rank=0), race.Row(DEFAULT), None, ())
+    default = judging.Runner(Candidate(DEFAULT, over=False, rank=0), judging.Row(DEFAULT), None, ())
     default.row.speedup = measure.Interval(*ratio)
-    eager = race.Runner(Candidate(EAGER), race.Row(EAGER), None, ())
-    assert race._better(default, eager, "latency") is wins
+    eager = judging.Runner(Candidate(EAGER), judging.Row(EAGER), None, ())
+    assert judging.better(default, eager, "latency") is wins

@@ -1,5 +1,6 @@
 """What wins, and what never does."""
 
+import itertools
 import re
 import threading
 import time
@@ -134,6 +135,20 @@ def test_a_spent_budget_skips_candidates(monkeypatch, auto, planted, store):
     auto(chain, ["slow"])(torch.randn(8, 64))
     row = rows_of(store)["slow"]
     assert (row["status"], row["reason"]) == ("skipped", "the budget of 60 s is spent")
+
+
+@pytest.mark.parametrize(
+    ("over", "tried"), [pytest.param(False, True, id="budget"), pytest.param(True, False, id="cap")]
+)
+def test_what_is_compiled_already_may_be_late(monkeypatch, auto, store, over, tried):
+    """A step whose kernels are there is tried when the budget is spent, but not after twice it."""
+    late = Candidate("late", {"epilogue_fusion": False}, late=True)
+    overs = itertools.chain([False], itertools.repeat(over))
+    monkeypatch.setattr(race._Race, "_left_s", 0.0)
+    monkeypatch.setattr(race._Race, "_over", property(lambda self: next(overs)))
+    monkeypatch.setattr(race, "candidates_for", lambda *_: [late])
+    auto(chain)(torch.randn(8, 64))
+    assert (rows_of(store)["late"]["status"] != "skipped") is tried
 
 
 def test_a_call_longer_than_the_cap_is_not_raced(auto, log):

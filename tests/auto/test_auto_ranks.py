@@ -70,11 +70,11 @@ RANK = """
 import json, os, sys
 import torch, torch.distributed as dist
 import backend_kwargs
-from backend_kwargs.compilers.auto import agreement, deciding, race
+from backend_kwargs.compilers.auto import agreement, deciding, judging, race
 rank, file = int(sys.argv[1]), sys.argv[2]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-row = race.Row("eager", won=True)
+row = judging.Row("eager", won=True)
 deciding.race = lambda request, tick: race.Outcome(row, (row,), f"race of {rank}", 0.0, False)
 backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], budget_s=20)
 words = agreement._process_group_store()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backend_kwargs.compilers.auto.decisions import Decision
-from backend_kwargs.compilers.auto.race import Row
+from backend_kwargs.compilers.auto.judging import Row
 from backend_kwargs.compilers.auto.telling import ARTIFACT, progress, table
 
 

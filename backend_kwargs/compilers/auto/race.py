@@ -5,8 +5,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,24 +15,20 @@ from torch.fx import GraphModule
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.apart import Task, apart, has_drawn, own_libdevice
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, GRAPHS_RANK, Candidate, candidates_for
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
 from backend_kwargs.compilers.auto.capped import OutOfTime, capped
 from backend_kwargs.compilers.auto.facts import Facts, recomputes, seen_facts
+from backend_kwargs.compilers.auto.judging import Row, Runner, better, even, in_turns
+from backend_kwargs.compilers.auto.limit import limit_of
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.freezing import copy_of_graph
 from backend_kwargs.compilers.generated import comparable, compiled_graphs
-from backend_kwargs.measure import Accuracy, Interval
+from backend_kwargs.measure import Accuracy
 
 logger = logging.getLogger("backend_kwargs.auto")
 
 Progress = Callable[[str, float], None]
 
-MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
-UNSURE = 0.1  # and on a noisy one, where the interval is as wide
-BOUT = 6  # rounds between two looks at the clock
-LEAST_ROUNDS, ROUNDS = 30, 120  # of two candidates that differ by little
-SETTLED_S = 0.3  # after which the least rounds are enough
-BOUT_S = 4.0
 SLOW_S = 0.1  # a call of eager above which fewer are made
 LAUNCH_S = 5e-6  # of a kernel, from Python; where a call is waited for, the first ones hide behind nothing
 LEAST_GAIN = 0.03  # a candidate that cannot gain as much is not tried
@@ -44,42 +40,6 @@ SLOWER_IN_PRECISION = 10
 
 class UnfitError(Exception):
     """A graph is not to be raced; the message says why."""
-
-
-@dataclass(slots=True)
-class Row:
-    """What became of one candidate: seconds per call, its speedup over the champion it met, compile seconds."""
-
-    name: str
-    options: dict[str, Any] = field(default_factory=dict)
-    status: str = "pass"
-    reason: str = ""
-    seconds: float | None = None
-    speedup: Interval | None = None
-    against: str = ""
-    compile_s: float = 0.0
-    peak_bytes: int | None = None
-    won: bool = False
-
-
-@dataclass(slots=True)
-class Runner:
-    """A candidate that passed: its row, how to call it, and what tells its code from another's."""
-
-    candidate: Candidate
-    row: Row
-    call: "_Call"
-    code: tuple[tuple[str, bool], ...]
-
-    @property
-    def rank(self) -> int:
-        """What it costs to have: CUDA graphs the most, whichever step brought them."""
-        return GRAPHS_RANK if self.row.options.get("triton.cudagraphs") else self.candidate.rank
-
-    @property
-    def replayed(self) -> bool:
-        """Whether a CUDA graph replays any of it."""
-        return any(replayed for _, replayed in self.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +289,7 @@ class _Race:
         if self._over:
             return challenger.candidate.name == DEFAULT
         failed: dict[str, Exception] = {}
-        samples = self._timed(challenger, champion, failed)
+        samples = in_turns(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=not self.slow)
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
@@ -339,34 +299,16 @@ class _Race:
         challenger.row.against = champion.row.name
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             runner.row.seconds = measure.percentile(samples[name], 0.5)
-        if self.device.type == "cuda" and _even(challenger, champion):
+        if self.device.type == "cuda" and even(challenger, champion):
             for runner in (champion, challenger):
                 runner.row.peak_bytes = runner.row.peak_bytes or self._peak(runner)
-        return _better(challenger, champion, self.settings.objective)
+        return better(challenger, champion, self.settings.objective)
 
     def _peak(self, runner: Runner) -> int | None:
         try:
             return measure.peak_memory(runner.call, self.device)
         except Exception:  # noqa: BLE001 - a tie may stay one
             return None
-
-    def _timed(self, challenger: Runner, champion: Runner, failed: dict[str, Exception]) -> dict[str, list[float]]:
-        calls = {"champion": champion.call, "challenger": challenger.call}
-        samples: dict[str, list[float]] = {name: [] for name in calls}
-        limit = min(BOUT_S, max(self._left_s, SETTLED_S))
-        began = time.perf_counter()
-        while len(samples["champion"]) < ROUNDS and not failed:
-            warmup = 0 if self.slow else 1 if samples["champion"] else 3
-            bout = measure.interleave(
-                calls, rounds=BOUT, device=self.device, budget_s=limit, failed=failed.__setitem__, warmup=warmup
-            )
-            for name, seconds in bout.items():
-                samples[name] += seconds
-            spent = time.perf_counter() - began
-            enough = spent > limit or (spent > SETTLED_S and len(samples["champion"]) >= LEAST_ROUNDS)
-            if not failed and (enough or _certain(samples)):
-                break
-        return samples
 
 
 @dataclass
@@ -383,45 +325,9 @@ class _Call:
         return self.made()
 
 
-def _certain(samples: Mapping[str, list[float]]) -> bool:
-    """Tell whether one is faster, or neither, whatever further rounds say."""
-    ratio = measure.ratio_interval(samples["champion"], samples["challenger"])
-    even = ratio.low >= 1 - MARGIN and ratio.high <= 1 + MARGIN
-    return even or ratio.low > 1 + MARGIN or ratio.high < 1 - MARGIN
-
-
 def _saves_enough(candidate: Candidate, facts: Facts, seconds: float) -> bool:
     """Tell whether the host's time that a candidate saves can count; of an opaque graph nobody knows."""
     return not candidate.saves_launches or facts.opaque or LAUNCH_S * facts.ops >= LEAST_GAIN * seconds
-
-
-def _better(challenger: Runner, champion: Runner, objective: str) -> bool:
-    """Tell whether the challenger wins: beyond noise if it costs more, within it if it costs less or needs less."""
-    if objective == "memory" or _even(challenger, champion):
-        return _lighter(challenger, champion)
-    ratio = challenger.row.speedup
-    assert ratio is not None
-    if not challenger.candidate.over and challenger.rank < champion.rank:  # the cheaper
-        return ratio.median >= 1 - (UNSURE if ratio.high >= 1 else MARGIN)
-    return ratio.low > 1 + MARGIN
-
-
-def _even(challenger: Runner, champion: Runner) -> bool:
-    """Tell whether both were compiled, cost the same to have, and take the same time within noise."""
-    ratio = challenger.row.speedup
-    assert ratio is not None
-    if champion.candidate.name == EAGER or challenger.rank != champion.rank:
-        return False
-    # What a replay holds lies in its pool, and is no part of its peak.
-    return abs(ratio.median - 1) <= MARGIN and not (challenger.replayed or champion.replayed)
-
-
-def _lighter(challenger: Runner, champion: Runner) -> bool:
-    new, old = challenger.row.peak_bytes, champion.row.peak_bytes
-    assert challenger.row.speedup is not None
-    if new is None or old is None or abs(new - old) <= 0.05 * max(new, old):
-        return challenger.row.speedup.low > 1 + MARGIN
-    return new < old
 
 
 def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
@@ -442,37 +348,3 @@ def _bytes(seen: Mapping[str, Any]) -> float:
     from torch.utils import _pytree as pytree
 
     return float(sum(leaf.nbytes for leaf in pytree.tree_leaves(seen) if isinstance(leaf, torch.Tensor)))
-
-
-def limit_of(facts: Facts, device: torch.device) -> float:
-    """Return the least seconds: bytes at the memory's speed, or flops at a matmul's; 0 where unknown.
-
-    Memory is as fast as for a copy where as much is written as read, as fast as for a fill where all goes one way.
-    """
-    if not facts.gpu:
-        return 0.0
-    copy, fill, peak = _ceilings(device)
-    moved = facts.bytes_read + facts.bytes_written
-    turned = 2 * min(facts.bytes_read, facts.bytes_written)  # what a copy could have moved
-    return max(turned / copy + (moved - turned) / fill, facts.flops / peak)
-
-
-@cache
-def _ceilings(device: torch.device) -> tuple[float, float, float]:
-    """Measure bytes per second of a copy and of a fill, and bf16 flops, once for each device: some milliseconds."""
-    try:
-        return _measured(device)
-    except Exception:  # noqa: BLE001 - little memory is left, say: then nothing is known to be at its limit
-        return math.inf, math.inf, math.inf
-
-
-def _measured(device: torch.device) -> tuple[float, float, float]:
-    held = torch.randn(1 << 26, device=device)
-    square = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-    calls: dict[str, Callable[[], object]] = {
-        "copy": partial(torch.clone, held),
-        "fill": held.zero_,
-        "matmul": partial(torch.mm, square, square),
-    }
-    seconds = {name: min(each) for name, each in measure.interleave(calls, rounds=5, device=device).items()}
-    return 2 * held.nbytes / seconds["copy"], held.nbytes / seconds["fill"], 2 * 8192**3 / seconds["matmul"]
