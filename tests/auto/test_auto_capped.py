@@ -3,13 +3,14 @@
 import math
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch._inductor.runtime.benchmarking import benchmarker
 
 from backend_kwargs.compilers.auto import race, settings
-from backend_kwargs.compilers.auto.capped import TIMERS, OutOfTime, capped
+from backend_kwargs.compilers.auto.capped import TIMERS, OutOfTime, capped, capped_backward
 from backend_kwargs.compilers.auto.decisions import Store
 
 
@@ -38,6 +39,38 @@ def test_other_threads_go_on():
         other.start()
         other.join()
     assert len(seen) == 1
+
+
+@pytest.fixture(scope="module")
+def tuned_in_backward():
+    """Compile a function whose backward pass, and it alone, times a kernel."""
+    library = "backend_kwargs_tests"
+
+    @torch.library.custom_op(f"{library}::same", mutates_args=())
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @torch.library.custom_op(f"{library}::timed", mutates_args=())
+    def timed(x: torch.Tensor) -> torch.Tensor:
+        time_a_kernel()
+        return x.clone()
+
+    for op in (same, timed):
+        op.register_fake(torch.empty_like)
+    same.register_autograd(lambda ctx, grad: timed(grad))
+    return torch.compile(lambda x: same(x) * 2, backend="inductor")
+
+
+@pytest.mark.parametrize("view", [pytest.param(False, id="output"), pytest.param(True, id="view of it")])
+def test_another_threads_backward_pass_ends_too(tuned_in_backward, view):
+    """What autograd runs in a thread of its own has the end of the thread that waits for it, and is rid of it then."""
+    x = torch.ones(4, requires_grad=True)
+    with ThreadPoolExecutor(1) as autograds:
+        with capped(time.perf_counter() - 1):
+            out = tuned_in_backward(x).view(2, 2) if view else tuned_in_backward(x)
+            with capped_backward([out]), pytest.raises(OutOfTime):
+                autograds.submit(torch.autograd.grad, out, x, torch.ones_like(out)).result()
+        assert autograds.submit(time_a_kernel).result() >= 0
 
 
 def test_two_races_end_apart():

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from backend_kwargs.compilers.auto.capped import capped_backward
 from backend_kwargs.compilers.freezing import copy_of_graph, lends_its_data, may_be_written
 
 SEED = 0
@@ -286,7 +287,8 @@ class Task:
             return {"output": outputs}
         ends = [out for out in pytree.tree_leaves(outputs) if isinstance(out, torch.Tensor) and out.requires_grad]
         cotangents += map(_cotangent, ends[len(cotangents) :])
-        grads = torch.autograd.grad(ends, leaves, cotangents, allow_unused=True) if ends else ()
+        with capped_backward(ends):
+            grads = torch.autograd.grad(ends, leaves, cotangents, allow_unused=True) if ends else ()
         return {"output": outputs, "gradient": list(grads)}
 
     def observe(self, fn: Callable[..., Any]) -> dict[str, Any]:

@@ -4,11 +4,15 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch.autograd.graph import Node
+
 TIMERS = ("benchmark_gpu", "benchmark_cpu")
+COMPILED = "CompiledFunctionBackward"  # as AOTAutograd calls its autograd functions
 _ends: dict[int, float] = {}  # by thread
 _lock = threading.Lock()
 
@@ -19,10 +23,7 @@ class OutOfTime(BaseException):
 
 @contextmanager
 def capped(ends: float) -> Iterator[None]:
-    """Raise OutOfTime where this thread is to time a kernel after `ends`, a time of `time.perf_counter`.
-
-    Kernels of a backward pass are tuned by autograd's thread, which serves other models too, and are not stopped.
-    """
+    """Raise OutOfTime where this thread is to time a kernel after `ends`, a time of `time.perf_counter`."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     thread, held = threading.get_ident(), vars(benchmarker)
@@ -38,6 +39,56 @@ def capped(ends: float) -> Iterator[None]:
             if not _ends:
                 for name in TIMERS:
                     held.pop(name, None)
+
+
+@contextmanager
+def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let this thread's end hold for the backward pass of `outputs` too, run meanwhile by a thread of autograd's.
+
+    That thread serves other models as well: the end is its own only while it is in a graph that made `outputs`.
+    """
+    ends, entered = _ends.get(threading.get_ident()), set[int]()
+    if ends is None:
+        yield
+        return
+
+    def before(*_: Any) -> None:
+        with _lock:
+            thread = threading.get_ident()
+            if thread not in _ends:
+                _ends[thread] = ends
+                entered.add(thread)
+
+    def after(*_: Any) -> None:
+        with _lock:
+            for thread in entered:
+                del _ends[thread]
+            entered.clear()
+
+    nodes = _compiled([out.grad_fn for out in outputs])
+    handles = [handle for node in nodes for handle in (node.register_prehook(before), node.register_hook(after))]
+    try:
+        yield
+    finally:
+        after()  # where it failed, no hook was called
+        for handle in handles:
+            handle.remove()
+
+
+def _compiled(nodes: Sequence[Node | None]) -> list[Node]:
+    """Return the nodes of compiled backward graphs among `nodes`, or behind them: outputs may be views."""
+    found: dict[Node, None] = {}
+    left, seen = [node for node in nodes if node is not None], set[Node]()
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.name() == COMPILED:
+            found[node] = None
+        else:
+            left += [following for following, _ in node.next_functions if following is not None]
+    return list(found)
 
 
 def _asking(timer: Callable[..., Any]) -> Callable[..., Any]:
