@@ -63,6 +63,21 @@ def test_cotangents_are_drawn_once(monkeypatch):
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(torch.zeros(4, 8), id="contiguous"),
+        pytest.param(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last), id="channels last"),
+        pytest.param(torch.zeros(4, 8, dtype=torch.complex64).T, id="complex and transposed"),
+    ],
+)
+def test_cotangents_lie_as_outputs_do(end):
+    """Of another layout a backward pass would copy them first, which is none of its own time."""
+    made = apart._cotangent(end.requires_grad_())
+    assert (made.shape, made.stride(), made.dtype, made.requires_grad) == (end.shape, end.stride(), end.dtype, False)
+    assert made.abs().min() > 0
+
+
 def test_the_libdevice_is_put_back(monkeypatch):
     """What Inductor sets for a graph that rounds as eager does is gone with the candidate, in Triton's knobs too."""
     knobs = pytest.importorskip("triton.knobs")

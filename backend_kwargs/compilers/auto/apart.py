@@ -309,6 +309,7 @@ def _cotangent(end: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator().manual_seed(SEED)
     if end.numel() <= 1:
         return torch.ones_like(end)
-    # One drawn row, repeated: a large output costs no large draw on the host. No operator of the graph, so not counted.
+    # One drawn row, repeated: a large output costs no large draw on the host. Laid out as the output is: of another
+    # layout each backward pass would first make a copy. No operator of the graph, so not counted.
     with _disable_current_modes():
-        return torch.randn(end.shape[-1], generator=generator).to(end).expand(end.shape)
+        return torch.empty_like(end).copy_(torch.randn(end.shape[-1], generator=generator))
