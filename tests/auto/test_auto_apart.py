@@ -63,6 +63,14 @@ def test_cotangents_are_drawn_once(monkeypatch):
     assert torch.equal(first, second)
 
 
+def test_cotangents_differ_from_row_to_row():
+    """A batch norm takes the mean over the batch out of a gradient; of equal rows nothing would be left to compare."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)), torch.randn(32, 8)
+    weight = model[0].weight
+    (gradient,) = torch.autograd.grad(out := model(x), weight, apart._cotangent(out))
+    assert gradient.abs().max() > 0.1
+
+
 @pytest.mark.parametrize(
     "end",
     [

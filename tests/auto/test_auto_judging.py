@@ -14,8 +14,8 @@ from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
 from backend_kwargs.compilers.auto.facts import seen_facts
 
 
-def runner(*, rank=1, speedup=None, peak_bytes=None):
-    row = judging.Row("a step", speedup=speedup, peak_bytes=peak_bytes)
+def runner(*, rank=1, speedup=None, peak_mib=None):
+    row = judging.Row("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
     return judging.Runner(Candidate("a step", rank=rank), row, None, ())
 
 
@@ -82,25 +82,38 @@ def test_what_is_not_clear_is_timed_longer(challenger, least, most):
     assert least <= len(samples["champion"]) == len(samples["challenger"]) <= most
 
 
+def test_what_fails_late_ends_it():
+    """A call that raises after some rounds is told, and no further round is made."""
+    naps, told = napping(1e-3, 2e-3, 4e-3), {}
+    left = iter(range(20))
+    runners = [
+        judging.Runner(Candidate(""), judging.Row(""), call, ()) for call in (lambda: (next(left), naps()), naps)
+    ]
+    samples = judging.in_turns(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
+    assert isinstance(told.pop("challenger"), StopIteration)
+    assert (told, len(samples["champion"]) < 3 * judging.BOUT) == ({}, True)
+
+
 @pytest.mark.parametrize(
-    ("seconds", "beats", "kept"),
+    ("seconds", "against", "beats", "kept"),
     [
-        pytest.param(0.9, False, True, id="faster"),
-        pytest.param(1.4, False, False, id="slower"),
-        pytest.param(1.4, True, True, id="slower by chance"),
+        pytest.param(0.9, DEFAULT, False, True, id="faster"),
+        pytest.param(1.4, DEFAULT, False, False, id="slower"),
+        pytest.param(1.4, DEFAULT, True, True, id="slower by chance"),
+        pytest.param(1.4, EAGER, False, True, id="has met eager alone"),
     ],
 )
-def test_eager_returns_where_later_rounds_differ(monkeypatch, seconds, beats, kept):
-    """A champion that later rounds saw slower than eager meets it again, and goes if it loses."""
+def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, against, beats, kept):
+    """A champion that won over others, and is slower than eager by that, meets eager, and goes if it loses."""
     monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: beats)
-    monkeypatch.setattr(race._Race, "_over", False)
+    monkeypatch.setattr(race._Race, "_left_s", 1.0)
     champion, eager = runner(), runner()
-    champion.row.seconds, eager.row.seconds = seconds, 1.0
+    champion.row.seconds, eager.row.seconds, champion.row.against = seconds, 1.0, against
     assert (object.__new__(race._Race)._not_slower(champion, eager) is champion) is kept
 
 
 @pytest.mark.parametrize(
-    ("ratio", "rank", "peak_bytes", "wins"),
+    ("ratio", "rank", "peak_mib", "wins"),
     [
         pytest.param((1.05, 1.03, 1.08), 2, 200, True, id="faster"),
         pytest.param((1.0, 0.95, 1.05), 1, 90, True, id="even and lighter"),
@@ -113,16 +126,31 @@ def test_eager_returns_where_later_rounds_differ(monkeypatch, seconds, beats, ke
         pytest.param((0.9, 0.85, 0.95), 1, 50, False, id="slower"),
     ],
 )
-def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_bytes, wins):
+def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_mib, wins):
     """Within noise and at the same rank, over 5 % less memory decides; else the earlier stays."""
-    challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_bytes=peak_bytes)
-    assert judging.better(challenger, runner(peak_bytes=100), "latency") is wins
+    challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_mib=peak_mib)
+    assert judging.better(challenger, runner(peak_mib=100), "latency") is wins
+
+
+def test_some_pages_are_no_memory():
+    """Peaks that differ by less than a mebibyte do not decide, even where memory is what is asked for."""
+    lighter = runner(speedup=measure.Interval(0.8, 0.7, 0.9), peak_mib=0.1)
+    assert not judging.better(lighter, runner(peak_mib=0.2), "memory")
+
+
+@pytest.mark.parametrize(("rounds", "wins"), [pytest.param(4, False, id="few"), pytest.param(5, True, id="enough")])
+def test_few_rounds_show_little(rounds, wins):
+    """The spread of fewer than five rounds is not taken for the noise: 1.05x of what costs less is no win."""
+    samples = {"champion": [1.05] * rounds, "challenger": [1.0] * rounds}
+    challenger = runner(rank=2, speedup=judging.speedup(samples))
+    assert judging._certain(samples) is wins
+    assert judging.better(challenger, runner(), "latency") is wins
 
 
 def test_memory_decides_between_no_replays():
     """Against a CUDA graph, whose memory is in its pool, and against eager memory decides nothing."""
-    lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_bytes=0)
-    replayed, eager = runner(peak_bytes=100), runner(peak_bytes=100)
+    lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
+    replayed, eager = runner(peak_mib=100), runner(peak_mib=100)
     replayed.code, eager.candidate = (("code", True),), Candidate(EAGER)
     assert not judging.better(lighter, replayed, "latency")
     assert not judging.better(lighter, eager, "latency")
@@ -130,9 +158,9 @@ def test_memory_decides_between_no_replays():
 
 def test_cuda_graphs_cost_whichever_step_brought_them():
     """Within noise a candidate with CUDA graphs does not replace one without, however little memory it needs."""
-    graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_bytes=0)
+    graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
     graphed.row.options["triton.cudagraphs"] = True
-    assert not judging.better(graphed, runner(peak_bytes=100), "latency")
+    assert not judging.better(graphed, runner(peak_mib=100), "latency")
 
 
 @pytest.mark.parametrize(

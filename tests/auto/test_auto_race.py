@@ -163,9 +163,28 @@ def test_a_call_longer_than_the_cap_is_not_raced(auto, log):
     long_nap.register_fake(torch.empty_like)
     auto(lambda x: long_nap(x) + 1, budget_s=0.2)(torch.randn(8, 64))
     (message,) = [message for message in log.messages if message.startswith("auto: ")]
-    why = r"a call in eager takes 0\.\d s, too long for a budget of 0\.2 s"
+    why = r"to run it in eager took 0\.\d+ s, over twice its budget of 0\.2 s; raise budget_s"
     assert re.fullmatch(rf"auto: default for a graph not raced: {why} \(0\.0 s\)", message)
     assert len(naps) == 3  # the last is the result's
+
+
+def test_what_cannot_end_before_the_cap_is_not_begun(monkeypatch, auto, store):
+    """Where a meeting's calls would last beyond two budgets, default stands untimed."""
+    monkeypatch.setattr(race, "LEAST_CALLS", 10**9)
+    auto(chain)(torch.randn(8, 64))
+    rows = rows_of(store)
+    assert (rows["default"]["won"], rows["default"]["seconds"], rows["eager"]["seconds"]) == (True, None, None)
+
+
+def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):
+    """A row's time follows from its speedup over whom it met, so that no drift between meetings turns ranks around."""
+    step = Candidate("step", {"epilogue_fusion": False})
+    monkeypatch.setattr(race, "candidates_for", lambda *_: [step])
+    monkeypatch.setattr(race, "_code", lambda fn: ())
+    monkeypatch.setattr(race, "speedup", lambda samples: measure.Interval(2.0, 2.0, 2.0))
+    auto(chain)(torch.randn(8, 64))
+    rows = rows_of(store)
+    assert [rows["eager"]["seconds"] / rows[name]["seconds"] for name in ("default", "step")] == [2.0, 4.0]
 
 
 def test_after_the_cap_default_stands(monkeypatch, auto, store):
@@ -200,6 +219,7 @@ def test_near_its_limit_a_graph_waits_for_nothing_expensive(monkeypatch, auto, s
     monkeypatch.setattr(race, "candidates_for", lambda *_: [costly])
     monkeypatch.setattr(race, "limit_of", lambda facts, device: 1.0)
     monkeypatch.setattr(measure, "percentile", lambda samples, q: seconds)
+    monkeypatch.setattr(race, "speedup", lambda samples: measure.Interval(1.0, 1.0, 1.0))
     auto(chain)(torch.randn(8, 64))
     row = rows_of(store)["costly"]
     assert (row["reason"] != "the fastest is within 3% of the limit already") is tried
@@ -226,6 +246,7 @@ def test_what_saves_launches_is_tried_where_those_count(monkeypatch, auto, store
     spares = Candidate("spares", {"epilogue_fusion": False}, saves_launches=True)
     monkeypatch.setattr(race, "candidates_for", lambda *_: [spares])
     monkeypatch.setattr(measure, "percentile", lambda samples, q: 1e-3)
+    monkeypatch.setattr(race, "speedup", lambda samples: measure.Interval(1.0, 1.0, 1.0))
 
     def seen(*args, **marks):
         result, facts = seen_facts(*args, **marks)

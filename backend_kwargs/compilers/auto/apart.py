@@ -309,7 +309,9 @@ def _cotangent(end: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator().manual_seed(SEED)
     if end.numel() <= 1:
         return torch.ones_like(end)
-    # One drawn row, repeated: a large output costs no large draw on the host. Laid out as the output is: of another
-    # layout each backward pass would first make a copy. No operator of the graph, so not counted.
-    with _disable_current_modes():
-        return torch.empty_like(end).copy_(torch.randn(end.shape[-1], generator=generator))
+    # A drawn row times a drawn column: a large output costs no large draw on the host, and rows differ, else a batch
+    # norm would cancel them. Laid out as the output is: of another layout each backward pass would first make a copy.
+    with _disable_current_modes():  # no operator of the graph, so not counted
+        row = torch.randn(end.shape[-1], generator=generator).to(end.device)
+        column = torch.randn(*end.shape[:-1], 1, generator=generator).to(end.device)
+        return torch.mul(row, column, out=torch.empty_like(end))

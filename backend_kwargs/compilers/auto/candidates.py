@@ -23,7 +23,7 @@ class Candidate:
     `over` lays them over those of the fastest so far but for `without`, so that the reduction options of one step and
     the CUDA graphs of another end up together; else they stand alone. `can_gain` tells from the graph whether trying is
     worth the time; those that save launches from Python are tried only where these count, `expensive` ones only while
-    the graph is far from its limit, and a `late` one, whose kernels are there already, even when the budget is spent.
+    the graph is far from its limit, and a `late` one, which compiles nothing new, even when the budget is spent.
     Among equals the lower `rank` is kept.
     """
 

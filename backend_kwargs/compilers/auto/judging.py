@@ -16,7 +16,9 @@ UNSURE = 0.1  # and on a noisy one, where the interval is as wide
 BOUT = 6  # rounds between two looks at the clock
 LEAST_ROUNDS, ROUNDS = 30, 120  # of two candidates that differ by little
 SETTLED_S = 0.3  # after which the least rounds are enough
-BOUT_S = 4.0  # after which nothing more is timed
+BOUT_S = 4.0  # after which no further round is begun
+FEW = 5  # rounds below which their spread tells nothing
+LITTLE = 1 << 20  # bytes by which peaks of one callable differ
 
 
 @dataclass(slots=True)
@@ -72,9 +74,12 @@ def in_turns(
     calls = {"champion": champion.call, "challenger": challenger.call}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     limit_s, began = min(BOUT_S, max(left_s, SETTLED_S)), time.perf_counter()
+    spent = 0.0
     while len(samples["champion"]) < ROUNDS:
         warmup = 0 if not warm else 1 if samples["champion"] else 3
-        bout = measure.interleave(calls, rounds=BOUT, device=device, budget_s=limit_s, failed=failed, warmup=warmup)
+        bout = measure.interleave(
+            calls, rounds=BOUT, device=device, budget_s=limit_s - spent, failed=failed, warmup=warmup
+        )
         for name, seconds in bout.items():
             samples[name] += seconds
         spent = time.perf_counter() - began
@@ -84,16 +89,24 @@ def in_turns(
     return samples
 
 
-def _certain(samples: Mapping[str, list[float]]) -> bool:
-    """Tell whether one is faster, or neither, whatever further rounds say."""
+def speedup(samples: Mapping[str, list[float]]) -> Interval:
+    """Return the challenger's speedup over the champion; of few rounds its interval is a noisy machine's."""
     ratio = measure.ratio_interval(samples["champion"], samples["challenger"])
-    even = ratio.low >= 1 - MARGIN and ratio.high <= 1 + MARGIN
-    return even or ratio.low > 1 + MARGIN or ratio.high < 1 - MARGIN
+    if len(samples["champion"]) >= FEW:
+        return ratio
+    return Interval(ratio.median, ratio.low * (1 - UNSURE), ratio.high * (1 + UNSURE))
+
+
+def _certain(samples: Mapping[str, list[float]]) -> bool:
+    """Tell whether the interval lies on one side of the margin, or within it."""
+    ratio = speedup(samples)
+    tied = ratio.low >= 1 - MARGIN and ratio.high <= 1 + MARGIN
+    return tied or ratio.low > 1 + MARGIN or ratio.high < 1 - MARGIN
 
 
 def better(challenger: Runner, champion: Runner, objective: str) -> bool:
     """Tell whether the challenger wins: beyond noise if it costs more, within it if it costs less or needs less."""
-    if objective == "memory" or even(challenger, champion):
+    if objective == "memory" or alike(challenger, champion):
         return _lighter(challenger, champion)
     ratio = challenger.row.speedup
     assert ratio is not None
@@ -102,7 +115,7 @@ def better(challenger: Runner, champion: Runner, objective: str) -> bool:
     return ratio.low > 1 + MARGIN
 
 
-def even(challenger: Runner, champion: Runner) -> bool:
+def alike(challenger: Runner, champion: Runner) -> bool:
     """Tell whether both were compiled, cost the same to have, and take the same time within noise."""
     ratio = challenger.row.speedup
     assert ratio is not None
@@ -115,6 +128,6 @@ def even(challenger: Runner, champion: Runner) -> bool:
 def _lighter(challenger: Runner, champion: Runner) -> bool:
     new, old = challenger.row.peak_bytes, champion.row.peak_bytes
     assert challenger.row.speedup is not None
-    if new is None or old is None or abs(new - old) <= 0.05 * max(new, old):
+    if new is None or old is None or abs(new - old) <= max(0.05 * max(new, old), LITTLE):
         return challenger.row.speedup.low > 1 + MARGIN
     return new < old

@@ -18,7 +18,7 @@ from backend_kwargs.compilers.auto.apart import Task, apart, has_drawn, own_libd
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
 from backend_kwargs.compilers.auto.capped import OutOfTime, capped
 from backend_kwargs.compilers.auto.facts import Facts, recomputes, seen_facts
-from backend_kwargs.compilers.auto.judging import Row, Runner, better, even, in_turns
+from backend_kwargs.compilers.auto.judging import Row, Runner, alike, better, in_turns, speedup
 from backend_kwargs.compilers.auto.limit import limit_of
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.freezing import copy_of_graph
@@ -29,6 +29,7 @@ logger = logging.getLogger("backend_kwargs.auto")
 
 Progress = Callable[[str, float], None]
 
+LEAST_CALLS = 4  # of a meeting
 SLOW_S = 0.1  # a call of eager above which fewer are made
 LAUNCH_S = 5e-6  # of a kernel, from Python; where a call is waited for, the first ones hide behind nothing
 LEAST_GAIN = 0.03  # a candidate that cannot gain as much is not tried
@@ -100,8 +101,10 @@ class _Race:
         if self.facts.random and recomputes(self.request.gm):
             raise UnfitError("it recomputes what it draws, in eager from other random numbers")
         if self._over:
+            spent = time.perf_counter() - self.started
             raise UnfitError(
-                f"a call in eager takes {self.eager_s:.1f} s, too long for a budget of {self.settings.budget_s:g} s"
+                f"to run it in eager took {spent:.2g} s, over twice its budget of {self.settings.budget_s:g} s; "
+                "raise budget_s"
             )
         self.expected: dict[str, Any] | None = self.eager
         self.reference = self._reference()
@@ -159,9 +162,13 @@ class _Race:
         return max(self.settings.budget_s - (time.perf_counter() - self.started), 0.0)
 
     @property
+    def _until_cap_s(self) -> float:
+        return self.settings.cap_s - (time.perf_counter() - self.started)
+
+    @property
     def _over(self) -> bool:
         """Whether so much time is spent that default stands without more ado."""
-        return time.perf_counter() - self.started > self.settings.cap_s
+        return self._until_cap_s < 0
 
     @property
     def _out_of_time(self) -> str:
@@ -198,8 +205,8 @@ class _Race:
         return {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
-        """Return eager where later rounds told another tale of the champion than those against eager."""
-        if champion is eager or eager.row.status != "pass" or self._over:
+        """Return eager where the champion, over whomever it won, turned out slower than eager."""
+        if champion.row.against in ("", EAGER) or eager.row.status != "pass" or not self._left_s:
             return champion
         slower = (champion.row.seconds or 0.0) > (eager.row.seconds or 0.0)
         return eager if slower and not self._beats(champion, eager) else champion
@@ -249,6 +256,7 @@ class _Race:
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
         elif self.settings.objective == "memory":
+            call()  # which makes its inputs
             row.peak_bytes = measure.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
 
@@ -286,7 +294,7 @@ class _Race:
         for runner in (champion, challenger):
             if not any(row is runner.row for row in self.rows):
                 self.rows.append(runner.row)
-        if self._over:
+        if self._over or LEAST_CALLS * self.eager_s > self._until_cap_s:
             return challenger.candidate.name == DEFAULT
         failed: dict[str, Exception] = {}
         samples = in_turns(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=not self.slow)
@@ -295,11 +303,11 @@ class _Race:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
         if failed:
             return "challenger" not in failed
-        challenger.row.speedup = measure.ratio_interval(samples["champion"], samples["challenger"])
-        challenger.row.against = champion.row.name
-        for runner, name in ((champion, "champion"), (challenger, "challenger")):
-            runner.row.seconds = measure.percentile(samples[name], 0.5)
-        if self.device.type == "cuda" and even(challenger, champion):
+        challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name
+        # By the ratio, not as it was timed: clocks drift from one meeting to the next, and ranks would contradict it.
+        champion.row.seconds = champion.row.seconds or measure.percentile(samples["champion"], 0.5)
+        challenger.row.seconds = champion.row.seconds / challenger.row.speedup.median
+        if self.device.type == "cuda" and alike(challenger, champion):
             for runner in (champion, challenger):
                 runner.row.peak_bytes = runner.row.peak_bytes or self._peak(runner)
         return better(challenger, champion, self.settings.objective)

@@ -22,7 +22,8 @@ class Settings:
     effort: Annotated[Literal["quick", "full"], "candidates to race: few, or all that can gain"] = "quick"
     candidates: Annotated[list[str] | None, "steps and templates to race; None: the built-in steps"] = None
     budget_s: Annotated[
-        Seconds, "seconds for the race of one graph; nothing new is compiled after them, nothing tuned after twice them"
+        Seconds,
+        "seconds for a graph's race; then only CUDA graphs of the fastest are tried, after twice them nothing is tuned",
     ] = 60.0
     process_budget_s: Annotated[Seconds, "seconds for all races of this process; no race is begun after them"] = 600.0
     most_races: Annotated[Count, "races of one computation; further sizes take the winner of the last"] = 3
