@@ -84,11 +84,9 @@ def test_what_is_not_clear_is_timed_longer(challenger, least, most):
 
 def test_what_fails_late_ends_it():
     """A call that raises after some rounds is told, and no further round is made."""
-    naps, told = napping(1e-3, 2e-3, 4e-3), {}
-    left = iter(range(20))
-    runners = [
-        judging.Runner(Candidate(""), judging.Row(""), call, ()) for call in (lambda: (next(left), naps()), naps)
-    ]
+    naps, left, told = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
+    calls = (lambda: (next(left), naps())), napping(2e-3)
+    runners = [judging.Runner(Candidate(""), judging.Row(""), call, ()) for call in calls]
     samples = judging.in_turns(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
     assert isinstance(told.pop("challenger"), StopIteration)
     assert (told, len(samples["champion"]) < 3 * judging.BOUT) == ({}, True)
