@@ -104,7 +104,7 @@ def test_what_fails_late_ends_it():
 def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, against, beats, kept):
     """A champion that won over others, and is slower than eager by that, meets eager, and goes if it loses."""
     monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: beats)
-    monkeypatch.setattr(race._Race, "_left_s", 1.0)
+    monkeypatch.setattr(race._Race, "_over", False)
     champion, eager = runner(), runner()
     champion.row.seconds, eager.row.seconds, champion.row.against = seconds, 1.0, against
     assert (object.__new__(race._Race)._not_slower(champion, eager) is champion) is kept

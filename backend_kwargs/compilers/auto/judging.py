@@ -23,7 +23,7 @@ LITTLE = 1 << 20  # bytes by which peaks of one callable differ
 
 @dataclass(slots=True)
 class Row:
-    """What became of one candidate: seconds per call, its speedup over the champion it met, compile seconds."""
+    """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)

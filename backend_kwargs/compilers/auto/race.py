@@ -206,7 +206,7 @@ class _Race:
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager where the champion, over whomever it won, turned out slower than eager."""
-        if champion.row.against in ("", EAGER) or eager.row.status != "pass" or not self._left_s:
+        if champion.row.against in ("", EAGER) or eager.row.status != "pass" or self._over:
             return champion
         slower = (champion.row.seconds or 0.0) > (eager.row.seconds or 0.0)
         return eager if slower and not self._beats(champion, eager) else champion
