@@ -227,7 +227,7 @@ def _keeping_cubins(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
         return inner_compile
 
     def compile_one(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        with nullcontext() if config.triton.store_cubin else config.patch(get_cpp_wrapper_config()):
+        with config.patch(get_cpp_wrapper_config()):
             return inner_compile(gm, example_inputs, **kwargs)
 
     return compile_one

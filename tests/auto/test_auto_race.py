@@ -176,6 +176,15 @@ def test_what_cannot_end_before_the_cap_is_not_begun(monkeypatch, auto, store):
     assert (rows["default"]["won"], rows["default"]["seconds"], rows["eager"]["seconds"]) == (True, None, None)
 
 
+def test_memory_is_not_that_of_the_inputs(monkeypatch, auto):
+    """A candidate's peak is of a call whose inputs are there already: to make them is none of its doing."""
+    made = []
+    monkeypatch.setattr(measure, "peak_memory", lambda call, device: made.append(call.made is not None))
+    auto(chain, objective="memory")(torch.randn(8, 64))
+    assert made
+    assert all(made)
+
+
 def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):
     """A row's time follows from its speedup over whom it met, so that no drift between meetings turns ranks around."""
     step = Candidate("step", {"epilogue_fusion": False})

@@ -139,8 +139,10 @@ def test_auto_says_what_it_chose(timed):
     assert decided.keys() == {"winner", "options", "seconds", "rows"}
     assert decided["winner"] in ("eager", "default")
     assert decided["seconds"] > 0
-    rows = {name: (status, reason) for name, status, _, _, reason, *_ in decided["rows"]}
-    assert rows == dict.fromkeys(("eager", "default"), ("pass", ""))
+    rows = {name: (status, reason, against) for name, status, _, _, reason, against, _ in decided["rows"]}
+    assert rows == {"eager": ("pass", "", ""), "default": ("pass", "", "eager")}
+    low, median, high = decided["rows"][1][-1]
+    assert 0 < low <= median <= high
     assert cells["eager"].decided is None
     json.dumps(decided)
 
