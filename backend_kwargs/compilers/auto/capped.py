@@ -77,18 +77,14 @@ def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
 
 def _compiled(nodes: Sequence[Node | None]) -> list[Node]:
     """Return the nodes of compiled backward graphs among `nodes`, or behind them: outputs may be views."""
-    found: dict[Node, None] = {}
-    left, seen = [node for node in nodes if node is not None], set[Node]()
+    left, seen = list(nodes), set[Node]()
     while left:
         node = left.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.name() == COMPILED:
-            found[node] = None
-        else:
-            left += [following for following, _ in node.next_functions if following is not None]
-    return list(found)
+        if node is not None and node not in seen:
+            seen.add(node)
+            if node.name() != COMPILED:
+                left += [following for following, _ in node.next_functions]
+    return [node for node in seen if node.name() == COMPILED]
 
 
 def _asking(timer: Callable[..., Any]) -> Callable[..., Any]:
