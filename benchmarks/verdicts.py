@@ -147,7 +147,8 @@ def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
     """Return what stands, by what is computed and by peer, one for each run: of the latest group that holds the peer.
 
     A group is what one process has timed; ratios and noise floors are its own. The latest is the one read last; where
-    it says that the peer could not be had, one that had it.
+    it says that the peer could not be had, one that had it. Rivals are of the latest that holds all of them: one that
+    was run for the sake of a template or two does not stand for default.
     """
     runs: dict[Key, dict[int, dict[str, list[Cell]]]] = {}
     for cell in cells:
@@ -161,13 +162,20 @@ def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
 
 
 def _latest(groups: list[list[Cell]]) -> list[Told]:
-    latest: dict[str, tuple[Cell, list[Cell]]] = {}
-    for group in groups:
+    held = [{cell.peer for cell in group if _rivals(cell) and cell.status != "unavailable"} for group in groups]
+    all_rivals = set[str]().union(*held)
+    latest: dict[str, tuple[tuple[bool, bool], Cell, list[Cell]]] = {}
+    for group, here in zip(groups, held, strict=True):
         for cell in group:
-            if cell.status != "unavailable" or cell.peer not in latest:
-                latest[cell.peer] = cell, group
-    rivals = {peer for peer, (cell, _) in latest.items() if cell.passed and cell.kind in RIVALS}
-    return [Told(cell, group, rivals <= {c.peer for c in group if c.passed}) for cell, group in latest.values()]
+            rank = cell.status != "unavailable", here == all_rivals or not (_rivals(cell) or cell.kind == "control")
+            if cell.peer not in latest or rank >= latest[cell.peer][0]:
+                latest[cell.peer] = rank, cell, group
+    fit = {peer for peer, (_, cell, _) in latest.items() if cell.passed and _rivals(cell)}
+    return [Told(cell, group, fit <= {c.peer for c in group if c.passed}) for _, cell, group in latest.values()]
+
+
+def _rivals(cell: Cell) -> bool:
+    return cell.kind in RIVALS
 
 
 def entries(cells: Sequence[Cell], clock: Clock, ceilings: Ceilings | None = None) -> dict[Key, list[Entry]]:
