@@ -1,8 +1,9 @@
 """Inductor: templates, modes and options in; what `compile_fx` returns out."""
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import combinations
@@ -36,6 +37,7 @@ OWN: Mapping[str, Option] = MappingProxyType(
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
 # torch's "max-autotune-no-cudagraphs" leaves CUDA graphs as it finds them.
 MODE_ADDITIONS = {"max-autotune-no-cudagraphs": {"triton.cudagraphs": False}}
+PTXAS = "TRITON_PTXAS_PATH"
 AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
 
 
@@ -194,6 +196,8 @@ def _compile(
     from torch._inductor.compile_fx import compile_fx
 
     wrapper, here = _torch_wrapper(options), _machine(options)
+    if here.triton and not here.hip:
+        _name_torchs_ptxas()
     if not options.get("strict"):
         wrapper.config |= _aten_where_alone(wrapper.config, here)
     if options.get("use_aoti"):
@@ -205,6 +209,22 @@ def _compile(
     return compile_fx(  # type: ignore[return-value]
         gm, example_inputs, inner_compile, config_patches=wrapper.config, **_region(compile_fx, name)
     )
+
+
+def _name_torchs_ptxas() -> None:
+    """Name torch's ptxas to Triton in this process, as torch does in those that compile for it.
+
+    Under torch 2.11 and 2.12 this process asks Triton's own, unless it compiled a kernel itself before. What others
+    compile has another key then, and each kernel that tuning times is compiled once more, one after the other.
+    """
+    with suppress(ImportError):  # neither is public; where they are gone there is nothing to mend
+        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+        from triton.backends.nvidia.compiler import get_ptxas_version  # type: ignore[import-untyped]
+
+        before = os.environ.get(PTXAS)
+        _set_triton_ptxas_path()
+        if os.environ.get(PTXAS) != before:
+            get_ptxas_version.cache_clear()
 
 
 def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:

@@ -1,6 +1,9 @@
 """Each template does what its name says, seen in code, kernel names and traces, and doctor says the same."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,6 +224,32 @@ def test_a_backward_pass_under_a_cpp_wrapper():
     gradient, x.grad = x.grad, None
     gelu_and_scale(x).sum().backward()
     assert_close(gradient, x.grad)
+
+
+TUNED = """
+import os
+from collections import Counter
+from pathlib import Path
+import torch
+from torch._inductor.async_compile import AsyncCompile
+
+def relu_of_mm(x, w):
+    return torch.relu(x @ w)
+
+AsyncCompile.wait_pool_ready()
+x, w = (torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+torch.compile(relu_of_mm, backend="tmpl-inductor:max_autotune_no_cudagraphs")(x, w)
+made = Counter(path.name for path in Path(os.environ["TRITON_CACHE_DIR"]).rglob("triton_mm*.cubin"))
+print(len(made), max(made.values()))
+"""
+
+
+def test_tuning_compiles_each_kernel_once(tmp_path):
+    """What is timed is what the compile processes made: none is compiled again in the process that tunes."""
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    told = subprocess.check_output([sys.executable, "-c", TUNED], text=True, env=os.environ | places)
+    kernels, compiles_of_one = map(int, told.splitlines()[-1].split())
+    assert (kernels > 5, compiles_of_one) == (True, 1)
 
 
 def test_fast_compile_is_faster_than_default(evidence):
