@@ -113,7 +113,7 @@ class InductorCompiler:
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
         from backend_kwargs.compilers.auto.deciding import compile_fastest
-        from backend_kwargs.compilers.auto.race import Request, Tools
+        from backend_kwargs.compilers.auto.request import Request, Tools
 
         fixed = {option: value for option, value in options.items() if option not in auto.OPTIONS}
         tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.inert, fixed)

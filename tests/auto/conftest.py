@@ -81,7 +81,7 @@ class Races:
 def races(monkeypatch):
     """Run no race: what stands round them is tested in no time."""
     stand_in = Races()
-    monkeypatch.setattr(deciding, "race", stand_in)
+    monkeypatch.setattr(race, "race", stand_in)
     return stand_in
 
 

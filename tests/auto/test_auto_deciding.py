@@ -1,5 +1,8 @@
 """What stands round a race: when none is run, what is inherited, whose decision holds."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,9 +11,9 @@ from graphs import backend_of, chain, told
 
 import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
-from backend_kwargs.compilers.auto import deciding
+from backend_kwargs.compilers.auto import deciding, race
 from backend_kwargs.compilers.auto.decisions import Store
-from backend_kwargs.compilers.auto.race import Request, Tools
+from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.errors import BackendKwargsWarning
 
@@ -110,7 +113,7 @@ def test_a_race_that_fails_falls_back(auto, monkeypatch, store, log):
     def out_of_memory(request, tick):
         raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(deciding, "race", out_of_memory)
+    monkeypatch.setattr(race, "race", out_of_memory)
     x = torch.randn(8, 64)
     why = "its race failed: OutOfMemoryError: planted"
     with pytest.warns(BackendKwargsWarning) as warned:
@@ -212,7 +215,7 @@ def test_a_race_has_what_the_process_has_left(auto, races, store, monkeypatch):
     """The budget of one graph is no more than what is left of all, and a decision says by which it was cut."""
     budgets = []
     monkeypatch.setattr(
-        deciding, "race", lambda request, tick: budgets.append(request.settings.budget_s) or races(request, tick)
+        race, "race", lambda request, tick: budgets.append(request.settings.budget_s) or races(request, tick)
     )
     races.cut = True
     deciding._spent.append(90.0)
@@ -314,3 +317,19 @@ def test_compare_races_anew(races, store):
     assert races.count == 2
     assert Store(store).all() == before
     assert [key for _, key in deciding._decided] == [before[0].key]
+
+
+COMPILED = """
+import sys, torch, backend_kwargs
+backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[])
+torch.compile(lambda x: torch.relu(x * 2 + 1).sum(-1), backend=backend)(torch.randn(8, 64))
+print("backend_kwargs.compilers.auto.race" in sys.modules)
+"""
+
+
+def test_a_stored_decision_loads_no_race(tmp_path):
+    """The process that races loads what races; the next, which finds the decision, does not."""
+    places = {"BACKEND_KWARGS_STORE": str(tmp_path / "store"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", COMPILED]
+    loaded = [subprocess.check_output(command, text=True, env=os.environ | places).strip() for _ in range(2)]
+    assert loaded == ["True", "False"]

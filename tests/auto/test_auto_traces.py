@@ -11,7 +11,7 @@ from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import deciding
+from backend_kwargs.compilers.auto import race
 from backend_kwargs.compilers.auto.apart import LIBDEVICE
 
 
@@ -63,7 +63,7 @@ def test_the_users_frozen_objects_stay_frozen(auto):
 
 def test_a_race_leaves_what_torch_knows_of_sizes(monkeypatch, default_wins):
     """Guards and replacements of the shape environment, and the tracing context, are after a race as before."""
-    seen, run = [], deciding.race
+    seen, run = [], race.race
 
     def known():
         context = TracingContext.get()
@@ -83,7 +83,7 @@ def test_a_race_leaves_what_torch_knows_of_sizes(monkeypatch, default_wins):
         seen.append(known())
         return outcome
 
-    monkeypatch.setattr(deciding, "race", spy)
+    monkeypatch.setattr(race, "race", spy)
     torch.compile(lambda x: torch.relu(x.view(-1, 2) + 1).sum(-1), backend=backend_of(), dynamic=True)(
         torch.randn(8, 64)
     )

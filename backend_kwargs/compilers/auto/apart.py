@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.compilers.auto.capped import capped_backward
+from backend_kwargs.compilers.auto.facts import has_memory
 from backend_kwargs.compilers.freezing import copy_of_graph, lends_its_data, may_be_written
 
 SEED = 0
@@ -244,11 +245,6 @@ def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     made = whole.as_strided(value.size(), value.stride(), value.storage_offset())
     made = made.conj() if value.is_conj() else made
     return torch._neg_view(made) if value.is_neg() else made
-
-
-def has_memory(value: Any) -> bool:
-    """Tell whether `value` is a plain tensor with memory of its own: no fake, no subclass, no sparse one."""
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_meta
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ import torch
 from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.agreement import agreed
-from backend_kwargs.compilers.auto.apart import has_memory
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
 from backend_kwargs.compilers.auto.decisions import FILE, Decision, Store, plain, store_path
-from backend_kwargs.compilers.auto.facts import communicates, holds_state
+from backend_kwargs.compilers.auto.facts import communicates, has_memory, holds_state
 from backend_kwargs.compilers.auto.key import ambient, computation_of, key_of, machine, spelled
-from backend_kwargs.compilers.auto.race import RESTARTS, Request, UnfitError, race
+from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.telling import progress, tell
 from backend_kwargs.compilers.freezing import copy_of_graph
 from backend_kwargs.errors import said, warn_once
@@ -181,6 +180,8 @@ class _Deciding:
         return trusted(winner, options, self.request.tools.options_of, self.request.settings.candidates or ())
 
     def raced(self) -> Decision:
+        from backend_kwargs.compilers.auto.race import UnfitError, race
+
         began = time.perf_counter()
         settings = self.request.settings
         budget_s = min(settings.budget_s, settings.process_budget_s - sum(_spent))

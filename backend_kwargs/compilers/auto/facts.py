@@ -165,3 +165,8 @@ def _nodes(gm: GraphModule) -> Iterator[Any]:
     for module in gm.modules():
         if isinstance(module, GraphModule):
             yield from module.graph.nodes
+
+
+def has_memory(value: Any) -> bool:
+    """Tell whether `value` is a plain tensor with memory of its own: no fake, no subclass, no sparse one."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_meta

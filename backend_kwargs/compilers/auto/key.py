@@ -168,17 +168,15 @@ def _grad_mode() -> str:
     return "grad" if torch.is_grad_enabled() else "no_grad"
 
 
-@cache
-def _versions() -> dict[str, str | None]:
-    return {name: _version(name) for name in ("torch", "triton", "backend-kwargs")}
-
-
 def machine() -> dict[str, Any]:
     """Return what a decision rests on beside the graph."""
     from backend_kwargs.requirements import machine as probed
 
     here, cuda = probed(), torch.cuda.is_available()
-    return _versions() | {
+    return {
+        "torch": here.torch,
+        "triton": here.triton_version,
+        "backend-kwargs": _own_version(),
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "cuda": here.cuda,
         "driver": here.driver,
@@ -192,8 +190,9 @@ def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _version(package: str) -> str | None:
+@cache
+def _own_version() -> str | None:
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return version("backend-kwargs")
+    except PackageNotFoundError:  # run from a folder, not installed
         return None

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch._dynamo.utils import get_metrics_context
-from torch.fx import GraphModule
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.apart import Task, apart, has_drawn, own_libdevice
@@ -20,7 +19,7 @@ from backend_kwargs.compilers.auto.capped import OutOfTime, capped
 from backend_kwargs.compilers.auto.facts import Facts, recomputes, seen_facts
 from backend_kwargs.compilers.auto.judging import Row, Runner, alike, better, in_turns, speedup
 from backend_kwargs.compilers.auto.limit import limit_of
-from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.freezing import copy_of_graph
 from backend_kwargs.compilers.generated import comparable, compiled_graphs
 from backend_kwargs.measure import Accuracy
@@ -33,8 +32,6 @@ LEAST_CALLS = 4  # of a meeting
 SLOW_S = 0.1  # a call of eager above which fewer are made
 LAUNCH_S = 5e-6  # of a kernel, from Python; where a call is waited for, the first ones hide behind nothing
 LEAST_GAIN = 0.03  # a candidate that cannot gain as much is not tried
-# By these dynamo starts over: no candidate's failure.
-RESTARTS = (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs: the reference takes up to four times as many
 SLOWER_IN_PRECISION = 10
 
@@ -52,26 +49,6 @@ class Outcome:
     facts: Facts
     seconds: float
     cut: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What a race asks of the compiler: a template's options, which of them can do nothing, and the user's own."""
-
-    options_of: Callable[[str], Mapping[str, Any]]
-    inert: Callable[[Mapping[str, Any]], Mapping[str, str]]
-    fixed: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A graph to be compiled by its fastest candidate: `compile_one(gm, example_inputs, options)` compiles one."""
-
-    gm: GraphModule
-    example_inputs: Sequence[Any]
-    settings: Settings
-    compile_one: Callable[[GraphModule, Sequence[Any], Mapping[str, Any]], Callable[..., Any]]
-    tools: Tools
 
 
 def race(request: Request, tell: Progress) -> Outcome:
