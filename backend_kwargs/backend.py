@@ -335,7 +335,9 @@ def _parsed(text: str) -> Any:
 
 
 def _from_json(option: Option, value: Any, kind: str) -> Any:
-    return value if option.type is Any else convert(option, value, kind)
+    # JSON has a null of its own: there "none" is a text, where an option may be one.
+    as_it_is = option.type is Any or (isinstance(value, str) and option.type == str | None)
+    return value if as_it_is else convert(option, value, kind)
 
 
 def _as_json(value: Any) -> Any:

@@ -1,18 +1,15 @@
 """Whole comparisons through real torch.compile; Inductor only where it is the point."""
 
-import json
 import os
-import sys
 import time
 
 import pytest
 import torch
 from torch import nn
 
-from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, fastest, plot, to_json
+from backend_kwargs.compare import Candidate, Row, compare
 from backend_kwargs.compare import isolation as isolating
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.measure import Interval
 
 ROUNDS = 3
 EAGER = Candidate("eager")
@@ -444,144 +441,3 @@ def test_wrong_arguments(kwargs, message):
     with pytest.raises(BackendKwargsError) as raised:
         compare(**arguments)
     assert str(raised.value) == message
-
-
-# ---- progress and output
-
-
-def test_progress_tells_each_stage():
-    """Progress hears each candidate's compile begin and end, then the rounds, and never goes back."""
-    heard = []
-    candidates = [EAGER, Candidate("c", "eager")]
-    compare(mlp(), torch.randn(2, 16), candidates, rounds=2, progress=lambda *told: heard.append(told))
-    assert [(label, stage) for label, stage, _ in heard] == [
-        ("eager", "reference"),
-        ("eager", "compile"),
-        ("eager", "compiled"),
-        ("c", "compile"),
-        ("c", "compiled"),
-        *[("", "timing")] * 3,
-    ]
-    fractions = [fraction for *_, fraction in heard]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1.0
-
-
-@pytest.fixture
-def made() -> Comparison:
-    """A comparison without a clock: one faster, one slower, one within noise, one failed."""
-    rows = [
-        Row("eager", "eager", speedup=Interval(1, 1, 1), latency=Interval(2, 2, 2), verdict="baseline", samples=[2.0]),
-        Row("inductor", "inductor", graphs=1, compile_s=8.1, speedup=Interval(1.3, 1.2, 1.4)),
-        Row("aot", "aot_eager", graphs=1, compile_s=0.3, speedup=Interval(0.8, 0.7, 0.9)),
-        Row("same", "eager", graphs=1, compile_s=0.2, speedup=Interval(1.01, 0.99, 1.03), verdict="within noise"),
-        Row("nope", "nope", status="unavailable", reason="InvalidBackend: nope"),
-    ]
-    where = {"device_name": "a CPU", "torch": "2.13.0"}
-    return Comparison(rows, where, Interval(1.0, 0.98, 1 / 0.98), "eager", "inference", ["a note"])
-
-
-def test_json_is_plain_and_whole(made):
-    """The JSON holds each row's figures, raw samples, the environment and a version, and no NaN."""
-    found = json.loads(json.dumps(to_json(made), allow_nan=False))
-    assert set(found) == {"version", "environment", "mode", "baseline", "noise", "notes", "candidates"}
-    assert found["candidates"][0] == {
-        "label": "eager",
-        "backend": "eager",
-        "status": "pass",
-        "reason": "",
-        "graphs": 0,
-        "compile_s": None,
-        "cache": "",
-        "latency": {"median": 2, "low": 2, "high": 2, "p20": 2.0, "p80": 2.0},
-        "speedup": {"median": 1, "low": 1, "high": 1},
-        "peak_bytes": None,
-        "accuracy": None,
-        "verdict": "baseline",
-        "samples": [2.0],
-        "report": "",
-        "tuning": "",
-    }
-    assert found["candidates"][4]["status"] == "unavailable"
-
-
-def test_json_of_a_real_comparison():
-    """What compare returns is written as it is, a failed row included."""
-    found = compare(mlp(), torch.randn(2, 16), [EAGER, Candidate("bad", refusing)], rounds=2)
-    written = json.loads(json.dumps(to_json(found), allow_nan=False))
-    assert written["environment"]["torch"] == torch.__version__
-    assert written["candidates"][1]["reason"] == "ValueError: this one"
-
-
-@pytest.mark.parametrize("name", ["speedup.png", "speedup.svg"])
-def test_plot_draws_every_row(made, tmp_path, name):
-    """The image names every candidate, its speedup and compile time, and a failed one's status."""
-    pytest.importorskip("matplotlib")
-    plot(made, tmp_path / name)
-    assert (tmp_path / name).stat().st_size > 5000
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        pytest.param(
-            "x.zzz",
-            "plot wants a file that ends as an image, such as .png, .svg or .pdf, got 'x.zzz' (str).",
-            id="format",
-        ),
-        pytest.param(
-            "x", "plot wants a file that ends as an image, such as .png, .svg or .pdf, got 'x' (str).", id="none"
-        ),
-        pytest.param(
-            "/nodir/x.png",
-            "Cannot write '/nodir/x.png': FileNotFoundError: [Errno 2] No such file or directory: '/nodir/x.png'.",
-            id="directory",
-        ),
-    ],
-)
-def test_plot_that_cannot_be_written(made, name, message, tmp_path, monkeypatch):
-    """A format that matplotlib lacks and a directory that is not there are told in one line."""
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(BackendKwargsError) as raised:
-        plot(made, name)
-    assert str(raised.value) == message
-
-
-def test_plot_names_what_to_install(made, tmp_path, monkeypatch):
-    """Without matplotlib the error holds the command that brings it."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(BackendKwargsError) as raised:
-        plot(made, tmp_path / "speedup.png")
-    assert str(raised.value) == 'plot needs matplotlib: pip install "backend-kwargs[plot]".'
-
-
-def test_notes_on_rows_of_a_plot(made):
-    """Beside the dot stand the speedup and the compile time, or why there is none."""
-    assert [drawing._note(row) for row in made.rows] == [
-        "1.00x   not compiled",
-        "1.30x   compile 8.1 s",
-        "0.80x   compile 0.3 s",
-        "1.01x   compile 0.2 s",
-        "unavailable",
-    ]
-
-
-def compiled_row(label: str, median: float, compile_s: float) -> Row:
-    return Row(label, label, speedup=Interval(median, median - 0.1, median + 0.1), compile_s=compile_s)
-
-
-@pytest.mark.parametrize(
-    ("rows", "wanted"),
-    [
-        pytest.param([compiled_row("a", 1.7, 6.6), compiled_row("b", 1.3, 1.0)], "a", id="fastest"),
-        pytest.param([compiled_row("a", 1.72, 6.6), compiled_row("b", 1.7, 1.9)], "b", id="tie"),
-        pytest.param([compiled_row("a", 1.05, 1.0), compiled_row("b", 0.5, 1.0)], None, id="none"),
-    ],
-)
-def test_fastest(rows, wanted):
-    """The fastest beyond the noise is named; of those that tie, the one that compiles in the least time."""
-    found = fastest(Comparison(rows, {}, None, "eager", "inference", []))
-    assert (found and found.label) == wanted

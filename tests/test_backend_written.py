@@ -1,0 +1,230 @@
+"""A backend is written and read back: configs, JSON, pickles, keys."""
+
+import base64
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import backend_kwargs as bk
+from backend_kwargs import Backend, BackendKwargsError, make_backend
+
+INDUCTOR = "tmpl-inductor"
+
+
+def target(gm, example_inputs, *, level=1, extra=None):
+    return gm.forward
+
+
+def a_pass(graph):
+    return graph
+
+
+class Pass:
+    def __call__(self, graph, inputs=None):
+        return graph
+
+
+def test_to_config():
+    """A config is plain data: sorted, with a version, without what the templates say already."""
+    b = make_backend(f"{INDUCTOR}:aten", {"triton.cudagraphs": False, "freezing": True})
+    assert json.dumps(b.to_config()) == (
+        '{"backend": "tmpl-inductor:aten", "options": {"freezing": true, "triton.cudagraphs": false}, "version": 1}'
+    )
+
+
+def test_to_json(tmp_path):
+    """The file holds the config, and from_config reads it."""
+    b = make_backend(f"{INDUCTOR}:aten", freezing=True)
+    b.to_json(tmp_path / "b.json")
+    assert json.loads((tmp_path / "b.json").read_text()) == b.to_config()
+    assert Backend.from_config((tmp_path / "b.json").read_text()) == b
+
+
+def test_key_is_of_all_time():
+    """The key depends on no process: it is written down here."""
+    key = "f4bbdb5f77993172550533b7318e0a53f819bbb23cf222b6e58df06aabf64753"
+    assert make_backend(f"{INDUCTOR}:aten", freezing=True).key() == key
+
+
+def test_key_and_pickle_in_another_process():
+    """Another process, with another hash seed, reads the pickle and computes the same key."""
+    b = make_backend(f"{INDUCTOR}:freezing", {"max_autotune_gemm_backends": "ATEN", "triton.cudagraphs": False})
+    code = "import pickle, sys; b = pickle.load(sys.stdin.buffer); print(b.key(), b, sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps(b),
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7", "BACKEND_KWARGS_OPTIONS": '{"max_autotune": true}'},
+    )
+    assert done.stdout.decode().splitlines() == [b.key(), repr(b)]
+
+
+def local():
+    def inner(gm, example_inputs):
+        return gm.forward
+
+    return inner
+
+
+LAMBDA, LOCAL, PASS = lambda graph, inputs=None: graph, local(), Pass()
+WRITERS = [
+    pytest.param(pickle.dumps, id="pickle"),
+    pytest.param(Backend.to_config, id="to_config"),
+    pytest.param(Backend.key, id="key"),
+]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        pytest.param(lambda graph: graph, "function", id="lambda"),
+        pytest.param(local(), "function", id="local"),
+        pytest.param(Pass(), "Pass", id="pass-object"),
+    ],
+)
+def test_values_that_cannot_be_written(write, value, kind):
+    """A value that would not be read back the same is named in one line, by each way to write."""
+    b = make_backend(INDUCTOR, joint_custom_pre_pass=value)
+    with pytest.raises(BackendKwargsError) as e:
+        write(b)
+    shown = bk.errors.shown(value)
+    assert str(e.value) == (
+        f"Option 'joint_custom_pre_pass' cannot be written: {shown} ({kind}) would not be read back the same."
+    )
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        pytest.param(LAMBDA, "<lambda>", id="lambda"),
+        pytest.param(LOCAL, "local.<locals>.inner", id="local"),
+        pytest.param(PASS, "Pass", id="instance"),
+    ],
+)
+def test_functions_that_cannot_be_written(write, fn, name):
+    """A function that no other process would find is named in one line, by each way to write."""
+    with pytest.raises(BackendKwargsError) as e:
+        write(make_backend(fn))
+    assert str(e.value) == (
+        f"Backend '{__name__}:{name}' cannot be written: use a function at the top of a module, or register_backend."
+    )
+
+
+def test_a_function_as_value_is_written_by_name():
+    """A function at the top of a module is written as `module:name` where the option wants a callable."""
+    b = make_backend(INDUCTOR, joint_custom_pre_pass=a_pass)
+    assert b.to_config()["options"] == {"joint_custom_pre_pass": f"{__name__}:a_pass"}
+    assert Backend.from_config(json.dumps(b.to_config())) == b == pickle.loads(pickle.dumps(b))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param({1: 2}, id="keys-that-are-no-text"),
+        pytest.param((1, 2), id="tuple-of-unknown-type"),
+        pytest.param({1, 2}, id="set-of-unknown-type"),
+        pytest.param(a_pass, id="function-of-unknown-type"),
+        pytest.param([object()], id="object"),
+    ],
+)
+def test_values_that_json_would_change(value):
+    """What JSON would give back as something else is refused, not changed."""
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend(target, extra=value).to_config()
+    assert str(e.value) == (
+        f"Option 'extra' cannot be written: {bk.errors.shown(value)} ({type(value).__name__}) "
+        "would not be read back the same."
+    )
+
+
+def test_a_registered_backend_is_written_by_its_name():
+    """A local function can be written once it has a name."""
+    b = bk.register_backend("mine", local())
+    assert b.to_config()["backend"] == "mine"
+    assert pickle.loads(pickle.dumps(make_backend("mine"))) == b
+
+
+def test_nan_is_no_json():
+    """A value that JSON has no form for is refused, and not written as something no reader takes."""
+    b = make_backend(INDUCTOR, {"min_overlap_ratio": float("nan")})
+    with pytest.raises(BackendKwargsError, match="Option 'min_overlap_ratio' cannot be written: nan"):
+        b.to_config()
+
+
+@pytest.mark.parametrize(
+    ("config", "same_as"),
+    [
+        pytest.param({}, (INDUCTOR,), id="empty"),
+        pytest.param({"template": "freezing"}, (f"{INDUCTOR}:freezing",), id="template"),
+        pytest.param(
+            {
+                "template": "max_autotune",
+                "mode": None,
+                "freezing": True,
+                "inductor_config": {"triton.cudagraphs": False},
+            },
+            (f"{INDUCTOR}:max_autotune", {"freezing": True, "triton.cudagraphs": False}),
+            id="graphnet",
+        ),
+        pytest.param({"mode": "lite"}, (INDUCTOR, {"mode": "lite"}), id="mode"),
+        pytest.param({"backend": "inductor", "max-autotune": True}, ("inductor", {"max_autotune": True}), id="dash"),
+        pytest.param({"freezing": "yes"}, (INDUCTOR, {"freezing": True}), id="text"),
+        pytest.param(
+            {"triton.cudagraph_capture_sizes": [1, [2, 3]]},
+            (INDUCTOR, {"triton.cudagraph_capture_sizes": (1, (2, 3))}),
+            id="list-for-tuple",
+        ),
+        pytest.param({"backend": f"{__name__}:target", "level": 2}, (target, {"level": 2}), id="function"),
+        pytest.param({"cpp.march": "none"}, (INDUCTOR, {"cpp.march": "none"}), id="text-of-none"),
+        pytest.param('{"freezing": true}', (INDUCTOR, {"freezing": True}), id="json"),
+        pytest.param(base64.b64encode(b'{"freezing": true}').decode(), (INDUCTOR, {"freezing": True}), id="base64"),
+    ],
+)
+def test_from_config(config, same_as):
+    """A config gives the backend that make_backend gives."""
+    assert Backend.from_config(config) == make_backend(*same_as)
+
+
+def wanted(got):
+    return f"A config wants a mapping, its JSON text, or base64 of that, got {got}."
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        pytest.param(3, wanted("3 (int)"), id="number"),
+        pytest.param("freezing", wanted("'freezing' (str)"), id="word"),
+        pytest.param("{", wanted("'{' (str)"), id="broken-json"),
+        pytest.param(base64.b64encode(b"[1]").decode(), wanted("[1] (list)"), id="list"),
+        pytest.param(base64.b64encode(b"\xff").decode(), wanted("'/w==' (str)"), id="no-text"),
+        pytest.param('{"a":' + "[" * 100_000, wanted('\'{"a":' + "[" * 71 + "... (str)"), id="deep"),
+        pytest.param({"version": 2}, "Config version 2 is not 1 to 1; update backend-kwargs.", id="version"),
+        pytest.param({"version": "1"}, "Config version '1' is not 1 to 1; update backend-kwargs.", id="no-version"),
+        pytest.param({"backend": None}, "A backend's spec wants a str, got None (NoneType).", id="backend"),
+        pytest.param({"backend": "eage"}, "Unknown backend 'eage'. Did you mean 'eager'?", id="unknown-backend"),
+        pytest.param({"freezin": 1}, "Unknown Inductor option 'freezin'. Did you mean 'freezing'?", id="option"),
+        pytest.param(
+            {"inductor_config": 3}, "'inductor_config' wants a mapping of options, got 3 (int).", id="inductor_config"
+        ),
+        pytest.param({"freezing": "maybe"}, "Inductor option 'freezing' wants bool, got 'maybe' (str).", id="value"),
+    ],
+)
+def test_wrong_config(config, message):
+    """What is wrong in a config is told in one line."""
+    with pytest.raises(BackendKwargsError) as e:
+        Backend.from_config(config)
+    assert str(e.value) == message
+
+
+def test_from_config_leaves_the_mapping():
+    """The mapping that a config comes in stays as it was."""
+    config = {"backend": INDUCTOR, "version": 1, "freezing": True}
+    Backend.from_config(config)
+    assert config == {"backend": INDUCTOR, "version": 1, "freezing": True}
