@@ -176,7 +176,7 @@ def roofline(make: Any, tables: Tables) -> Any | None:
     axes.set_xlabel("arithmetic intensity over that of the ridge: left of 1 bound by memory, right by arithmetic")
     axes.set_ylabel(f"{clock_name('device', found)}: per cent of the limit")
     more = (
-        "Limits: of the best ceilings over all runs. Each peer: of the latest process that holds it.\n"
+        "Limits: of the best ceilings over all runs. Each peer: of one process; see the summary for which.\n"
         "Clocks differ between processes: who is faster, the plot of speedups tells."
     )
     if left_out := ", ".join(_called(key) for key in cases if key not in found):

@@ -21,22 +21,23 @@ READING = "## Reading"
 LEAST_ROUNDS = 30
 SUMMARY = """\
 A speedup is the paired ratio of rounds in one process, above 1 is faster. Where several processes have timed a case, a
-peer's row is of the latest that holds it, and so are its ratios and its noise floor. Geometric means are over the cases
-that pass, unclipped; one with an asterisk is over fewer cases than others of its column, so not to be held against
-them. "Strongest" is the fastest of the other peers that a user has without this package, told where the process holds
-all of those that pass; a win, tie or loss is against it, and inside the noise floor is a tie. fast_p is the share of
-cases that are right and, beyond noise, more than p times as fast as eager. Worst is the lowest speedup over eager.
-Memory is the peak over eager's, on a CPU where both reach 1 MiB. Compiles are in processes of their own; those marked
-~ were made beside the peers, where what was compiled before costs less. Classes of numerics are not compared with each
-other. A dagger †: launches outlast what covers them, so that a device time holds time of the host; it enters no ratio
-and no plot."""
+peer's row is of the latest that holds it, and so are its ratios and its noise floor; eager, torch's modes and the
+controls are of the latest that holds most modes. Geometric means are over the cases that pass, unclipped; one with an
+asterisk is over fewer cases than others of its column, so not to be held against them. "Strongest" is the fastest of
+the other peers that a user has without this package, told where the process holds all of those that pass; a win, tie or
+loss is against it, and inside the noise floor is a tie. fast_p is the share of cases that are right and, beyond noise,
+more than p times as fast as eager. Worst is the lowest speedup over eager. Memory is the peak over eager's, on a CPU
+where both reach 1 MiB. Compiles are in processes of their own; those marked ~ were made beside the peers, where what
+was compiled before costs less. Classes of numerics are not compared with each other. A dagger †: launches outlast what
+covers them, so that a device time holds time of the host; it enters no ratio and no plot."""
 CASES = """\
 Medians with bootstrap 95 % intervals, nothing trimmed, then the 20th and 80th percentile of the samples, in the unit of
 the time. Where a peer was compiled several times, the median of the compiles and an interval over all of them. Where
 several processes have timed a case, a peer's row is of the latest that holds it, and so are its ratios and its noise
-floor; times of two processes do not compare. In *italics*: within the noise floor, so that it shows nothing. A dagger
-†: launches outlast what covers them, so that this device time holds time of the host, and enters no ratio. Limits are
-of the best ceilings over all runs. Kernels are those that one call launches or replays."""
+floor; eager, torch's modes and the controls are of the latest that holds most modes; times of two processes do not
+compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launches outlast what covers them,
+so that this device time holds time of the host, and enters no ratio. Limits are of the best ceilings over all runs.
+Kernels are those that one call launches or replays."""
 CHOICES = """\
 Wall time of what `auto` chose over each mode of torch.compile and the fastest of them, all in the latest process that
 holds this `auto`: above 1 is faster. The race is how long it took to decide; beside its compile, which holds the race,

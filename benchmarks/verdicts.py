@@ -25,6 +25,7 @@ CLOCKS: tuple[Clock, ...] = ("device", "wall")
 AGAINST: tuple[Against, ...] = ("eager", "default", "strongest")
 DEFAULT = "default"
 RIVALS = ("eager", "graph", "mode", "hand", "tvm")  # what a user could pick without this package
+BESIDE_MODES = ("eager", "graph", "mode", "control")
 SAMPLED: Mapping[Clock, str] = {"device": "events", "wall": "wall"}
 # A/A is of one compile and one place in memory: on an H200 it spans down to 0.05 %, while of 52 pairs of equal code,
 # each compiled for itself, 51 lie within 1 % of each other on the device's clock.
@@ -147,8 +148,8 @@ def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
     """Return what stands, by what is computed and by peer, one for each run: of the latest group that holds the peer.
 
     A group is what one process has timed; ratios and noise floors are its own. The latest is the one read last; where
-    it says that the peer could not be had, one that had it. Rivals are of the latest that holds all of them: one that
-    was run for the sake of a template or two does not stand for default.
+    it says that the peer could not be had, one that had it. Eager, modes and controls are of the group that has most
+    modes, the latest of these: one that was run for the sake of a template or two does not stand for default.
     """
     runs: dict[Key, dict[int, dict[str, list[Cell]]]] = {}
     for cell in cells:
@@ -162,20 +163,15 @@ def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
 
 
 def _latest(groups: list[list[Cell]]) -> list[Told]:
-    held = [{cell.peer for cell in group if _rivals(cell) and cell.status != "unavailable"} for group in groups]
-    all_rivals = set[str]().union(*held)
-    latest: dict[str, tuple[tuple[bool, bool], Cell, list[Cell]]] = {}
-    for group, here in zip(groups, held, strict=True):
+    latest: dict[str, tuple[tuple[bool, int], Cell, list[Cell]]] = {}
+    for group in groups:
+        modes = sum(cell.kind == "mode" and cell.status != "unavailable" for cell in group)
         for cell in group:
-            rank = cell.status != "unavailable", here == all_rivals or not (_rivals(cell) or cell.kind == "control")
+            rank = cell.status != "unavailable", modes if cell.kind in BESIDE_MODES else 0
             if cell.peer not in latest or rank >= latest[cell.peer][0]:
                 latest[cell.peer] = rank, cell, group
-    fit = {peer for peer, (_, cell, _) in latest.items() if cell.passed and _rivals(cell)}
+    fit = {peer for peer, (_, cell, _) in latest.items() if cell.passed and cell.kind in RIVALS}
     return [Told(cell, group, fit <= {c.peer for c in group if c.passed}) for _, cell, group in latest.values()]
-
-
-def _rivals(cell: Cell) -> bool:
-    return cell.kind in RIVALS
 
 
 def entries(cells: Sequence[Cell], clock: Clock, ceilings: Ceilings | None = None) -> dict[Key, list[Entry]]:

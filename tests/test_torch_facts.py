@@ -13,6 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config, list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.runtime import compile_tasks
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
 from backend_kwargs.compilers.inductor import OWN, TORCH_COMPILE_ONLY
@@ -309,3 +310,18 @@ def test_large_gpus_have_68_multiprocessors():
 def test_the_c_compiler_is_that_of_CXX():  # noqa: N802 - the variable's name
     """requirements.py looks for the same."""
     assert os.environ.get("CXX", "g++") in config.cpp.cxx or config.cpp.cxx[1] == "clang++"
+
+
+def test_triton_asks_ptxas_once(monkeypatch, tmp_path):
+    """Triton remembers the version of ptxas, part of each kernel's key; torch can name another, which counts then."""
+    compiler = pytest.importorskip("triton.backends.nvidia.compiler")
+    other = tmp_path / "ptxas"
+    other.write_text("#!/bin/sh\necho Cuda compilation tools, release 99.9, V99.9.9\n")
+    other.chmod(0o755)
+    assert callable(compile_tasks._set_triton_ptxas_path)
+    first = compiler.get_ptxas_version(80)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(other))
+    assert compiler.get_ptxas_version(80) == first
+    compiler.get_ptxas_version.cache_clear()
+    assert "99.9" in compiler.get_ptxas_version(80)
+    compiler.get_ptxas_version.cache_clear()

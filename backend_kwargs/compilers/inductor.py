@@ -1,10 +1,10 @@
 """Inductor: templates, modes and options in; what `compile_fx` returns out."""
 
 import copy
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from inspect import signature
 from itertools import combinations
 from types import MappingProxyType
@@ -37,7 +37,6 @@ OWN: Mapping[str, Option] = MappingProxyType(
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
 # torch's "max-autotune-no-cudagraphs" leaves CUDA graphs as it finds them.
 MODE_ADDITIONS = {"max-autotune-no-cudagraphs": {"triton.cudagraphs": False}}
-PTXAS = "TRITON_PTXAS_PATH"
 AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
 
 
@@ -211,20 +210,22 @@ def _compile(
     )
 
 
+@cache
 def _name_torchs_ptxas() -> None:
-    """Name torch's ptxas to Triton in this process, as torch does in those that compile for it.
+    """Name torch's ptxas to Triton in this process, as torch 2.11 and 2.12 do in those that compile for it.
 
-    Under torch 2.11 and 2.12 this process asks Triton's own, unless it compiled a kernel itself before. What others
-    compile has another key then, and each kernel that tuning times is compiled once more, one after the other.
+    torch does so here too, where this process compiles a kernel itself, but has asked Triton for its version before,
+    which is part of a kernel's key and remembered. So what the others have compiled is not found, and each kernel
+    that tuning times is compiled once more, one after the other.
     """
-    with suppress(ImportError):  # neither is public; where they are gone there is nothing to mend
+    with suppress(ImportError, AttributeError):  # none is public; where one is gone there is nothing to mend
         from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+        from torch.utils._triton import triton_hash_with_backend
         from triton.backends.nvidia.compiler import get_ptxas_version  # type: ignore[import-untyped]
 
-        before = os.environ.get(PTXAS)
+        triton_hash_with_backend()  # as stock Inductor has it: what it has tuned is kept by it
         _set_triton_ptxas_path()
-        if os.environ.get(PTXAS) != before:
-            get_ptxas_version.cache_clear()
+        get_ptxas_version.cache_clear()
 
 
 def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:

@@ -217,13 +217,27 @@ def test_a_part_that_was_run_again_replaces_its_peers_alone(two_groups):
     assert (found["t"].memory, found["auto"].memory) == (1.0, 1.0)
 
 
-def test_a_part_without_all_rivals_replaces_no_rival():
-    """Default, and the controls, stand as timed beside every rival; a template as it was timed last."""
-    whole = [cell(peer, group="whole") for peer in ("eager", AGAIN, "default", "t")]
-    whole.append(cell("reduce-overhead", kind="mode", group="whole"))
-    part = [cell(peer, 2e-3, group="part") for peer in ("eager", AGAIN, "default", "t")]
-    found = table([*whole, *part])
-    assert {peer for peer in found if found[peer].cell.group_id == "part gemm"} == {"t"}
+@pytest.mark.parametrize(
+    ("later", "stand"),
+    [
+        pytest.param({"eager": "pass", "default": "pass"}, "earlier", id="a part"),
+        pytest.param({"eager": "pass", "default": "pass", "mode": "unavailable"}, "earlier", id="one not to be had"),
+        pytest.param({"eager": "pass", "default": "pass", "mode": "oom"}, "later", id="all, of which one fails"),
+        pytest.param({"eager": "pass", "default": "pass", "another": "pass"}, "later", id="as many"),
+    ],
+)
+def test_eager_and_modes_are_of_the_group_that_has_most_modes(later, stand):
+    """They and the controls stand as timed beside most modes, the latest of these; a template as it was timed last."""
+    kinds = {"mode": "mode", "another": "mode"}
+    whole = [cell(peer, group="earlier") for peer in ("eager", AGAIN, "default", "t")]
+    whole.append(cell("mode", kind="mode", group="earlier"))
+    part = [
+        cell(peer, status=s, group="later", **({"kind": kinds[peer]} if peer in kinds else {}))
+        for peer, s in later.items()
+    ]
+    found = table([*whole, *part, cell(AGAIN, group="later"), cell("t", group="later")])
+    assert {found[peer].cell.group_id for peer in ("eager", AGAIN, "default")} == {f"{stand} gemm"}
+    assert found["t"].cell.group_id == "later gemm"
 
 
 @pytest.mark.parametrize(("status", "stands"), [("unavailable", "earlier"), ("fail_to_run", "later"), ("oom", "later")])
@@ -244,8 +258,8 @@ def test_a_peers_noise_is_of_its_own_group():
 def test_the_strongest_is_told_where_all_rivals_were_timed(two_groups):
     """Beside some of the rivals nobody has a ratio to the strongest; a rival that fails there is one that lacks."""
     hand = [dataclasses.replace(c, kind="hand") if c.peer == "hand" else c for c in two_groups]
-    lacking = {peer for peer, entry in table(hand).items() if "strongest" not in entry.speedups}
-    assert lacking == {"auto"}  # of the part; the others are of the whole
+    told = {peer for peer, entry in table(hand).items() if "strongest" in entry.speedups}
+    assert told == {"hand", "t"}
     without = [c for c in two_groups if c.peer != "hand"]
     assert table(without)["auto"].speedups["strongest"].median == pytest.approx(4.0, rel=0.02)
     failed = cell("rival", status="oom", kind="mode", group="part")

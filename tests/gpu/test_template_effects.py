@@ -227,29 +227,34 @@ def test_a_backward_pass_under_a_cpp_wrapper():
 
 
 TUNED = """
-import os
-from collections import Counter
-from pathlib import Path
 import torch
 from torch._inductor.async_compile import AsyncCompile
+from triton import knobs
 
 def relu_of_mm(x, w):
     return torch.relu(x @ w)
 
+def listen(*, src, cache_hit, **_):
+    if src.name.startswith("triton_mm"):
+        times[cache_hit] += 1
+
+times = {True: 0, False: 0}
+knobs.compilation.listener = listen
 AsyncCompile.wait_pool_ready()
 x, w = (torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16) for _ in range(2))
 torch.compile(relu_of_mm, backend="tmpl-inductor:max_autotune_no_cudagraphs")(x, w)
-made = Counter(path.name for path in Path(os.environ["TRITON_CACHE_DIR"]).rglob("triton_mm*.cubin"))
-print(len(made), max(made.values()))
+print(times[True], times[False])
 """
 
 
-def test_tuning_compiles_each_kernel_once(tmp_path):
-    """What is timed is what the compile processes made: none is compiled again in the process that tunes."""
+def test_tuning_compiles_no_kernel_again(tmp_path):
+    """What is timed is what the compile processes made, found in Triton's cache; torch 2.13 sees to it itself."""
     places = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
-    told = subprocess.check_output([sys.executable, "-c", TUNED], text=True, env=os.environ | places)
-    kernels, compiles_of_one = map(int, told.splitlines()[-1].split())
-    assert (kernels > 5, compiles_of_one) == (True, 1)
+    without = ("TRITON_PTXAS_PATH", "TORCHINDUCTOR_COMPILE_THREADS", "TRITON_INTERPRET")
+    env = {name: value for name, value in os.environ.items() if name not in without} | places
+    told = subprocess.check_output([sys.executable, "-c", TUNED], text=True, env=env)
+    found, compiled = map(int, told.splitlines()[-1].split())
+    assert (found > 5, compiled) == (True, 0)
 
 
 def test_fast_compile_is_faster_than_default(evidence):

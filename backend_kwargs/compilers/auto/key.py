@@ -168,15 +168,17 @@ def _grad_mode() -> str:
     return "grad" if torch.is_grad_enabled() else "no_grad"
 
 
+@cache
+def _versions() -> dict[str, str | None]:
+    return {name: _version(name) for name in ("torch", "triton", "backend-kwargs")}
+
+
 def machine() -> dict[str, Any]:
     """Return what a decision rests on beside the graph."""
     from backend_kwargs.requirements import machine as probed
 
     here, cuda = probed(), torch.cuda.is_available()
-    return {
-        "torch": here.torch,
-        "triton": here.triton_version,
-        "backend-kwargs": _own_version(),
+    return _versions() | {
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "cuda": here.cuda,
         "driver": here.driver,
@@ -190,9 +192,8 @@ def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-@cache
-def _own_version() -> str | None:
+def _version(package: str) -> str | None:
     try:
-        return version("backend-kwargs")
-    except PackageNotFoundError:  # run from a folder, not installed
+        return version(package)
+    except PackageNotFoundError:
         return None
