@@ -4,7 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,6 +74,18 @@ def upcast(tree: Any, dtype: torch.dtype) -> Any:
 
 def _upcast_callable(fn: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
     return copy.deepcopy(fn).to(dtype) if isinstance(fn, torch.nn.Module) else fn
+
+
+def cotangents(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
+    """Return what to begin a backward pass with: random normal numbers for each output, 1 for a scalar, a loss.
+
+    Laid out as the outputs are: of another layout each backward pass would first make a copy.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.empty_like(o).copy_(torch.randn(o.shape, generator=generator)) if o.ndim else torch.ones_like(o)
+        for o in outputs
+    ]
 
 
 def fresh_inputs(inputs: Any, seed: int) -> Any:

@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.accuracy import Accuracy, Status, check, fresh_inputs, reference, upcast, worst
+from backend_kwargs.accuracy import Accuracy, Status, check, cotangents, fresh_inputs, reference, upcast, worst
 
 __all__ = [
     "Accuracy",
     "Interval",
     "Status",
     "check",
+    "cotangents",
     "environment",
     "fresh_inputs",
     "interleave",

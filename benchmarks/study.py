@@ -77,7 +77,8 @@ class Study:
         before = {name: (tensor, tensor._version) for name, tensor in _state(model).items()}
         held = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
         args = copy.deepcopy(self.problem.args)
-        self.cotangents = _cotangents(self.called(model, args)) if self.mode != "fwd" else []
+        outputs = _differentiable(self.called(model, args)) if self.mode != "fwd" else []
+        self.cotangents = measure.cotangents(outputs, SEED)
         after = _state(model)
         self.saved = held if self.mode == "train" else {n: held[n] for n in before if before[n][1] != after[n]._version}
 
@@ -233,12 +234,3 @@ def _state(model: Callable[..., Any]) -> dict[str, torch.Tensor]:
 
 def _differentiable(output: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_of(output) if tensor.requires_grad]
-
-
-def _cotangents(output: Any) -> list[torch.Tensor]:
-    """Return a random normal cotangent for each differentiable output, 1 for a scalar: a loss."""
-    generator = torch.Generator().manual_seed(SEED)
-    return [
-        torch.randn(o.shape, generator=generator).to(o) if o.ndim else torch.ones_like(o)
-        for o in _differentiable(output)
-    ]

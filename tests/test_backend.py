@@ -23,15 +23,6 @@ def target(gm, example_inputs, *, level=1, extra=None):
     return gm.forward
 
 
-def a_pass(graph):
-    return graph
-
-
-class Pass:
-    def __call__(self, graph, inputs=None):
-        return graph
-
-
 SIMPLE = {
     bool: st.booleans(),
     int: st.integers(-(2**40), 2**40),

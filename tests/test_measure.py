@@ -418,6 +418,17 @@ def test_fresh_inputs_differ_and_look_alike(tensor):
     assert fresh.abs().max() <= tensor.abs().max()
 
 
+def test_cotangents_differ_and_lie_as_outputs_do():
+    """Random in each place, in the output's layout, the same for one seed, and 1 for a loss."""
+    rows = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+    made, again, loss = measure.cotangents([rows, rows, torch.zeros((), dtype=torch.bfloat16)], seed=3)
+    assert made.stride() == rows.stride()
+    assert (made.unique().numel(), made.requires_grad) == (rows.numel(), False)
+    assert not torch.equal(made, again)
+    assert torch.equal(made, measure.cotangents([rows], seed=3)[0])
+    assert (loss, loss.dtype) == (torch.tensor(1), torch.bfloat16)
+
+
 def test_fresh_inputs_keep_masks():
     """Beside floats, integers and masks stay: they may be lengths or positions."""
     given_inputs = {"x": torch.randn(4), "lengths": torch.arange(9), "mask": torch.arange(9) > 4, "n": 3}

@@ -169,15 +169,11 @@ def _leaves(model: Callable[..., Any], inputs: Inputs) -> dict[str, torch.Tensor
 
 
 def _cotangents(output: Any) -> list[torch.Tensor]:
-    """Return a random normal cotangent for each differentiable output, 1 for a scalar.
-
-    A mean of squares would leave the output of a normalisation without a gradient to check.
-    """
+    # A mean of squares would leave the output of a normalisation without a gradient to check.
     outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
     if not outputs:
         raise BackendKwargsError("mode='training' needs an output that requires grad.")
-    generator = torch.Generator().manual_seed(SEED)
-    return [torch.randn(o.shape, generator=generator).to(o) if o.ndim else torch.ones_like(o) for o in outputs]
+    return measure.cotangents(outputs, SEED)
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
