@@ -195,7 +195,7 @@ def _compile(
     from torch._inductor.compile_fx import compile_fx
 
     wrapper, here = _torch_wrapper(options), _machine(options)
-    if here.triton and not here.hip:
+    if here.triton and not here.hip and any(getattr(value, "is_cuda", False) for value in example_inputs):
         _name_torchs_ptxas()
     if not options.get("strict"):
         wrapper.config |= _aten_where_alone(wrapper.config, here)
