@@ -12,7 +12,7 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from backend_kwargs.compilers import Check, Compiler
 from backend_kwargs.compilers.dynamo import DynamoCompiler
@@ -335,8 +335,8 @@ def _parsed(text: str) -> Any:
 
 
 def _from_json(option: Option, value: Any, kind: str) -> Any:
-    # JSON has a null of its own: there "none" is a text, where an option may be one.
-    as_it_is = option.type is Any or (isinstance(value, str) and option.type == str | None)
+    # JSON has its own null, numbers and lists: what is a text there stays one, where an option may be one.
+    as_it_is = option.type is Any or (isinstance(value, str) and str in get_args(option.type))
     return value if as_it_is else convert(option, value, kind)
 
 

@@ -183,6 +183,11 @@ def test_nan_is_no_json():
         ),
         pytest.param({"backend": f"{__name__}:target", "level": 2}, (target, {"level": 2}), id="function"),
         pytest.param({"cpp.march": "none"}, (INDUCTOR, {"cpp.march": "none"}), id="text-of-none"),
+        pytest.param(
+            {"aot_inductor.aoti_shim_library": "[1]"},
+            (INDUCTOR, {"aot_inductor.aoti_shim_library": "[1]"}),
+            id="text-of-a-list",
+        ),
         pytest.param('{"freezing": true}', (INDUCTOR, {"freezing": True}), id="json"),
         pytest.param(base64.b64encode(b'{"freezing": true}').decode(), (INDUCTOR, {"freezing": True}), id="base64"),
     ],

@@ -1,9 +1,7 @@
-"""Timing, statistics, memory and the comparison of numbers."""
+"""Timing, statistics and memory; what became of a call, and where."""
 
-import math
 import time
 from collections import Counter
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from subprocess import CalledProcessError
 
@@ -13,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_kwargs import measure
-from backend_kwargs.measure import Interval, check, interleave, order, ratio_interval, within_noise
+from backend_kwargs.measure import Interval, interleave, order, ratio_interval, within_noise
 
 CPU = torch.device("cpu")
 seconds = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=40)
@@ -255,187 +253,6 @@ def test_peak_memory_forgets_earlier_peaks():
     if found is None:
         pytest.skip("this system does not let a process reset its peak")
     assert found < 20e6
-
-
-# ---- numbers
-
-
-@dataclass
-class Output:
-    """An output that torch's pytrees do not know."""
-
-    logits: torch.Tensor
-
-
-ONE = torch.tensor([1.0, 2.0, 3.0])
-NAN = torch.tensor([1.0, math.nan, 3.0])
-INF = torch.tensor([1.0, math.inf, 3.0])
-
-
-@pytest.mark.parametrize(
-    ("result", "eager"),
-    [
-        pytest.param(ONE, ONE, id="tensor"),
-        pytest.param((ONE, {"a": [ONE, None, 3, True, "x"]}), (ONE, {"a": [ONE, None, 3, True, "x"]}), id="pytree"),
-        pytest.param(NAN, NAN.clone(), id="nan in the same place"),
-        pytest.param(-INF, -INF.clone(), id="infinity in the same place"),
-        pytest.param(ONE.long(), ONE.long(), id="integers"),
-        pytest.param(ONE.to(torch.complex64), ONE.to(torch.complex64), id="complex"),
-        pytest.param(ONE.to_sparse(), ONE.to_sparse(), id="sparse"),
-        pytest.param(torch.empty(0), torch.empty(0), id="empty"),
-        pytest.param(torch.zeros(3), torch.zeros(3), id="zeros"),
-        pytest.param(1.0, 1.0 + 1e-9, id="float"),
-        pytest.param(None, None, id="none"),
-        pytest.param(Output(ONE), Output(ONE.clone()), id="dataclass"),
-        pytest.param(ONE + 1e-5, ONE, id="close"),
-    ],
-)
-def test_right_results_pass(result, eager):
-    """What equals eager passes, whatever the shape of the output."""
-    assert check(result, eager).passed
-    assert check(result, eager, eager).passed
-
-
-@pytest.mark.parametrize(
-    ("result", "eager", "reason"),
-    [
-        pytest.param(ONE[:2], ONE, "output: eager's shape is (3,), this one's (2,)", id="shape"),
-        pytest.param(ONE.double(), ONE, "output: eager's dtype is torch.float32, this one's torch.float64", id="dtype"),
-        pytest.param([ONE], [ONE, ONE], "the structure of the result differs from eager's at output[1]", id="length"),
-        pytest.param({"b": 1}, {"a": 1}, "the structure of the result differs from eager's at output['a']", id="keys"),
-        pytest.param([None], [ONE], "output[0]: eager gives Tensor, this one NoneType", id="none"),
-        pytest.param([True], [1], "output[0]: eager gives int, this one bool", id="type"),
-        pytest.param([3], [4], "output[0]: the values differ from eager's", id="int"),
-        pytest.param(ONE.long() + 1, ONE.long(), "output: the values differ from eager's", id="integers"),
-        pytest.param(NAN, ONE, "output: NaN or infinity where eager has none, or the other way round", id="nan"),
-        pytest.param(ONE, NAN, "output: NaN or infinity where eager has none, or the other way round", id="no nan"),
-        pytest.param(INF, NAN, "output: NaN or infinity where eager has none, or the other way round", id="inf, nan"),
-        pytest.param(-INF, INF, "output: NaN or infinity where eager has none, or the other way round", id="sign"),
-        pytest.param(Output(-ONE), Output(ONE), "output.logits: cosine to eager -1, at least 0.99 wanted", id="fields"),
-        pytest.param(0 * ONE, ONE, "output: cosine to eager 0, at least 0.99 wanted", id="zeros"),
-    ],
-)
-def test_wrong_results_fail(result, eager, reason):
-    """A wrong result says what is wrong, and where."""
-    found = check(result, eager)
-    assert (found.status, found.reason) == ("fail_accuracy", reason)
-
-
-@pytest.mark.parametrize(
-    ("error", "dtype", "passes"),
-    [
-        pytest.param(1.9, torch.float64, True, id="twice eager's"),
-        pytest.param(2.1, torch.float64, False, id="more than twice"),
-        pytest.param(2.9, torch.bfloat16, True, id="thrice eager's, computed in bf16"),
-        pytest.param(3.1, torch.bfloat16, False, id="more than thrice, in bf16"),
-    ],
-)
-@pytest.mark.parametrize("training", [False, True])
-def test_error_is_held_against_eagers_own(error, dtype, passes, training):
-    """RMSE(reference, result) may be m times eager's, and a tenth of the tolerance more."""
-    truth = torch.zeros(1000, dtype=torch.float64)
-    truth[0] = 1000.0
-    noise = torch.ones_like(truth)
-    noise[1::2] = -1
-    found = check(truth + error * noise, truth - noise, truth, dtype=dtype, training=training)
-    assert found.passed is passes
-    assert (found.rmse, found.reference_rmse) == pytest.approx((error, 1.0))
-
-
-def test_training_allows_ten_times_more():
-    """The tolerance is 1e-3 in inference and 1e-2 in training."""
-    truth = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    result = truth + 5e-3
-    assert not check(result, truth, truth).passed
-    assert check(result, truth, truth, training=True).passed
-
-
-def test_small_numbers_are_not_zero():
-    """Zeros do not pass for outputs of 1e-6, though they are closer than any absolute tolerance."""
-    small = 1e-6 * torch.randn(100, generator=torch.Generator().manual_seed(0))
-    assert not check(torch.zeros(100), small, small.double()).passed
-
-
-def test_a_tiny_tensor_beside_a_large_one_may_be_noise():
-    """The gradient of a bias before a normalisation is nothing but rounding: beside others it does not fail."""
-    noise = torch.full((8,), 1e-7)
-    assert check([ONE, -noise], [ONE, noise], [ONE.double(), 0 * noise.double()]).passed
-
-
-def test_without_reference_the_cosine_decides():
-    """Where there is no reference, a direction within 0.99 of eager's passes."""
-    eager = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    assert check(1.05 * eager, eager).passed
-    assert not check(1.05 * eager, eager, eager.double()).passed
-
-
-def test_reference_is_in_float64_and_leaves_the_model():
-    """The reference is computed on an upcast copy, buffers included."""
-    model = torch.nn.BatchNorm1d(4).half().eval()
-    found = measure.reference(model, (torch.randn(3, 4).half(),))
-    assert found.dtype == torch.float64
-    assert model.running_mean.dtype == torch.float16
-
-
-def test_reference_falls_back_to_float32():
-    """What float64 cannot do is referred to float32, and what neither can has no reference."""
-
-    def no_double(x):
-        if x.dtype == torch.float64:
-            raise NotImplementedError
-        return x
-
-    def half_only(x):
-        if x.dtype != torch.float16:
-            raise NotImplementedError
-        return x
-
-    x = torch.ones(2).half()
-    assert measure.reference(no_double, (x,)).dtype == torch.float32
-    assert measure.reference(half_only, (x,)) is None
-
-
-# ---- fresh inputs
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        pytest.param(torch.arange(12.0).reshape(3, 4), id="floats"),
-        pytest.param(torch.arange(12.0).reshape(3, 4).t(), id="transposed"),
-        pytest.param(torch.arange(4.0).expand(3, 4), id="expanded"),
-        pytest.param(torch.ones(5), id="constant"),
-        pytest.param(torch.arange(8), id="only integers"),
-        pytest.param(torch.arange(4.0).requires_grad_(), id="leaf"),
-    ],
-)
-def test_fresh_inputs_differ_and_look_alike(tensor):
-    """Fresh inputs hold other values in the same layout and range, so that nothing recompiles."""
-    fresh = measure.fresh_inputs([tensor], seed=1)[0]
-    assert not torch.equal(fresh, tensor)
-    assert (fresh.shape, fresh.stride(), fresh.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
-    assert fresh.requires_grad == tensor.requires_grad
-    assert fresh.abs().max() <= tensor.abs().max()
-
-
-def test_cotangents_differ_and_lie_as_outputs_do():
-    """Random in each place, in the output's layout, the same for one seed, and 1 for a loss."""
-    rows = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
-    made, again, loss = measure.cotangents([rows, rows, torch.zeros((), dtype=torch.bfloat16)], seed=3)
-    assert made.stride() == rows.stride()
-    assert (made.unique().numel(), made.requires_grad) == (rows.numel(), False)
-    assert not torch.equal(made, again)
-    assert torch.equal(made, measure.cotangents([rows], seed=3)[0])
-    assert (loss, loss.dtype) == (torch.tensor(1), torch.bfloat16)
-
-
-def test_fresh_inputs_keep_masks():
-    """Beside floats, integers and masks stay: they may be lengths or positions."""
-    given_inputs = {"x": torch.randn(4), "lengths": torch.arange(9), "mask": torch.arange(9) > 4, "n": 3}
-    fresh = measure.fresh_inputs(given_inputs, seed=1)
-    assert torch.equal(fresh["lengths"], given_inputs["lengths"])
-    assert torch.equal(fresh["mask"], given_inputs["mask"])
-    assert fresh["n"] == 3
 
 
 # ---- failures and places

@@ -228,13 +228,10 @@ def test_a_part_that_was_run_again_replaces_its_peers_alone(two_groups):
 )
 def test_eager_and_modes_are_of_the_group_that_has_most_modes(later, stand):
     """They and the controls stand as timed beside most modes, the latest of these; a template as it was timed last."""
-    kinds = {"mode": "mode", "another": "mode"}
     whole = [cell(peer, group="earlier") for peer in ("eager", AGAIN, "default", "t")]
     whole.append(cell("mode", kind="mode", group="earlier"))
-    part = [
-        cell(peer, status=s, group="later", **({"kind": kinds[peer]} if peer in kinds else {}))
-        for peer, s in later.items()
-    ]
+    part = [cell(peer, status=status, group="later") for peer, status in later.items()]
+    part = [dataclasses.replace(c, kind="mode") if c.peer in ("mode", "another") else c for c in part]
     found = table([*whole, *part, cell(AGAIN, group="later"), cell("t", group="later")])
     assert {found[peer].cell.group_id for peer in ("eager", AGAIN, "default")} == {f"{stand} gemm"}
     assert found["t"].cell.group_id == "later gemm"
