@@ -184,8 +184,8 @@ def test_nan_is_no_json():
         pytest.param({"backend": f"{__name__}:target", "level": 2}, (target, {"level": 2}), id="function"),
         pytest.param({"cpp.march": "none"}, (INDUCTOR, {"cpp.march": "none"}), id="text-of-none"),
         pytest.param(
-            {"aot_inductor.aoti_shim_library": "[1]"},
-            (INDUCTOR, {"aot_inductor.aoti_shim_library": "[1]"}),
+            {"aot_inductor.aoti_shim_library": '["a"]'},
+            (INDUCTOR, {"aot_inductor.aoti_shim_library": '["a"]'}),
             id="text-of-a-list",
         ),
         pytest.param('{"freezing": true}', (INDUCTOR, {"freezing": True}), id="json"),
