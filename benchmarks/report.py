@@ -19,6 +19,7 @@ Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
 
 READING = "## Reading"
 LEAST_ROUNDS = 30
+MOST_COMMANDS = 6
 SUMMARY = """\
 A speedup is the paired ratio of rounds in one process, above 1 is faster. Where several processes have timed a case, a
 peer's row is of the latest that holds it, and so are its ratios and its noise floor; eager, torch's modes and the
@@ -118,7 +119,7 @@ def _title(what: str, results: Results) -> str:
 
 def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Path) -> Iterator[str]:
     yield _title("Benchmarks", results)
-    yield from ["", "## Summary", "", f"{SUMMARY}\nEach case: [{each.name}]({each.name})."]
+    yield from ["", "## Summary", "", f"{SUMMARY}\nEach case: [{each.name}]({each.name}). What to make of it: [Reading](#reading)."]
     for clock, found in tables.items():
         yield from _summary(clock, found)
     for title, path in drawn.items():
@@ -386,10 +387,17 @@ def _entries(tables: Mapping[Key, Sequence[Entry]]) -> list[Entry]:
     return [entry for table in tables.values() for entry in table]
 
 
+def _commands(results: Results) -> list[str]:
+    """Return the commands as typed; many are folded away."""
+    typed = dict.fromkeys(str(each["command"]) for each in results.environments if each.get("command"))
+    fenced = ["```", *typed, "```", ""]
+    if len(typed) <= MOST_COMMANDS:
+        return fenced
+    return [f"<details><summary>{len(typed)} commands</summary>", "", *fenced, "</details>", ""]
+
+
 def _measured_with(results: Results) -> Iterator[str]:
-    for command in dict.fromkeys(environment.get("command") for environment in results.environments):
-        if command:
-            yield from ["```", str(command), "```", ""]
+    yield from _commands(results)
     environment = results.environments[-1]
     about = {name: value for name, value in environment.items() if name != "command" and _plain(value)}
     yield from _table(["", "value"], ([name, str(value)] for name, value in about.items()))

@@ -244,6 +244,15 @@ def test_how_it_was_measured(report):
     assert "| ceiling | best of 1 runs | attempt |\n|---|---:|---:|\n| copy | 4 TB/s | test |" in report
 
 
+def test_many_commands_are_folded(tmp_path):
+    """Seven commands lie folded, in one block, so that what follows them is found; six do not."""
+    files = [write(tmp_path / f"{at}.jsonl", [cell("eager")], command=f"run {at}") for at in range(7)]
+    six, seven = (write_report(files[:count], tmp_path / "out.md", plots=False).read_text() for count in (6, 7))
+    assert "<details>" not in six
+    assert "<details><summary>7 commands</summary>\n\n```\nrun 0\nrun 1\n" in seven
+    assert "run 6\n```\n\n</details>\n" in seven
+
+
 def test_the_reading_is_kept(results, tmp_path):
     """What a person wrote below "## Reading" outlives the next report."""
     out = tmp_path / "h200.md"
