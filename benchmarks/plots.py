@@ -225,7 +225,7 @@ def compile_time(make: Any, tables: Tables) -> Any | None:
     panels[-1].set_xlabel(f"{how}, seconds: median of the cases")
     title = "What a speedup costs to compile: up is faster, left compiles sooner"
     kinds = {_kind(of): None for points in found.values() for of in points}
-    more = "Geometric mean of the cases that have a speedup, without peers of fewer than half of the cases."
+    more = "Geometric mean of the cases that have a speedup, without peers known of fewer than half of the cases."
     _frame(figure, title, more, {name: KINDS[name] for name in KINDS if name in kinds})
     for axes, points in zip(panels, found.values(), strict=True):
         _label(figure, axes, [_cost_label(of) for of in points])
@@ -242,7 +242,7 @@ def _costs(tables: Mapping[Key, Sequence[Entry]]) -> list[Summary]:
     classes = verdicts.summaries(tables).values()
     largest = max(classes, key=lambda found: sum(of.passed for of in found), default=[])
     most = max((of.counts["eager"] for of in largest), default=0)
-    return [of for of in largest if of.cold_s and "eager" in of.geomeans and of.counts["eager"] >= most / 2]
+    return [of for of in largest if of.cold_s and min(of.counts["eager"], of.compiled) >= most / 2]
 
 
 def _kind(of: Summary) -> str:

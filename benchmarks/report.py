@@ -28,9 +28,10 @@ asterisk is over fewer cases than others of its column, so not to be held agains
 the other peers that a user has without this package, told where the process holds all of those that pass; a win, tie or
 loss is against it, and inside the noise floor is a tie. fast_p is the share of cases that are right and, beyond noise,
 more than p times as fast as eager. Worst is the lowest speedup over eager. Memory is the peak over eager's, on a CPU
-where both reach 1 MiB. Compiles are in processes of their own; those marked ~ were made beside the peers, where what
-was compiled before costs less. Classes of numerics are not compared with each other. A dagger †: launches outlast what
-covers them, so that a device time holds time of the host; it enters no ratio and no plot."""
+where both reach 1 MiB. Compiles are in processes of their own, the median of as many cases as are known; those marked ~
+were made beside the peers, where what was compiled before costs less. Classes of numerics are not compared with each
+other. A dagger †: launches outlast what covers them, so that a device time holds time of the host; it enters no ratio
+and no plot."""
 CASES = """\
 Medians with bootstrap 95 % intervals, nothing trimmed, then the 20th and 80th percentile of the samples, in the unit of
 the time. Where a peer was compiled several times, the median of the compiles and an interval over all of them. Where
@@ -157,7 +158,7 @@ def _summary_row(of: Summary, most: Mapping[Against, int]) -> list[str]:
         *(_number(of.fast.get(p), "{:.0%}") for p in FAST),
         "/".join(str(of.marks[mark]) for mark in ("win", "tie", "loss")) if sum(of.marks.values()) else "",
         f"{of.worst[0]:.2f} {of.worst[1]}" if of.worst else "",
-        _compile(of.cold_s, of.warm_s, of.fresh),
+        _compile(of.cold_s, of.warm_s, of.fresh) + (f" in {of.compiled}" if 0 < of.compiled < of.passed else ""),
         _number(of.memory, "{:.2f}"),
     ]
 

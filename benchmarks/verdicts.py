@@ -274,7 +274,8 @@ class Summary:
 
     `cases` are those that it is available for; one that fails counts as slow in `fast`, and so does one that is faster
     within noise; one that passes and has no speedup does not count. Geometric means are over the cases that pass, as
-    many as `counts` tells, never clipped. `worst` is the lowest speedup over eager and its case.
+    many as `counts` tells, never clipped. `worst` is the lowest speedup over eager and its case. Compile seconds are
+    medians over `compiled` cases: those with a process of their own, where these are most of what is known.
     """
 
     peer: str
@@ -289,6 +290,7 @@ class Summary:
     worst: tuple[float, str] | None
     cold_s: float | None
     warm_s: float | None
+    compiled: int
     memory: float | None
     fresh: bool
 
@@ -313,7 +315,9 @@ def _summary(entries: list[Entry]) -> Summary:
     medians = {what: [e.speedups[what].median for e in passed if what in e.speedups] for what in AGAINST}
     strongest = [entry.marks["strongest"] for entry in passed if "strongest" in entry.marks]
     ratios = [e.memory for e in passed if e.memory]
-    compiled = fresh_ones(passed)
+    known = [entry for entry in passed if entry.cold_s is not None]
+    fresh = [entry for entry in known if entry.fresh]
+    compiled = fresh if len(fresh) > len(known) / 2 else known
     return Summary(
         peer=entries[0].cell.peer,
         kind=entries[0].cell.kind,
@@ -327,6 +331,7 @@ def _summary(entries: list[Entry]) -> Summary:
         worst=min(((e.speedups["eager"].median, name(e.cell)) for e in against_eager), default=None),
         cold_s=middle(e.cold_s for e in compiled),
         warm_s=middle(e.warm_s for e in compiled),
+        compiled=len(compiled),
         memory=geometric_mean(ratios) if ratios else None,
         fresh=all(e.fresh for e in compiled),
     )

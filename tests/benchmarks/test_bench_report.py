@@ -139,6 +139,15 @@ def test_what_was_compiled_beside_others_is_marked(tmp_path):
     assert row(cases_of(out).read_text(), "## gemm", "t")[-2] == "~5.0 s, -"
 
 
+def test_how_many_compiles_are_known_is_told(tmp_path):
+    """A median over one case of two says so; one over all of them need not."""
+    cells = [cell(peer, case=case) for case in "ab" for peer in ("eager", "default")]
+    cells += [cell("t", case="a"), cell("t", case="b", compile=Compile())]
+    out = write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False)
+    table = "### Device time, cold L2, bf16"
+    assert [row(out.read_text(), table, peer)[11] for peer in ("default", "t")] == ["5.0 s, 1.0 s", "5.0 s, 1.0 s in 1"]
+
+
 def test_a_device_time_that_holds_the_hosts_is_marked(tmp_path):
     """A dagger, on that clock alone; and how many calls a sample is."""
     cells = [cell("eager"), cell("t", exposed=True, repeats={"wall": 40, "events": 1})]
@@ -347,9 +356,10 @@ def test_names_do_not_cover_each_other():
 
 
 def test_compile_times_are_of_most_cases(tmp_path):
-    """A peer of few cases has a mean of other things: it is not among those that are drawn."""
+    """A peer of few cases has a mean of other things, one of few compiles their seconds: neither is drawn."""
     cells = [cell(peer, case=case) for case in "abc" for peer in ("eager", "default", "t")]
     cells += [cell("half", case=case) for case in "ab"] + [cell("seldom", case="a")]
+    cells += [cell("unknown", case=case, compile=Compile(cold_s=5.0 if case == "a" else None)) for case in "abc"]
     found = tables_of(records.read(write(tmp_path / "r.jsonl", cells)))["device"]
     assert [of.peer for of in plots._costs(found)] == ["default", "t", "half"]
 

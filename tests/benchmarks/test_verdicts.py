@@ -135,8 +135,17 @@ def test_fresh_compiles_count_alone():
     cells = [cell("t", group=str(run), run=run, compile=c) for run, c in enumerate((fresh, beside))]
     assert (table(cells)["t"].cold_s, table(cells)["t"].fresh) == (10.0, True)
     assert (table(cells[1:])["t"].cold_s, table(cells[1:])["t"].fresh) == (1.0, False)
-    (summary,) = summaries(entries([*cells, cell("t", case="b", compile=beside)], "device"))["bf16"]
-    assert (summary.cold_s, summary.fresh) == (10.0, True)
+    more = [cell("t", case="b", compile=fresh), cell("t", case="c", compile=beside)]
+    (summary,) = summaries(entries([*cells, *more], "device"))["bf16"]
+    assert (summary.cold_s, summary.compiled, summary.fresh) == (10.0, 2, True)
+
+
+def test_few_fresh_compiles_do_not_stand_for_many():
+    """Where half of what is known was compiled beside others, the median is over all of it, and is not called fresh."""
+    made = [Compile(cold_s=2.0, fresh=True), Compile(cold_s=100.0), Compile()]
+    cells = [cell("t", case=case, compile=each) for case, each in zip("abc", made, strict=True)]
+    (summary,) = summaries(entries(cells, "device"))["bf16"]
+    assert (summary.cold_s, summary.compiled, summary.fresh) == (51.0, 2, False)
 
 
 def exposed(*peers, **seconds):
