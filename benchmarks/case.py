@@ -61,7 +61,6 @@ class Case:
     modes: tuple[Mode, ...] = ("fwd",)
     suites: frozenset[str] = frozenset()
     headline: bool = False  # three fresh compiles
-    segments: bool = False  # a model: no limit of its own
     gpus_only: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks import records, verdicts
 from benchmarks.controls import BASELINE
+from benchmarks.peers import TUNERS
 from benchmarks.records import Results
 from benchmarks.verdicts import CLOCKS, UNKNOWN, Clock, Key, Told
 
@@ -21,6 +22,7 @@ HARMLESS = ("pass", "unavailable")  # a peer that cannot be had here did not bec
 DEVICE = {"device": "device_name", "torch": "torch"}
 HOST = {"number of CPUs": "cpus", "number of threads": "threads"}
 PARTS = ("case", "mode", "dtype", "L2", "scale")  # of a key
+LEAST_COMPILES = 3  # of a peer that times its kernels while it compiles: what it takes differs from compile to compile
 NARROW = 1.1  # what lies within a wider band is not called the same
 # By the wall's clock A/A says little of another process: on the host of an H200, of 93 pairs of one peer in two
 # processes 57 lie within 2 % of each other and 92 within 10 %.
@@ -69,7 +71,8 @@ def compare_files(old: Path, new: Path) -> Outcome:
     """Compare two files of one device, one torch and equal versions of their cases; each clock for itself.
 
     As clocks cannot be locked, a peer is held against eager in its own process; of several compiles the interval
-    reaches over all. Raises BackendKwargsError where a file cannot be read.
+    reaches over all, and of one that tunes fewer than three a side tell no FAST and no SLOW. Raises BackendKwargsError
+    where a file cannot be read.
     """
     before, after = records.read(old), records.read(new)
     was, now = _peers(before), _peers(after)
@@ -146,12 +149,21 @@ def _lines(old: list[Told], new: list[Told], judged: Sequence[Clock]) -> list[Li
             noises = [verdicts.widest(runs, clock) if clock in judged else UNKNOWN for runs in (old, new)]
             speedup, eager = _moved(*pairs)
             verdict = _verdict(speedup, noises, [measure.noise_floor(eager), *APART[clock]])
+            if verdict in ("FAST", "SLOW") and _by_chance(old, new):
+                verdict = "AMBIGUOUS"
             lines.append(
                 Line(case, peer, clock, eager, note="by its own time")
                 if peer == BASELINE
                 else Line(case, peer, clock, speedup, verdict, regression=verdict == "SLOW")
             )
     return lines or [Line(case, peer, note="not timed beside eager")]
+
+
+def _by_chance(*sides: list[Told]) -> bool:
+    """Say whether a peer whose kernels are chosen by their times was compiled too few times on a side to tell."""
+    cell = sides[0][0].cell
+    tunes = cell.kind == "auto" or any(cell.options.get(name) for name in TUNERS)
+    return tunes and min(map(len, sides)) < LEAST_COMPILES
 
 
 def _beside_eager(runs: list[Told], clock: Clock) -> list[tuple[list[float], list[float]]]:

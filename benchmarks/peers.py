@@ -161,6 +161,8 @@ TUNERS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordi
 
 def tunes(peer: Peer) -> bool:
     """Say whether compiling it times kernels on the device, which nothing may disturb."""
+    if not peer.compiles:
+        return False
     options = resolved(peer)
     races = peer.kind in ("auto", "tvm") or not isinstance(peer.backend, str)
     return races or any(options.get(name) for name in TUNERS)
@@ -187,8 +189,10 @@ def numerics(peer: Peer, unit: str, *, module: bool) -> str:
 
 
 def backend_of(peer: Peer) -> tuple[Any, dict[str, Any]]:
-    """Return torch.compile's backend, and the mode and options to hand it: what a user would write."""
+    """Return torch.compile's backend, and the mode and options to hand it: what a user would write, strictly."""
     if peer.backend == "inductor" or not isinstance(peer.backend, str):
         given = {"mode": peer.mode, "options": dict(peer.options) or None}
         return peer.backend, {name: value for name, value in given.items() if value is not None}
-    return make_backend(peer.backend, peer.options), {}
+    # A template that falls back would be timed as what it is not.
+    strict = {"strict": True} if peer.kind == "template" else {}
+    return make_backend(peer.backend, {**peer.options, **strict}), {}

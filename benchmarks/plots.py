@@ -176,8 +176,8 @@ def roofline(make: Any, tables: Tables) -> Any | None:
     axes.set_xlabel("arithmetic intensity over that of the ridge: left of 1 bound by memory, right by arithmetic")
     axes.set_ylabel(f"{clock_name('device', found)}: per cent of the limit")
     more = (
-        "Limits: of the best ceilings over all runs. Each peer: of one process; see the summary for which.\n"
-        "Clocks differ between processes: who is faster, the plot of speedups tells."
+        "Limits: of the best ceilings over all runs. Each peer stands above eager by its speedup over the eager\n"
+        "of its own process: clocks differ between processes."
     )
     if left_out := ", ".join(_called(key) for key in cases if key not in found):
         more += "\n" + fill(f"Without a scored limit or a time: {left_out}.", 110)
@@ -188,9 +188,12 @@ def roofline(make: Any, tables: Tables) -> Any | None:
 
 def _shares(table: Sequence[Entry]) -> dict[str, float]:
     """Return per cent of the limit of eager and of those that are named, by role, where these are scored."""
-    eager = next((e for e in table if e.cell.peer == BASELINE), None)
-    named = {"eager": eager, **roles([e for e in table if e.share])}
-    return {role: e.share.median for role, e in named.items() if e and e.share}
+    eager = next((e.share.median for e in table if e.cell.peer == BASELINE and e.share), None)
+    named = roles([e for e in table if e.share])
+    found = {role: e.share.median for role, e in named.items() if e and e.share}
+    if eager is None:
+        return found
+    return {"eager": eager} | {role: eager * e.speedups["eager"].median for role, e in named.items() if e}
 
 
 def _intensities(found: Mapping[Key, Sequence[Entry]]) -> dict[Key, float]:
@@ -216,16 +219,17 @@ def compile_time(make: Any, tables: Tables) -> Any | None:
         for of in points:
             colour, marker = KINDS[_kind(of)]
             height = max(of.geomeans["eager"], SLOWEST)
-            axes.scatter(of.cold_s, height, s=30, color=colour, marker=marker, linewidths=0, zorder=3)
+            face = colour if of.fresh else "white"
+            axes.scatter(of.cold_s, height, s=28, facecolors=face, edgecolors=colour, marker=marker, zorder=3)
         _seconds_axis(axes)
         _ratio_axis(axes, "y")
         axes.set_ylabel(f"{clock_name(clock, tables[clock])}: speedup over eager")
-    fresh = all(of.fresh for points in found.values() for of in points)
-    how = "cold compile" if fresh else "compile, some or all beside the other peers"
-    panels[-1].set_xlabel(f"{how}, seconds: median of the cases")
+    panels[-1].set_xlabel("compile, seconds: median of the cases")
     title = "What a speedup costs to compile: up is faster, left compiles sooner"
     kinds = {_kind(of): None for points in found.values() for of in points}
     more = "Geometric mean of the cases that have a speedup, without peers known of fewer than half of the cases."
+    if not all(of.fresh for points in found.values() for of in points):
+        more += "\nHollow: compiled beside the other peers, where what was compiled before costs less."
     _frame(figure, title, more, {name: KINDS[name] for name in KINDS if name in kinds})
     for axes, points in zip(panels, found.values(), strict=True):
         _label(figure, axes, [_cost_label(of) for of in points])

@@ -27,11 +27,11 @@ controls are of the latest that holds most modes. Geometric means are over the c
 asterisk is over fewer cases than others of its column, so not to be held against them. "Strongest" is the fastest of
 the other peers that a user has without this package, told where the process holds all of those that pass; a win, tie or
 loss is against it, and inside the noise floor is a tie. fast_p is the share of cases that are right and, beyond noise,
-more than p times as fast as eager. Worst is the lowest speedup over eager. Memory is the peak over eager's, on a CPU
-where both reach 1 MiB. Compiles are in processes of their own, the median of as many cases as are known; those marked ~
-were made beside the peers, where what was compiled before costs less. Classes of numerics are not compared with each
-other. A dagger †: launches outlast what covers them, so that a device time holds time of the host; it enters no ratio
-and no plot."""
+more than p times as fast as eager. Worst is the lowest speedup over eager. Compiles are in processes of their own;
+those marked ~ were made beside the peers, where what was compiled before costs less. Memory is the peak over eager's,
+where both reach 1 MiB and were measured alike. Where either is known of fewer cases than pass, it says in how many.
+Classes of numerics are not compared with each other. A dagger †: launches outlast what covers them, so that a device
+time holds time of the host; it enters no ratio and no plot."""
 CASES = """\
 Medians with bootstrap 95 % intervals, nothing trimmed, then the 20th and 80th percentile of the samples, in the unit of
 the time. Where a peer was compiled several times, the median of the compiles and an interval over all of them. Where
@@ -120,7 +120,8 @@ def _title(what: str, results: Results) -> str:
 
 def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Path) -> Iterator[str]:
     yield _title("Benchmarks", results)
-    yield from ["", "## Summary", "", f"{SUMMARY}\nEach case: [{each.name}]({each.name}). What to make of it: [Reading](#reading)."]
+    yield from ["", "## Summary", "", SUMMARY]
+    yield f"Each case: [{each.name}]({each.name}). What to make of it: [Reading](#reading)."
     for clock, found in tables.items():
         yield from _summary(clock, found)
     for title, path in drawn.items():
@@ -158,8 +159,8 @@ def _summary_row(of: Summary, most: Mapping[Against, int]) -> list[str]:
         *(_number(of.fast.get(p), "{:.0%}") for p in FAST),
         "/".join(str(of.marks[mark]) for mark in ("win", "tie", "loss")) if sum(of.marks.values()) else "",
         f"{of.worst[0]:.2f} {of.worst[1]}" if of.worst else "",
-        _compile(of.cold_s, of.warm_s, of.fresh) + (f" in {of.compiled}" if 0 < of.compiled < of.passed else ""),
-        _number(of.memory, "{:.2f}"),
+        _compile(of.cold_s, of.warm_s, of.fresh) + _in(of.compiled, of.passed),
+        _number(of.memory, "{:.2f}") + _in(of.peaks, of.passed),
     ]
 
 
@@ -318,6 +319,10 @@ def _compiled(entry: Entry) -> str:
     return f"as {shares}" if shares else _compile(entry.cold_s, entry.warm_s, entry.fresh)
 
 
+def _in(count: int, passed: int) -> str:
+    return f" in {count}" if 0 < count < passed else ""
+
+
 def _compile(cold: float | None, warm: float | None, fresh: bool) -> str:
     if cold is None:
         return ""
@@ -346,7 +351,7 @@ def _controls(tables: Tables) -> Iterator[str]:
         middle, widest = (f"{percentile(floors, q):.1%}" if floors else "unknown" for q in (0.5, 1.0))
         title = clock_name(clock, found)
         yield f"- {title}: noise floor ±{middle} in the middle of {len(floors)} groups, ±{widest} at most."
-    for clock, found in list(tables.items())[:1]:
+    for clock, found in tables.items():
         slowed = [e for e in _entries(found) if e.cell.peer == SLOWED and e.time]
         shares = [_injected(e) for e in slowed] or [INJECTED]
         unseen = [e for e in slowed if e.marks.get("eager") != "loss"]

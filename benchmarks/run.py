@@ -270,8 +270,11 @@ class _Run:
             shutil.rmtree(job.cache, ignore_errors=True)
 
     def _compiled(self, job: Job, held: records.Results) -> dict[str, Compiled]:
-        """Compile each peer in processes of its own, peers of equal options once; each is on the disk at once."""
-        chosen = [peer for peer in job.peers() if peer.compiles and _can_be_had(peer, job)]
+        """Compile each peer in processes of its own, peers of equal options once; each is on the disk at once.
+
+        What eager takes of memory is learnt in the same way.
+        """
+        chosen = [peer for peer in job.peers() if peer.kind != "hand" and _can_be_had(peer, job)]
         first = peers.sharing(chosen)
         wanted = {peer.name: peer for peer in chosen if first[peer.name] == peer.name}
         keys = {name: f"{key_of(job)} {name}" for name in wanted}

@@ -30,7 +30,7 @@ SAMPLED: Mapping[Clock, str] = {"device": "events", "wall": "wall"}
 # A/A is of one compile and one place in memory: on an H200 it spans down to 0.05 %, while of 52 pairs of equal code,
 # each compiled for itself, 51 lie within 1 % of each other on the device's clock.
 LEAST_REACH = 1.01
-LEAST_PEAK = 2**20  # bytes: below it a peak on the CPU is a few pages, more or less by chance
+LEAST_PEAK = 2**20  # bytes: below it a peak is a few pages of a CPU's, or an allocator's smallest blocks
 UNKNOWN = Interval(1.0, 0.0, math.inf)  # the noise of a group without its control
 
 
@@ -184,10 +184,15 @@ def entries(cells: Sequence[Cell], clock: Clock, ceilings: Ceilings | None = Non
 
 def _timed(of: Told, clock: Clock) -> _Timed:
     time = measure.median_interval(found) if (found := samples(of.cell, clock)) else None
-    own, held = of.cell.compile.peak_bytes, next((c.compile.peak_bytes for c in of.group if c.peer == BASELINE), None)
-    counted = bool(of.cell.device_s)  # by an allocator, to the byte
-    memory = own / held if own and held and (counted or min(own, held) >= LEAST_PEAK) else None
-    return _Timed(of.cell, time, _speedups(of, clock), noise(of.group, clock), memory)
+    return _Timed(of.cell, time, _speedups(of, clock), noise(of.group, clock), _memory(of))
+
+
+def _memory(of: Told) -> float | None:
+    """Return the peak over eager's: both in processes of their own, where libraries' workspaces count, or neither."""
+    own, eager = of.cell.compile, next((c.compile for c in of.group if c.peer == BASELINE), None)
+    if eager is None or own.fresh != eager.fresh or min(own.peak_bytes or 0, eager.peak_bytes or 0) < LEAST_PEAK:
+        return None
+    return own.peak_bytes / eager.peak_bytes
 
 
 def _speedups(of: Told, clock: Clock) -> dict[Against, Interval]:
@@ -275,7 +280,8 @@ class Summary:
     `cases` are those that it is available for; one that fails counts as slow in `fast`, and so does one that is faster
     within noise; one that passes and has no speedup does not count. Geometric means are over the cases that pass, as
     many as `counts` tells, never clipped. `worst` is the lowest speedup over eager and its case. Compile seconds are
-    medians over `compiled` cases: those with a process of their own, where these are most of what is known.
+    medians over `compiled` cases: those with a process of their own, where these are most of what is known; `memory`
+    is a mean over `peaks` cases.
     """
 
     peer: str
@@ -292,6 +298,7 @@ class Summary:
     warm_s: float | None
     compiled: int
     memory: float | None
+    peaks: int
     fresh: bool
 
 
@@ -333,6 +340,7 @@ def _summary(entries: list[Entry]) -> Summary:
         warm_s=middle(e.warm_s for e in compiled),
         compiled=len(compiled),
         memory=geometric_mean(ratios) if ratios else None,
+        peaks=len(ratios),
         fresh=all(e.fresh for e in compiled),
     )
 

@@ -195,8 +195,7 @@ def _share(trials: list[Trial], shares: Mapping[str, str]) -> None:
     made = {trial.peer.name: trial.compiled for trial in trials}
     for trial in trials:
         if (first := shares[trial.peer.name]) != trial.peer.name and trial.passed:
-            own = trial.compiled
-            trial.compiled = dataclasses.replace(made[first], peak_bytes=own.peak_bytes, shares=first)
+            trial.compiled = dataclasses.replace(made[first], shares=first)
 
 
 def _start_compilers(chosen: list[Peer], job: Job) -> None:

@@ -209,6 +209,18 @@ def test_strict_does_not_fall_back():
     )
 
 
+@on_cpu
+def test_strict_names_the_graph_that_has_no_kernel():
+    """With `strict=True` a graph that none of the kernels fits is refused in one line, in place of Inductor's many."""
+    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP", "fx_graph_cache": False, "strict": True}
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as error:
+        torch.compile(Mixed().eval(), backend=bk.make_backend("tmpl-inductor", options))(torch.randn(32, 64))
+    assert isinstance(error.value.inner_exception, bk.BackendKwargsError)
+    assert str(error.value.inner_exception) == (
+        "A GEMM or convolution of this graph has no CPP kernel; without strict=True ATEN's serve the graph as well."
+    )
+
+
 NO_GPU = "inert because no CUDA GPU is visible"
 NOT_TUNED = "inert because it is read only under max_autotune or max_autotune_gemm"
 

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from itertools import combinations
 from types import MappingProxyType
@@ -233,7 +233,7 @@ def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) ->
     from torch._inductor.compile_fx import compile_fx_inner
 
     hindered = any(each.instead(config) for each in HINDRANCES)
-    inner_compile = _compile_unhindered if hindered and not strict else compile_fx_inner
+    inner_compile = partial(_compile_unhindered, strict=strict) if hindered else compile_fx_inner
     if config.get("cpp_wrapper"):
         inner_compile = _keeping_cubins(inner_compile)
     return finding_cutlass(inner_compile, here.nvcc) if asks_for_cutlass(config, here) else inner_compile
@@ -289,34 +289,42 @@ def _with_aten(without_aten: Mapping[str, str]) -> dict[str, str]:
 
 def _no_kernel(config: Mapping[str, Any]) -> str:
     names = " or ".join(dict.fromkeys(_without_aten(config).values()))
-    return f"A GEMM or convolution of this graph has no {names} kernel; ATEN's serve the graph as well."
+    return f"A GEMM or convolution of this graph has no {names} kernel"
 
 
 @dataclass(frozen=True, slots=True)
 class Hindrance:
     """What Inductor cannot compile some graphs under, by the text of its error.
 
-    Of the options asked for, `instead` returns what to take in place of those that hinder, {} where none does.
+    Of the options asked for, `instead` returns what to take in place of those that hinder, {} where none does; `reason`
+    says what hinders, `remedy` what is done about it.
     """
 
     error: str
     instead: Callable[[Mapping[str, Any]], dict[str, Any]]
-    warning: Callable[[Mapping[str, Any]], str]
+    reason: Callable[[Mapping[str, Any]], str]
+    remedy: str
 
 
 HINDRANCES = (
-    Hindrance("NoValidChoicesError", lambda config: _with_aten(_without_aten(config)), _no_kernel),
+    Hindrance(
+        "NoValidChoicesError",
+        lambda config: _with_aten(_without_aten(config)),
+        _no_kernel,
+        "ATEN's serve the graph as well",
+    ),
     # A list of tensors that is changed in place, as an optimizer does, has no fallback.
     Hindrance(
         "<built-in function getitem> is not an OpOverload",
         lambda config: {"fallback_by_default": False} if config.get("fallback_by_default") else {},
-        lambda config: "Inductor cannot leave what this graph does to ATen's operators alone; it generates code.",
+        lambda config: "Inductor cannot leave what this graph does to ATen's operators alone",
+        "it generates code",
     ),
 )
 
 
-def _compile_unhindered(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-    """Compile a lowered graph; where the options asked for hinder it, compile it without these."""
+def _compile_unhindered(gm: Any, example_inputs: Sequence[Any], *, strict: bool, **kwargs: Any) -> Any:
+    """Compile a lowered graph; where the options asked for hinder it, compile it without these, or say so."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch.fx import GraphModule
@@ -331,6 +339,9 @@ def _compile_unhindered(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -
         hindrance = next((h for h in HINDRANCES if h.error in str(error) and h.instead(asked)), None)
         if hindrance is None:
             raise
-    warn_once(hindrance.warning(asked))
+        why = hindrance.reason(asked)
+        if strict:
+            raise BackendKwargsError(f"{why}; without strict=True {hindrance.remedy}.") from None
+    warn_once(f"{why}; {hindrance.remedy}.")
     with config.patch(hindrance.instead(asked)):
         return compile_fx_inner(spare, example_inputs, **kwargs)

@@ -117,6 +117,19 @@ def test_the_unit_is_the_compile(tmp_path, compiles, verdict):
     assert verdict_of(compared(tmp_path, *sides)) == {"device": verdict, "wall": verdict}
 
 
+@pytest.mark.parametrize(("compiles", "verdict"), [(2, "AMBIGUOUS"), (3, "SLOW")], ids=["two", "three"])
+@pytest.mark.parametrize(
+    "tuned", [{"options": {"max_autotune": True}}, {"kind": "auto"}], ids=["by its options", "by a race"]
+)
+def test_what_tuning_took_by_chance_is_no_regression(tmp_path, tuned, compiles, verdict):
+    """A peer that chooses kernels by their times is judged by three compiles a side."""
+    sides = [
+        [replace(each, run=run) for run in range(compiles) for each in cells(f"{name} {run}", seconds=t, **tuned)]
+        for name, t in (("old", 1e-3), ("new", 1.3e-3))
+    ]
+    assert verdict_of(compared(tmp_path, *sides)) == {"device": verdict, "wall": verdict}
+
+
 def test_processes_differ_by_the_walls_clock(tmp_path):
     """What 8 % more would be on the device, is ambiguous on the wall's clock."""
     outcome = compared(tmp_path, times("old", 1, 1), times("new", 1, 1.08))

@@ -201,10 +201,19 @@ def test_each_compile_has_a_process_of_its_own(tmp_path):
     made = next(cell.compile for cell in run(plan).cells if cell.peer == "aot")
     assert (made.fresh, made.cold_s > 0, made.warm_s > 0) == (True, True, True)
     lines = lines_of(plan.out)
-    assert [line["record"] for line in lines] == ["environment", "compile", "compile", *["cell"] * 4, "group"]
-    assert [line["compile"]["warm_s"] for line in lines[1:3]] == [None, made.warm_s]
+    assert [line["record"] for line in lines] == ["environment", *["compile"] * 3, *["cell"] * 4, "group"]
+    told = [line["compile"] for line in lines[1:4] if line["key"].endswith(" aot")]
+    assert [each["warm_s"] for each in told] == [None, made.warm_s]
     assert not [path for path in plan.where.iterdir() if path.is_dir()]
     assert run(replace(plan, resume=True)).cells == []
+
+
+def test_eagers_memory_is_of_a_process_of_its_own(tmp_path):
+    """Apart, what eager takes is learnt as its peers' is: nothing that another peer left counts, or hides any of it."""
+    aot = Peer("aot", "mode", "aot_eager")
+    plan = plan_of(tmp_path / "r.jsonl", DOUBLE, modes=("fwd",), globs=("eager",), beside=False, extra=(aot,))
+    made = {cell.peer: cell.compile for cell in run(plan).cells}
+    assert (made["eager"].fresh, made["eager"].cold_s, made["aot"].fresh) == (True, None, True)
 
 
 def test_compiles_apart_are_not_those_beside(tmp_path):

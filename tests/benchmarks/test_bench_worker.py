@@ -221,6 +221,18 @@ def test_what_cannot_be_had_says_why(timed):
     assert (cell.status, cell.reason) == ("unavailable", "no peer of its own on cpu")
 
 
+def test_a_template_that_falls_back_is_not_timed(timed):
+    """What a library's kernels would serve in a template's place has no time under the template's name."""
+    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP", "fx_graph_cache": False}
+    peer = Peer("cpp", "template", "tmpl-inductor:default", options=options)
+    cell = timed(tiny_cases.PRODUCT, ("eager",), extra=(peer,))["cpp"]
+    assert (cell.status, cell.wall_s) == ("unavailable", [])
+    assert cell.reason == (
+        "BackendKwargsError: A GEMM or convolution of this graph has no CPP kernel; "
+        "without strict=True ATEN's serve the graph as well."
+    )
+
+
 def test_compile_in_a_process_of_its_own(job):
     """A fresh compile tells cold seconds and memory; a warm one its seconds alone."""
     peer = Peer("aot", "control", "aot_eager")

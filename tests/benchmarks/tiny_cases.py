@@ -56,6 +56,10 @@ def build_double(device, dtype, scale):
     return Problem(double, _args(device, dtype), Work(64, 512, "fp32"), peers)
 
 
+def build_product(device, dtype, scale):
+    return Problem(lambda x: x @ x.T, _args(device, dtype, 64), None)
+
+
 def build_faulty(device, dtype, scale):
     return Problem(double, _args(device, dtype), None, {"hang": hang, "crash": crash, "greedy": greedy, "same": double})
 
@@ -87,6 +91,7 @@ def tiny(name, build, **given):
     return Case(name, "tiny", build, dtype=torch.float32, suites=frozenset({"smoke"}), **given)
 
 
+PRODUCT = tiny("product", build_product)
 DOUBLE = tiny("double", build_double, modes=("fwd", "fwd_bwd"))
 FAULTY = tiny("faulty", build_faulty)
 SEVERAL = tiny("several", build_several)
