@@ -17,6 +17,7 @@ REFERENCE_DTYPES = (torch.float64, torch.float32)
 WELL_CONDITIONED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 LOWEST_COSINE = 0.99
 LARGEST_GROWTH = 0.05
+PRECISE = 0.1  # an eager error of so much of a leaf's size leaves something of it to compare
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ def check(
     precision and below) and `tol` by default 1e-3 (1e-2 in training); without a reference, if their cosine to eager is
     at least 0.99 and their RMS within 5 %. `dtype` is what the model computes in, by default each leaf's own. NaN and
     infinity may stand only where eager has them. The absolute part of tol shrinks with the largest output when all are
-    below 1, or zeros would pass for small numbers; `what` names the pytree in a reason. Source:
-    `torch._dynamo.utils.same`, the rule of pytorch's own benchmarks.
+    below 1, and with each leaf that eager computes well, or zeros would pass for small numbers; `what` names the pytree
+    in a reason. Source: `torch._dynamo.utils.same`, the rule of pytorch's own benchmarks, which lets small leaves go.
     """
     results, expected, precise = (dict(_walk(what, tree)) for tree in (result, eager, reference))
     if results.keys() != expected.keys():
@@ -264,7 +265,12 @@ def _check_numbers(
     if precise is not None:
         finite &= precise.isfinite()
         precise = precise[finite]
-    return _judge(path, got[finite], want[finite], precise, 2.0 if dtype in WELL_CONDITIONED else 3.0, tolerance)
+    got, want, (tol, floor) = got[finite], want[finite], tolerance
+    if precise is not None:
+        size = _root_mean_square(want)
+        if size > 0 and _root_mean_square(want - precise) <= PRECISE * size:  # else it is made of rounding errors
+            floor = min(floor, max(tol, torch.finfo(dtype).eps, torch.finfo(eager.dtype).eps) * size)
+    return _judge(path, got, want, precise, 2.0 if dtype in WELL_CONDITIONED else 3.0, (tol, floor))
 
 
 def _judge(

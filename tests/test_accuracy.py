@@ -114,6 +114,21 @@ def test_a_tiny_tensor_beside_a_large_one_may_be_noise():
     assert check([ONE, -noise], [ONE, noise], [ONE.double(), 0 * noise.double()]).passed
 
 
+@pytest.mark.parametrize("factor", [0.0, 2.0], ids=["zeroed", "doubled"])
+def test_a_small_tensor_beside_a_large_one_must_be_right(factor):
+    """An output of 1e-3 that eager computes well is held against its own size, not that of the one beside it."""
+    small = 1e-3 * torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert not check([ONE, factor * small], [ONE, small], [ONE.double(), small.double()], training=True).passed
+
+
+def test_a_small_number_may_be_rounded_otherwise():
+    """One unit in the last place of bfloat16 is no error, be it eager that happened to be nearer."""
+    small = torch.tensor(1e-3, dtype=torch.bfloat16)
+    other = small * (1 + torch.finfo(torch.bfloat16).eps)
+    assert other != small
+    assert check([ONE, other], [ONE, small], [ONE.double(), small.double()]).passed
+
+
 def test_without_reference_the_cosine_decides():
     """Where there is no reference, a direction within 0.99 of eager's passes."""
     eager = torch.randn(1000, generator=torch.Generator().manual_seed(0))

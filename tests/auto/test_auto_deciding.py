@@ -55,7 +55,7 @@ def test_never_racing_inherits_nothing(auto, races, log):
 def test_the_process_has_a_budget(auto, races, log):
     """When a process has spent its seconds on races, further graphs take default."""
     auto(chain)(torch.randn(8, 64))
-    auto(torch.sin, process_budget_s=0.0)(torch.randn(8, 64))
+    auto(lambda x: chain(x).exp(), process_budget_s=0.0)(torch.randn(8, 64))
     assert told(log) == "auto: default for a graph not raced: the process has spent its 0 s on races (0.0 s)"
 
 
@@ -74,6 +74,15 @@ def test_tiny_graphs_inherit(races, log):
     torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
     torch.compile(torch.sin, backend=backend_of())(torch.randn(8))
     assert races.count == 1
+    assert told(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
+
+
+def test_tiny_graphs_inherit_when_the_budget_is_spent(races, log):
+    """Also where the process may race no more, a tiny graph takes the winner of its neighbour."""
+    races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": True}
+    torch.compile(chain, backend=backend_of(process_budget_s=100.0))(torch.randn(8, 64))
+    deciding._spent.append(100.0)
+    torch.compile(torch.sin, backend=backend_of(process_budget_s=100.0))(torch.randn(8))
     assert told(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
 
 

@@ -1,5 +1,6 @@
 """The store of decisions: what it keeps, and what becomes of it when a disk or a process fails."""
 
+import contextlib
 import json
 import os
 import signal
@@ -85,6 +86,34 @@ def test_sets_an_unreadable_file_aside(store, spoil, why):
         Store(store).put(MADE)
     assert Store(store).find(KEY) == MADE
     assert len(list(store.parent.glob("*.unreadable-*"))) == 1
+
+
+def damaged(path):
+    """Overwrite the page on which the rows of a store lie; its head stays sound."""
+    Store(path).add(*(replace(MADE, key=f"{at:064}", facts="x" * 400) for at in range(40)))
+    held = bytearray(path.read_bytes())
+    page = int.from_bytes(held[16:18], "big")
+    held[2 * page : 3 * page] = b"\xff" * page
+    path.write_bytes(held)
+
+
+def test_a_page_that_is_damaged_is_found(store):
+    """A file that opens and breaks further in is set aside as well: else no decision would ever be kept again."""
+    damaged(store)
+    with pytest.warns(BackendKwargsWarning, match=r"were set aside as .*unreadable"):
+        Store(store).put(MADE)
+    assert Store(store).find(KEY) == MADE
+
+
+def test_another_programs_database_is_left_alone(store):
+    """A file with tables that are no store's is neither changed nor renamed, and the warning says why."""
+    with contextlib.closing(sqlite3.connect(store)) as other:
+        other.executescript("CREATE TABLE decisions (what)")
+    before = store.read_bytes()
+    with pytest.warns(BackendKwargsWarning, match="it is another program's database"):
+        Store(store).put(MADE)
+    assert [path.name for path in store.parent.iterdir()] == [store.name]
+    assert store.read_bytes() == before
 
 
 def test_looking_up_leaves_an_unreadable_file(store):
@@ -386,6 +415,13 @@ def test_command_line(store, tmp_path):
     assert run("show", "abab") == "error: No decision's key begins with 'abab'; `decisions list` shows all.\n"
     assert run("import", tmp_path / "d.toml") == f"1 put into {str(store)!r}.\n"
     assert Store(store).find(KEY) == replace(MADE, rows=())
+
+
+def test_command_line_exports_eager_as_no_template(store, tmp_path):
+    """Where eager won there is no template to name."""
+    Store(store).add(replace(MADE, winner="eager", options={}))
+    told = f"1 written to {tmp_path / 'd.toml'}; none as a template, as eager is none\n"
+    assert run("export", tmp_path / "d.toml") == told
 
 
 def test_command_line_forgets_what_cannot_be_read(store):

@@ -32,6 +32,16 @@ def test_another_graph_is_another_decision(auto, races, store, change):
     assert races.count == 2
 
 
+def test_an_input_that_stays_is_another_decision(auto, races):
+    """An input marked as static is copied for no replay, so that CUDA graphs pay sooner: it is part of the key."""
+    x = torch.randn(8, 64)
+    auto(chain)(x)
+    torch._dynamo.reset()
+    torch._dynamo.mark_static_address(x)
+    auto(chain)(x)
+    assert races.count == 2
+
+
 @pytest.mark.parametrize(
     "state",
     [

@@ -29,6 +29,43 @@ def test_collectives_are_not_raced(races, log, tmp_path):
     assert told(log) == "auto: default for a graph not raced: other ranks take part in it (0.0 s)"
 
 
+@pytest.fixture
+def two_ranks():
+    """Make this process rank 0 of two, the other of which is not there."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@torch.library.custom_op("backend_kwargs_tests::reduced", mutates_args=())
+def reduced(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@reduced.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_what_may_hide_a_collective_is_not_raced(races, log):
+    """A user's operator may wait for other ranks, which one rank's race would leave behind."""
+    x = torch.randn(8)
+    assert torch.allclose(torch.compile(lambda x: reduced(x * 2) + 1, backend=backend_of())(x), x * 2 + 1)
+    assert races.count == 0
+    why = "other ranks may take part in an operator of it that is not torch's"
+    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+
+
+def test_a_users_operator_is_raced_where_there_is_one_rank(races):
+    """Without other ranks nobody waits."""
+    torch.compile(lambda x: reduced(x * 2) + 1, backend=backend_of())(torch.randn(8))
+    assert races.count == 1
+
+
 @pytest.mark.parametrize("budget_s", [60.0, math.inf])
 @pytest.mark.parametrize("known", [True, False], ids=["decided here", "unknown here"])
 def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known, budget_s):

@@ -112,6 +112,17 @@ def test_racing_touches_no_gradient(auto):
     assert called == []
 
 
+def test_racing_packs_nothing_by_a_users_hooks(auto):
+    """What packs saved tensors, to offload them say, is asked for those of the call alone."""
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(8, 16)
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: packed.append(1) or saved, lambda saved: saved):
+        torch.compile(model)(x)
+        alone = len(packed)
+        auto(model)(x)
+    assert 0 < len(packed) <= 2 * alone + 2
+
+
 def test_buffers_change_once(auto):
     """Batch norm's statistics after the first call are those of one call."""
     x = torch.randn(32, 4, 3, 3)

@@ -46,10 +46,15 @@ def _written(decision: Decision, stand_in: Decision) -> str:
         return json.dumps(packed(stand_in))
 
 
-def _process_group_store() -> Any | None:
+def ranks() -> int:
+    """Return how many processes decide together."""
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _process_group_store() -> Any | None:
+    if ranks() == 1:
         return None
     from torch.distributed.distributed_c10d import _get_default_store
 

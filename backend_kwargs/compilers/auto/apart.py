@@ -5,7 +5,7 @@ import gc
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch._dynamo.metrics_context import MetricsContext
 from torch._dynamo.utils import _metrics_context_tls, get_metrics_context
 from torch._functorch import config as functorch_config
 from torch._guards import GuardsContext, TracingContext, tracing
+from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -39,6 +40,7 @@ def apart(gm: GraphModule) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_own_garbage())
         stack.enter_context(_own_metrics())
+        stack.enter_context(_unpacked())
         # Compiled at its first run, a backward graph would wait in autograd's thread for the lock that this one holds.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         stack.enter_context(_shape_env_kept(getattr(fake_mode, "shape_env", None)))
@@ -47,6 +49,13 @@ def apart(gm: GraphModule) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=devices))
         stack.enter_context(_own_cudagraph_trees() if devices else nullcontext())
         yield
+
+
+def _unpacked() -> AbstractContextManager[None]:
+    """Keep a user's hooks, which may offload what they are given, from what candidates save for the backward pass."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()
+    return saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch_config
 
-from backend_kwargs.compilers.auto.agreement import agreed
+from backend_kwargs.compilers.auto.agreement import agreed, ranks
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
 from backend_kwargs.compilers.auto.decisions import FILE, Decision, Store, plain, store_path
-from backend_kwargs.compilers.auto.facts import communicates, has_memory, holds_state
+from backend_kwargs.compilers.auto.facts import communicates, has_memory, holds_state, may_communicate
 from backend_kwargs.compilers.auto.key import ambient, computation_of, key_of, machine, spelled
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.telling import progress, tell
@@ -149,6 +149,8 @@ class _Deciding:
         """Return the decision that is known, a race's, or what stands in where no race may be run."""
         if communicates(self.request.gm):
             return self.default("other ranks take part in it")
+        if ranks() > 1 and may_communicate(self.request.gm):
+            return self.default("other ranks may take part in an operator of it that is not torch's")
         if self.request.settings.race == "never":
             return self.known() or self.default("race='never', and no decision is stored")
         stand_in = self.default("the rank that races it was not heard of in time")
@@ -219,13 +221,13 @@ class _Deciding:
         settings = self.request.settings
         if why := self.why_never():
             return self.default(why)
+        if self.circles and self.is_tiny():
+            return self.like(self.kin or self.neighbours, "it is tiny")
         if sum(_spent) >= settings.process_budget_s:
             spent = f"the process has spent its {settings.process_budget_s:g} s on races"
             return self.remembered() or self.like(self.kin, spent)
         if sum(each.key != self.key for each in self.kin) >= settings.most_races:
             return self.like(self.kin, f"it was raced for {settings.most_races} other sizes")
-        if self.circles and self.is_tiny():
-            return self.like(self.kin or self.neighbours, "it is tiny")
         return None
 
     def why_never(self) -> str:

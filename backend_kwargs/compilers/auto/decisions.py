@@ -187,7 +187,7 @@ class Store:
 
     def _writable(self, *, again: bool = True) -> sqlite3.Connection:
         try:
-            return _connected(self.path, "rwc")
+            return _checked_through(_connected(self.path, "rwc"))
         except sqlite3.OperationalError:  # busy, read-only, no space: the file itself may be sound
             raise
         except sqlite3.DatabaseError as error:
@@ -198,7 +198,7 @@ class Store:
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         with contextlib.suppress(sqlite3.DatabaseError):
-            _connected(self.path, "rw").close()
+            _checked_through(_connected(self.path, "rw")).close()
             return  # another process has put a sound one in its place
         aside = self.path.with_name(f"{self.path.name}.unreadable-{time.time_ns()}")
         with contextlib.suppress(FileNotFoundError):
@@ -237,10 +237,28 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         if found not in range(SCHEMA + 1):
             raise sqlite3.DatabaseError(f"its schema is {found}, not {SCHEMA}")  # noqa: TRY301 - closed below
+        if not found and _tables(connection):  # OperationalError: it is no store, and stays where it is
+            raise sqlite3.OperationalError("it is another program's database")  # noqa: TRY301 - closed below
         if found < SCHEMA and mode == "rwc":
             _bring_up_to_date(connection)
         elif not found:  # what is read before a table is written has one in memory
             connection.execute(f"CREATE TEMP TABLE decisions ({', '.join(COLUMNS)})")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _tables(connection: sqlite3.Connection) -> list[str]:
+    return [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+
+
+def _checked_through(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """Return the connection where each page of its file is sound; else close it, and raise."""
+    try:
+        told = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if told != "ok":
+            raise sqlite3.DatabaseError(told)  # noqa: TRY301 - closed below
     except BaseException:
         connection.close()
         raise

@@ -17,6 +17,8 @@ GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
 NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # whose speed no product in bf16 tells
 ATTENTIONS = ("scaled_dot_product", "flex_attention")
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
+# Of operators in other namespaces, a library's or a user's, nobody knows whether other ranks take part.
+LOCAL = frozenset({"", "aten", "prims", "inductor", "quantized", "higher_order"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,11 @@ def _is_unaligned(operand: Any) -> bool:
 def communicates(gm: GraphModule) -> bool:
     """Tell whether other ranks take part in the graph, so that one rank alone cannot run it."""
     return any(_namespace(node.target) in COLLECTIVES for node in _nodes(gm))
+
+
+def may_communicate(gm: GraphModule) -> bool:
+    """Tell whether the graph holds operators that are not torch's own, within which other ranks may take part."""
+    return any(_namespace(node.target) not in LOCAL | COLLECTIVES for node in _nodes(gm))
 
 
 def recomputes(gm: GraphModule) -> bool:

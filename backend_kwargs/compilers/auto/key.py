@@ -12,6 +12,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
+from backend_kwargs.compilers.auto.agreement import ranks
+
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 SYMBOL = re.compile(r"\b[suz]\d+\b")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu):\d+")
@@ -120,10 +122,14 @@ def signature(gm: GraphModule, example_inputs: Sequence[Any]) -> list[str]:
 
 
 def _kind(value: Any) -> str:
-    """Return what an input is whatever its sizes: its rank, dtype, device, and whether it trains."""
+    """Return what an input is whatever its sizes: its rank, dtype, device, whether it trains, and whether it stays.
+
+    One that stays where it is costs a CUDA graph no copy.
+    """
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    return f"{value.dim()} {value.dtype} {value.device.type} {value.requires_grad}"
+    stays = " static" if getattr(value, "_dynamo_static_input_type", None) else ""
+    return f"{value.dim()} {value.dtype} {value.device.type} {value.requires_grad}{stays}"
 
 
 def _layout(node: Node, value: Any) -> str:
@@ -184,12 +190,8 @@ def machine() -> dict[str, Any]:
         "driver": here.driver,
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "world": torch.distributed.get_world_size() if _distributed() else 1,
+        "world": ranks(),
     }
-
-
-def _distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _version(package: str) -> str | None:
