@@ -23,6 +23,16 @@ def _(x):
     return torch.empty_like(x)
 
 
+@torch.library.custom_op("backend_kwargs_tests::burst", mutates_args=())
+def burst(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("planted in a call")
+
+
+@burst.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
 def doubled(graph):
     """Make every output twice what it should be."""
     (output,) = graph.find_nodes(op="output")
@@ -30,13 +40,19 @@ def doubled(graph):
         output.args = ([graph.call_function(torch.ops.aten.mul.Tensor, (each, 2)) for each in output.args[0]],)
 
 
-def slowed(graph):
-    """Let each call sleep 20 ms."""
-    (output,) = graph.find_nodes(op="output")
-    with graph.inserting_before(output):
-        output.args = (
-            [graph.call_function(torch.ops.backend_kwargs_tests.nap.default, (each,)) for each in output.args[0]],
-        )
+def through(op):
+    """Return what lets each output go through `op` last."""
+
+    def change(graph):
+        (output,) = graph.find_nodes(op="output")
+        with graph.inserting_before(output):
+            output.args = ([graph.call_function(op, (each,)) for each in output.args[0]],)
+
+    return change
+
+
+slowed = through(torch.ops.backend_kwargs_tests.nap.default)  # by 20 ms a call
+bursting = through(torch.ops.backend_kwargs_tests.burst.default)
 
 
 def broken(graph):
@@ -45,8 +61,8 @@ def broken(graph):
 
 @pytest.fixture
 def planted():
-    """Templates "wrong", "slow" and "crash"."""
-    for name, change in (("wrong", doubled), ("slow", slowed), ("crash", broken)):
+    """Templates "wrong", "slow" and two that crash, when they compile and when they are called."""
+    for name, change in (("wrong", doubled), ("slow", slowed), ("crash", broken), ("burst", bursting)):
         backend_kwargs.register_template(name, {PASS: change, "fx_graph_cache": False})
 
 

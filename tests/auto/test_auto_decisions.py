@@ -261,6 +261,25 @@ def test_two_processes_write_at_once(store):
     assert len(Store(store).all()) == 80
 
 
+RACER = """
+import torch
+
+def chain(x):
+    return torch.relu(x * 2 + 1).sum(-1)
+
+x = torch.arange(512.0).reshape(8, 64)
+compiled = torch.compile(chain, backend="tmpl-inductor:auto", options={"candidates": ["eager_numerics"]})
+assert torch.allclose(compiled(x), chain(x))
+"""
+
+
+def test_two_processes_race_at_once(store):
+    """Both get right numbers, and one decision for the graph of both is kept."""
+    racers = [subprocess.Popen([sys.executable, "-c", RACER], stderr=-1, text=True) for _ in range(2)]
+    assert [(racer.communicate()[1], racer.returncode) for racer in racers] == [("", 0), ("", 0)]
+    assert len(Store(store).all()) == 1
+
+
 def test_survives_kill_9(store):
     """What a killed writer had told of is there, and the store works."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, store, "a", "100000"], stdout=-1, text=True)

@@ -48,6 +48,14 @@ def test_a_broken_candidate_hurts_no_other(auto, planted, store, log):
     assert "crash is dropped: fail_to_run: RuntimeError: planted" in log.text
 
 
+def test_a_candidate_that_breaks_in_a_call_hurts_no_other(auto, planted, store, log):
+    """One that compiles, and fails when it first runs, is dropped with the reason; the first output is right."""
+    x = torch.randn(8, 64)
+    assert torch.allclose(auto(chain, ["burst"])(x), chain(x))
+    assert "burst is dropped: fail_to_run: RuntimeError: planted in a call" in log.text
+    assert rows_of(store)["default"]["status"] == "pass"
+
+
 def test_a_slow_candidate_loses(auto, planted, log):
     """The candidate that sleeps 20 ms in each call is not kept."""
     auto(chain, ["slow"])(torch.randn(8, 64))
