@@ -82,8 +82,8 @@ ROUNDED = {
 }
 
 STEPS: tuple[Candidate, ...] = (
-    # Of symbolic sizes each is recorded once, which pays where few come again; graphs that write gain where they write to
-    # a module's buffers, and else torch makes default's code of them.
+    # Of symbolic sizes each is recorded once, which pays where few come again; graphs that write gain where they write
+    # to a module's buffers, and else torch makes default's code of them.
     Candidate("cudagraphs", CUDAGRAPHS, _gpu, saves_launches=True, rank=GRAPHS_RANK),
     Candidate("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions),
     # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
