@@ -18,6 +18,7 @@ WELL_CONDITIONED = (torch.float32, torch.float64, torch.complex64, torch.complex
 LOWEST_COSINE = 0.99
 LARGEST_GROWTH = 0.05
 PRECISE = 0.1  # an eager error of so much of a leaf's size leaves something of it to compare
+MANY = 32  # elements; of fewer, eager's error to the reference is small by chance
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,9 @@ def check(
     precision and below) and `tol` by default 1e-3 (1e-2 in training); without a reference, if their cosine to eager is
     at least 0.99 and their RMS within 5 %. `dtype` is what the model computes in, by default each leaf's own. NaN and
     infinity may stand only where eager has them. The absolute part of tol shrinks with the largest output when all are
-    below 1, and with each leaf that eager computes well, or zeros would pass for small numbers; `what` names the pytree
-    in a reason. Source: `torch._dynamo.utils.same`, the rule of pytorch's own benchmarks, which lets small leaves go.
+    below 1, and with each leaf of many elements that eager computes well, or zeros would pass for small numbers; `what`
+    names the pytree in a reason. Source: `torch._dynamo.utils.same`, the rule of pytorch's own benchmarks, which lets
+    small leaves go.
     """
     results, expected, precise = (dict(_walk(what, tree)) for tree in (result, eager, reference))
     if results.keys() != expected.keys():
@@ -268,7 +270,8 @@ def _check_numbers(
     got, want, (tol, floor) = got[finite], want[finite], tolerance
     if precise is not None:
         size = _root_mean_square(want)
-        if size > 0 and _root_mean_square(want - precise) <= PRECISE * size:  # else it is made of rounding errors
+        exact = _root_mean_square(want - precise) <= PRECISE * size  # else it is made of rounding errors
+        if size > 0 and exact and want.numel() >= MANY:
             floor = min(floor, max(tol, torch.finfo(dtype).eps, torch.finfo(eager.dtype).eps) * size)
     return _judge(path, got, want, precise, 2.0 if dtype in WELL_CONDITIONED else 3.0, (tol, floor))
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from backend_kwargs.accuracy import Accuracy, Status, check, cotangents, fresh_inputs, reference, upcast, worst
-from backend_kwargs.errors import BackendKwargsError
 
 __all__ = [
     "Accuracy",
@@ -276,12 +275,8 @@ def _said(error: subprocess.CalledProcessError) -> str:
 def _status(chain: list[BaseException]) -> Status:
     if any(isinstance(e, MemoryError | torch.OutOfMemoryError) or _no_memory(e) for e in chain):
         return "oom"
-    missing = any(isinstance(e, ImportError | BackendKwargsError) or _no_backend(e) for e in chain)
+    missing = any(isinstance(e, ImportError) or type(e).__name__ == "InvalidBackend" for e in chain)
     return "unavailable" if missing else "fail_to_run"
-
-
-def _no_backend(error: BaseException) -> bool:
-    return type(error).__name__ == "InvalidBackend"
 
 
 def _no_memory(error: BaseException) -> bool:

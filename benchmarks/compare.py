@@ -12,7 +12,7 @@ from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks import records, verdicts
 from benchmarks.controls import BASELINE
-from benchmarks.peers import TUNERS
+from benchmarks.peers import chooses_by_times
 from benchmarks.records import Results
 from benchmarks.verdicts import CLOCKS, UNKNOWN, Clock, Key, Told
 
@@ -149,7 +149,8 @@ def _lines(old: list[Told], new: list[Told], judged: Sequence[Clock]) -> list[Li
             noises = [verdicts.widest(runs, clock) if clock in judged else UNKNOWN for runs in (old, new)]
             speedup, eager = _moved(*pairs)
             verdict = _verdict(speedup, noises, [measure.noise_floor(eager), *APART[clock]])
-            if verdict in ("FAST", "SLOW") and _by_chance(old, new):
+            few = min(map(len, pairs)) < LEAST_COMPILES and chooses_by_times(old[0].cell.kind, old[0].cell.options)
+            if verdict in ("FAST", "SLOW") and few:
                 verdict = "AMBIGUOUS"
             lines.append(
                 Line(case, peer, clock, eager, note="by its own time")
@@ -157,13 +158,6 @@ def _lines(old: list[Told], new: list[Told], judged: Sequence[Clock]) -> list[Li
                 else Line(case, peer, clock, speedup, verdict, regression=verdict == "SLOW")
             )
     return lines or [Line(case, peer, note="not timed beside eager")]
-
-
-def _by_chance(*sides: list[Told]) -> bool:
-    """Say whether a peer whose kernels are chosen by their times was compiled too few times on a side to tell."""
-    cell = sides[0][0].cell
-    tunes = cell.kind == "auto" or any(cell.options.get(name) for name in TUNERS)
-    return tunes and min(map(len, sides)) < LEAST_COMPILES
 
 
 def _beside_eager(runs: list[Told], clock: Clock) -> list[tuple[list[float], list[float]]]:

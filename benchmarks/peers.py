@@ -136,8 +136,7 @@ def resolved(peer: Peer) -> dict[str, Any]:
     if not isinstance(peer.backend, str):
         return dict(peer.options)
     try:
-        strict = {"strict": True} if peer.backend.startswith(TEMPLATES) else {}
-        bound = make_backend(peer.backend, {**peer.options, **strict}).options
+        bound = make_backend(peer.backend, {**peer.options, **_strict(peer)}).options
     except BackendKwargsError as error:
         raise UnavailableError(str(error)) from error
     return {name: value for name, value in bound.items() if name != "strict"}
@@ -163,9 +162,12 @@ def tunes(peer: Peer) -> bool:
     """Say whether compiling it times kernels on the device, which nothing may disturb."""
     if not peer.compiles:
         return False
-    options = resolved(peer)
-    races = peer.kind in ("auto", "tvm") or not isinstance(peer.backend, str)
-    return races or any(options.get(name) for name in TUNERS)
+    return not isinstance(peer.backend, str) or chooses_by_times(peer.kind, resolved(peer))
+
+
+def chooses_by_times(kind: Kind, options: Mapping[str, Any]) -> bool:
+    """Say whether such a peer's kernels are chosen by how long they take, so that two compiles may differ."""
+    return kind in ("auto", "tvm") or any(options.get(name) for name in TUNERS)
 
 
 def sharing(chosen: Sequence[Peer]) -> dict[str, str]:
@@ -193,6 +195,10 @@ def backend_of(peer: Peer) -> tuple[Any, dict[str, Any]]:
     if peer.backend == "inductor" or not isinstance(peer.backend, str):
         given = {"mode": peer.mode, "options": dict(peer.options) or None}
         return peer.backend, {name: value for name, value in given.items() if value is not None}
-    # A template that falls back would be timed as what it is not.
-    strict = {"strict": True} if peer.kind == "template" else {}
-    return make_backend(peer.backend, {**peer.options, **strict}), {}
+    return make_backend(peer.backend, {**peer.options, **_strict(peer)}), {}
+
+
+def _strict(peer: Peer) -> dict[str, bool]:
+    """Return what keeps a template from falling back: it would be timed as what it is not."""
+    ours = isinstance(peer.backend, str) and peer.backend.startswith(TEMPLATES)
+    return {"strict": True} if ours and peer.kind == "template" else {}

@@ -193,7 +193,8 @@ def _shares(table: Sequence[Entry]) -> dict[str, float]:
     found = {role: e.share.median for role, e in named.items() if e and e.share}
     if eager is None:
         return found
-    return {"eager": eager} | {role: eager * e.speedups["eager"].median for role, e in named.items() if e}
+    faster = {role: e.speedups.get("eager") for role, e in named.items() if e}
+    return {"eager": eager} | {role: eager * speedup.median for role, speedup in faster.items() if speedup}
 
 
 def _intensities(found: Mapping[Key, Sequence[Entry]]) -> dict[Key, float]:

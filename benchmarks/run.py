@@ -272,7 +272,7 @@ class _Run:
     def _compiled(self, job: Job, held: records.Results) -> dict[str, Compiled]:
         """Compile each peer in processes of its own, peers of equal options once; each is on the disk at once.
 
-        What eager takes of memory is learnt in the same way.
+        What eager takes of memory is learnt in the same way; where that fails, it is not known.
         """
         chosen = [peer for peer in job.peers() if peer.kind != "hand" and _can_be_had(peer, job)]
         first = peers.sharing(chosen)
@@ -295,7 +295,7 @@ class _Run:
         for peer in filter(peers.tunes, left):
             cold(peer.name, 0)
         self._at_once(warm, [name for name, one in made.items() if _wants_warm(job, name, one)])
-        return made
+        return {name: one for name, one in made.items() if wanted[name].compiles or one.status == "pass"}
 
     def _at_once(self, compile_one: Callable[[str, int], None], names: list[str]) -> None:
         """Compile several, `jobs` at a time."""

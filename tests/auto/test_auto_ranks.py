@@ -50,11 +50,17 @@ def _(x):
     return torch.empty_like(x)
 
 
+@torch._dynamo.allow_in_graph
+def opaque(x):
+    return x * 2
+
+
 @pytest.mark.usefixtures("two_ranks")
-def test_what_may_hide_a_collective_is_not_raced(races, log):
+@pytest.mark.parametrize("op", [reduced, opaque], ids=["operator", "function"])
+def test_what_may_hide_a_collective_is_not_raced(races, log, op):
     """A user's operator may wait for other ranks, which one rank's race would leave behind."""
     x = torch.randn(8)
-    assert torch.allclose(torch.compile(lambda x: reduced(x * 2) + 1, backend=backend_of())(x), x * 2 + 1)
+    assert torch.allclose(torch.compile(lambda x: op(x * 2) + 1, backend=backend_of())(x), op(x * 2) + 1)
     assert races.count == 0
     why = "other ranks may take part in an operator of it that is not torch's"
     assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"

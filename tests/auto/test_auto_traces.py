@@ -117,10 +117,10 @@ def test_racing_packs_nothing_by_a_users_hooks(auto):
     model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(8, 16)
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: packed.append(1) or saved, lambda saved: saved):
-        torch.compile(model)(x)
+        model(x)
         alone = len(packed)
         auto(model)(x)
-    assert 0 < len(packed) <= 2 * alone + 2
+    assert alone <= len(packed) <= 2 * alone
 
 
 def test_buffers_change_once(auto):

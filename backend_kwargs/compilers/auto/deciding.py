@@ -222,7 +222,7 @@ class _Deciding:
         if why := self.why_never():
             return self.default(why)
         if self.circles and self.is_tiny():
-            return self.like(self.kin or self.neighbours, "it is tiny")
+            return self.remembered() or self.like(self.kin or self.neighbours, "it is tiny")
         if sum(_spent) >= settings.process_budget_s:
             spent = f"the process has spent its {settings.process_budget_s:g} s on races"
             return self.remembered() or self.like(self.kin, spent)

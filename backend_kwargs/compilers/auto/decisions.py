@@ -197,9 +197,14 @@ class Store:
             return self._writable(again=False)
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        with contextlib.suppress(sqlite3.DatabaseError):
+        try:
             _checked_through(_connected(self.path, "rw")).close()
-            return  # another process has put a sound one in its place
+        except sqlite3.OperationalError:  # busy: it can be used
+            return
+        except sqlite3.DatabaseError:
+            pass
+        else:  # another process has put a sound one in its place
+            return
         aside = self.path.with_name(f"{self.path.name}.unreadable-{time.time_ns()}")
         with contextlib.suppress(FileNotFoundError):
             self.path.replace(aside)
@@ -234,10 +239,12 @@ class Store:
 def _connected(path: Path, mode: str) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=WAIT_S)
     try:
-        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        found = _schema(connection)
         if found not in range(SCHEMA + 1):
             raise sqlite3.DatabaseError(f"its schema is {found}, not {SCHEMA}")  # noqa: TRY301 - closed below
-        if not found and _tables(connection):  # OperationalError: it is no store, and stays where it is
+        # Asked again, as another process may have begun the file meanwhile.
+        if not found and _tables(connection) and not (found := _schema(connection)):
+            # By this kind of error the file stays where it is.
             raise sqlite3.OperationalError("it is another program's database")  # noqa: TRY301 - closed below
         if found < SCHEMA and mode == "rwc":
             _bring_up_to_date(connection)
@@ -247,6 +254,10 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _schema(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _tables(connection: sqlite3.Connection) -> list[str]:

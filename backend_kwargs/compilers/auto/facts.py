@@ -17,8 +17,9 @@ GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
 NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # whose speed no product in bf16 tells
 ATTENTIONS = ("scaled_dot_product", "flex_attention")
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
-# Of operators in other namespaces, a library's or a user's, nobody knows whether other ranks take part.
-LOCAL = frozenset({"", "aten", "prims", "inductor", "quantized", "higher_order"})
+# Of operators in other namespaces, and functions of other modules, nobody knows whether other ranks take part.
+LOCAL = frozenset({"", "aten", "prims", "inductor", "higher_order", "quantized", "quantized_decomposed", "mkldnn"})
+LOCAL |= {"rngprims", "profiler", "torch_attn", "torch", "_operator", "builtins", "math"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,8 @@ def _namespace(target: Any) -> str:
     packet: Any = getattr(target, "overloadpacket", target)
     if isinstance(packet, torch._ops.OpOverloadPacket):
         return packet._qualified_op_name.partition("::")[0]
-    return "c10d" if str(getattr(target, "__module__", "")).startswith("torch.distributed") else ""
+    module = str(getattr(target, "__module__", None) or "")
+    return "c10d" if module.startswith("torch.distributed") else module.partition(".")[0]
 
 
 def _nodes(gm: GraphModule) -> Iterator[Any]:
