@@ -267,13 +267,7 @@ def _check_numbers(
     if precise is not None:
         finite &= precise.isfinite()
         precise = precise[finite]
-    got, want, (tol, floor) = got[finite], want[finite], tolerance
-    if precise is not None:
-        size = _root_mean_square(want)
-        exact = _root_mean_square(want - precise) <= PRECISE * size  # else it is made of rounding errors
-        if size > 0 and exact and want.numel() >= MANY:
-            floor = min(floor, max(tol, torch.finfo(dtype).eps, torch.finfo(eager.dtype).eps) * size)
-    return _judge(path, got, want, precise, 2.0 if dtype in WELL_CONDITIONED else 3.0, (tol, floor))
+    return _judge(path, got[finite], want[finite], precise, (dtype, eager.dtype), tolerance)
 
 
 def _judge(
@@ -281,11 +275,13 @@ def _judge(
     got: torch.Tensor,
     want: torch.Tensor,
     precise: torch.Tensor | None,
-    multiplier: float,
+    dtypes: tuple[torch.dtype, torch.dtype],
     tolerance: tuple[float, float],
 ) -> Accuracy:
     tol, floor = tolerance
     figures = _figures(got, want, precise)
+    if figures.reference_rmse is not None:
+        floor = min(floor, _own_floor(want, figures.reference_rmse, max(tol, *(torch.finfo(d).eps for d in dtypes))))
     error, cosine = figures.rmse or 0.0, figures.cosine or 0.0
     if torch.allclose(got, want, rtol=tol, atol=floor):
         return figures
@@ -297,9 +293,17 @@ def _judge(
         size, wanted = _root_mean_square(got), _root_mean_square(want)
         apart = abs(size - wanted) > LARGEST_GROWTH * wanted + floor
         return _failed(f"{path}: RMS {size:.3g}, eager's is {wanted:.3g}", figures) if apart else figures
+    multiplier = 2.0 if dtypes[0] in WELL_CONDITIONED else 3.0
     allowed = multiplier * (figures.reference_rmse or 0.0) + floor / 10
     far = f"{path}: RMSE to the reference {error:.3g}, at most {allowed:.3g} allowed"
     return figures if error <= allowed else _failed(far, figures)
+
+
+def _own_floor(want: torch.Tensor, reference_rmse: float, tol: float) -> float:
+    """Return the floor by a leaf's own size; none where it is of few numbers, or made of rounding errors."""
+    size = _root_mean_square(want)
+    told = size > 0 and reference_rmse <= PRECISE * size and want.numel() >= MANY
+    return tol * size if told else math.inf
 
 
 def _figures(got: torch.Tensor, want: torch.Tensor, precise: torch.Tensor | None) -> Accuracy:

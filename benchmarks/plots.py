@@ -189,12 +189,10 @@ def roofline(make: Any, tables: Tables) -> Any | None:
 def _shares(table: Sequence[Entry]) -> dict[str, float]:
     """Return per cent of the limit of eager and of those that are named, by role, where these are scored."""
     eager = next((e.share.median for e in table if e.cell.peer == BASELINE and e.share), None)
-    named = roles([e for e in table if e.share])
-    found = {role: e.share.median for role, e in named.items() if e and e.share}
     if eager is None:
-        return found
-    faster = {role: e.speedups.get("eager") for role, e in named.items() if e}
-    return {"eager": eager} | {role: eager * speedup.median for role, speedup in faster.items() if speedup}
+        return {}
+    named = roles([e for e in table if e.share and "eager" in e.speedups])
+    return {"eager": eager} | {role: eager * e.speedups["eager"].median for role, e in named.items() if e}
 
 
 def _intensities(found: Mapping[Key, Sequence[Entry]]) -> dict[Key, float]:

@@ -274,7 +274,7 @@ class _Run:
 
         What eager takes of memory is learnt in the same way; where that fails, it is not known.
         """
-        chosen = [peer for peer in job.peers() if peer.kind != "hand" and _can_be_had(peer, job)]
+        chosen = [peer for peer in job.peers() if _can_be_had(peer, job)]
         first = peers.sharing(chosen)
         wanted = {peer.name: peer for peer in chosen if first[peer.name] == peer.name}
         keys = {name: f"{key_of(job)} {name}" for name in wanted}

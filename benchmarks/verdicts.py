@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import geometric_mean, median
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
@@ -219,7 +219,8 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
     bound = _limit(cell, ceilings) if clock == "device" else None
     exposed = clock == "device" and any(run.cell.exposed for run in ok)
     time = over_compiles([run.time for run in ok if run.time]) if ok else None
-    compiles = fresh_ones([run.cell.compile for run in runs])
+    made = [run.cell.compile for run in runs]
+    compiles = [each for each in made if each.fresh] or made
     timed = [sample for run in ok for sample in samples(run.cell, clock)]
     return Entry(
         cell=cell,
@@ -241,11 +242,6 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
         repeats=max((run.cell.repeats.get(SAMPLED[clock], 0) for run in ok), default=0),
         exposed=exposed,
     )
-
-
-def fresh_ones(compiles: list[Any]) -> list[Any]:
-    """Return those that had a process of their own; all where none had."""
-    return [each for each in compiles if each.fresh] or compiles
 
 
 def over_compiles(found: Sequence[Interval]) -> Interval:

@@ -159,3 +159,10 @@ def test_public_names():
     """Every public name exists and says what it is."""
     assert sorted(backend_kwargs.__all__) == backend_kwargs.__all__
     assert all(getattr(backend_kwargs, name).__doc__ for name in backend_kwargs.__all__)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT.parent / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
+def test_the_suite_asks_for_nothing_hidden(path):
+    """The benchmark suite names modules, functions and classes of the package that have no underscore."""
+    names = imported(ast.parse(path.read_text()))
+    assert not [name for name in names if name.startswith("backend_kwargs.") and "._" in name]

@@ -11,7 +11,6 @@ import typer
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import AsJson
 from backend_kwargs.cli.console import console, print_json, print_table
-from backend_kwargs.compilers.auto.candidates import EAGER
 from backend_kwargs.compilers.auto.decisions import Decision, Store, store_path
 from backend_kwargs.compilers.auto.exchange import read_decisions, template_name, write_decisions
 from backend_kwargs.errors import BackendKwargsError
@@ -64,7 +63,7 @@ def export(
     if not decisions:
         raise BackendKwargsError(f"No decisions in {str(held.path)!r}; compile with tmpl-inductor:auto first.")
     write_decisions(decisions, file)
-    names = ", ".join(template_name(each) for each in decisions if each.winner != EAGER)
+    names = ", ".join(filter(None, map(template_name, decisions)))
     told = f"as templates: {names}" if names else "none as a template, as eager is none"
     console().print(f"{len(decisions)} written to {file}; {told}", soft_wrap=True, markup=False)
 

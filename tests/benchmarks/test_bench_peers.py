@@ -1,8 +1,5 @@
 """The table of peers."""
 
-import ast
-from pathlib import Path
-
 import pytest
 
 from backend_kwargs import list_templates, register_template
@@ -106,14 +103,3 @@ def test_unknown_peer():
     with pytest.raises(BackendKwargsError) as error:
         globs_of("tmpl-inductor:max_autotun")
     assert str(error.value) == ("No peer is called 'tmpl-inductor:max_autotun': `python -m benchmarks list` shows all.")
-
-
-def test_nothing_hidden_is_asked_of_the_package():
-    """The suite names modules, functions and classes of the package that have no underscore."""
-    root = Path(table.__file__).parent
-    trees = [ast.parse(path.read_text()) for path in root.rglob("*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    names = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
-    ours = {name for name in names if name.partition(".")[0] == "backend_kwargs"}
-    assert "backend_kwargs.measure" in ours
-    assert not [name for name in ours if "._" in name]

@@ -187,7 +187,7 @@ class Store:
 
     def _writable(self, *, again: bool = True) -> sqlite3.Connection:
         try:
-            return _checked_through(_connected(self.path, "rwc"))
+            return _connected(self.path, "rwc", whole=True)
         except sqlite3.OperationalError:  # busy, read-only, no space: the file itself may be sound
             raise
         except sqlite3.DatabaseError as error:
@@ -198,7 +198,7 @@ class Store:
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         try:
-            _checked_through(_connected(self.path, "rw")).close()
+            _connected(self.path, "rw", whole=True).close()
         except sqlite3.OperationalError:  # busy: it can be used
             return
         except sqlite3.DatabaseError:
@@ -236,16 +236,19 @@ class Store:
         return sound
 
 
-def _connected(path: Path, mode: str) -> sqlite3.Connection:
+def _connected(path: Path, mode: str, *, whole: bool = False) -> sqlite3.Connection:
+    """Return a connection to a store; where `whole`, only if each page of the file is sound."""
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=WAIT_S)
     try:
         found = _schema(connection)
         if found not in range(SCHEMA + 1):
             raise sqlite3.DatabaseError(f"its schema is {found}, not {SCHEMA}")  # noqa: TRY301 - closed below
         # Asked again, as another process may have begun the file meanwhile.
-        if not found and _tables(connection) and not (found := _schema(connection)):
+        if not found and _holds_tables(connection) and not (found := _schema(connection)):
             # By this kind of error the file stays where it is.
             raise sqlite3.OperationalError("it is another program's database")  # noqa: TRY301 - closed below
+        if whole and (told := _pragma(connection, "integrity_check(1)")) != "ok":
+            raise sqlite3.DatabaseError(told)  # noqa: TRY301 - closed below
         if found < SCHEMA and mode == "rwc":
             _bring_up_to_date(connection)
         elif not found:  # what is read before a table is written has one in memory
@@ -257,23 +260,15 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _schema(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+    return int(_pragma(connection, "user_version"))
 
 
-def _tables(connection: sqlite3.Connection) -> list[str]:
-    return [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+def _pragma(connection: sqlite3.Connection, name: str) -> Any:
+    return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
 
-def _checked_through(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """Return the connection where each page of its file is sound; else close it, and raise."""
-    try:
-        told = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if told != "ok":
-            raise sqlite3.DatabaseError(told)  # noqa: TRY301 - closed below
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+def _holds_tables(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table'").fetchone() is not None
 
 
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:

@@ -21,8 +21,8 @@ KEY = re.compile("[0-9a-f]{64}")
 
 
 def template_name(decision: Decision) -> str:
-    """Return the name under which the winner's options are exported."""
-    return f"auto-{decision.key[:12]}"
+    """Return the name under which the winner's options are exported, "" for eager, which is no template."""
+    return "" if decision.winner == EAGER else f"auto-{decision.key[:12]}"
 
 
 def write_decisions(decisions: Iterable[Decision], path: Path) -> None:
@@ -37,7 +37,7 @@ def _lines(decision: Decision) -> Iterator[str]:
                 f"Option {name!r} is {shown(value)}, for which TOML has no form here; leave it out."
             )
     fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
-    if decision.winner != EAGER:
+    if template_name(decision):
         yield from _template(decision, fixed)
     yield from _table(("decisions", decision.key), {name: getattr(decision, name) for name in PLAIN})
     yield from _table(("decisions", decision.key, "options"), decision.options)

@@ -18,8 +18,8 @@ NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # whose spe
 ATTENTIONS = ("scaled_dot_product", "flex_attention")
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 # Of operators in other namespaces, and functions of other modules, nobody knows whether other ranks take part.
-LOCAL = frozenset({"", "aten", "prims", "inductor", "higher_order", "quantized", "quantized_decomposed", "mkldnn"})
-LOCAL |= {"rngprims", "profiler", "torch_attn", "torch", "_operator", "builtins", "math"}
+OPERATORS = {"aten", "inductor", "mkldnn", "prims", "profiler", "quantized", "quantized_decomposed", "rngprims"}
+LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "builtins", "math", *OPERATORS})
 
 
 @dataclass(frozen=True, slots=True)
