@@ -1,10 +1,17 @@
-"""What the tests of auto compile and read."""
+"""What the tests of auto compile, keep and read."""
+
+import sqlite3
+from dataclasses import asdict
 
 import torch
 
 import backend_kwargs
-from backend_kwargs.compilers.auto.decisions import Store
+from backend_kwargs.compilers.auto.decisions import Decision, Store
+from backend_kwargs.compilers.auto.judging import Row
 
+ROW = asdict(Row("cudagraphs", seconds=1e-4, won=True))
+KEY = "ab" * 32
+MADE = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, (ROW,), {"gpu": "H200"}, "3 ops", 2.5, 1e9)
 TOLD = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 0.0}
 
 
@@ -24,3 +31,10 @@ def rows_of(store):
 def told(log):
     """Return the last line of the log that names a decision."""
     return [line for line in log.messages if line.startswith("auto: ")][-1].splitlines()[0]
+
+
+def spoil(store, key):
+    """Let what is stored under `key` be no decision."""
+    with sqlite3.connect(store) as connection:
+        connection.execute("UPDATE decisions SET seconds = '3' WHERE key = ?", (key,))
+    connection.close()
