@@ -14,7 +14,7 @@ import pytest
 import torch
 from graphs import KEY, MADE, spoil
 
-from backend_kwargs.compilers.auto import deciding
+from backend_kwargs.compilers.auto import deciding, decisions
 from backend_kwargs.compilers.auto.decisions import SCHEMA, Store, packed, plain, store_path
 from backend_kwargs.errors import BackendKwargsWarning
 
@@ -102,6 +102,15 @@ def test_another_programs_database_is_left_alone(store):
         Store(store).put(MADE)
     assert [path.name for path in store.parent.iterdir()] == [store.name]
     assert store.read_bytes() == before
+
+
+def test_a_store_that_another_process_has_just_begun_is_one(store, monkeypatch):
+    """Between two looks at a new file another process may have made it a store: it is written to like any other."""
+    Store(store).add(replace(MADE, key="cd" * 32))
+    schema, first = decisions._schema, iter([0])
+    monkeypatch.setattr(decisions, "_schema", lambda connection: next(first, schema(connection)))
+    Store(store).add(MADE)
+    assert len(Store(store).all()) == 2
 
 
 def test_looking_up_leaves_an_unreadable_file(store):
