@@ -101,7 +101,8 @@ class Trial:
         backend, given = peers.backend_of(self.peer)
         self.own = _own(self.model)
         dynamic = True if self.study.problem.sweep else None
-        return torch.compile(self.own, backend=backend, dynamic=dynamic, **given)
+        compiled = torch.compile(self.own, backend=backend, dynamic=dynamic, **given)
+        return _cloned(compiled) if self.peer.kind == "clone" else compiled
 
     def _replayed(self) -> Callable[..., Any]:
         graphs: dict[Any, Replayed] = {}  # one for each shape of a sweep
@@ -217,6 +218,15 @@ class Replayed:
             self._output = self._fn(*copied)
 
 
+def _cloned(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compiled` as a caller has to use it under CUDA graphs who keeps a result beyond the next call."""
+
+    def call(*args: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, torch.clone, compiled(*args))
+
+    return call
+
+
 def _own(model: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function with code of its own: of one code object dynamo compiles eight variants, then none."""
 
@@ -270,6 +280,16 @@ def cache_at(folder: Path) -> Iterator[None]:
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         clear_caches()
         forget_process()
+
+
+def restart_workers(folder: Path) -> None:
+    """Start Inductor's compile workers anew, with the cache in `folder`: they would go on filling their first one."""
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+
+    with cache_at(folder):
+        shutdown_compile_workers()
+        AsyncCompile.warm_pool()
+        AsyncCompile.wait_pool_ready()
 
 
 def kernels_per_call(step: Callable[[], object], device: torch.device) -> int | None:
