@@ -30,9 +30,9 @@ class Peer:
     """One way to run a case: `torch.compile`'s backend, mode and options; none of them for what is not compiled.
 
     "eager" and "graph" run the case as it is, "hand" a kernel of the case's own. "clone" is a mode whose caller clones
-    the outputs of each call, "winner" what auto chose, compiled alone. `devices` are those on which the peer
-    differs from every other, `cases` globs of those that it is run on, `suite` the one that they are of, `cache` the peer
-    whose compiled code it finds.
+    the outputs of each call, "winner" what auto chose, compiled alone. `devices` are those on which the peer differs
+    from every other, `cases` globs of those that it is run on, `suite` the one that they are of, `cache` the peer whose
+    compiled code it finds.
     """
 
     name: str

@@ -40,11 +40,11 @@ class Cell:
 
     `wall_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the other cells of the
     same `group_id` (one timing process). `wall_s` is of a loop that holds each result until the next call returns,
-    `dropped_s` of one that drops it at once. `device_s` is empty where the device has no events. A cell that did not pass
-    has no samples. `repeats` says by clock, "wall" or "events", how many calls a sample is the mean of; it is empty in
-    older files. `exposed`: launches outlast what covers them, so that `device_s` holds time of the host. `one_cache`:
-    peers shared what they compiled. `decided` is what auto's race came to: winner, options, seconds, and rows of name,
-    status, seconds, compile_s, reason, whom it met, and its speedup over it: low, median, high.
+    `dropped_s` of one that drops it at once. `device_s` is empty where the device has no events. A cell that did not
+    pass has no samples. `repeats` says by clock, "wall" or "events", how many calls a sample is the mean of; it is
+    empty in older files. `exposed`: launches outlast what covers them, so that `device_s` holds time of the host.
+    `one_cache`: peers shared what they compiled. `decided` is what auto's race came to: winner, options, seconds, and
+    rows of name, status, seconds, compile_s, reason, whom it met, and its speedup over it: low, median, high.
     """
 
     case: str

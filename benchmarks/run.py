@@ -43,10 +43,10 @@ class Plan:
 
     `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has a process of its
     own, `jobs` at a time of those that time nothing meanwhile, `tuners` of those that time kernels, of autos one; the
-    peers of `ahead` groups compile before the first of these groups is timed. `beside` compiles in the timing process alone, and under
-    `one_cache` all share what they compile, once, so that no compile time is told. `shard` is (i, n), from 1; `also`
-    are files whose groups are done too. `step_s` bounds one peer's compile, or the timing of a group; `budget_s` the
-    run.
+    peers of `ahead` groups compile before the first of these groups is timed. `beside` compiles in the timing process
+    alone, and under `one_cache` all share what they compile, once, so that no compile time is told. `shard` is (i, n),
+    from 1; `also` are files whose groups are done too. `step_s` bounds one peer's compile, or the timing of a group;
+    `budget_s` the run.
     """
 
     cases: tuple[Case, ...]
