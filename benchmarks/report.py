@@ -40,7 +40,8 @@ several processes have timed a case, a peer's row is of the latest that holds it
 floor; eager, torch's modes and the controls are of the latest that holds most modes; times of two processes do not
 compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launches outlast what covers them,
 so that this device time holds time of the host, and enters no ratio. Limits are of the best ceilings over all runs.
-Kernels are those that one call launches or replays."""
+A wall time is of a loop that holds each result until the next call has returned; "results dropped" is of one that drops
+it at once. Kernels are those that one call launches or replays."""
 CHOICES = """\
 Wall time of what `auto` chose over each mode of torch.compile and the fastest of them, all in the latest process that
 holds this `auto`: above 1 is faster. The race is how long it took to decide; beside its compile, which holds the race,
@@ -279,7 +280,7 @@ def _first_row(of: RealModel) -> list[str]:
 def _bars(models: Sequence[RealModel]) -> Iterator[str]:
     slow = [of.name for of in models if of.too_slow]
     known = sum(of.over(of.best(KEPT)) is not None for of in models)
-    yield f"- Below {LEAST}x of the fastest mode whose results are kept, of {known} models: {', '.join(slow) or 'none'}."
+    yield f"- Below {LEAST}x of the fastest mode whose results stay, of {known} models: {', '.join(slow) or 'none'}."
     if first := middle_and_most([of.first_s(AUTO) for of in models]):
         yield f"- First call of `auto`: {first[0]:.1f} s in the middle, {first[1]:.1f} s at most."
     shares = [auto_s / of.modes_s for of in models if (auto_s := of.first_s(AUTO)) and of.modes_s]
