@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from backend_kwargs import list_templates, make_backend
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.harness.trial import UnavailableError
 from benchmarks.case import Case, Mode
 
 Kind = Literal["eager", "graph", "mode", "clone", "template", "auto", "winner", "hand", "tvm", "control"]
@@ -19,10 +20,6 @@ GLOBS: Mapping[str, tuple[str, ...]] = {
     "smoke": ("eager", "default", f"{TEMPLATES}default", f"{TEMPLATES}fast_compile", f"{HAND}*"),
     MODELS: ("eager", "default", "reduce-overhead*", "max-autotune*", f"{TEMPLATES}auto"),
 }
-
-
-class UnavailableError(BackendKwargsError):
-    """A peer cannot be had here, or not for this case; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
