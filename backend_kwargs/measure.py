@@ -21,6 +21,7 @@ from backend_kwargs.accuracy import Accuracy, Status, check, cotangents, fresh_i
 
 __all__ = [
     "Accuracy",
+    "Calls",
     "Interval",
     "Status",
     "check",
@@ -136,7 +137,7 @@ def interleave(
     the fraction done, `repeated` the number of calls per sample. A call that raises is no longer timed and its
     exception goes to `failed`; without `failed` it propagates.
     """
-    race = _Race(dict(calls), device, failed, hold)
+    race = _Race(dict(calls), failed, device, hold)
     for name in calls:
         race.guard(name, partial(race.prepare, name, warmup))
     if repeated:
@@ -167,26 +168,32 @@ def order(names: Sequence[str], done: int) -> list[str]:
 
 
 @dataclass
-class _Race:
-    calls: dict[str, Callable[[], object]]
-    device: torch.device
-    failed: Callable[[str, Exception], None] | None
-    hold: bool
+class Calls:
+    """Calls that are timed by name; one that raises leaves, and its exception goes to `failed`, if there is one."""
 
-    def __post_init__(self) -> None:
-        self.held: dict[str, object] = {}
-        self.repeats = dict.fromkeys(self.calls, 1)
-        self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
+    calls: dict[str, Callable[[], object]]
+    failed: Callable[[str, Exception], None] | None
 
     def guard(self, name: str, step: Callable[[], None]) -> None:
+        """Do `step`, on behalf of the call."""
         try:
             step()
         except Exception as error:
             if self.failed is None:
                 raise
             del self.calls[name]
-            self.held.pop(name, None)
             self.failed(name, error)
+
+
+@dataclass
+class _Race(Calls):
+    device: torch.device
+    hold: bool
+
+    def __post_init__(self) -> None:
+        self.held: dict[str, object] = {}
+        self.repeats = dict.fromkeys(self.calls, 1)
+        self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
 
     def prepare(self, name: str, warmup: int) -> None:
         self.run(name, warmup)
