@@ -108,7 +108,9 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func._overloadpacket
         if not getattr(func, "is_view", False):
             self.names[packet.__name__] += 1
-            self.tags.update(func.tags)
+            # Attention is tagged as random for the sake of its dropout; where it draws, the generators tell.
+            attends = any(part in packet.__name__ for part in ATTENTIONS)
+            self.tags.update(tag for tag in func.tags if not (attends and tag is torch.Tag.nondeterministic_seeded))
         if packet.__name__ in PADDED:
             self.unaligned += any(map(_is_unaligned, (*args, result)))
         if _is_product(packet.__name__):

@@ -30,6 +30,10 @@ class Slack:
     library: float
     generated: float
 
+    def __str__(self) -> str:
+        parts = ("launches", "library", "generated")
+        return ", ".join(f"{getattr(self, part) * 1e6:.1f} µs ({part})" for part in parts)
+
     def saves(self, shares: Mapping[Part, float]) -> float:
         """Return the seconds that a candidate saves which removes these shares."""
         return float(sum(share * getattr(self, part) for part, share in shares.items()))

@@ -245,7 +245,9 @@ class _Race:
         try:
             if self.library is None:
                 self.library = time_library(self.facts.products, self.device)
-            self.base = row.seconds, slack_of(runner.call, row.seconds, self.facts, self.library, self.device)
+            slack = slack_of(runner.call, row.seconds, self.facts, self.library, self.device)
+            self.base = row.seconds, slack
+            logger.info("%s could save at most %s of %.1f µs", row.name, slack, row.seconds * 1e6)
         except Exception as error:  # noqa: BLE001 - the race goes on without an order
             logger.info("What %s leaves to save is unknown: %s", row.name, measure.status_of(error)[1])
 
