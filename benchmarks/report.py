@@ -289,7 +289,12 @@ def _bars(models: Sequence[RealModel]) -> Iterator[str]:
     if stored := middle_and_most([of.stored_over_alone for of in models]):
         yield f"- With a stored decision over its winner alone: {stored[0]:.2f} in the middle, {stored[1]:.2f} at most."
     for of in models:
-        told = [f"{peer} {cell.status}({_short(cell.reason)})" for peer, cell in of.failed.items()]
+        failed = of.failed if of.cells else {"all": next(iter(of.failed.values()))}
+        told = [
+            f"{peer} {c.status}({_short(c.reason)})"
+            for peer, c in failed.items()
+            if not of.cells or c.status not in FINE
+        ]
         if told:
             yield f"- Not passed on {of.name}: {', '.join(told)}."
 
