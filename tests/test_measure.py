@@ -147,7 +147,7 @@ def test_threefold_work_is_seen(clock):
 @pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
 def test_short_calls_are_repeated_and_divided(clock, cost):
     """A sample of a short call lasts a millisecond, a few at most, and says the time of one call."""
-    race = measure._Race({"short": lambda: clock.passes(cost)}, CPU, None, True)
+    race = measure._Race({"short": lambda: clock.passes(cost)}, None, CPU, True)
     race.prepare("short", warmup=0)
     clock.now, clock.calls = 0.0, 0
     race.sample("short")
