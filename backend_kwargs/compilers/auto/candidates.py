@@ -88,7 +88,7 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
-# Shares and costs are of 11 models and 41 kernels raced in full on an H200 (torch 2.11). On the models CUDA graphs alone
+# Shares and costs are of 11 models and 41 kernels raced in full on an H200 (torch 2.11). On the models only CUDA graphs
 # won more than 1.2 %; what changes generated kernels won most of a softmax's slack, and little where kernels are many.
 AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.55), Costs(0.6), Costs(1.0, op_s=0.3), 0.3
 
