@@ -292,7 +292,9 @@ class _Run:
         What eager takes of memory is learnt in the same way; where that fails, it is not known.
         """
         wanted = [one for job in jobs for one in _compiles(job)]
-        made = {one.key: _read_compiled(held.compiles[one.key]) for one in wanted if one.key in held.compiles}
+        # What another machine compiled is told of, but not here.
+        there = [one for one in wanted if not one.peer.compiles or one.job.folder(one.peer.name).is_dir()]
+        made = {one.key: _read_compiled(held.compiles[one.key]) for one in there if one.key in held.compiles}
 
         def note(one: _Compile, found: Compiled, **seconds: Any) -> None:
             made[one.key] = replace(found, compile=replace(found.compile, **seconds))
