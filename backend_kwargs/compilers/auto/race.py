@@ -105,7 +105,8 @@ class _Race:
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
-        cut = self._over or any(row.reason == self._capped or row.reason.startswith(OVER_BUDGET) for row in self.rows)
+        unfinished = any(row.reason == self._capped or row.reason.startswith(OVER_BUDGET) for row in self.rows)
+        cut = unfinished or not self._may_time
         return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)
 
     def _climb(self, champion: Runner) -> Runner:
@@ -175,6 +176,12 @@ class _Race:
     def _over(self) -> bool:
         """Whether so much time is spent that default stands without more ado."""
         return self._left_s <= 0
+
+    @property
+    def _may_time(self) -> bool:
+        """Whether there is time for the least calls that tell two candidates apart."""
+        spent = time.perf_counter() - self.started
+        return GRACE * self.settings.budget_s - spent > LEAST_CALLS * self.eager_s
 
     @property
     def _out_of_time(self) -> str:
@@ -332,7 +339,7 @@ class _Race:
         for runner in (champion, challenger):
             if not any(row is runner.row for row in self.rows):
                 self.rows.append(runner.row)
-        if LEAST_CALLS * self.eager_s > GRACE * self.settings.budget_s - (time.perf_counter() - self.started):
+        if not self._may_time:
             return challenger.candidate.name == DEFAULT
         failed: dict[str, Exception] = {}
         samples = in_turns(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=not self.slow)
