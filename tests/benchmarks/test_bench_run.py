@@ -209,6 +209,19 @@ def test_each_compile_has_a_process_of_its_own(tmp_path):
     assert run(replace(plan, resume=True)).cells == []
 
 
+def test_what_another_machine_compiled_is_compiled_again(tmp_path):
+    """Its record is in the file and its cache is not: else autos would race again beside what is timed."""
+    aot = Peer("aot", "mode", "aot_eager")
+    given = {"modes": ("fwd",), "globs": ("eager",), "beside": False, "extra": (aot,)}
+    plan = plan_of(tmp_path / "r.jsonl", DOUBLE, **given)
+    run(plan)
+    kept = [line for line in lines_of(plan.out) if line["record"] in ("environment", "compile")]
+    plan.out.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    run(replace(plan, resume=True))
+    compiled = [line["key"].split()[-1] for line in lines_of(plan.out) if line["record"] == "compile"]
+    assert compiled == ["eager", "aot", "aot", "aot", "aot"]
+
+
 def test_eagers_memory_is_of_a_process_of_its_own(tmp_path):
     """Apart, what eager takes is learnt as its peers' is: nothing that another peer left counts, or hides any of it."""
     aot = Peer("aot", "mode", "aot_eager")
