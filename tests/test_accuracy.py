@@ -98,7 +98,7 @@ def test_error_is_held_against_eagers_own(error, dtype, passes, training):
     ("off", "passes"), [pytest.param(3e-3, True, id="less"), pytest.param(3.3e-3, False, id="more")]
 )
 def test_a_tenth_of_the_tolerance_is_allowed_in_the_mean(off, passes):
-    """One element of a thousand may be farther off than the tolerance, as long as the RMSE stays within a tenth of it."""
+    """One element of a thousand may be farther off than the tolerance while the RMSE stays within a tenth of it."""
     truth = torch.ones(1000, dtype=torch.float64)
     result = truth.clone()
     result[0] += off
