@@ -89,6 +89,26 @@ def test_options_show_ours_first(spec):
     assert "max_autotune" in [row["option"] for row in rows[len(OWN) :]]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        pytest.param(["--backend", "eager"], "Backend 'eager' takes no options.\n", id="none"),
+        pytest.param(
+            ["--backend", "boxes:f"], "Backend 'boxes:f' takes anything in `options`, unchecked.\n", id="a mapping"
+        ),
+        pytest.param(
+            ["zzz", "--backend", "boxes:g"], "Backend 'boxes:g' takes any keyword argument, unchecked.\n", id="keywords"
+        ),
+    ],
+)
+def test_options_that_nobody_checks(arguments, told, tmp_path):
+    """`options` says of a backend what it takes unchecked, or that it takes nothing."""
+    text = "def f(gm, inputs, options=None): ...\ndef g(gm, inputs, *, level=1, **kwargs): ...\n"
+    (tmp_path / "boxes.py").write_text(text, encoding="utf-8")
+    ran = run("options", *arguments, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, told), ran.stderr
+
+
 def test_explain_json():
     """`explain --json` gives each option's value, layer, default, status and what it overrides."""
     explained = json.loads(run("explain", "tmpl-inductor:cpp_wrapper", "-o", "cpp-wrapper=false", "--json").stdout)
