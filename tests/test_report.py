@@ -22,7 +22,7 @@ from backend_kwargs.report.ran import UNKNOWN
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 NOTHING = (
     "Nothing to report: call it first, and compile it by a backend of this package, "
-    'such as torch.compile(model, backend=make_backend("inductor")).'
+    'such as torch.compile(model, backend=backend_kwargs.make_backend("inductor")).'
 )
 
 

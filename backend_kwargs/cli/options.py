@@ -9,6 +9,7 @@ from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.catalogue import documented
 from backend_kwargs.cli.arguments import AsJson
 from backend_kwargs.cli.console import console, print_json, print_table
+from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options import Option, describe
 
@@ -19,7 +20,7 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Search the options of a backend, ours and Inductor's if none is named: type, default, doc."""
-    which = find_backend(backend)
+    which = find_backend(spec_of(backend))
     known, unchecked = _options(which), which.unchecked_options()
     found = [option for option in known if _matches(pattern, option)]
     if known and not found and not unchecked:

@@ -122,7 +122,7 @@ def _why_no_graph(owner: Any) -> str:
         return why
     raise BackendKwargsError(
         "Nothing to report: call it first, and compile it by a backend of this package, "
-        'such as torch.compile(model, backend=make_backend("inductor")).'
+        'such as torch.compile(model, backend=backend_kwargs.make_backend("inductor")).'
     )
 
 
