@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from backend_kwargs import list_templates, make_backend
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.harness.trial import UnavailableError
 from benchmarks.case import Case, Mode
 
 Kind = Literal["eager", "graph", "mode", "template", "auto", "hand", "tvm", "control"]
@@ -14,10 +15,6 @@ TEMPLATES = "tmpl-inductor:"
 HAND = "hand:"
 BASELINES = ("eager", "default")  # timed in each group, so that every ratio is of one process
 SMOKE = ("eager", "default", f"{TEMPLATES}default", f"{TEMPLATES}fast_compile", f"{HAND}*")
-
-
-class UnavailableError(BackendKwargsError):
-    """A peer cannot be had here, or not for this case; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 
 from backend_kwargs import measure
+from backend_kwargs.harness.isolation import start_inductor
+from backend_kwargs.harness.trial import UnavailableError, learn
 from backend_kwargs.measure import Status
 from benchmarks import controls, peers, timers
 from benchmarks.case import Case, Mode
@@ -20,8 +22,8 @@ from benchmarks.controls import BASELINE, Slowed
 from benchmarks.peers import Peer
 from benchmarks.process import Tell
 from benchmarks.records import Cell, Compile
-from benchmarks.study import Study
-from benchmarks.trial import Trial, cache_at, kernels_per_call
+from benchmarks.study import CaseStudy
+from benchmarks.trial import PeerTrial, cache_at, kernels_per_call
 
 Clock = Literal["events", "wall"]
 TIMING = "timing"  # the step of a process in which all peers run
@@ -82,10 +84,10 @@ class Job:
     one_cache: bool = False
     apart: bool = False
 
-    def study(self) -> Study:
+    def study(self) -> CaseStudy:
         """Build the case."""
         _settle(self)
-        return Study.of(self.case, self.mode, torch.device(self.device), self.dtype, self.scale)
+        return CaseStudy.of(self.case, self.mode, torch.device(self.device), self.dtype, self.scale)
 
     def peers(self) -> list[Peer]:
         """Return those of the table that are asked for."""
@@ -119,7 +121,7 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
         shutil.rmtree(folder, ignore_errors=True)
     peer = next(peer for peer in job.peers() if peer.name == name)
     _start_compilers([peer], job)
-    trial = Trial(peer, study, folder)
+    trial = PeerTrial(study, peer, folder)
     trial.attempt(trial.build)
     if trial.passed:
         with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
@@ -133,8 +135,8 @@ def time_group(tell: Tell, job: Job) -> list[Cell]:
     """Compile and check each peer, time all of them in turn on both clocks, check again; return their cells."""
     study = job.study()
     chosen = [*job.peers(), *_hand_written(study, job)]
-    trials = [Trial(peer, study, job.folder(peer.name)) for peer in chosen]
-    _learn(study, trials)
+    trials = [PeerTrial(study, peer, job.folder(peer.name)) for peer in chosen]
+    learn(study, trials)
     _start_compilers([trial.peer for trial in trials if trial.passed], job)
     shares = peers.sharing(chosen)
     for trial in (trial for trial in trials if trial.passed):
@@ -149,33 +151,19 @@ def time_group(tell: Tell, job: Job) -> list[Cell]:
     timed = _time(job, racing)
     for trial in racing.values():
         if trial.passed:
-            trial.finish()
+            trial.attempt(trial.finish)
     cells = [_cell(job, trial, timed) for trial in trials]
     baseline = next((cell for cell in cells if cell.peer == BASELINE and cell.passed), None)
     beside = [name for name in timed.names() if name not in racing]
     return cells + ([_control(baseline, name, timed) for name in beside] if baseline else [])
 
 
-def _hand_written(study: Study, job: Job) -> list[Peer]:
+def _hand_written(study: CaseStudy, job: Job) -> list[Peer]:
     found = peers.hand_written(study.problem.peers)
     return [peer for name, peer in found.items() if peers.wanted(name, job.globs)]
 
 
-def _learn(study: Study, trials: list[Trial]) -> None:
-    """Learn what is right; where eager itself is not to be relied on, every peer says so."""
-    try:
-        study.prepare()
-        accuracy = study.learn()
-        ending = ("eager_two_runs_differ", accuracy.reason)
-    except Exception as error:  # noqa: BLE001 - the cells tell it
-        status, reason = measure.status_of(error)
-        ending, accuracy = (status, f"eager failed: {reason}"), None
-    if accuracy is None or not accuracy.passed:
-        for trial in trials:
-            trial.end(*ending)
-
-
-def _start(trial: Trial, job: Job, first: str) -> None:
+def _start(trial: PeerTrial, job: Job, first: str) -> None:
     made = job.compiled.get(trial.peer.name) or job.compiled.get(first)
     if made is not None and made.status != "pass":
         trial.end(made.status, made.reason)
@@ -191,7 +179,7 @@ def _start(trial: Trial, job: Job, first: str) -> None:
         measure.synchronize(trial.study.device)
 
 
-def _share(trials: list[Trial], shares: Mapping[str, str]) -> None:
+def _share(trials: list[PeerTrial], shares: Mapping[str, str]) -> None:
     made = {trial.peer.name: trial.compiled for trial in trials}
     for trial in trials:
         if (first := shares[trial.peer.name]) != trial.peer.name and trial.passed:
@@ -201,15 +189,11 @@ def _share(trials: list[Trial], shares: Mapping[str, str]) -> None:
 def _start_compilers(chosen: list[Peer], job: Job) -> None:
     """Pay once, on no peer's clock, for what Inductor starts: its compile processes, its headers."""
     if any(map(peers.uses_inductor, chosen)):
-        with cache_at(job.cache.parent / "start"), torch.no_grad():
-            torch.compile(_add_one)(torch.ones(8, device=job.device))
+        with cache_at(job.cache.parent / "start"):
+            start_inductor(torch.device(job.device))
 
 
-def _add_one(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-def _time(job: Job, racing: Mapping[str, Trial]) -> Timed:
+def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
     """Time on each clock, with the baseline's controls; a peer that fails meanwhile leaves both."""
     device = torch.device(job.device)
     calls = {name: trial.step for name, trial in racing.items()}
@@ -239,7 +223,7 @@ def _time(job: Job, racing: Mapping[str, Trial]) -> Timed:
     return timed
 
 
-def _cell(job: Job, trial: Trial, timed: Timed) -> Cell:
+def _cell(job: Job, trial: PeerTrial, timed: Timed) -> Cell:
     study, peer = trial.study, trial.peer
     work = study.problem.work if job.mode == job.case.modes[0] else None
     figures = ("rmse", "reference_rmse", "max_error", "cosine")
@@ -260,25 +244,25 @@ def _cell(job: Job, trial: Trial, timed: Timed) -> Cell:
         one_cache=job.one_cache,
         compile=trial.compiled,
         run=job.run,
-        accuracy={name: getattr(trial.accuracy, name) for name in figures},
+        accuracy={name: getattr(trial.accuracy, name, None) for name in figures},
         work=dataclasses.asdict(work) if work else None,
         options=_options(peer),
         decided=trial.decided,
     )
 
 
-def _numerics(trial: Trial) -> str:
+def _numerics(trial: PeerTrial) -> str:
     study = trial.study
     try:
         return peers.numerics(trial.peer, study.unit, module=isinstance(study.problem.fn, torch.nn.Module))
-    except peers.UnavailableError:
+    except UnavailableError:
         return study.unit
 
 
 def _options(peer: Peer) -> dict[str, Any]:
     try:
         return peers.resolved(peer) if peer.compiles else {}
-    except peers.UnavailableError:
+    except UnavailableError:
         return {}
 
 

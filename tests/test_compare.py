@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from backend_kwargs.compare import Candidate, Row, compare
-from backend_kwargs.compare import isolation as isolating
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.harness import isolation as isolating
 
 ROUNDS = 3
 EAGER = Candidate("eager")
@@ -181,10 +181,10 @@ def test_timed_callable_is_the_backends_own():
 
 def test_modes_of_inductor_are_bound():
     """A mode goes to plain "inductor" as torch.compile itself binds it."""
-    counted, left = isolating.compiler(Candidate("c", "inductor", mode="max-autotune-no-cudagraphs"))
+    counted, left = isolating.counted("inductor", "max-autotune-no-cudagraphs")
     assert counted.get_compiler_config()["max_autotune"] is True
     assert counted.compiler_name == "inductor"
-    assert left == {}
+    assert left == {"dynamic": None}
 
 
 def test_modes_of_other_backends_are_passed_on():
