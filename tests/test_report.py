@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import backend_kwargs as bk
 from backend_kwargs import records
 from backend_kwargs.report import Ran
-from backend_kwargs.report.ran import UNKNOWN
+from backend_kwargs.report.ran import RETURNED, UNKNOWN
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 NOTHING = (
@@ -369,15 +369,11 @@ def on_inductor(gm, example_inputs):
     [
         pytest.param("inductor", None, id="Inductor"),
         pytest.param("dynamo:inductor", None, id="torch's Inductor"),
-        pytest.param(
-            gives_back, Ran("fell_back", "ran in eager: the backend returned the graph as it was"), id="gm.forward"
-        ),
-        pytest.param(
-            "eager", Ran("fell_back", "ran in eager: the backend returned the graph as it was"), id="torch's eager"
-        ),
-        pytest.param(rewrites, Ran("unknown", UNKNOWN), id="gm.forward, rewritten"),
-        pytest.param(wraps, Ran("unknown", UNKNOWN), id="a wrapper"),
-        pytest.param("aot_eager", Ran("unknown", UNKNOWN), id="another of torch's"),
+        pytest.param(gives_back, RETURNED, id="gm.forward"),
+        pytest.param("eager", RETURNED, id="torch's eager"),
+        pytest.param(rewrites, UNKNOWN, id="gm.forward, rewritten"),
+        pytest.param(wraps, UNKNOWN, id="a wrapper"),
+        pytest.param("aot_eager", UNKNOWN, id="another of torch's"),
         pytest.param(
             on_inductor,
             Ran("unknown", "ran by Inductor, which this backend is built on or falls back to"),

@@ -47,6 +47,9 @@ def show(
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; as the factory made it by default.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, in turns.")] = 30,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Of numbers, absolute and relative; 1e-3 by default, in training 1e-2.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the speedups.")] = None,
     report: Annotated[bool, typer.Option("--report", help="Tell what each backend generated.")] = False,
@@ -66,7 +69,14 @@ def show(
 
     with quiet(), _progress() as progress:
         comparison = compare(
-            model, example_inputs, candidates, mode=mode.value, device=device, rounds=rounds, progress=progress
+            model,
+            example_inputs,
+            candidates,
+            mode=mode.value,
+            device=device,
+            rounds=rounds,
+            tolerance=tolerance,
+            progress=progress,
         )
     best = fastest(comparison)
     _print(comparison, dict(wanted)[best.label] if best else None)
@@ -78,7 +88,7 @@ def show(
         write_whole(json, writer.dumps(to_json(comparison), indent=2) + "\n")
     if plot:
         draw(comparison, plot)
-    if not any(row.passed for row in comparison.rows):
+    if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
 
 

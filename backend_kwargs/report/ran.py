@@ -6,7 +6,8 @@ from backend_kwargs.records import Record
 from backend_kwargs.report.graphs import Code, OpenVINO, Ran, Relax, number
 
 ATTEMPTS = "openvino_attempts"
-UNKNOWN = "unknown what runs it: this backend does not tell whether it fell back"
+RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph as it was")
+UNKNOWN = Ran("unknown", "unknown what runs it: this backend does not tell whether it fell back")
 
 
 def openvino_of(record: Record) -> OpenVINO | None:
@@ -32,9 +33,7 @@ def ran_of(record: Record, codes: Sequence[Code], relax: Relax | None, openvino:
         return None
     if codes:
         return Ran("unknown", "ran by Inductor, which this backend is built on or falls back to")
-    if record.came_back:
-        return Ran("fell_back", "ran in eager: the backend returned the graph as it was")
-    return Ran("unknown", UNKNOWN)
+    return RETURNED if record.came_back else UNKNOWN
 
 
 def _of_openvino(share: OpenVINO) -> Ran | None:
