@@ -29,10 +29,10 @@ ORDER = (
     "backend",
     "registry",
     "regions",
-    "harness",
     "entry_points",
     "explain",
     "report",
+    "harness",
     "compare",
     "cli",
 )
