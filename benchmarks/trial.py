@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure, report
-from backend_kwargs.measure import Accuracy, Status
+from backend_kwargs.measure import Accuracy, Interval, Status
 from benchmarks import peers
 from benchmarks.peers import Peer, UnavailableError
 from benchmarks.records import Compile
@@ -170,12 +170,12 @@ def decided(compiled: Callable[..., Any]) -> dict[str, Any] | None:
         "winner": race.winner,
         "options": dict(race.options),
         "seconds": race.seconds,
-        "rows": [[*(row[column] for column in columns), _figures(row["speedup"])] for row in race.rows],
+        "rows": [[*(getattr(row, column) for column in columns), _figures(row.speedup)] for row in race.rows],
     }
 
 
-def _figures(speedup: Mapping[str, float] | None) -> list[float] | None:
-    return speedup and [speedup[name] for name in ("low", "median", "high")]
+def _figures(speedup: Interval | None) -> list[float] | None:
+    return speedup and [speedup.low, speedup.median, speedup.high]
 
 
 class Replayed:

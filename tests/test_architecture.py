@@ -22,6 +22,7 @@ ORDER = (
     "catalogue",
     "toml",
     "requirements",
+    "interval",
     "accuracy",
     "measure",
     "compilers",
@@ -45,6 +46,7 @@ BEFORE_A_GRAPH = (
     "auto/decisions",
     "auto/exchange",
     "auto/settings",
+    "auto/store",
     "cutlass",
     "dynamo",
     "inductor",
@@ -65,6 +67,7 @@ WATCHED = (
     "typer",
     "rich",
     "matplotlib",
+    "msgspec",
 )
 
 

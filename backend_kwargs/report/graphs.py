@@ -55,7 +55,7 @@ class Race:
     winner: str
     options: Mapping[str, Any]
     seconds: float
-    rows: tuple[Mapping[str, Any], ...]
+    rows: tuple[Row, ...]
     table: str = field(repr=False)
 
 

@@ -12,7 +12,7 @@ from graphs import backend_of, chain, told
 import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compilers.auto import deciding, race
-from backend_kwargs.compilers.auto.decisions import Store
+from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.errors import BackendKwargsWarning
@@ -265,7 +265,7 @@ def test_a_checkpoint_that_draws_nothing_is_raced(auto, store):
     x = torch.randn(8, 64, requires_grad=True)
     auto(checkpointed(0.0))(x).backward()
     (decision,) = Store(store).all()
-    assert {row["name"]: row["status"] for row in decision.rows} == {"eager": "pass", "default": "pass"}
+    assert {row.name: row.status for row in decision.rows} == {"eager": "pass", "default": "pass"}
 
 
 def test_a_graph_with_state_is_not_raced(log):

@@ -17,7 +17,7 @@ import backend_kwargs
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto import candidates, deciding, race
 from backend_kwargs.compilers.auto.candidates import Candidate
-from backend_kwargs.compilers.auto.decisions import Store
+from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.compilers.auto.facts import seen_facts
 from backend_kwargs.errors import BackendKwargsWarning
 
@@ -142,7 +142,7 @@ def test_a_spent_budget_skips_candidates(monkeypatch, auto, planted, store):
     monkeypatch.setattr(race._Race, "_left_s", 0.0)
     auto(chain, ["slow"])(torch.randn(8, 64))
     row = rows_of(store)["slow"]
-    assert (row["status"], row["reason"]) == ("skipped", "the budget of 60 s is spent")
+    assert (row.status, row.reason) == ("skipped", "the budget of 60 s is spent")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_after_the_cap_default_stands(monkeypatch, auto, store):
     auto(chain)(torch.randn(8, 64))
     (decision,) = Store(store).all()
     assert (decision.winner, decision.cut_s) == ("default", 60)
-    assert [row["seconds"] for row in decision.rows] == [None, None]
+    assert [row.seconds for row in decision.rows] == [None, None]
 
 
 def test_what_would_be_compiled_twice_is_not(auto, planted, store):
@@ -219,7 +219,7 @@ def test_what_would_be_compiled_twice_is_not(auto, planted, store):
     backend_kwargs.register_template("slower", base="slow")
     auto(chain, ["slow", "slower"])(torch.randn(8, 64))
     row = rows_of(store)["slower"]
-    assert (row["status"], row["reason"]) == ("skipped", "it would be slow again")
+    assert (row.status, row.reason) == ("skipped", "it would be slow again")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_near_its_limit_a_graph_waits_for_nothing_expensive(monkeypatch, auto, s
     monkeypatch.setattr(race, "speedup", lambda samples: measure.Interval(1.0, 1.0, 1.0))
     auto(chain)(torch.randn(8, 64))
     row = rows_of(store)["costly"]
-    assert (row["reason"] != "the fastest is within 3% of the limit already") is tried
+    assert (row.reason != "the fastest is within 3% of the limit already") is tried
 
 
 def test_a_reference_that_cannot_be_had_says_nothing(auto, capfd):
@@ -310,7 +310,7 @@ def test_options_of_the_user_stand(auto, planted, store):
     backend_kwargs.register_template("fuse", {"epilogue_fusion": True})
     auto(chain, ["fuse"], epilogue_fusion=False)(torch.randn(8, 64))
     row = rows_of(store)["fuse"]
-    assert row["reason"] == "it can do nothing here: your options set it otherwise"
+    assert row.reason == "it can do nothing here: your options set it otherwise"
 
 
 def test_an_unknown_candidate_is_an_error_at_once():
@@ -346,9 +346,9 @@ def test_memory_as_the_objective(store):
     """With objective="memory" each candidate's peak is known, and the one with less wins."""
     torch.compile(chain, backend=backend_of(objective="memory"))(torch.randn(512, 512))
     rows = rows_of(store)
-    assert all(row["peak_bytes"] is not None for row in rows.values())
-    least = min(row["peak_bytes"] for row in rows.values())
-    winner = next(row for row in rows.values() if row["won"])
+    assert all(row.peak_bytes is not None for row in rows.values())
+    least = min(row.peak_bytes for row in rows.values())
+    winner = next(row for row in rows.values() if row.won)
     assert winner["peak_bytes"] <= 1.05 * least
 
 
@@ -357,8 +357,8 @@ def test_a_report_tells_the_race(store):
     compiled = torch.compile(chain, backend=backend_of())
     compiled(torch.randn(8, 64))
     (graph,) = backend_kwargs.report(compiled).graphs
-    assert [row["name"] for row in graph.race.rows] == ["eager", "default"]
-    assert [row["name"] for row in graph.race.rows if row["won"]] == [graph.race.winner]
+    assert [row.name for row in graph.race.rows] == ["eager", "default"]
+    assert [row.name for row in graph.race.rows if row.won] == [graph.race.winner]
     assert graph.race.table in str(backend_kwargs.report(compiled)).replace("\n  ", "\n")
 
 

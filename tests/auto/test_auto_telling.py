@@ -4,13 +4,11 @@ import io
 import json
 import logging
 import sys
-from dataclasses import asdict
 
 import pytest
 import torch
 
-from backend_kwargs.compilers.auto.decisions import Decision
-from backend_kwargs.compilers.auto.judging import Row
+from backend_kwargs.compilers.auto.decisions import Decision, Row
 from backend_kwargs.compilers.auto.telling import ARTIFACT, progress, table
 
 
@@ -58,4 +56,4 @@ def test_the_decision_is_in_torchs_trace(auto, caplog):
 def test_the_table_shows_peaks_of_memory(peak_bytes, shown):
     """Where a candidate's memory was measured, the table says how much it took."""
     row = Row("default", seconds=1e-4, compile_s=2.0, peak_bytes=peak_bytes, won=True)
-    assert table(Decision("key", "graph", "default", rows=(asdict(row),))).endswith(shown)
+    assert table(Decision("key", "graph", "default", rows=(row,))).endswith(shown)

@@ -16,8 +16,9 @@ from backend_kwargs import measure
 from backend_kwargs.compilers.auto.apart import Task, apart, has_drawn, own_libdevice
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
 from backend_kwargs.compilers.auto.capped import OutOfTime, capped
+from backend_kwargs.compilers.auto.decisions import Row
 from backend_kwargs.compilers.auto.facts import Facts, recomputes, seen_facts
-from backend_kwargs.compilers.auto.judging import Row, Runner, alike, better, in_turns, speedup
+from backend_kwargs.compilers.auto.judging import Runner, alike, better, in_turns, speedup
 from backend_kwargs.compilers.auto.limit import limit_of
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.freezing import copy_of_graph
@@ -152,6 +153,10 @@ class _Race:
         return f"the budget of {self.settings.budget_s:g} s is spent"
 
     @property
+    def _untimed(self) -> str:
+        return f"calls take too long for what is left of {self.settings.cap_s:g} s"
+
+    @property
     def _capped(self) -> str:
         return f"its tuning was ended after {self.settings.cap_s:g} s of the race"
 
@@ -272,6 +277,8 @@ class _Race:
             if not any(row is runner.row for row in self.rows):
                 self.rows.append(runner.row)
         if self._over or LEAST_CALLS * self.eager_s > self._until_cap_s:
+            challenger.row.reason = self._untimed
+            champion.row.reason = champion.row.reason or ("" if champion.row.seconds else self._untimed)
             return challenger.candidate.name == DEFAULT
         failed: dict[str, Exception] = {}
         samples = in_turns(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=not self.slow)
@@ -279,6 +286,9 @@ class _Race:
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
         if failed:
+            for runner in (champion, challenger):
+                if runner.row.status == "pass" and runner.row.seconds is None:
+                    runner.row.reason = f"{next(iter(failed))} failed when both were timed"
             return "challenger" not in failed
         challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name
         # By the ratio, not as it was timed: clocks drift from one meeting to the next, and ranks would contradict it.
