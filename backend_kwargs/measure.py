@@ -111,6 +111,7 @@ def interleave(
     device: torch.device,
     warmup: int = 3,
     budget_s: float | None = None,
+    hold: bool = True,
     progress: Callable[[float], None] | None = None,
     failed: Callable[[str, Exception], None] | None = None,
     repeated: Callable[[str, int], None] | None = None,
@@ -120,11 +121,12 @@ def interleave(
     Each order is run forward and then backward, and rotated, so that each call comes before and after each other one,
     and in each place, equally often. A sample repeats its call until it lasts about 1 ms, waits for the device, and is
     divided by the repeats; where it repeats, one call goes before the clock, to be its own predecessor in the caches.
-    Results are dropped at once. `budget_s` ends the rounds early, never before the first is whole. `progress` hears the
-    fraction done, and `repeated` how many calls each sample is. A call that raises leaves the race and is told to
-    `failed`; without `failed` the exception goes on.
+    `hold` keeps each call's result until its next call has returned, as `out = call()` in a loop does; otherwise
+    results are dropped at once. `budget_s` ends the rounds early, never before the first is whole. `progress` receives
+    the fraction done, `repeated` the number of calls per sample. A call that raises is no longer timed and its
+    exception goes to `failed`; without `failed` it propagates.
     """
-    race = _Race(dict(calls), device, failed)
+    race = _Race(dict(calls), device, failed, hold)
     for name in calls:
         race.guard(name, partial(race.prepare, name, warmup))
     if repeated:
@@ -159,8 +161,10 @@ class _Race:
     calls: dict[str, Callable[[], object]]
     device: torch.device
     failed: Callable[[str, Exception], None] | None
+    hold: bool
 
     def __post_init__(self) -> None:
+        self.held: dict[str, object] = {}
         self.repeats = dict.fromkeys(self.calls, 1)
         self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
 
@@ -171,30 +175,34 @@ class _Race:
             if self.failed is None:
                 raise
             del self.calls[name]
+            self.held.pop(name, None)
             self.failed(name, error)
 
     def prepare(self, name: str, warmup: int) -> None:
-        for _ in range(warmup):
-            self.calls[name]()
+        self.run(name, warmup)
         while (seconds := self.timed(name)) < SHORTEST_SAMPLE_S and self.repeats[name] < 1_000_000:
             grown = SHORTEST_SAMPLE_S / max(seconds, 1e-9)
             self.repeats[name] = min(int(self.repeats[name] * min(max(grown * 1.2, 2), 100)), 1_000_000)
 
+    def run(self, name: str, times: int) -> None:
+        call, out = self.calls[name], self.held.pop(name, None)
+        for _ in range(times):
+            if not self.hold:
+                out = None
+            out = call()
+        if self.hold:
+            self.held[name] = out
+
     def timed(self, name: str) -> float:
-        call, repeats = self.calls[name], self.repeats[name]
-        if self.device.type == "cuda":
-            # CUDA-graph trees would record anew for each order in which the candidates follow one another.
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         synchronize(self.device)
         started = time.perf_counter()
-        for _ in range(repeats):
-            call()
+        self.run(name, self.repeats[name])
         synchronize(self.device)
         return time.perf_counter() - started
 
     def sample(self, name: str) -> None:
         if self.repeats[name] > 1:
-            self.calls[name]()
+            self.run(name, 1)
         self.samples[name].append(self.timed(name) / self.repeats[name])
 
 

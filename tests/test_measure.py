@@ -1,6 +1,7 @@
 """Timing, statistics and memory; what became of a call, and where."""
 
 import time
+import weakref
 from collections import Counter
 from itertools import combinations, pairwise
 from subprocess import CalledProcessError
@@ -134,7 +135,7 @@ def test_threefold_work_is_seen(clock):
 @pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
 def test_short_calls_are_repeated_and_divided(clock, cost):
     """A sample of a short call lasts a millisecond, a few at most, and says the time of one call."""
-    race = measure._Race({"short": lambda: clock.passes(cost)}, CPU, None)
+    race = measure._Race({"short": lambda: clock.passes(cost)}, CPU, None, True)
     race.prepare("short", warmup=0)
     clock.now, clock.calls = 0.0, 0
     race.sample("short")
@@ -148,6 +149,23 @@ def test_a_long_call_is_a_sample(clock):
     samples = interleave({"long": lambda: clock.passes(0.002)}, rounds=4, device=CPU, warmup=3)
     assert samples["long"] == pytest.approx([0.002] * 4)
     assert clock.calls == 3 + 1 + 4  # warm-up, finding the repeats, rounds
+
+
+@pytest.mark.parametrize(("hold", "alive"), [pytest.param(True, 1, id="held"), pytest.param(False, 0, id="dropped")])
+@pytest.mark.parametrize("seconds", [pytest.param(1e-5, id="repeated"), pytest.param(2e-3, id="one-call")])
+def test_a_result_is_held_until_the_next_call_returns(clock, hold, alive, seconds):
+    """Every timed call runs while the result of the call before it is alive, unless results are dropped."""
+    results, seen = weakref.WeakSet(), []
+
+    def call():
+        clock.passes(seconds)
+        seen.append(len(results))
+        made = torch.zeros(1)
+        results.add(made)
+        return made
+
+    interleave({"loop": call, "other": lambda: clock.passes(1e-3)}, rounds=3, device=CPU, warmup=1, hold=hold)
+    assert set(seen[1:]) == {alive}
 
 
 def test_time_is_wall_time():

@@ -54,20 +54,21 @@ class Outcome:
 
 def race(request: Request, tell: Progress) -> Outcome:
     """Return the fastest candidate that is right; leaves no trace in torch, in the inputs or in the generators."""
-    with apart(request.gm):
-        return _Race(request, tell).run()
+    with apart(request.gm) as begin:
+        return _Race(request, tell, begin).run()
 
 
 @dataclass
 class _Race:
     request: Request
     tell: Progress
+    begin: Callable[[], None]
 
     def __post_init__(self) -> None:
         self.started = time.perf_counter()
         self.settings, self.tools = self.request.settings, self.request.tools
         # A copy: to have run shows in a graph, and so in AOTAutograd's key, by which the next process finds the winner.
-        self.task = Task.of(copy_of_graph(self.request.gm), self.request.example_inputs)
+        self.task = Task.of(copy_of_graph(self.request.gm), self.request.example_inputs, self.begin)
         self.rows: list[Row] = []
         self.codes: dict[tuple[Any, ...], str] = {}
         self.device = _device(self.task.inputs.values)
