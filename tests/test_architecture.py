@@ -19,6 +19,7 @@ ORDER = (
     "layers",
     "templates",
     "options",
+    "trust",
     "catalogue",
     "toml",
     "requirements",

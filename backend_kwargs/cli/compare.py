@@ -45,6 +45,9 @@ def show(
     ] = BACKENDS,
     options: Assignments = None,
     config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="One more candidate, as a config.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Let --config name code, such as a function to import.")
+    ] = False,
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; as the factory made it by default.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, in turns.")] = 30,
@@ -57,7 +60,7 @@ def show(
     A FILE.py and its factory import the files beside it, as with `python FILE.py`.
     """
     _check_outputs(json, plot)  # before minutes of compiling
-    candidates = list(_candidates(backends, assigned(options), config))
+    candidates = list(_candidates(backends, assigned(options), config, trust=trust))
     model, example_inputs = built(factory)
     _silence_autotuning()
     from backend_kwargs.compare import compare, fastest, to_json
@@ -92,7 +95,7 @@ def _check_outputs(json: Path | None, plot: Path | None) -> None:
         check_drawable(plot)
 
 
-def _candidates(backends: str, common: dict[str, str], config: str | None) -> "Iterator[Candidate]":
+def _candidates(backends: str, common: dict[str, str], config: str | None, *, trust: bool) -> "Iterator[Candidate]":
     from backend_kwargs.compare import Candidate
 
     if common:  # checked also where no candidate takes them
@@ -101,7 +104,7 @@ def _candidates(backends: str, common: dict[str, str], config: str | None) -> "I
         label = f"{spec}[{','.join(f'{name}={value}' for name, value in own.items())}]" if own else spec
         yield Candidate(label, None if spec == "eager" else _backend(spec, common, own))
     if config is not None:
-        backend = Backend.from_config(_text(config))
+        backend = Backend.from_config(_text(config), trust=trust)
         yield Candidate(f"{backend.spec} of --config", backend)
 
 

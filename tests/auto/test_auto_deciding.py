@@ -12,9 +12,9 @@ from graphs import backend_of, chain, told
 import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compilers.auto import deciding, race
-from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.errors import BackendKwargsWarning
 
 

@@ -17,8 +17,8 @@ import backend_kwargs
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto import candidates, deciding, race
 from backend_kwargs.compilers.auto.candidates import Candidate
-from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.compilers.auto.facts import seen_facts
+from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.errors import BackendKwargsWarning
 
 

@@ -100,6 +100,11 @@ class _Race:
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
+        if not any(row is champion.row for row in self.rows):  # nothing else could be compiled
+            self.rows.append(champion.row)
+        for row in self.rows:
+            if row.status == "pass" and row.seconds is None:
+                row.reason = "it met no other for as long as a timing takes"
         cut = self._over or any(row.reason in (self._out_of_time, self._capped) for row in self.rows)
         return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)
 
@@ -152,10 +157,6 @@ class _Race:
     @property
     def _out_of_time(self) -> str:
         return f"the budget of {self.settings.budget_s:g} s is spent"
-
-    @property
-    def _untimed(self) -> str:
-        return f"calls take too long for what is left of {self.settings.cap_s:g} s"
 
     @property
     def _capped(self) -> str:
@@ -278,8 +279,6 @@ class _Race:
             if not any(row is runner.row for row in self.rows):
                 self.rows.append(runner.row)
         if self._over or LEAST_CALLS * self.eager_s > self._until_cap_s:
-            challenger.row.reason = self._untimed
-            champion.row.reason = champion.row.reason or ("" if champion.row.seconds else self._untimed)
             return challenger.candidate.name == DEFAULT
         failed: dict[str, Exception] = {}
         samples = in_turns(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=not self.slow)
@@ -287,9 +286,6 @@ class _Race:
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
         if failed:
-            for runner in (champion, challenger):
-                if runner.row.status == "pass" and runner.row.seconds is None:
-                    runner.row.reason = f"{next(iter(failed))} failed when both were timed"
             return "challenger" not in failed
         challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name
         # By the ratio, not as it was timed: clocks drift from one meeting to the next, and ranks would contradict it.

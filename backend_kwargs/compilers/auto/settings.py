@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from backend_kwargs.options import Where, declared
 from backend_kwargs.requirements import Rule
+from backend_kwargs.trust import AUTO_DATA
 
 CAP = 2  # budgets
 Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]
@@ -44,7 +45,7 @@ class Settings:
         return cls(**{name: options[name] for name in OPTIONS if name in options})
 
 
-OPTIONS = declared(Settings)
+OPTIONS = declared(Settings, AUTO_DATA)
 RULES = tuple(
     Rule(name, unless=lambda value: "" if value("auto") else "it is read only under auto")
     for name in OPTIONS

@@ -1,4 +1,4 @@
-"""The file of decisions, in SQLite: for many processes, safe under `kill -9`, and never a reason for a compile to fail."""
+"""The file of decisions, in SQLite: safe under many processes and `kill -9`, and no reason for a compile to fail."""
 
 import contextlib
 import os
@@ -158,7 +158,7 @@ class Store:
         except TROUBLE as error:  # TypeError: an option's value that JSON has no form for
             raise BackendKwargsError(f"Cannot write {str(self.path)!r}: {_why(error)}.") from error
 
-    def _writable(self) -> sqlite3.Connection:
+    def _writable(self) -> "_Connection":
         """Return a connection that alone may write, to a file that is whole."""
         for _ in range(MOST_TRIES):
             self._create()
@@ -225,7 +225,7 @@ class Store:
     def _inode(self) -> int:
         return self.path.stat().st_ino
 
-    def _connected(self, mode: str, begin: str, *, whole: bool = False) -> sqlite3.Connection:
+    def _connected(self, mode: str, begin: str, *, whole: bool = False) -> "_Connection":
         """Return a connection within a transaction to an empty file or a store; where `whole`, one to be written."""
         self._size()
         left, began = _patience.get(self.path, WAIT_S), time.monotonic()
@@ -382,7 +382,7 @@ def _keep(path: Path, aside: Path) -> None:
     except OSError:  # not every file system has links
         path.replace(aside)
     with contextlib.suppress(FileNotFoundError):
-        os.replace(f"{path}-journal", f"{aside}-journal")
+        Path(f"{path}-journal").replace(f"{aside}-journal")
 
 
 def _looks_ours(path: Path) -> bool:

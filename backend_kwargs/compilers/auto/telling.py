@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
 
 from backend_kwargs.compilers.auto.candidates import EAGER
 from backend_kwargs.compilers.auto.decisions import Decision, Row
