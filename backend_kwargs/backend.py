@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from backend_kwargs.compilers import Check, Compiler
+from backend_kwargs.compilers import Compiler
 from backend_kwargs.compilers.dynamo import DynamoCompiler
 from backend_kwargs.compilers.inductor import InductorCompiler
 from backend_kwargs.compilers.tvm import TVMCompiler
@@ -25,7 +25,7 @@ from backend_kwargs.options import Option, check, convert
 from backend_kwargs.records import recorded
 from backend_kwargs.requirements import Limit, Requirement
 from backend_kwargs.spec import join_spec
-from backend_kwargs.trust import untrusted
+from backend_kwargs.trust import Check, untrusted
 
 CONFIG_VERSION = 1
 # Looked up before dynamo's registry; "dynamo:NAME" reaches what one of these hides.

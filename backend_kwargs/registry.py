@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.backend import OURS, Backend, backend_of_function, find_backend, find_in_dynamo
-from backend_kwargs.compilers import Check
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.options import check, convert
 from backend_kwargs.spec import check_name
 from backend_kwargs.templates import Template, add_templates, derive, find_template, is_published, template_names
 from backend_kwargs.toml import read_templates
-from backend_kwargs.trust import untrusted
+from backend_kwargs.trust import Check, untrusted
 
 PLAIN = "tmpl-inductor"  # the one spec that the environment speaks to
 TEMPLATE_VARIABLE = "BACKEND_KWARGS_TEMPLATE"

@@ -6,56 +6,34 @@ there already. Numbers and words of a fixed list are data; of other options thos
 rest is code. So what a new torch adds is code until somebody has looked at it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options import Option
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Inductor's options with a text, a list, a callable or anything in their type, of torch 2.11 to 2.15.
-INDUCTOR_DATA = frozenset(
-    [
-        "_conv_default_backends",
-        "compile_worker_mode",
-        "nvgemm_pdl",
-        "add_pre_grad_passes",
-        "aot_inductor.filtered_kernel_names",
-        "autoheuristic_collect",
-        "autoheuristic_use",
-        "cpp.gemm_cache_blocking",
-        "cpp.gemm_thread_factors",
-        "cuda.cutlass_enabled_ops",
-        "cuda.cutlass_instantiation_level",
-        "cuda.cutlass_op_allowlist_regex",
-        "cuda.cutlass_op_denylist_regex",
-        "cudagraph_unsafe_unbacked_ops",
-        "custom_should_partition_ops",
-        "cutlass.cutlass_enabled_ops",
-        "cutlass.cutlass_instantiation_level",
-        "cutlass.cutlass_op_allowlist_regex",
-        "cutlass.cutlass_op_denylist_regex",
-        "disabled_passes",
-        "estimate_op_runtime",
-        "layout_opt_default",
-        "max_autotune_conv_backends",
-        "max_autotune_conv_bwd_input_backends",
-        "max_autotune_conv_bwd_weight_backends",
-        "max_autotune_gemm_backends",
-        "post_grad_fusion_options",
-        "pre_grad_fusion_options",
-        "profile_bandwidth_regex",
-        "remove_pre_grad_passes",
-        "test_configs.autotune_choice_desc_regex",
-        "test_configs.autotune_choice_name_regex",
-        "test_configs.distort_benchmarking_result",
-        "trace.dot_graph_shape",
-        "worker_start_method",
-        "xpu.cutlass_enabled_ops",
-        "xpu.cutlass_instantiation_level",
-        "xpu.cutlass_op_allowlist_regex",
-        "xpu.cutlass_op_denylist_regex",
-    ]
+INDUCTOR_DATA = _names(
+    """
+    _conv_default_backends add_pre_grad_passes aot_inductor.filtered_kernel_names autoheuristic_collect
+    autoheuristic_use compile_worker_mode cpp.gemm_cache_blocking cpp.gemm_thread_factors
+    cuda.cutlass_enabled_ops cuda.cutlass_instantiation_level cuda.cutlass_op_allowlist_regex
+    cuda.cutlass_op_denylist_regex cudagraph_unsafe_unbacked_ops custom_should_partition_ops
+    cutlass.cutlass_enabled_ops cutlass.cutlass_instantiation_level cutlass.cutlass_op_allowlist_regex
+    cutlass.cutlass_op_denylist_regex disabled_passes estimate_op_runtime layout_opt_default
+    max_autotune_conv_backends max_autotune_conv_bwd_input_backends max_autotune_conv_bwd_weight_backends
+    max_autotune_gemm_backends nvgemm_pdl post_grad_fusion_options pre_grad_fusion_options
+    profile_bandwidth_regex remove_pre_grad_passes test_configs.autotune_choice_desc_regex
+    test_configs.autotune_choice_name_regex test_configs.distort_benchmarking_result trace.dot_graph_shape
+    worker_start_method xpu.cutlass_enabled_ops xpu.cutlass_instantiation_level xpu.cutlass_op_allowlist_regex
+    xpu.cutlass_op_denylist_regex
+    """
 )
 AUTO_DATA = frozenset({"candidates"})
 TVM_DATA = frozenset({"aten_ops"})
@@ -88,9 +66,12 @@ INDUCTOR_CODE: Mapping[str, str] = {
         triton.proton_output_dir worker_log_path
     """,
     "decides what a cache takes for the same": """
-        _cache_config_ignore_prefix _partitioned_scatter_default _profile_var _save_config_ignore unsafe_marked_cacheable_functions
+        _cache_config_ignore_prefix _partitioned_scatter_default _profile_var _save_config_ignore
+        unsafe_marked_cacheable_functions
     """,
 }
+# Takes an option, a value, and what to call the option in an error; returns the value as the option's type.
+Check = Callable[[Option, Any, str], Any]
 INERT = (bool, int, float, None, NoneType)
 
 
@@ -110,7 +91,7 @@ def chooses(wanted: Any) -> bool:
     return holds and bool(args) and all(arg is ... or chooses(arg) for arg in args)
 
 
-def untrusted(check: Any) -> Any:
+def untrusted(check: Check) -> Check:
     """Return `check` for what a file says: it refuses options that are code, before it looks at their values."""
 
     def refusing(option: Option, value: Any, kind: str) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend_kwargs.compilers import Check, Reading
+from backend_kwargs.compilers import Reading
 from backend_kwargs.compilers.tvm.checks import checked
 from backend_kwargs.compilers.tvm.settings import OPTIONS, RULES, Settings, tvm_option, verify
 from backend_kwargs.compilers.tvm.versions import require_tvm, unfit
@@ -12,6 +12,7 @@ from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import Layer, copied
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import INSTALL_TVM, CannotWorkError, Limit, Requirement, impeded, inert, machine
+from backend_kwargs.trust import Check
 
 
 @dataclass(frozen=True, slots=True)
