@@ -4,6 +4,7 @@ import copy
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +34,20 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
     if frozen_gm is gm:
         return compile_gm(gm, example_inputs)
     return _taking_all_inputs(compile_gm(frozen_gm, [example_inputs[i] for i in kept]), kept)
+
+
+def noting_constants(inner_compile: Callable[..., Any], constants: list[torch.Tensor]) -> Callable[..., Any]:
+    """Add to `constants` what a frozen graph returns as it is: the same memory at each call."""
+
+    def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        sources = [
+            _root(node, lambda node: getattr(node.target, "is_view", False))
+            for node in gm.graph.output_node().all_input_nodes
+        ]
+        constants.extend(attrgetter(str(node.target))(gm) for node in sources if node.op == "get_attr")
+        return inner_compile(gm, example_inputs, **kwargs)
+
+    return compile_one
 
 
 def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
@@ -97,8 +112,9 @@ def lends_its_data(placeholder: Node) -> bool:
     return any(_root(node) is placeholder for node in taken)
 
 
-def _root(node: Node) -> Node:
-    while node.args and isinstance(node.args[0], Node):
+def _root(node: Node, passes: Callable[[Node], bool] = lambda node: True) -> Node:
+    """Follow first arguments for as long as `passes` holds."""
+    while node.args and isinstance(node.args[0], Node) and passes(node):
         node = node.args[0]
     return node
 

@@ -158,7 +158,7 @@ def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[
 
     class OwnTrees(cudagraph_trees.TreeManagerContainer):
         def get_tree_manager(self) -> Any:
-            manager = super().get_tree_manager()
+            manager: Any = super().get_tree_manager()
             manager.get_curr_generation = lambda: generation
             manager.user_invoked_mark_step = lambda: False
             return manager
