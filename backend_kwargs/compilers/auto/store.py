@@ -24,6 +24,7 @@ LONGEST = 16 << 20  # bytes of a value
 LOOK_EVERY, LOOKS = 10_000, 10_000  # instructions of SQLite's machine: some seconds
 MOST_LOOKUPS = 100_000
 MOST_TRIES = 5
+HEADER = 100  # bytes of an SQLite file before anything else
 FOREIGN = "it is not a store of decisions, and is left alone; name another file"
 BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG)
@@ -65,7 +66,11 @@ def open_store(given: str | None = None) -> "Store":
         return Store(Path(os.path.expanduser(named)))  # noqa: PTH111 - pathlib's raises where a home is unknown
     from platformdirs import user_data_path
 
-    return Store(user_data_path("backend_kwargs", appauthor=False) / FILE, private=True)
+    try:
+        folder = user_data_path("backend_kwargs", appauthor=False)
+    except RuntimeError:  # it finds no home; earlier ones return "~/..."
+        folder = Path("~")
+    return Store(folder / FILE, private=True)
 
 
 class Store:
@@ -220,6 +225,8 @@ class Store:
             return 0
         if not stat.S_ISREG(found.st_mode):
             raise NotOursError("it is no regular file")
+        if 0 < found.st_size < HEADER:  # SQLite would write over it
+            raise NotOursError(FOREIGN)
         return found.st_size
 
     def _inode(self) -> int:
@@ -349,8 +356,12 @@ def _readable(path: Path) -> list[Held]:
 
         read("ORDER BY rowid")
         read("ORDER BY rowid DESC")
-        # Each between by itself: its way through the tree may meet no broken page.
-        for rowid in range(min(found, default=0), min(max(found, default=0), MOST_LOOKUPS)):
+        # Each of the others by itself: its way through the tree may meet no broken page.
+        ends = [1, *(end + by for end in found for by in (-1, 1))]
+        for end in ("min", "max"):
+            with contextlib.suppress(sqlite3.DatabaseError):
+                ends += [int(row[0] or 0) for row in at.rows(f"SELECT {end}(rowid) FROM decisions")]  # noqa: S608
+        for rowid in range(min(ends), min(max(ends), MOST_LOOKUPS) + 1):
             if rowid not in found:
                 read(f"WHERE rowid = {rowid}")
     return [row for row in found.values() if _is_sound(row)]
