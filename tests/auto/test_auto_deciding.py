@@ -86,6 +86,25 @@ def test_tiny_graphs_inherit_when_the_budget_is_spent(races, log):
     assert told(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
 
 
+def test_always_races_tiny_graphs_and_all_sizes(races):
+    """Under race="always" no graph takes the winner of another."""
+    for size in (8, 16, 24):
+        backend = backend_of(race="always", most_races=1)
+        torch.compile(chain, backend=backend, dynamic=False)(torch.randn(size, 64))
+        torch.compile(torch.sin, backend=backend, dynamic=False)(torch.randn(size))
+    assert races.count == 6
+
+
+def test_a_decision_is_logged_with_its_table_once(races, log):
+    """Compiled once more, as a trainer does between training and evaluation, a graph is told of in one line."""
+    for _ in range(3):
+        torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
+        torch._dynamo.reset()
+    lines = [line.splitlines() for line in log.messages if line.startswith("auto: ")]
+    assert [len(each) > 1 for each in lines] == [True, False, False]
+    assert lines[1] == [f"{lines[0][0]}, as decided before"]
+
+
 def test_inputs_without_memory_are_not_raced(races, log):
     """Where an input is no plain tensor, as DDP's optimizer hands over fakes, default is compiled."""
     gm = torch.fx.symbolic_trace(chain)

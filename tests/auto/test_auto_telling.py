@@ -46,6 +46,19 @@ def test_the_decision_is_in_torchs_trace(auto, caplog):
 
 
 @pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        pytest.param(Row("a", seconds=1e-4), "  a" + " " * 32 + "100.0 µs", id="time"),
+        pytest.param(Row("a", reason="no time"), "  a" + " " * 31 + "not timed  no time", id="untimed"),
+        pytest.param(Row("a", status="oom", reason="no memory"), "  a" + " " * 24 + "oom: no memory", id="failed"),
+    ],
+)
+def test_each_row_has_a_time_or_a_reason(row, shown):
+    """The table leaves no row without a figure or a word on why there is none."""
+    assert table(Decision("key", "graph", "default", rows=(row,))).splitlines()[1].startswith(shown)
+
+
+@pytest.mark.parametrize(
     ("peak_bytes", "shown"),
     [
         pytest.param(3 * 2**12, "compiled in 2.0 s, peak 0.012 MiB  <- kept", id="known"),

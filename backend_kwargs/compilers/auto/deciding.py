@@ -227,14 +227,13 @@ class _Deciding:
         settings = self.request.settings
         if why := self.why_never():
             return self.default(why)
+        always = settings.race == "always"
+        if not always and self.circles and self.is_tiny():
+            return self.remembered() or self.like(self.kin or self.neighbours, "it is tiny")
         if sum(_spent) >= settings.process_budget_s:
             spent = f"the process has spent its {settings.process_budget_s:g} s on races"
             return self.remembered() or self.like(self.kin, spent)
-        if settings.race == "always":
-            return None
-        if self.circles and self.is_tiny():
-            return self.remembered() or self.like(self.kin or self.neighbours, "it is tiny")
-        if sum(each.key != self.key for each in self.kin) >= settings.most_races:
+        if not always and sum(each.key != self.key for each in self.kin) >= settings.most_races:
             return self.like(self.kin, f"it was raced for {settings.most_races} other sizes")
         return None
 

@@ -29,9 +29,10 @@ class Settings:
     process_budget_s: Annotated[Seconds, "seconds for all races of this process; no race is begun after them"] = 600.0
     most_races: Annotated[Count, "races of one computation; further sizes take the winner of the last"] = 3
     tolerance: Annotated[Tolerance | None, "of numbers, absolute and relative; None: 1e-3, in training 1e-2"] = None
-    race: Annotated[Literal["missing", "never", "always"], "when to race; missing: where no decision is stored"] = (
-        "missing"
-    )
+    race: Annotated[
+        Literal["missing", "never", "always"],
+        "when to race; missing: unless a decision is stored; always: tiny graphs and all sizes too",
+    ] = "missing"
     store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
 
     @property
