@@ -48,8 +48,8 @@ def test_the_decision_is_in_torchs_trace(auto, caplog):
 @pytest.mark.parametrize(
     ("row", "shown"),
     [
-        pytest.param(Row("a", seconds=1e-4), "  a" + " " * 32 + "100.0 µs", id="time"),
-        pytest.param(Row("a", reason="no time"), "  a" + " " * 31 + "not timed  no time", id="untimed"),
+        pytest.param(Row("a", seconds=1e-4), "  a" + " " * 28 + "100.0 µs", id="time"),
+        pytest.param(Row("a", reason="no time"), "  a" + " " * 27 + "not timed  no time", id="untimed"),
         pytest.param(Row("a", status="oom", reason="no memory"), "  a" + " " * 24 + "oom: no memory", id="failed"),
     ],
 )

@@ -147,15 +147,27 @@ def test_dtensors_take_default(auto, log, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")  # torch means to drop them
 @torch.no_grad()
-def test_quantized_tensors_take_default(auto, log):
-    """Of quantized inputs no race could tell numbers from their scales: their graph takes default."""
+def test_quantized_tensors_reach_no_race(auto, races):
+    """torch's quantized tensors have no fakes, so dynamo runs what takes them in eager: no graph comes to be raced."""
     x = torch.quantize_per_tensor(torch.randn(8, 64), 0.1, 0, torch.qint8)
 
     def dequantized(x):
         return torch.relu(x.dequantize() * 2 + 1).sum(-1)
 
     assert torch.allclose(auto(dequantized)(x), dequantized(x), atol=1e-5)
-    assert "auto: default for a graph not raced: an input is no plain tensor (0.0 s)" in log.messages
+    assert races.count == 0
+
+
+@torch.no_grad()
+def test_weights_of_eight_bits_are_raced(auto, log):
+    """Integers with a scale beside them are plain tensors: their graph is raced, and right."""
+    weight, scale, x = torch.randint(-128, 127, (64, 64), dtype=torch.int8), torch.rand(64, 1), torch.randn(8, 64)
+
+    def linear(x, weight, scale):
+        return x @ (weight.float() * scale / 128).T
+
+    assert torch.allclose(auto(linear)(x, weight, scale), linear(x, weight, scale), atol=1e-3)
+    assert [line for line in log.messages if line.startswith("auto: ")][-1].count("\n") == 2
 
 
 NUMBERS = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-40, 1e38, 1.0, -1.5, 3e8]

@@ -178,5 +178,4 @@ def _nodes(gm: GraphModule) -> Iterator[Any]:
 
 def has_memory(value: Any) -> bool:
     """Tell whether `value` is a plain tensor with memory of its own: no fake, no subclass, no sparse one."""
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
-    return plain and not value.is_meta and not value.is_quantized
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_meta
