@@ -31,6 +31,7 @@ ORDER = (
     "backend",
     "registry",
     "regions",
+    "harness",
     "entry_points",
     "explain",
     "report",
@@ -38,7 +39,7 @@ ORDER = (
     "cli",
 )
 DOORS = ("__init__", "__main__")  # of the package itself; they import what they show
-TORCH_AT_THE_HEAD = ("accuracy", "measure", "compare", "compilers")
+TORCH_AT_THE_HEAD = ("accuracy", "measure", "harness", "compare", "compilers")
 # Of the compilers, what loads before a graph comes.
 BEFORE_A_GRAPH = (
     "__init__",

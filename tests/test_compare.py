@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from backend_kwargs.compare import Candidate, Row, compare
-from backend_kwargs.compare import isolation as isolating
 from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.harness import isolation as isolating
 
 ROUNDS = 3
 EAGER = Candidate("eager")
@@ -72,6 +72,25 @@ def lazy_cached(calls: int):
                 return tuple(kept)
             kept[:] = gm(*args)
             return tuple(kept)
+
+        return run
+
+    return backend
+
+
+def remembering(calls: int):
+    """Be right for some calls, and from then on recall what was given for each input."""
+
+    def backend(gm, example_inputs):
+        left, seen = calls, {}
+
+        def run(*args):
+            nonlocal left
+            left -= 1
+            asked = tuple(float(arg.sum()) for arg in args)
+            if left >= 0 or not seen:
+                seen[asked] = tuple(gm(*args))
+            return seen.get(asked, next(iter(seen.values())))
 
         return run
 
@@ -181,10 +200,10 @@ def test_timed_callable_is_the_backends_own():
 
 def test_modes_of_inductor_are_bound():
     """A mode goes to plain "inductor" as torch.compile itself binds it."""
-    counted, left = isolating.compiler(Candidate("c", "inductor", mode="max-autotune-no-cudagraphs"))
+    counted, left = isolating.counted("inductor", "max-autotune-no-cudagraphs")
     assert counted.get_compiler_config()["max_autotune"] is True
     assert counted.compiler_name == "inductor"
-    assert left == {}
+    assert left == {"dynamic": None}
 
 
 def test_modes_of_other_backends_are_passed_on():
@@ -202,7 +221,16 @@ def test_modes_of_other_backends_are_passed_on():
 # ---- what is wrong is not timed
 
 
-@pytest.mark.parametrize("backend", [wrong, no_op, cached, lazy_cached(6)], ids=["wrong", "no-op", "cached", "later"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(wrong, id="wrong"),
+        pytest.param(no_op, id="no-op"),
+        pytest.param(cached, id="cached"),
+        pytest.param(lazy_cached(6), id="later"),
+        pytest.param(remembering(6), id="remembers each input"),
+    ],
+)
 def test_cheats_are_caught(backend):
     """A wrong, an empty and a remembered result fail, also where they begin during timing; the right one passes."""
     good, bad = rows_of(mlp(), [Candidate("good", forward), Candidate("bad", backend)])

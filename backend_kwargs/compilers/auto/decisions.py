@@ -22,7 +22,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Row:
-    """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds."""
+    """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds.
+
+    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -32,6 +35,7 @@ class Row:
     speedup: Interval | None = None
     against: str = ""
     compile_s: float = 0.0
+    predicted_s: float | None = None
     peak_bytes: int | None = None
     won: bool = False
 
