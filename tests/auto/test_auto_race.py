@@ -77,7 +77,7 @@ def test_the_fastest_so_far_gives_way_when_it_breaks(auto, planted, store, log, 
     )
     x = torch.randn(8, 64)
     with pytest.warns(BackendKwargsWarning, match="is not JSON serializable"):  # a template of functions
-        assert torch.allclose(auto(chain, ["fleeting", "lasting"])(x), chain(x))
+        assert torch.allclose(auto(chain, ["fleeting", "lasting"], budget_s=600)(x), chain(x))
     assert told(log).startswith("auto: lasting for ")
     table = next(line for line in log.text.splitlines() if line.strip().startswith("fleeting "))
     assert table.split(maxsplit=1)[1] == "fail_to_run: RuntimeError: planted later"
@@ -157,7 +157,7 @@ def test_a_wrong_candidate_never_wins_where_inputs_share_memory(auto, planted, s
 
     whole = torch.zeros(4, 8)
     with torch.no_grad():
-        auto(step, ["wrong"])(whole, whole[1])
+        auto(step, ["wrong"], budget_s=600)(whole, whole[1])
     assert rows_of(store)["wrong"].status == "fail_accuracy"
 
 
