@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import TIMES
+from attempts import TIMES
 from torch._inductor.utils import fresh_cache
 
 from backend_kwargs import make_backend
