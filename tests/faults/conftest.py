@@ -1,7 +1,6 @@
-"""Attacks: how often each is tried, stores to spoil, and races that cost no time."""
+"""Attacks: stores to spoil, and races that cost no time."""
 
 import contextlib
-import os
 import sqlite3
 import warnings
 
@@ -11,8 +10,6 @@ import torch
 import backend_kwargs
 from backend_kwargs import errors
 from backend_kwargs.compilers.auto import deciding, race
-
-TIMES = int(os.environ.get("BACKEND_KWARGS_FAULTS", "1"))  # CI's rounds, times this
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from conftest import TIMES
+from attempts import TIMES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

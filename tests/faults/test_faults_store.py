@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import TIMES
+from attempts import TIMES
 
 from backend_kwargs.compilers.auto import deciding
 from backend_kwargs.compilers.auto.deciding import Decision, Store
