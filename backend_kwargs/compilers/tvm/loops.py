@@ -5,7 +5,7 @@ TVM has none: without these a function is plain loops on one thread.
 
 from collections.abc import Callable, Iterable
 from functools import cache, partial, reduce
-from operator import mul
+from operator import add, mul
 from typing import Any
 
 import tvm_ffi
@@ -18,6 +18,7 @@ from tvm_ffi import get_global_func, register_global_func
 
 from backend_kwargs.compilers.tvm.lowering.pointwise import maximum, minimum
 from backend_kwargs.compilers.tvm.lowering.reductions import highest, lowest
+from backend_kwargs.compilers.tvm.opaque import is_opaque, opaque
 
 ROWS = 8  # of a tile: with two vectors each, its sums fit in AVX-512's registers
 WORTH_PACKING = 4  # rows that read a packed panel
@@ -35,6 +36,8 @@ def _teach_extrema() -> None:
     """Tell TVM of our max and min, once: it splits only reductions that it knows, and its own lose a nan."""
     _teach("max", maximum, lowest)
     _teach("min", minimum, highest)
+    _teach("sum", add, lambda dtype: tirx.const(0, dtype))
+    _teach("prod", mul, lambda dtype: tirx.const(1, dtype))
 
 
 def _teach(name: str, better: Callable[..., Any], worst: Callable[..., Any]) -> None:
@@ -42,7 +45,7 @@ def _teach(name: str, better: Callable[..., Any], worst: Callable[..., Any]) -> 
     combine, start = f"backend_kwargs.{name}.combine", f"backend_kwargs.{name}.start"
     get_global_func("s_tir.schedule.RegisterReducer")(
         1,
-        register_global_func(combine, lambda x, y: [better(x[0], y[0])], override=True),
+        register_global_func(combine, lambda x, y: [opaque(better(x[0], y[0]), x[0], y[0])], override=True),
         register_global_func(start, lambda x: [worst(x[0].ty.dtype)], override=True),
     )
 
@@ -123,7 +126,7 @@ def _walked(node: Any, kind: type) -> list[Any]:
 
 def _costly(block: Any) -> bool:
     # Calls are exp, tanh, a padding's if_then_else; loads, arithmetic and casts cost less than a trip to memory.
-    return bool(_walked(block.body, Call))
+    return any(not is_opaque(call) for call in _walked(block.body, Call))
 
 
 def _fits(sch: Schedule, block: Block, consumer: Block) -> bool:
