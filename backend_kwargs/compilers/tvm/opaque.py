@@ -20,7 +20,7 @@ PREFIX = "backend_kwargs."
 COMPUTES = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
 COMPARES = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 NAMES: Mapping[type, str] = {operator: f"{PREFIX}{operator.__name__.lower()}" for operator in (*COMPUTES, *COMPARES)}
-NUMBER, PRODUCT, ROUNDED = f"{PREFIX}number", f"{PREFIX}product", f"{PREFIX}rounded"
+NUMBER, PRODUCT, ROUNDED, ISNAN = (f"{PREFIX}{name}" for name in ("number", "product", "rounded", "isnan"))
 WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul)
 
 
@@ -47,18 +47,23 @@ def product(x: Any, y: Any) -> Any:
     return _call(PRODUCT, x.ty, x, y)
 
 
+def isnan(x: Any) -> Any:
+    """Return whether a float is nan: TVM puts no loop into vectors that calls its own."""
+    return _call(ISNAN, "bool", x)
+
+
 def as_bfloat16(x: Any) -> Any:
     """Return a float32 as bfloat16: rounded, since TVM computes these in float32 and rounds them where it stores."""
     return _call(ROUNDED, x.ty, x).astype("bfloat16")
 
 
-def hide(mod: tvm.IRModule) -> tvm.IRModule:
+def hide(mod: tvm.IRModule, *, totals: bool = False) -> tvm.IRModule:
     """Make all arithmetic on data opaque in what a module's functions store.
 
-    A reduction's own sum stays, as schedules recognise it by that; the products summed up may be fused with it.
+    What adds up a sum stays, as schedules know sums by it; `totals` hides that of integers too, when all is scheduled.
     """
     hidden = {
-        var: func.with_body(tvm_ffi.structural_mutate(func.body, (tirx.BufferStore, _store)))
+        var: func.with_body(tvm_ffi.structural_mutate(func.body, (tirx.BufferStore, partial(_store, totals))))
         for var, func in mod.functions_items()
         if isinstance(func, tirx.PrimFunc)
     }
@@ -66,22 +71,25 @@ def hide(mod: tvm.IRModule) -> tvm.IRModule:
     return mod
 
 
-def _store(store: Any, _: Any) -> Any:
+def _store(totals: bool, store: Any, _: Any) -> Any:
     value = store.value
-    if _is_total(store):
-        term = opaque(value.b)
-        fused = product(*term.args) if is_opaque(term) and term.op.name == NAMES[tirx.Mul] else term
-        value = tirx.Add(value.a, fused)
-    else:
+    if not _is_total(store) or (totals and not _is_float(value)):
         value = opaque(value)
+    else:
+        term = opaque(value.b)
+        if _is_float(term) and is_opaque(term) and term.op.name == NAMES[tirx.Mul]:
+            term = product(*term.args)
+        value = tirx.Add(value.a, term)
     return tirx.BufferStore(store.buffer, value, store.indices)
 
 
 def _is_total(store: Any) -> bool:
-    if not (isinstance(store.value, tirx.Add) and isinstance(store.value.a, TensorLoad) and _is_float(store.value)):
-        return False
-    load = store.value.a
-    return bool(load.source.same_as(store.buffer) and tvm_ffi.structural_equal(load.indices, store.indices))
+    load = store.value.a if isinstance(store.value, tirx.Add) else None
+    return (
+        isinstance(load, TensorLoad)
+        and load.source.same_as(store.buffer)
+        and tvm_ffi.structural_equal(load.indices, store.indices)
+    )
 
 
 def opaque(expr: Any, *variables: Any) -> Any:
@@ -179,8 +187,15 @@ def _rounded(call: Any) -> Any:
 
     up = tirx.Add(const(0x7FFF), tirx.bitwise_and(tirx.shift_right(bits, const(16)), const(1)))
     found = tirx.reinterpret(str(dtype), tirx.bitwise_and(tirx.Add(bits, up), const(0xFFFF0000)))
-    found = tirx.Select(tirx.isnan(value), tirx.const(math.nan, str(dtype)), found)
+    found = tirx.Select(tirx.EQ(value, value), found, tirx.const(math.nan, str(dtype)))
     return tirx.Let(value, x, tirx.Let(bits, tirx.reinterpret(uint, value), found))
+
+
+def _isnan(call: Any) -> Any:
+    (x,) = call.args
+    value = tirx.Var("value", str(x.ty.dtype))
+    # TVM's NE says no for nan.
+    return tirx.Let(value, x, tirx.Not(tirx.EQ(value, value)))
 
 
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -194,6 +209,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     },
     PRODUCT: {"default": partial(_operator, tirx.Mul)},
     ROUNDED: {"default": _rounded},
+    ISNAN: {"default": _isnan},
     NUMBER: {},
 }
 

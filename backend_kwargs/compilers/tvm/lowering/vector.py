@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import tirx
 
-from backend_kwargs.compilers.tvm.opaque import number, product
+from backend_kwargs.compilers.tvm.opaque import isnan, number, product
 
 LOG2E, LN2_HIGH, LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4  # Cephes' expf
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -41,7 +41,7 @@ def clamped(x: Any, low: float, high: float) -> Any:
 
 def unless_nan(x: Any, value: Any) -> Any:
     """Return a value computed of x, nan where x is."""
-    return tirx.Select(tirx.isnan(x), x, value)
+    return tirx.Select(isnan(x), x, value)
 
 
 def exp(x: Any) -> Any:
