@@ -64,7 +64,10 @@ def inputs(shape: tuple[int, int]) -> dict[str, torch.Tensor]:
 # ---- what is drawn
 
 LEAVES = {"float": "xxyyzzrdh", "int": "ijks", "bool": "ab"}
-NUMBERS = {"float": ["0.0", "1.0", "-1.0", "0.1", "1e6", "12582912.0", "1e8", "3"], "int": ["1", "100", "-7", "2**31 - 1"]}
+NUMBERS = {
+    "float": ["0.0", "1.0", "-1.0", "0.1", "1e6", "12582912.0", "1e8", "3"],
+    "int": ["1", "100", "-7", "2**31 - 1"],
+}
 # The kinds of an operator's parts, and its texts.
 EXACT: dict[str, list[tuple[tuple[str, ...], list[str]]]] = {
     "float": [
@@ -193,7 +196,9 @@ def _near(each: Expression, given: dict[str, torch.Tensor], result: torch.Tensor
     (exact,) = graph_of([Expression(each.function.format("x"), "float")])(**{**given, "x": x.double()})
     # Of a sum's magnitude, since its terms may cancel.
     (scale,) = graph_of([Expression(each.function.format("x"), "float")])(**{**given, "x": x.double().abs()})
-    allowed = ULPS * torch.maximum(exact.abs(), scale.abs() if "sum" in each.function or "mean" in each.function else exact.abs())
+    allowed = ULPS * torch.maximum(
+        exact.abs(), scale.abs() if "sum" in each.function or "mean" in each.function else exact.abs()
+    )
     least = torch.finfo(result.dtype)
     bound = 2 * (wanted - exact).abs() + allowed * least.eps + 4 * least.smallest_normal * least.eps
     finite = wanted.isfinite()

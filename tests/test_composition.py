@@ -44,7 +44,9 @@ def bisected(backend: str, expressions: list[Expression], at: int, shape: tuple[
     culprit, others = expressions[at], [*expressions[:at], *expressions[at + 1 :]]
     while others and 0 not in run(backend, [culprit], shape):
         half = len(others) // 2
-        kept = next((part for part in (others[:half], others[half:]) if 0 in run(backend, [culprit, *part], shape)), None)
+        kept = next(
+            (part for part in (others[:half], others[half:]) if 0 in run(backend, [culprit, *part], shape)), None
+        )
         if kept is None or len(others) == 1:
             return [culprit, *others]
         others = kept
@@ -81,7 +83,9 @@ def test_compositions_are_eagers(backend, fresh_dynamo):
             failure.append(Expression(f"inputs of shape {shape}", ""))
 
     draw()
-    print(f"{backend}: {compared} expressions compared; {len(listed)} that plain Inductor computes otherwise than eager:")
+    print(
+        f"{backend}: {compared} expressions compared; {len(listed)} that plain Inductor computes otherwise than eager:"
+    )
     print(*listed, sep="\n")
     assert not failure, "\n".join(map(str, failure))
     assert compared

@@ -275,7 +275,9 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "round.default": Pointwise(rounded(tirx.nearbyint)),
     "copysign": Pointwise(tirx.copysign, FLOAT),
     "isnan": Pointwise(isnan, BOOL),
-    "isinf": Pointwise(lambda x: equal(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else tirx.const(False, "bool"), BOOL),
+    "isinf": Pointwise(
+        lambda x: equal(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else tirx.const(False, "bool"), BOOL
+    ),
     "eq": compared(equal),
     "ne": compared(unequal),
     "lt": compared(lambda x, y: x < y),

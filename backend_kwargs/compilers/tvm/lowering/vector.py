@@ -31,7 +31,9 @@ def const(value: Any, like: Any) -> Any:
 
 def horner(x: Any, coefficients: Sequence[float]) -> Any:
     """Return the polynomial whose coefficients are given from the highest power down."""
-    return functools.reduce(lambda total, c: product(total, x) + const(c, x), coefficients[1:], const(coefficients[0], x))
+    return functools.reduce(
+        lambda total, c: product(total, x) + const(c, x), coefficients[1:], const(coefficients[0], x)
+    )
 
 
 def clamped(x: Any, low: float, high: float) -> Any:
