@@ -1,4 +1,4 @@
-"""Small functions whose numbers are wrong once floats are simplified as reals, or integers as if they never overflowed."""
+"""Small functions that are wrong once floats are simplified as reals, or integers as if they never overflowed."""
 
 import torch
 
@@ -18,11 +18,11 @@ def two_sum(a, b):
 # By what they show: a function, its arguments, and what of its CUDA code is the proof.
 EXAMPLES = {
     "isfinite": (torch.isfinite, (X,), "CUDART_INF_F"),
-    "a nan is not itself": (lambda x: torch.where(x == x, x, 0), (X,), "=="),
+    "a nan is not itself": (lambda x: torch.where(x.eq(x), x, 0), (X,), "=="),
     "not less is no greater or equal": (lambda x: ~(x < 1), (X,), "!("),
     "rounding by a magic number": (lambda x: (x + 12582912.0) - 12582912.0, (X,), "+ 0x1.8p+23f"),
     "two_sum": (two_sum, (torch.full((96,), 1e8), torch.full((96,), 3.3)), ") - "),
-    "isclose to itself": (lambda x: torch.isclose(x, x), (X,), "=="),
+    "isclose to itself": (lambda x: torch.isclose(x, x), (X,), ""),
     "equal sines": (lambda x: x.sin() == x.sin(), (X,), "sinf"),
     "what cancels": (lambda x: (x + 1) - x, (X,), "+ 0x1p+0f"),
     "a product is rounded before it is added": (lambda x, y: (x * 1e6 + y) - x * 1e6, (X, Y), "__fmul_rn"),

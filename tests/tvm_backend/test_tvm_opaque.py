@@ -57,14 +57,14 @@ def test_frozen_constants_are_not_folded_as_reals(compiled):
 
 def source(function, *args):
     """Return the CUDA code of a function, which takes no GPU to write."""
-    built = build(
-        lower(traced(torch.func.functionalize(function), *args)).mod, Settings(target=GPU), torch.device("cuda")
-    )
+    built = build(lower(traced(function, *args)).mod, Settings(target=GPU), torch.device("cuda"))
     return "".join(each.inspect_source() for host in built.executable.mod.imports for each in host.imports)
 
 
 @EACH
 def test_cuda_code_keeps_what_was_written(function, args, code):
+    if not code:
+        pytest.skip("it takes AOTAutograd to trace")
     assert code in source(function, *args)
 
 

@@ -113,7 +113,9 @@ def opaque(expr: Any, *variables: Any) -> Any:
 
 def _of_data(expr: Any, variables: Any) -> bool:
     found: list[Any] = []
-    tvm_ffi.structural_walk(expr, ((TensorLoad, tirx.FloatImm, tirx.Var), lambda node: found.append(node)))
+    # A lambda, since TVM takes what a visitor returns, and reads its signature.
+    kinds = TensorLoad, tirx.FloatImm, tirx.Var
+    tvm_ffi.structural_walk(expr, (kinds, lambda node: found.append(node)))  # noqa: PLW0108
     return any(not isinstance(node, tirx.Var) or any(node.same_as(each) for each in variables) for node in found)
 
 
@@ -150,12 +152,12 @@ def _llvm(operator: type, call: Any) -> Any:
         return _operator(operator, call)
     if dtype.lanes > 1:
         return tirx.call_llvm_pure_intrin(str(dtype), "llvm.arithmetic.fence", tirx.Mul(*call.args))
-    return _with_own_sign(*call.args, f"int{dtype.bits}")
+    return _with_own_sign(*call.args)
 
 
-def _with_own_sign(x: Any, y: Any, bits: str) -> Any:
+def _with_own_sign(x: Any, y: Any) -> Any:
     """Return x * y with the sign that it has: unlike the fence, this lets LLVM put the loop around it into vectors."""
-    dtype = str(x.ty.dtype)
+    dtype, bits = str(x.ty.dtype), f"int{x.ty.dtype.bits}"
     a, b = tirx.Var("a", dtype), tirx.Var("b", dtype)
     sign = tirx.reinterpret(dtype, tirx.bitwise_xor(tirx.reinterpret(bits, a), tirx.reinterpret(bits, b)))
     signed = tirx.call_llvm_pure_intrin(dtype, "llvm.copysign", tirx.Mul(a, b), sign)
@@ -163,7 +165,7 @@ def _with_own_sign(x: Any, y: Any, bits: str) -> Any:
 
 
 def _cuda(operator: type, call: Any) -> Any:
-    """Wrap integers, and round each product: C++ leaves signed overflow undefined, and nvcc fuses products with sums."""
+    """Wrap integers, and round each product: signed overflow is undefined, and nvcc fuses products with sums."""
     dtype = call.ty.dtype
     if operator in WRAPPING and _wraps(call):
         return tirx.Cast(str(dtype), operator(*_in(_typed("uint", max(dtype.bits, 32), dtype), call.args)))

@@ -139,6 +139,11 @@ def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     return {None: lambda x, y: x / y, "floor": floor_divide, "trunc": truncate_divide}[rounding_mode](x, y)
 
 
+def isinf(x: Any) -> Any:
+    """Return whether a number is infinite; an int never is."""
+    return equal(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else tirx.const(False, "bool")
+
+
 def sign(x: Any) -> Any:
     """Return -1, 0 or 1; 0 for nan, as ATen does."""
     return cast(x > zero(x), x.ty.dtype) - cast(x < zero(x), x.ty.dtype)
@@ -275,9 +280,7 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "round.default": Pointwise(rounded(tirx.nearbyint)),
     "copysign": Pointwise(tirx.copysign, FLOAT),
     "isnan": Pointwise(isnan, BOOL),
-    "isinf": Pointwise(
-        lambda x: equal(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else tirx.const(False, "bool"), BOOL
-    ),
+    "isinf": Pointwise(isinf, BOOL),
     "eq": compared(equal),
     "ne": compared(unequal),
     "lt": compared(lambda x, y: x < y),

@@ -31,9 +31,8 @@ def const(value: Any, like: Any) -> Any:
 
 def horner(x: Any, coefficients: Sequence[float]) -> Any:
     """Return the polynomial whose coefficients are given from the highest power down."""
-    return functools.reduce(
-        lambda total, c: product(total, x) + const(c, x), coefficients[1:], const(coefficients[0], x)
-    )
+    first, *others = (const(c, x) for c in coefficients)
+    return functools.reduce(lambda total, c: product(total, x) + c, others, first)
 
 
 def clamped(x: Any, low: float, high: float) -> Any:
