@@ -21,10 +21,12 @@ from backend_kwargs.accuracy import Accuracy, Status, check, cotangents, fresh_i
 
 __all__ = [
     "Accuracy",
+    "Calls",
     "Interval",
     "Status",
     "check",
     "cotangents",
+    "device_seconds",
     "environment",
     "fresh_inputs",
     "interleave",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 SHORTEST_SAMPLE_S = 1e-3
+QUEUED_S = 5e-3
 RESAMPLES = 2000
 LONGEST_REASON = 200
 
@@ -119,6 +122,7 @@ def interleave(
     device: torch.device,
     warmup: int = 3,
     budget_s: float | None = None,
+    hold: bool = True,
     progress: Callable[[float], None] | None = None,
     failed: Callable[[str, Exception], None] | None = None,
     repeated: Callable[[str, int], None] | None = None,
@@ -128,11 +132,12 @@ def interleave(
     Each order is run forward and then backward, and rotated, so that each call comes before and after each other one,
     and in each place, equally often. A sample repeats its call until it lasts about 1 ms, waits for the device, and is
     divided by the repeats; where it repeats, one call goes before the clock, to be its own predecessor in the caches.
-    Results are dropped at once. `budget_s` ends the rounds early, never before the first is whole. `progress` hears the
-    fraction done, and `repeated` how many calls each sample is. A call that raises leaves the race and is told to
-    `failed`; without `failed` the exception goes on.
+    `hold` keeps each call's result until its next call has returned, as `out = call()` in a loop does; otherwise
+    results are dropped at once. `budget_s` ends the rounds early, never before the first is whole. `progress` receives
+    the fraction done, `repeated` the number of calls per sample. A call that raises is no longer timed and its
+    exception goes to `failed`; without `failed` it propagates.
     """
-    race = _Race(dict(calls), device, failed)
+    race = _Race(dict(calls), failed, device, hold)
     for name in calls:
         race.guard(name, partial(race.prepare, name, warmup))
     if repeated:
@@ -163,16 +168,14 @@ def order(names: Sequence[str], done: int) -> list[str]:
 
 
 @dataclass
-class _Race:
+class Calls:
+    """Calls that are timed by name; one that raises leaves, and its exception goes to `failed`, if there is one."""
+
     calls: dict[str, Callable[[], object]]
-    device: torch.device
     failed: Callable[[str, Exception], None] | None
 
-    def __post_init__(self) -> None:
-        self.repeats = dict.fromkeys(self.calls, 1)
-        self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
-
     def guard(self, name: str, step: Callable[[], None]) -> None:
+        """Do `step`, on behalf of the call."""
         try:
             step()
         except Exception as error:
@@ -181,29 +184,77 @@ class _Race:
             del self.calls[name]
             self.failed(name, error)
 
+
+@dataclass
+class _Race(Calls):
+    device: torch.device
+    hold: bool
+
+    def __post_init__(self) -> None:
+        self.held: dict[str, object] = {}
+        self.repeats = dict.fromkeys(self.calls, 1)
+        self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
+
     def prepare(self, name: str, warmup: int) -> None:
-        for _ in range(warmup):
-            self.calls[name]()
+        self.run(name, warmup)
         while (seconds := self.timed(name)) < SHORTEST_SAMPLE_S and self.repeats[name] < 1_000_000:
             grown = SHORTEST_SAMPLE_S / max(seconds, 1e-9)
             self.repeats[name] = min(int(self.repeats[name] * min(max(grown * 1.2, 2), 100)), 1_000_000)
 
+    def run(self, name: str, times: int) -> None:
+        call, out = self.calls[name], self.held.pop(name, None)
+        for _ in range(times):
+            if not self.hold:
+                out = None
+            out = call()
+        if self.hold:
+            self.held[name] = out
+
     def timed(self, name: str) -> float:
-        call, repeats = self.calls[name], self.repeats[name]
-        if self.device.type == "cuda":
-            # CUDA-graph trees would record anew for each order in which the candidates follow one another.
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         synchronize(self.device)
         started = time.perf_counter()
-        for _ in range(repeats):
-            call()
+        self.run(name, self.repeats[name])
         synchronize(self.device)
         return time.perf_counter() - started
 
     def sample(self, name: str) -> None:
         if self.repeats[name] > 1:
-            self.calls[name]()
+            self.run(name, 1)
         self.samples[name].append(self.timed(name) / self.repeats[name])
+
+
+def device_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that the device works for one call: time between its kernels, while it waits, is left out.
+
+    The device is kept busy until all launches are queued. On a CPU, which runs what it launches, the least of three
+    calls by the clock. For a decision, not for a report: few calls, on a warm L2.
+    """
+    call()
+    synchronize(device)
+    if device.type != "cuda":
+        return min(_host_seconds(call) for _ in range(3))
+    host_s = _host_seconds(call)  # of the launches: nothing is waited for
+    synchronize(device)
+    calls = min(max(int(QUEUED_S / max(host_s, 1e-7)), 1), 20)
+    cycles_per_s = 2e9  # no GPU has a faster clock; a slower one is kept busy for longer
+    for covered_s in (1.5 * calls * host_s, 6 * calls * host_s):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(int(covered_s * cycles_per_s))  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(calls):
+            call()
+        exposed = start.query()  # type: ignore[no-untyped-call]
+        end.record()
+        synchronize(device)
+        if not exposed:
+            break
+    return float(start.elapsed_time(end)) / 1e3 / calls
+
+
+def _host_seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 # ---- memory

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import torch
 
-Mode = Literal["fwd", "fwd_bwd", "train"]
+from backend_kwargs.harness.study import Mode
+
 Unit = Literal["bf16", "fp16", "tf32", "fp32", "fp8"]
 
 
@@ -28,8 +29,7 @@ class Problem:
     """One instance of a case, on its device: what is compiled, what it is called with, and peers written by hand.
 
     `fn` is a module or a function of `args`. Each of `peers` takes the same arguments and gives the same results, and
-    is timed as it is, never compiled. `mutates` says that a call changes its arguments in place, so
-    that a check has to give each callable arguments of its own. `work` is None where no limit is known.
+    is timed as it is, never compiled. `work` is None where no limit is known.
     `optimizer` is what "train" steps after the backward pass: it takes the parameters. `sweep` says that a
     call is one of `fn` with each of `args`, under a single dynamic compile.
     """
@@ -38,7 +38,6 @@ class Problem:
     args: tuple[Any, ...]
     work: Work | None = None
     peers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    mutates: bool = False
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
     sweep: bool = False
 

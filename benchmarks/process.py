@@ -1,12 +1,13 @@
 """A step of the suite in a process of its own, which may crash, hang or run out of memory without harm to the rest."""
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -18,6 +19,8 @@ from backend_kwargs.measure import Status, status_of
 Tell = Callable[[str], None]
 EXIT_S = 3
 START_S = 120  # imports are nobody's step
+POLL_S, TELL_S = 0.02, 30.0
+PRELOAD = "benchmarks.preload"
 METHODS = ("forkserver", "spawn")  # the second where CUDA does not survive the first
 
 
@@ -41,11 +44,11 @@ class Outcome:
 
 
 @cache
-def context(method: str) -> Any:
-    """Return the way in which processes start; the server of "forkserver" has torch imported."""
+def context(method: str, preload: str = PRELOAD) -> Any:
+    """Return the way in which processes start; the server of "forkserver" has imported `preload`, and so torch."""
     found = multiprocessing.get_context(method)
     if method == "forkserver":
-        found.set_forkserver_preload(["benchmarks.preload"])
+        found.set_forkserver_preload([preload])
     return found
 
 
@@ -57,14 +60,15 @@ def run(
     log: Path | None = None,
     heard: Tell = lambda step: None,
     method: str = METHODS[0],
+    preload: str = PRELOAD,
 ) -> Outcome:
     """Return what `target(tell, *args)` gives in a new process, which is killed with all that it started.
 
     The process says with `tell(step)` what it is at; a step that lasts longer than `step_s` is a timeout. `deadline`
     is a time of `time.monotonic`.
     """
-    receiver, sender = context(method).Pipe(duplex=False)
-    child = context(method).Process(target=_main, args=(sender, str(log or os.devnull), target, args))
+    receiver, sender = context(method, preload).Pipe(duplex=False)
+    child = context(method, preload).Process(target=_main, args=(sender, str(log or os.devnull), target, args))
     child.start()
     sender.close()
     try:
@@ -100,6 +104,31 @@ def _listen(receiver: Connection, child: Any, step_s: float, deadline: float, he
             return Outcome(told[0], at)
         else:
             return Outcome(None, at, *told)
+
+
+@contextlib.contextmanager
+def taking_turns(lock: Path | None, wait_on: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Share the file `lock` with other processes; the function that it yields waits until this process has it alone.
+
+    A process that waits holds nothing, and calls `wait_on` now and then. None: there are no others.
+    """
+    if lock is None:
+        yield lambda: None
+        return
+    with lock.open("a") as file:
+
+        def take(how: int) -> None:
+            told = time.monotonic()
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    return fcntl.flock(file, how | fcntl.LOCK_NB)
+                if time.monotonic() - told > TELL_S:
+                    told = time.monotonic()
+                    wait_on()
+                time.sleep(POLL_S)
+
+        take(fcntl.LOCK_SH)
+        yield lambda: take(fcntl.LOCK_EX)
 
 
 def _ending(code: int | None) -> str:

@@ -20,11 +20,13 @@ class Compile:
 
     `fresh` says that it had a process of its own; else it was compiled beside its peers, and its seconds depend on the
     order: what the process has compiled before costs less. `shares` names the peer of equal options
-    that was compiled in its place. `beside` is how many others compiled meanwhile.
+    that was compiled in its place. `beside` is how many others compiled when it began. `alone_s` is of an auto: what
+    compiling its winner alone takes where `warm_s` is what the auto takes with its decision and its kernels stored.
     """
 
     cold_s: float | None = None
     warm_s: float | None = None
+    alone_s: float | None = None
     peak_bytes: int | None = None
     kernels: int | None = None
     fresh: bool = False
@@ -37,11 +39,12 @@ class Cell:
     """One peer of one case in one mode: its status, raw samples of both clocks, and what the figures rest on.
 
     `wall_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the other cells of the
-    same `group_id` (one timing process). `device_s` is empty where the device has no events. A cell that did not pass
-    has no samples. `repeats` says by clock, "wall" or "events", how many calls a sample is the mean of; it is empty in
-    older files. `exposed`: launches outlast what covers them, so that `device_s` holds time of the host. `one_cache`:
-    peers shared what they compiled. `decided` is what auto's race came to: winner, options, seconds, and rows of name,
-    status, seconds, compile_s, reason, whom it met, and its speedup over it: low, median, high.
+    same `group_id` (one timing process). `wall_s` is of a loop that holds each result until the next call returns,
+    `dropped_s` of one that drops it at once. `device_s` is empty where the device has no events. A cell that did not
+    pass has no samples. `repeats` says by clock, "wall" or "events", how many calls a sample is the mean of; it is
+    empty in older files. `exposed`: launches outlast what covers them, so that `device_s` holds time of the host.
+    `one_cache`: peers shared what they compiled. `decided` is what auto's race came to: winner, options, seconds, and
+    rows of name, status, seconds, compile_s, reason, whom it met, and its speedup over it: low, median, high.
     """
 
     case: str
@@ -49,12 +52,13 @@ class Cell:
     mode: str
     dtype: str
     peer: str
-    kind: str  # "eager" | "mode" | "template" | "auto" | "hand" | "tvm" | "control"
+    kind: str  # of peers.Kind
     numerics: str  # class whose members may be compared: "bf16", "tf32", "fp8", "frozen", ...
     group_id: str
     status: Status
     reason: str = ""
     wall_s: list[float] = field(default_factory=list)
+    dropped_s: list[float] = field(default_factory=list)
     device_s: list[float] = field(default_factory=list)
     repeats: dict[str, int] = field(default_factory=dict)
     exposed: bool = False

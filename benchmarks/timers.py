@@ -42,7 +42,7 @@ def device_times(
     their samples hold time of the host. On the CPU, which runs what it launches, a sample is read from the clock of
     the process.
     """
-    bench = _Bench(dict(calls), device, l2, failed)
+    bench = _Bench(dict(calls), failed, device, l2)
     for name in calls:
         bench.guard(name, partial(bench.prepare, name, warmup))
     for name in bench.calls:
@@ -93,11 +93,9 @@ class Scratch:
 
 
 @dataclass
-class _Bench:
-    calls: dict[str, Callable[[], object]]
+class _Bench(measure.Calls):
     device: torch.device
     l2: L2
-    failed: Callable[[str, Exception], None] | None
     covers: dict[str, int] = field(default_factory=dict)
     repeats: dict[str, int] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -107,15 +105,6 @@ class _Bench:
         self.scratch = Scratch(self.device)
         self.accelerator = None if self.device.type == "cpu" else torch.get_device_module(self.device)
         self.stream = self.accelerator.current_stream(self.device) if self.accelerator else None
-
-    def guard(self, name: str, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except Exception as error:
-            if self.failed is None:
-                raise
-            del self.calls[name]
-            self.failed(name, error)
 
     def prepare(self, name: str, warmup: int) -> None:
         self.covers[name], self.repeats[name], self.samples[name] = 1, 1, []

@@ -1,73 +1,34 @@
 """One peer in one process: compiled as a user would, counted, checked, and the callable that is timed."""
 
 import contextlib
-import gc
 import os
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs import measure, report
-from backend_kwargs.measure import Accuracy, Status
+from backend_kwargs import report
+from backend_kwargs.harness.isolation import Counted, counted, isolated
+from backend_kwargs.harness.study import tensors_of
+from backend_kwargs.harness.trial import WARM_CALLS, Trial, TrialError, UnavailableError
 from benchmarks import peers
-from benchmarks.peers import Peer, UnavailableError
+from benchmarks.peers import Peer
 from benchmarks.records import Compile
-from benchmarks.study import Study, tensors_of
-
-WARM_CALLS = 3
+from benchmarks.study import CaseStudy
 
 
-@dataclass
-class Trial:
-    """A peer on its way through compiling, checking and timing; `status` is the word of its cell."""
+@dataclass(eq=False)
+class PeerTrial(Trial):
+    """A peer of a case, which compiles with its cache in the folder `cache`; `decided` is what auto chose."""
 
+    study: CaseStudy
     peer: Peer
-    study: Study
     cache: Path
-    status: Status = "pass"
-    reason: str = ""
-    accuracy: Accuracy = field(default_factory=Accuracy)
     compiled: Compile = field(default_factory=Compile)
-    call: Callable[..., Any] = field(init=False)
-    step: Callable[[], object] = field(init=False)
-    own: Callable[..., Any] | None = None
     decided: dict[str, Any] | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Say whether it may be timed."""
-        return self.status == "pass"
-
-    def attempt(self, what: Callable[[], object]) -> None:
-        """Do `what`; a failure becomes the status, and what the peer held is let go."""
-        try:
-            what()
-        except Exception as error:  # noqa: BLE001 - the cell tells it
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """Take the status from an error."""
-        self.end(*(("unavailable", str(error)) if isinstance(error, UnavailableError) else measure.status_of(error)))
-
-    def end(self, status: Status, reason: str) -> None:
-        """Leave the race, and leave nothing behind."""
-        self.status, self.reason = status, reason
-        self.call = self.step = self.model = self.optimizer = self.own = None  # type: ignore[assignment]
-        gc.collect()
-        if self.study.device.type == "cuda":
-            with contextlib.suppress(Exception):  # after a sticky error, which the next call tells
-                torch.cuda.empty_cache()
-
-    def start(self) -> None:
-        """Compile, and check on inputs not seen before."""
-        self.build()
-        self.verify(0)
 
     def build(self) -> None:
         """Compile, and learn what that took."""
@@ -75,41 +36,50 @@ class Trial:
             raise UnavailableError(reason)
         if self.peer.compiles:
             peers.resolved(self.peer)  # raises where this template cannot act here
-        gc.collect()  # what an earlier peer left in cycles would be counted as held, and freed meanwhile
-        held = torch.cuda.memory_allocated(self.study.device) if self.study.device.type == "cuda" else None
-        self.model = self.study.model()
-        self.optimizer = self.study.optimizer(self.model)
-        self.call = self._callable()
-        self.step = self.study.step(self.call, self.model, self.optimizer)
-        self._first_call()
-        # None above what was held: what the process let go meanwhile hides it.
-        self.compiled.peak_bytes = measure.peak_memory(self._warm, self.study.device, held) or None
+        super().build()
+        self.compiled = Compile(cold_s=self.compile_s, peak_bytes=self.peak_bytes)
 
-    def _warm(self) -> None:
-        for _ in range(WARM_CALLS):
-            if self.study.device.type == "cuda":
-                torch.compiler.cudagraph_mark_step_begin()
-            self.step()  # dropped at once: results that are held would count
-
-    def _callable(self) -> Callable[..., Any]:
+    def compile(self, model: Callable[..., Any]) -> tuple[Callable[..., Any], Counted | None]:
+        """Compile as a user would."""
         if self.peer.kind == "graph":
-            return self._replayed()
+            return self._replayed(model), None
         if self.peer.hand:
-            return self._hand(self.peer.hand)
+            return self._hand(self.peer.hand), None
         if not self.peer.compiles:
-            return self.model
+            return model, None
         backend, given = peers.backend_of(self.peer)
-        self.own = _own(self.model)
-        dynamic = True if self.study.problem.sweep else None
-        return torch.compile(self.own, backend=backend, dynamic=dynamic, **given)
+        own, left = counted(backend, **given, dynamic=True if self.study.problem.sweep else None)
+        compiled = isolated(model, backend=own, **left)
+        return (_cloned(compiled) if self.peer.kind == "clone" else compiled), own
 
-    def _replayed(self) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def first_call(self) -> Iterator[None]:
+        """Give it its cache, and demand one graph."""
+        with cache_at(self.cache) if self.counted else contextlib.nullcontext():
+            yield
+        if self.graphs > 1:
+            raise TrialError(f"the graph broke: {self.graphs} graphs. {_break()}".strip())
+        if self.peer.kind == "auto":
+            self.decided = decided(self.subject.call)
+
+    def start(self) -> None:
+        """Compile and check; what compiles again for inputs of the same shapes has no time."""
+        super().start()
+        if self.passed and self.graphs > 1:
+            raise TrialError(f"compiled {self.graphs} times, expected once: it recompiled")
+
+    def check_what_ran(self) -> None:
+        """Check it of what a user would pick: a control is planted to be something else."""
+        if self.peer.kind != "control":
+            super().check_what_ran()
+
+    def _replayed(self, model: Callable[..., Any]) -> Callable[..., Any]:
         graphs: dict[Any, Replayed] = {}  # one for each shape of a sweep
 
         def call(*args: Any) -> Any:
             shapes = tuple(tensor.shape for tensor in tensors_of(args))
             if shapes not in graphs:
-                graphs[shapes] = Replayed(self.model, mutates=self.study.problem.mutates)
+                graphs[shapes] = Replayed(model, mutates=any(name.startswith("input ") for name in self.study.changed))
             return graphs[shapes](*args)
 
         return call
@@ -117,30 +87,10 @@ class Trial:
     def _hand(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         if self.study.mode == "train":
             raise UnavailableError("a kernel alone has nothing to train")
-        args = tensors_of(self.study.problem.args)
-        if self.study.mode == "fwd_bwd" and not any(
-            t.requires_grad for t in tensors_of(kernel(*self.study.problem.args))
-        ):
-            raise UnavailableError(f"its results carry no gradients for {len(args)} arguments")
+        args = self.study.problem.args
+        if self.study.mode == "fwd_bwd" and not any(t.requires_grad for t in tensors_of(kernel(*args))):
+            raise UnavailableError(f"its results carry no gradients for {len(tensors_of(args))} arguments")
         return kernel
-
-    def _first_call(self) -> None:
-        graphs = _graphs()
-        with cache_at(self.cache) if self.peer.compiles else contextlib.nullcontext():
-            started = perf_counter()
-            self.step()
-            measure.synchronize(self.study.device)
-            self.compiled.cold_s = perf_counter() - started if self.peer.compiles else None
-        if self.own is not None:
-            self._check_compiled(_graphs() - graphs)
-        if self.peer.kind == "auto":
-            self.decided = decided(self.call)
-
-    def _check_compiled(self, graphs: int) -> None:
-        if graphs == 0:
-            raise RuntimeError("no graph was compiled: this would run in eager")
-        if graphs > 1:
-            raise RuntimeError(f"the graph broke: {graphs} graphs. {_break()}".strip())
 
     def forget_seconds(self) -> None:
         """Tell no compile time: what a peer found compiled by others is not its own."""
@@ -148,18 +98,6 @@ class Trial:
         if self.decided:
             rows = [[name, status, seconds, None, *rest] for name, status, seconds, _, *rest in self.decided["rows"]]
             self.decided = {**self.decided, "seconds": None, "rows": rows}
-
-    def verify(self, at: int) -> None:
-        """Check the very callable that is timed, on the fresh inputs `at`, and that it has compiled once."""
-        self.accuracy = self.study.verify(self.call, self.model, at, self.optimizer)
-        if not self.accuracy.passed:
-            self.end(self.accuracy.status, self.accuracy.reason)
-        elif self.own is not None and (variants := _variants(self.own)) != 1:
-            raise RuntimeError(f"compiled {variants} times, wanted once: it recompiled, or runs in eager")
-
-    def finish(self) -> None:
-        """Check again after timing, on other inputs."""
-        self.attempt(lambda: self.verify(1))
 
 
 def decided(compiled: Callable[..., Any]) -> dict[str, Any] | None:
@@ -217,26 +155,13 @@ class Replayed:
             self._output = self._fn(*copied)
 
 
-def _own(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with code of its own: of one code object dynamo compiles eight variants, then none."""
+def _cloned(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compiled` with its outputs cloned, as a caller has to who keeps a CUDA graph's result."""
 
-    def forward(*args: Any) -> Any:
-        return model(*args)
+    def call(*args: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, torch.clone, compiled(*args))
 
-    code = forward.__code__.replace(co_name="forward")
-    return types.FunctionType(code, globals(), "forward", None, forward.__closure__)
-
-
-def _variants(own: Callable[..., Any]) -> int:
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-
-    return len(_debug_get_cache_entry_list(own.__code__))
-
-
-def _graphs() -> int:
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
+    return call
 
 
 def _break() -> str:
@@ -270,6 +195,16 @@ def cache_at(folder: Path) -> Iterator[None]:
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         clear_caches()
         forget_process()
+
+
+def restart_workers(folder: Path) -> None:
+    """Start Inductor's compile workers anew, with the cache in `folder`: they would go on filling their first one."""
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+
+    with cache_at(folder):
+        shutdown_compile_workers()
+        AsyncCompile.warm_pool()
+        AsyncCompile.wait_pool_ready()
 
 
 def kernels_per_call(step: Callable[[], object], device: torch.device) -> int | None:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,16 +12,18 @@ from typing import Any, Literal
 import torch
 
 from backend_kwargs import measure
+from backend_kwargs.harness.isolation import start_inductor
+from backend_kwargs.harness.trial import UnavailableError, learn
 from backend_kwargs.measure import Status
 from benchmarks import controls, peers, timers
 from benchmarks.case import Case, Mode
 from benchmarks.ceilings import measure_ceilings
 from benchmarks.controls import BASELINE, Slowed
 from benchmarks.peers import Peer
-from benchmarks.process import Tell
+from benchmarks.process import Tell, taking_turns
 from benchmarks.records import Cell, Compile
-from benchmarks.study import Study
-from benchmarks.trial import Trial, cache_at, kernels_per_call
+from benchmarks.study import CaseStudy
+from benchmarks.trial import PeerTrial, cache_at, kernels_per_call, restart_workers
 
 Clock = Literal["events", "wall"]
 TIMING = "timing"  # the step of a process in which all peers run
@@ -29,9 +31,12 @@ TIMING = "timing"  # the step of a process in which all peers run
 
 @dataclass
 class Timed:
-    """What was timed together: by clock and name seconds per call and calls per sample; on whom the host shows."""
+    """What was timed together: by clock and name seconds per call and calls per sample; on whom the host shows.
 
-    seconds: dict[Clock, dict[str, list[float]]] = field(default_factory=dict)
+    "dropped" is the wall's clock where results are dropped at once.
+    """
+
+    seconds: dict[Clock | Literal["dropped"], dict[str, list[float]]] = field(default_factory=dict)
     repeats: dict[str, dict[Clock, int]] = field(default_factory=dict)
     exposed: set[str] = field(default_factory=set)
     injected: dict[str, float] = field(default_factory=dict)  # the share of work that a control adds
@@ -42,18 +47,19 @@ class Timed:
 
     def of(self, name: str) -> dict[str, Any]:
         """Return a cell's fields."""
-        wall, device = (self.seconds.get(clock, {}).get(name, []) for clock in ("wall", "events"))
-        repeats = dict(self.repeats.get(name, {}))
-        return {"wall_s": wall, "device_s": device, "repeats": repeats, "exposed": name in self.exposed}
+        fields: dict[str, Any] = {"wall_s": "wall", "dropped_s": "dropped", "device_s": "events"}
+        seconds = {field: self.seconds.get(clock, {}).get(name, []) for field, clock in fields.items()}
+        return {**seconds, "repeats": dict(self.repeats.get(name, {})), "exposed": name in self.exposed}
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a compile in a process of its own came to."""
+    """What a compile in a process of its own came to; `decided` is what an auto chose in it."""
 
     compile: Compile = field(default_factory=Compile)
     status: Status = "pass"
     reason: str = ""
+    decided: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ class Job:
 
     `cache` is the folder in which each peer has its own, or which all share where `one_cache` says so. `apart`: peers
     compile in processes of their own first, of which `compiled` tells, by peer; those that failed, or hung before, are
-    not tried again. `extra` are peers beside the table's.
+    not tried again. `extra` are peers beside the table's. `lock` is a file by which this group is timed while no other
+    group compiles or is timed.
     """
 
     case: Case
@@ -81,11 +88,12 @@ class Job:
     extra: tuple[Peer, ...] = ()
     one_cache: bool = False
     apart: bool = False
+    lock: Path | None = None
 
-    def study(self) -> Study:
+    def study(self) -> CaseStudy:
         """Build the case."""
         _settle(self)
-        return Study.of(self.case, self.mode, torch.device(self.device), self.dtype, self.scale)
+        return CaseStudy.of(self.case, self.mode, torch.device(self.device), self.dtype, self.scale)
 
     def peers(self) -> list[Peer]:
         """Return those of the table that are asked for."""
@@ -114,27 +122,34 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
     tell(name)
     study = job.study()
     study.prepare()
-    folder = job.folder(name)
+    peer = next(peer for peer in job.peers() if peer.name == name)
+    folder = job.folder(peer.cache or name)
     if cold:
         shutil.rmtree(folder, ignore_errors=True)
-    peer = next(peer for peer in job.peers() if peer.name == name)
     _start_compilers([peer], job)
-    trial = Trial(peer, study, folder)
+    if peers.uses_inductor(peer):
+        restart_workers(folder)
+    trial = PeerTrial(study, peer, folder)
     trial.attempt(trial.build)
     if trial.passed:
         with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
             trial.compiled.kernels = kernels_per_call(trial.step, study.device)
     made = trial.compiled
     seconds = {"cold_s": made.cold_s} if cold else {"cold_s": None, "warm_s": made.cold_s}
-    return Compiled(dataclasses.replace(made, fresh=True, **seconds), trial.status, trial.reason)
+    return Compiled(dataclasses.replace(made, fresh=True, **seconds), trial.status, trial.reason, trial.decided)
 
 
 def time_group(tell: Tell, job: Job) -> list[Cell]:
     """Compile and check each peer, time all of them in turn on both clocks, check again; return their cells."""
+    with taking_turns(job.lock, partial(tell, TIMING)) as alone:
+        return _time_group(tell, job, alone)
+
+
+def _time_group(tell: Tell, job: Job, alone: Callable[[], None]) -> list[Cell]:
     study = job.study()
     chosen = [*job.peers(), *_hand_written(study, job)]
-    trials = [Trial(peer, study, job.folder(peer.name)) for peer in chosen]
-    _learn(study, trials)
+    trials = [PeerTrial(study, peer, job.folder(peer.name)) for peer in chosen]
+    learn(study, trials)
     _start_compilers([trial.peer for trial in trials if trial.passed], job)
     shares = peers.sharing(chosen)
     for trial in (trial for trial in trials if trial.passed):
@@ -145,37 +160,24 @@ def time_group(tell: Tell, job: Job) -> list[Cell]:
         with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
             trial.compiled = dataclasses.replace(trial.compiled, kernels=kernels_per_call(trial.step, study.device))
     tell(TIMING)
+    alone()
     racing = {trial.peer.name: trial for trial in trials if trial.passed}
     timed = _time(job, racing)
     for trial in racing.values():
         if trial.passed:
-            trial.finish()
+            trial.attempt(trial.finish)
     cells = [_cell(job, trial, timed) for trial in trials]
     baseline = next((cell for cell in cells if cell.peer == BASELINE and cell.passed), None)
     beside = [name for name in timed.names() if name not in racing]
     return cells + ([_control(baseline, name, timed) for name in beside] if baseline else [])
 
 
-def _hand_written(study: Study, job: Job) -> list[Peer]:
+def _hand_written(study: CaseStudy, job: Job) -> list[Peer]:
     found = peers.hand_written(study.problem.peers)
     return [peer for name, peer in found.items() if peers.wanted(name, job.globs)]
 
 
-def _learn(study: Study, trials: list[Trial]) -> None:
-    """Learn what is right; where eager itself is not to be relied on, every peer says so."""
-    try:
-        study.prepare()
-        accuracy = study.learn()
-        ending = ("eager_two_runs_differ", accuracy.reason)
-    except Exception as error:  # noqa: BLE001 - the cells tell it
-        status, reason = measure.status_of(error)
-        ending, accuracy = (status, f"eager failed: {reason}"), None
-    if accuracy is None or not accuracy.passed:
-        for trial in trials:
-            trial.end(*ending)
-
-
-def _start(trial: Trial, job: Job, first: str) -> None:
+def _start(trial: PeerTrial, job: Job, first: str) -> None:
     made = job.compiled.get(trial.peer.name) or job.compiled.get(first)
     if made is not None and made.status != "pass":
         trial.end(made.status, made.reason)
@@ -191,7 +193,7 @@ def _start(trial: Trial, job: Job, first: str) -> None:
         measure.synchronize(trial.study.device)
 
 
-def _share(trials: list[Trial], shares: Mapping[str, str]) -> None:
+def _share(trials: list[PeerTrial], shares: Mapping[str, str]) -> None:
     made = {trial.peer.name: trial.compiled for trial in trials}
     for trial in trials:
         if (first := shares[trial.peer.name]) != trial.peer.name and trial.passed:
@@ -201,15 +203,11 @@ def _share(trials: list[Trial], shares: Mapping[str, str]) -> None:
 def _start_compilers(chosen: list[Peer], job: Job) -> None:
     """Pay once, on no peer's clock, for what Inductor starts: its compile processes, its headers."""
     if any(map(peers.uses_inductor, chosen)):
-        with cache_at(job.cache.parent / "start"), torch.no_grad():
-            torch.compile(_add_one)(torch.ones(8, device=job.device))
+        with cache_at(job.cache.parent / "start"):
+            start_inductor(torch.device(job.device))
 
 
-def _add_one(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-def _time(job: Job, racing: Mapping[str, Trial]) -> Timed:
+def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
     """Time on each clock, with the baseline's controls; a peer that fails meanwhile leaves both."""
     device = torch.device(job.device)
     calls = {name: trial.step for name, trial in racing.items()}
@@ -232,6 +230,8 @@ def _time(job: Job, racing: Mapping[str, Trial]) -> Timed:
     if "wall" in job.clocks or device.type == "cpu":
         timed.seconds["wall"] = measure.interleave(calls, repeated=partial(repeated, "wall"), **told)
         calls = {name: call for name, call in calls.items() if name in timed.seconds["wall"]}
+        timed.seconds["dropped"] = measure.interleave(calls, hold=False, **told)
+        calls = {name: call for name, call in calls.items() if name in timed.seconds["dropped"]}
     if events:
         timed.seconds["events"] = timers.device_times(
             calls, l2=job.l2, repeated=partial(repeated, "events"), exposed=timed.exposed.add, **told
@@ -239,7 +239,7 @@ def _time(job: Job, racing: Mapping[str, Trial]) -> Timed:
     return timed
 
 
-def _cell(job: Job, trial: Trial, timed: Timed) -> Cell:
+def _cell(job: Job, trial: PeerTrial, timed: Timed) -> Cell:
     study, peer = trial.study, trial.peer
     work = study.problem.work if job.mode == job.case.modes[0] else None
     figures = ("rmse", "reference_rmse", "max_error", "cosine")
@@ -260,25 +260,25 @@ def _cell(job: Job, trial: Trial, timed: Timed) -> Cell:
         one_cache=job.one_cache,
         compile=trial.compiled,
         run=job.run,
-        accuracy={name: getattr(trial.accuracy, name) for name in figures},
+        accuracy={name: getattr(trial.accuracy, name, None) for name in figures},
         work=dataclasses.asdict(work) if work else None,
         options=_options(peer),
         decided=trial.decided,
     )
 
 
-def _numerics(trial: Trial) -> str:
+def _numerics(trial: PeerTrial) -> str:
     study = trial.study
     try:
         return peers.numerics(trial.peer, study.unit, module=isinstance(study.problem.fn, torch.nn.Module))
-    except peers.UnavailableError:
+    except UnavailableError:
         return study.unit
 
 
 def _options(peer: Peer) -> dict[str, Any]:
     try:
         return peers.resolved(peer) if peer.compiles else {}
-    except peers.UnavailableError:
+    except UnavailableError:
         return {}
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -161,6 +162,12 @@ def test_the_call_wins():
         pytest.param(nothing, {"a": 1}, "has no option 'a'; it takes none.", id="takes-none"),
         pytest.param(unnameable, {"level": 1}, "has no option 'level'; it takes none.", id="positional-only"),
         pytest.param(with_mode, {"a": 1}, "has no option 'a'; it takes mode.", id="takes-mode"),
+        pytest.param(
+            mapping,
+            {"mode": "fast"},
+            "has no option 'mode'; it takes level, anything in `options`.",
+            id="a-mode-is-no-option",
+        ),
         pytest.param(required, {"name": "x"}, "needs a value for 'level'.", id="required"),
         pytest.param(required, {}, "needs a value for 'level', 'name'.", id="required-both"),
         pytest.param(named, {"level": "2"}, ": option 'level' wants int, got '2' (str).", id="type"),
@@ -284,6 +291,8 @@ def test_every_backend_of_dynamo(name):
     """Each backend that dynamo lists can be made, equals itself, and is spelled as dynamo does."""
     if name in ("tvm", "tmpl-tvm") and unfit():
         pytest.skip(f"no TVM: {unfit()}")
+    if "openvino" in name and not find_spec("openvino"):
+        pytest.skip("no OpenVINO")
     given = REQUIRED.get(name, {})
     backend = bk.make_backend(name, given)
     assert (backend, backend.spec) == (bk.make_backend(name, given), name)

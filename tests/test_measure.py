@@ -1,6 +1,9 @@
 """Timing, statistics and memory; what became of a call, and where."""
 
+import random
+import statistics
 import time
+import weakref
 from collections import Counter
 from itertools import combinations, pairwise
 from subprocess import CalledProcessError
@@ -62,6 +65,16 @@ def test_noise_floor_is_symmetric_about_one(one, other):
     floor = measure.noise_floor(Interval((low + high) / 2, low, high))
     assert floor.low <= 1 <= floor.high
     assert floor.low * floor.high == pytest.approx(1)
+
+
+def test_interval_is_the_bootstraps():
+    """The interval is that of medians of resamples, also of an even number of samples."""
+    samples, draw = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], random.Random(0)
+    medians = [statistics.median(draw.choices(samples, k=len(samples))) for _ in range(20_000)]
+    found = measure.median_interval(samples)
+    assert (found.low, found.high) == pytest.approx(
+        (measure.percentile(medians, 0.025), measure.percentile(medians, 0.975))
+    )
 
 
 def test_statistics_leave_the_random_state():
@@ -134,7 +147,7 @@ def test_threefold_work_is_seen(clock):
 @pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
 def test_short_calls_are_repeated_and_divided(clock, cost):
     """A sample of a short call lasts a millisecond, a few at most, and says the time of one call."""
-    race = measure._Race({"short": lambda: clock.passes(cost)}, CPU, None)
+    race = measure._Race({"short": lambda: clock.passes(cost)}, None, CPU, True)
     race.prepare("short", warmup=0)
     clock.now, clock.calls = 0.0, 0
     race.sample("short")
@@ -148,6 +161,30 @@ def test_a_long_call_is_a_sample(clock):
     samples = interleave({"long": lambda: clock.passes(0.002)}, rounds=4, device=CPU, warmup=3)
     assert samples["long"] == pytest.approx([0.002] * 4)
     assert clock.calls == 3 + 1 + 4  # warm-up, finding the repeats, rounds
+
+
+@pytest.mark.parametrize(("hold", "alive"), [pytest.param(True, 1, id="held"), pytest.param(False, 0, id="dropped")])
+@pytest.mark.parametrize("seconds", [pytest.param(1e-5, id="repeated"), pytest.param(2e-3, id="one-call")])
+def test_a_result_is_held_until_the_next_call_returns(clock, hold, alive, seconds):
+    """Every timed call runs while the result of the call before it is alive, unless results are dropped."""
+    results, seen = weakref.WeakSet(), []
+
+    def call():
+        clock.passes(seconds)
+        seen.append(len(results))
+        made = torch.zeros(1)
+        results.add(made)
+        return made
+
+    interleave({"loop": call, "other": lambda: clock.passes(1e-3)}, rounds=3, device=CPU, warmup=1, hold=hold)
+    assert set(seen[1:]) == {alive}
+
+
+def test_device_seconds_on_a_cpu_are_the_least_of_three():
+    """After a call that warms up, three are timed: what another process disturbs is left out."""
+    naps = iter([0.1, 0.03, 0.01, 0.03])
+    assert 0.01 <= measure.device_seconds(lambda: time.sleep(next(naps)), CPU) < 0.03
+    assert not [*naps]
 
 
 def test_time_is_wall_time():
@@ -253,6 +290,18 @@ def test_peak_memory_forgets_earlier_peaks():
     if found is None:
         pytest.skip("this system does not let a process reset its peak")
     assert found < 20e6
+
+
+def test_peak_memory_sees_what_reuses_freed_memory():
+    """Memory that the process has freed, and its heap has kept, counts when a call takes it again."""
+    blocks = [torch.ones(16_000) for _ in range(1000)]  # of 64 KB, which come from the heap
+    last = blocks.pop()
+    blocks.clear()
+    found = measure.peak_memory(lambda: [torch.ones(16_000) for _ in range(1000)], CPU)
+    if found is None:
+        pytest.skip("this system does not let a process reset its peak")
+    assert found > 50e6
+    assert last.numel()
 
 
 # ---- failures and places

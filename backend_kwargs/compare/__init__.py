@@ -1,19 +1,22 @@
 """One model under several backends: each compiled for itself, checked, and timed against the others in turn."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
 from backend_kwargs.compare.drawing import plot
-from backend_kwargs.compare.isolation import undisturbed
 from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, Row, fastest, to_json
-from backend_kwargs.compare.study import Inputs, Study, tensors
-from backend_kwargs.compare.trial import Trial, warm_up
+from backend_kwargs.compare.trial import CandidateTrial
 from backend_kwargs.errors import BackendKwargsError, said, unknown, wrong_value
+from backend_kwargs.harness.isolation import room_to_compile, start_inductor
+from backend_kwargs.harness.study import Inputs, Study, move, tensors_of
+from backend_kwargs.harness.trial import learn
 from backend_kwargs.measure import Interval
 
 __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_json"]
@@ -23,6 +26,7 @@ COMPILE_NOTES = {
     True: "Compile seconds are the first call, with an empty Inductor cache for each candidate.",
     False: "Compile seconds are the first call, with Inductor's cache as it was found: see each row's cache.",
 }
+NO_DROPOUT = "Dropout is off: Inductor draws other masks than eager, which cannot be compared."
 
 
 def compare(
@@ -36,13 +40,15 @@ def compare(
     baseline: str | None = None,
     budget_s: float | None = None,
     cold: bool = True,
+    tolerance: float | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compile `model` under each candidate, check its numbers before and after timing, and time all of them in turn.
 
     `example_inputs` is a tensor, a sequence of positional or a mapping of keyword arguments. In "training" a call is
     forward and backward, with random cotangents; gradients and changed buffers are checked too. The model is copied
-    and comes back untouched. The baseline is the candidate so labelled, else eager, else the first that passes.
+    and comes back untouched. The baseline is the candidate so labelled, else eager, else the first with right numbers.
+    `tolerance` of numbers is absolute and relative; None is 1e-3, in training 1e-2. Wrong numbers are timed too.
     `budget_s` bounds the timing alone. `cold` gives each candidate an empty Inductor cache: else a peer that shares
     kernels with an earlier one, or an earlier run, seems to compile for nothing. `progress(label, stage, fraction)`
     hears the stages "reference", "compile", "compiled", "timing".
@@ -54,33 +60,81 @@ def compare(
     A candidate's failure becomes its row. Raises BackendKwargsError for wrong arguments, a device that cannot be used
     here, or a model that cannot be copied.
     """
-    _check_arguments(candidates, mode, rounds, baseline)
+    _check_arguments(candidates, mode, rounds, baseline, tolerance)
     wanted = _usable(device) if device is not None else None
     say = progress or _silence
     inputs = _arguments(example_inputs)
     place = wanted or _device_of(model, inputs)
-    with undisturbed(place, training=mode == "training"):
-        study = Study.of(model, inputs, mode, place)
-        trials = [Trial(candidate, Row(candidate.label, _shown(candidate))) for candidate in candidates]
+    training = mode == "training"
+    with _undisturbed(place, training=training):
+        study, notes = _study(model, inputs, place, training=training)
+        study.tolerance = tolerance
+        trials = [CandidateTrial(study, candidate, cold) for candidate in candidates]
         say("eager", "reference", 0.0)
-        study.settle([trial.row for trial in trials])
-        warm_up(trials, place)
+        learn(study, trials)
+        _warm_up(trials, place)
         for done, trial in enumerate(trials, 1):
-            if trial.row.passed:
+            if trial.passed:
                 fraction = done / (len(trials) + 2)
-                say(trial.row.label, "compile", fraction)
-                trial.attempt(partial(trial.start, study, cold=cold))
-                say(trial.row.label, "compiled", fraction)
-        noise, chosen = _time(study, trials, rounds, baseline, budget_s, say)
+                say(trial.label, "compile", fraction)
+                trial.attempt(trial.start)
+                say(trial.label, "compiled", fraction)
+        samples, first = _time(study, trials, rounds, baseline, budget_s, say)
     environment = measure.environment(place) | {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)}
-    return Comparison([t.row for t in trials], environment, noise, chosen, mode, [COMPILE_NOTES[cold], *study.notes])
+    rows = [trial.row(samples.get(trial.label)) for trial in trials]
+    noise = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else None
+    return Comparison(rows, environment, noise, first.label if first else None, mode, [COMPILE_NOTES[cold], *notes])
+
+
+@contextlib.contextmanager
+def _undisturbed(device: torch.device, *, training: bool) -> Iterator[None]:
+    """Keep random states, grad mode and dynamo's config as they were."""
+    seeded = [] if device.type == "cpu" else [device]
+    kind = "cuda" if device.type == "cpu" else device.type
+    with torch.random.fork_rng(seeded, device_type=kind), torch.set_grad_enabled(training), room_to_compile():
+        yield
+
+
+def _study(
+    model: Callable[..., Any], inputs: Inputs, device: torch.device, *, training: bool
+) -> tuple[Study, list[str]]:
+    """Return the study of a copy on `device`, with notes; raise BackendKwargsError where they cannot be copied."""
+    try:
+        model, inputs = copy.deepcopy((model, inputs))
+    except Exception as error:
+        reason = measure.status_of(error)[1]
+        raise BackendKwargsError(f"compare copies the model and its inputs, which fails here: {reason}") from error
+    inputs = pytree.tree_map(partial(_moved, device=device), inputs)
+    notes = [NO_DROPOUT] if move(model, device, training=training) else []
+    held = [*(model.parameters() if isinstance(model, torch.nn.Module) else ()), *tensors_of(inputs)]
+    dtypes = [tensor.dtype for tensor in held if tensor.is_floating_point()]
+    dtype = min(dtypes, key=lambda dtype: dtype.itemsize, default=None)
+    return Study(model, inputs, "fwd_bwd" if training else "fwd", device, dtype), notes
+
+
+def _moved(leaf: Any, device: torch.device) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.device == device:
+        return leaf
+    return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
+
+
+def _warm_up(trials: list[CandidateTrial], device: torch.device) -> None:
+    """Pay once, on no candidate's clock, for the imports and for what Inductor starts."""
+    import torch._dynamo
+    import torch._inductor.compile_fx  # noqa: F401
+
+    backends = [trial.candidate.backend for trial in trials if trial.passed]
+    if any("inductor" in f"{backend!r} {getattr(backend, 'compiler_name', '')}" for backend in backends):
+        start_inductor(device)
 
 
 def _silence(label: str, stage: str, fraction: float) -> None:
     pass
 
 
-def _check_arguments(candidates: Sequence[Candidate], mode: str, rounds: int, baseline: str | None) -> None:
+def _check_arguments(
+    candidates: Sequence[Candidate], mode: str, rounds: int, baseline: str | None, tolerance: float | None
+) -> None:
     labels = [candidate.label for candidate in candidates]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
@@ -89,6 +143,8 @@ def _check_arguments(candidates: Sequence[Candidate], mode: str, rounds: int, ba
         raise wrong_value("mode", "'inference' or 'training'", mode)
     if not isinstance(rounds, int) or rounds < 1:
         raise wrong_value("rounds", "a whole number of at least 1", rounds)
+    if tolerance is not None and not tolerance > 0:
+        raise wrong_value("tolerance", "a number above 0", tolerance)
     if baseline is not None and baseline not in labels:
         raise unknown("baseline", baseline, labels, otherwise="It is the label of one of the candidates.")
 
@@ -114,54 +170,53 @@ def _usable(device: str | torch.device) -> torch.device:
 
 def _device_of(model: Callable[..., Any], inputs: Inputs) -> torch.device:
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
-    return next((tensor.device for tensor in [*parameters, *tensors(inputs)]), torch.device("cpu"))
-
-
-def _shown(candidate: Candidate) -> str:
-    if candidate.backend is None or isinstance(candidate.backend, str):
-        return candidate.backend or "eager"
-    if inspect.isfunction(candidate.backend):
-        return f"{candidate.backend.__module__}:{candidate.backend.__qualname__}"
-    return repr(candidate.backend)
+    return next((tensor.device for tensor in [*parameters, *tensors_of(inputs)]), torch.device("cpu"))
 
 
 def _time(
-    study: Study, trials: list[Trial], rounds: int, baseline: str | None, budget_s: float | None, say: Progress
-) -> tuple[Interval | None, str | None]:
-    racing = {trial.row.label: trial for trial in trials if trial.row.passed}
-    first = _baseline(list(racing.values()), baseline)
+    study: Study,
+    trials: list[CandidateTrial],
+    rounds: int,
+    baseline: str | None,
+    budget_s: float | None,
+    say: Progress,
+) -> tuple[dict[str, list[float]], CandidateTrial | None]:
+    """Return the samples of each label, and the baseline that ran beside them."""
+    racing = {trial.label: trial for trial in trials if trial.passed}
+    first = _baseline(trials, baseline)
     if first is None:
-        return None, None
-    calls = {label: trial.step for label, trial in racing.items()} | {AGAIN: first.step}
+        return {}, None
     start = 1 - 1 / (len(trials) + 2)
     say("", "timing", start)
     samples = measure.interleave(
-        calls,
+        {label: trial.step for label, trial in racing.items()} | {AGAIN: first.step},
         rounds=rounds,
         device=study.device,
         budget_s=budget_s,
         progress=lambda fraction: say("", "timing", start + fraction * (1 - start)),
-        failed=lambda label, error: (first if label == AGAIN else racing[label]).failed(error),
+        failed=lambda label, error: (first if label == AGAIN else racing[label]).fail(error),
     )
-    for label, trial in racing.items():
-        if label in samples:
-            trial.attempt(partial(trial.finish, study, samples[label]))
-    if not first.row.passed:
-        # Ratios need a baseline that ran beside: the others race again without it.
-        return _time(study, trials, rounds, baseline, budget_s, say)
-    return _judge_speed(first, list(racing.values()), samples[AGAIN])
+    for trial in racing.values():
+        if trial.passed:
+            trial.attempt(trial.finish)
+    # Ratios need a baseline that ran beside: where it failed, the others race again without it.
+    if _baseline(trials, baseline) is first:
+        return samples, first
+    return _time(study, trials, rounds, baseline, budget_s, say)
 
 
-def _baseline(racing: list[Trial], wanted: str | None) -> Trial | None:
+def _baseline(trials: list[CandidateTrial], wanted: str | None) -> CandidateTrial | None:
+    timed = [trial for trial in trials if trial.passed]
+    racing = [trial for trial in timed if trial.status != "fail_accuracy"] or timed
     eager = (trial for trial in racing if trial.candidate.backend is None)
-    named = (trial for trial in racing if trial.row.label == wanted)
+    named = (trial for trial in racing if trial.label == wanted)
     return next(named, None) or next(eager, None) or next(iter(racing), None)
 
 
-def _judge_speed(first: Trial, racing: list[Trial], again: list[float]) -> tuple[Interval, str]:
-    noise = measure.noise_floor(measure.ratio_interval(first.row.samples, again))
-    for row in (trial.row for trial in racing if trial.row.passed):
-        row.speedup = measure.ratio_interval(first.row.samples, row.samples)
+def _judge_speed(first: Row, rows: list[Row], again: list[float]) -> Interval:
+    noise = measure.noise_floor(measure.ratio_interval(first.samples, again))
+    for row in (row for row in rows if row.latency):
+        row.speedup = measure.ratio_interval(first.samples, row.samples)
         row.verdict = "within noise" if measure.within_noise(row.speedup, noise) else ""
-    first.row.verdict = "baseline"
-    return noise, first.row.label
+    first.verdict = "baseline"
+    return noise

@@ -4,6 +4,7 @@ import copy
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import DictGetItemSource, UnspecializedParamBufferSource
 from torch._guards import Source, TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -32,6 +34,20 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
     if frozen_gm is gm:
         return compile_gm(gm, example_inputs)
     return _taking_all_inputs(compile_gm(frozen_gm, [example_inputs[i] for i in kept]), kept)
+
+
+def noting_constants(inner_compile: Callable[..., Any], constants: list[torch.Tensor]) -> Callable[..., Any]:
+    """Add to `constants` what a frozen graph returns as it is: the same memory at each call."""
+
+    def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        sources = [
+            _root(node, lambda node: getattr(node.target, "is_view", False))
+            for node in gm.graph.output_node().all_input_nodes
+        ]
+        constants.extend(attrgetter(str(node.target))(gm) for node in sources if node.op == "get_attr")
+        return inner_compile(gm, example_inputs, **kwargs)
+
+    return compile_one
 
 
 def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
@@ -76,16 +92,25 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
     sharing = defaultdict(list)
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
         if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided:
-            sharing[value.untyped_storage()._cdata].append(node)
-    return any(len(nodes) > 1 and any(map(may_be_written, nodes)) for nodes in sharing.values())
+            sharing[value.untyped_storage()._cdata].append((node, value))
+    return any(len(shared) > 1 and _any_written(shared) for shared in sharing.values())
 
 
-def may_be_written(placeholder: Node) -> bool:
-    """Tell whether the graph may change this input in place."""
+def _any_written(shared: Sequence[tuple[Node, torch.Tensor]]) -> bool:
+    mode = FakeTensorMode()
+    fresh = [mode.from_tensor(value) for _, value in shared]  # all alive, so that they share memory too
+    return any(may_be_written(node, fake._version) for (node, _), fake in zip(shared, fresh, strict=True))
+
+
+def may_be_written(placeholder: Node, version: int = 0) -> bool:
+    """Tell whether the graph may change this input in place.
+
+    `version` is that of a new fake of the input: above 0 where one of another input has the same memory.
+    """
     # Dynamo has run the graph on this fake tensor, and an in-place operator counts up its version. Inference tensors
     # have no version, and a higher-order operator (a Triton kernel) may write without counting.
     fake = placeholder.meta.get("example_value")
-    if not isinstance(fake, torch.Tensor) or fake.is_inference() or fake._version > 0:
+    if not isinstance(fake, torch.Tensor) or fake.is_inference() or fake._version > version:
         return True
     return any(isinstance(user.target, torch._ops.HigherOrderOperator) for user in placeholder.users)
 
@@ -96,8 +121,9 @@ def lends_its_data(placeholder: Node) -> bool:
     return any(_root(node) is placeholder for node in taken)
 
 
-def _root(node: Node) -> Node:
-    while node.args and isinstance(node.args[0], Node):
+def _root(node: Node, passes: Callable[[Node], bool] = lambda node: True) -> Node:
+    """Follow first arguments for as long as `passes` holds."""
+    while node.args and isinstance(node.args[0], Node) and passes(node):
         node = node.args[0]
     return node
 

@@ -17,6 +17,13 @@ def compiled_graphs(compiled: Callable[..., Any] | None) -> list[Any]:
     return [each for each in _held(compiled) if isinstance(each, CompiledFxGraph)]
 
 
+def autograd_functions(compiled: Callable[..., Any]) -> list[type[Any]]:
+    """Return the autograd functions that AOTAutograd made for what `compile_fx` returned; each belongs to it alone."""
+    import torch
+
+    return [each for each in _held(compiled) if isinstance(each, type) and issubclass(each, torch.autograd.Function)]
+
+
 def comparable(source: str) -> str:
     """Return generated code without what differs between equal codes."""
     return COMMENT.sub("", source)

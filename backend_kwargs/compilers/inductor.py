@@ -27,7 +27,12 @@ OWN: Mapping[str, Option] = MappingProxyType(
         option.name: option
         for option in (
             Option("strict", bool, False, "raise where a template cannot act here, in place of falling back"),
-            Option("clone_outputs", bool, False, "copy outputs that the next replay of a CUDA graph would overwrite"),
+            Option(
+                "clone_outputs",
+                bool | None,
+                None,
+                "copy results that the next replay of a CUDA graph would overwrite; None: only under auto",
+            ),
             Option("use_aoti", bool, False, "compile ahead of time: for torch.compile(...).aot_compile()"),
         )
     }
@@ -59,6 +64,9 @@ class InductorCompiler:
     def options(self) -> Mapping[str, Option]:
         return {**OWN, **dict(sorted(inductor_options().items()))}
 
+    def unchecked(self) -> str:
+        return ""
+
     def template(self, name: str) -> Layer:
         template = find_template(name)
         known = {key: value for key, value in template.where_known.items() if key in inductor_options()}
@@ -79,7 +87,7 @@ class InductorCompiler:
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         if options.get("use_aoti") and options.get("freezing"):
             raise BackendKwargsError("Options 'use_aoti' and 'freezing' do not go together; leave one out.")
-        if options.get("clone_outputs") and not options.get("triton.cudagraph_trees", True):
+        if _clones(options) and not options.get("triton.cudagraph_trees", True):
             raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
         check_candidates(options.get("candidates") or ())
         for name in templates:
@@ -102,7 +110,7 @@ class InductorCompiler:
             return self._compile_fastest(gm, example_inputs, options, name)
         step = _compile_frozen if options.get("freezing") else _compile
         compiled = step(gm, example_inputs, options, name)
-        if not options.get("clone_outputs"):
+        if not (options.get("clone_outputs") and _records(options)):
             return compiled
         from backend_kwargs.compilers.outputs import with_independent_outputs
 
@@ -118,7 +126,7 @@ class InductorCompiler:
         tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.inert, fixed)
 
         def compile_one(gm: Any, inputs: Sequence[Any], candidate: Mapping[str, Any]) -> Callable[..., Any]:
-            return self.compile(gm, inputs, {**candidate, **fixed}, name)
+            return self.compile(gm, inputs, {**candidate, **fixed, "clone_outputs": _clones(options)}, name)
 
         return compile_fastest(Request(gm, example_inputs, auto.Settings.of(options), compile_one, tools))
 
@@ -136,6 +144,18 @@ class InductorCompiler:
                 )
         known = [(self.option(name), value) for name, value in options.items()]
         return {o.name: copied(check(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
+
+
+def _clones(options: Mapping[str, Any]) -> bool:
+    asked = options.get("clone_outputs")
+    return bool(options.get("auto") if asked is None else asked)
+
+
+def _records(options: Mapping[str, Any]) -> bool:
+    """Tell whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
+    from torch._inductor import config
+
+    return bool(options.get("triton.cudagraphs", config.triton.cudagraphs))
 
 
 def _of(source: str) -> str:
@@ -204,10 +224,20 @@ def _compile(
         with found_by_inductor(here.nvcc) if asks_for_cutlass(wrapper.config, here) else nullcontext():
             return wrapper(gm, example_inputs)  # type: ignore[no-any-return]
     inner_compile = _inner_compile(wrapper.config, here, strict=bool(options.get("strict")))
+    constants: list[Any] = []
+    if options.get("freezing"):
+        from backend_kwargs.compilers.freezing import noting_constants
+
+        inner_compile = noting_constants(inner_compile, constants)
     # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
-    return compile_fx(  # type: ignore[return-value]
+    compiled: Any = compile_fx(
         gm, example_inputs, inner_compile, config_patches=wrapper.config, **_region(compile_fx, name)
     )
+    if not constants:
+        return compiled  # type: ignore[no-any-return]
+    from backend_kwargs.compilers.outputs import with_copies_of
+
+    return with_copies_of(compiled, constants)
 
 
 @cache

@@ -35,7 +35,7 @@ def adamw_case(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
     how = IMPLEMENTATION["cuda" if device.type == "cuda" else "cpu"]
     fused = {"fused": True, "capturable": device.type == "cuda"}
     args = (params, grads, averages, squares, steps)
-    return Problem(partial(step, **how), args, work, {"adamw_fused": partial(step, **fused)}, mutates=True)
+    return Problem(partial(step, **how), args, work, {"adamw_fused": partial(step, **fused)})
 
 
 CASES: tuple[Case, ...] = (

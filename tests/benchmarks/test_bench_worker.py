@@ -11,11 +11,12 @@ import torch
 from tiny_cases import DOUBLE, MUTATING, NOISY, SEVERAL, SWEEP, TRAINED
 
 from backend_kwargs import make_backend, measure
+from backend_kwargs.harness.isolation import isolated
 from benchmarks import timers, worker
 from benchmarks.peers import Peer
 from benchmarks.records import AGAIN
-from benchmarks.study import Study
-from benchmarks.trial import _own, cache_at, decided
+from benchmarks.study import CaseStudy
+from benchmarks.trial import cache_at, decided, restart_workers
 from benchmarks.worker import compile_peer
 
 QUICK = Peer("auto", "auto", "tmpl-inductor:auto", options={"candidates": []})
@@ -50,7 +51,7 @@ def test_mutated_arguments_are_checked(timed):
     assert cells["hand:same"].status == "pass"
     assert (cells["hand:forgets"].status, cells["hand:forgets"].reason.partition(":")[0]) == (
         "fail_accuracy",
-        "arguments[0]",
+        "state['input 0']",
     )
 
 
@@ -82,7 +83,7 @@ def test_what_is_decided_is_the_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "mine"))
 
     def seconds(place):
-        compiled = torch.compile(_own(tiny_cases.several), backend=make_backend(QUICK.backend, QUICK.options))
+        compiled = isolated(tiny_cases.several, backend=make_backend(QUICK.backend, QUICK.options))
         with place:
             compiled(torch.ones(1024, 1024))
         return decided(compiled)["seconds"]
@@ -95,8 +96,8 @@ def test_what_is_decided_is_the_folders(tmp_path, monkeypatch):
 def test_arguments_that_calls_change_are_not_copied(timed, monkeypatch):
     """All peers change the same ones while they are timed: a copy for each would fill a GPU."""
     steps = []
-    make = Study.step
-    monkeypatch.setattr(Study, "step", lambda *args: steps.append(make(*args)) or steps[-1])
+    make = CaseStudy.step
+    monkeypatch.setattr(CaseStudy, "step", lambda *args: steps.append(make(*args)) or steps[-1])
     timed(MUTATING, ("eager", "hand:same"))
     assert len({step.args[0].data_ptr() for step in steps}) == 1
 
@@ -186,12 +187,19 @@ def recompiles(x):
     return x * 2 + 0 * len(tiny_cases.turn)
 
 
+disabled = torch._dynamo.disable(lambda x: x * 2)
+
+
+def hides(x):
+    return disabled(x)
+
+
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
-        pytest.param(breaks, "RuntimeError: the graph broke: 2 graphs. ", id="break"),
-        pytest.param(recompiles, "RuntimeError: compiled ", id="recompile"),
-        pytest.param(torch._dynamo.disable(lambda x: x * 2), "RuntimeError: the graph broke", id="eager"),
+        pytest.param(breaks, "the graph broke: 2 graphs. ", id="break"),
+        pytest.param(recompiles, "compiled ", id="recompile"),
+        pytest.param(hides, "no graph reached the backend", id="eager"),
     ],
 )
 def test_what_does_not_stay_one_graph_fails(timed, fn, reason):
@@ -205,7 +213,7 @@ def test_what_does_not_stay_one_graph_fails(timed, fn, reason):
     case = type(DOUBLE)("planted", "tiny", planted, dtype=torch.float32)
     cell = timed(case, ("eager",), extra=(Peer("compiled", "control", "eager"),))["compiled"]
     assert (cell.status, cell.wall_s) == ("fail_to_run", [])
-    assert cell.reason.startswith(reason) or (fn is not breaks and fn is not recompiles), cell.reason
+    assert cell.reason.startswith(reason)
 
 
 def test_nine_peers_each_compile(timed):
@@ -240,3 +248,18 @@ def test_compile_in_a_process_of_its_own(job):
     assert (cold.status, cold.compile.fresh, cold.compile.warm_s, warm.compile.cold_s) == ("pass", True, None, None)
     assert cold.compile.cold_s > 0
     assert warm.compile.warm_s > 0
+
+
+def test_compile_workers_begin_with_the_cache_to_fill(tmp_path):
+    """Workers that were started before would go on with theirs."""
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+    try:
+        for name in ("one", "two"):
+            restart_workers(tmp_path / name)
+            pool = AsyncCompile.process_pool()
+            assert isinstance(pool, SubprocPool)
+            assert pool.submit(os.getenv, "TORCHINDUCTOR_CACHE_DIR").result(60) == str(tmp_path / name)
+    finally:
+        shutdown_compile_workers()

@@ -66,7 +66,7 @@ def build_faulty(device, dtype, scale):
 
 def build_mutating(device, dtype, scale):
     peers = {"same": lambda x: x.mul_(3), "forgets": forget_to_scale}
-    return Problem(scale_in_place, _args(device, dtype), None, peers, mutates=True)
+    return Problem(scale_in_place, _args(device, dtype), None, peers)
 
 
 def build_several(device, dtype, scale):

@@ -2,11 +2,16 @@
 
 import copy
 import gc
+import math
 import os
+import random
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,30 +30,46 @@ from backend_kwargs.compilers.freezing import copy_of_graph, lends_its_data, may
 
 SEED = 0
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+ALIGNMENT = 64  # bytes, of which Inductor asks for 16
 LIBDEVICE = "TRITON_LIBDEVICE_PATH"
 
 
 @contextmanager
-def apart(gm: GraphModule) -> Iterator[None]:
+def apart(gm: GraphModule) -> Iterator[Callable[[], None]]:
     """Put back what compiling and running other versions of `gm` changes in torch.
 
-    What AOTAutograd leaves in the tracing context, guards, what the shape environment learned, random generators, and
-    the CUDA-graph trees: candidates grow trees of their own, and those of other models stay as they are.
+    That is what AOTAutograd leaves in the tracing context, guards, what the shape environment learned, random
+    generators, and the CUDA-graph trees: candidates grow trees of their own, and those of other models stay as they
+    are. Yields the function to call before each call of a candidate, as dynamo would.
     """
     context = TracingContext.try_get()
     fake_mode = context.fake_mode if context else None
+    devices = _cuda_devices()
     with ExitStack() as stack:
-        stack.enter_context(_own_garbage())
-        stack.enter_context(_own_metrics())
+        _keep_garbage(stack)
+        # dynamo counts one compile at a time; a backward graph that a candidate's first run compiles would be a second.
+        stack.callback(setattr, _metrics_context_tls, "metrics_context", get_metrics_context())
+        _metrics_context_tls.metrics_context = MetricsContext(on_exit=lambda *_: None)
         stack.enter_context(_unpacked())
         # Compiled at its first run, a backward graph would wait in autograd's thread for the lock that this one holds.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
-        stack.enter_context(_shape_env_kept(getattr(fake_mode, "shape_env", None)))
+        _keep_shape_env(stack, getattr(fake_mode, "shape_env", None))
         stack.enter_context(tracing(_twin(context)) if context else nullcontext())
-        devices = _cuda_devices()
         stack.enter_context(torch.random.fork_rng(devices=devices))
-        stack.enter_context(_own_cudagraph_trees() if devices else nullcontext())
-        yield
+        stack.callback(random.setstate, random.getstate())
+        if numpy := sys.modules.get("numpy"):
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
+        yield _own_cudagraph_trees(stack, devices) if devices else _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
+def restored_by(stack: ExitStack, undo: Callable[[], object]) -> None:
+    """Have `stack` call `undo`, which may run more than once, also where a Ctrl-C ends its first run."""
+    stack.callback(undo)
+    stack.callback(undo)
 
 
 def _unpacked() -> AbstractContextManager[None]:
@@ -58,33 +79,36 @@ def _unpacked() -> AbstractContextManager[None]:
     return saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
 
 
-@contextmanager
-def _own_garbage() -> Iterator[None]:
+def _keep_garbage(stack: ExitStack) -> None:
     # Losers are freed by collections, each of which would look at all that the process holds: a quarter second or more.
     if gc.get_freeze_count():  # a user's, which unfreeze() would end
-        yield
         return
     gc.collect()
+    count = math.inf
+
+    def unfreeze() -> None:
+        if gc.get_freeze_count() <= count:  # otherwise another thread froze some meanwhile, to fork say
+            gc.unfreeze()
+
+    restored_by(stack, unfreeze)
     gc.freeze()
     count = gc.get_freeze_count()
-    try:
-        yield
-    finally:
-        if gc.get_freeze_count() <= count:  # else another thread froze some meanwhile, to fork say
-            gc.unfreeze()
 
 
 @contextmanager
 def own_libdevice() -> Iterator[None]:
     """Put back which mathematics Triton links: Inductor changes it for good where a graph is to round as eager does."""
-    before = os.environ.get(LIBDEVICE)
-    try:
+    with ExitStack() as stack:
+        if LIBDEVICE not in os.environ:
+            restored_by(stack, _forget_libdevice)
         yield
-    finally:
-        if before is None and os.environ.pop(LIBDEVICE, None) is not None:
-            from triton import knobs  # type: ignore[import-untyped]
 
-            vars(knobs.nvidia).pop("libdevice_path", None)
+
+def _forget_libdevice() -> None:
+    if os.environ.pop(LIBDEVICE, None) is not None:
+        from triton import knobs  # type: ignore[import-untyped]
+
+        vars(knobs.nvidia).pop("libdevice_path", None)
 
 
 def _cuda_devices() -> range:
@@ -109,17 +133,6 @@ def has_drawn() -> bool:
     return any(not torch.equal(state, each.get_state()) for state, each in zip(now, _generators(), strict=True))
 
 
-@contextmanager
-def _own_metrics() -> Iterator[None]:
-    # dynamo counts one compile at a time; a backward graph that a candidate's first run compiles would be a second.
-    kept = get_metrics_context()
-    _metrics_context_tls.metrics_context = MetricsContext(on_exit=lambda *_: None)
-    try:
-        yield
-    finally:
-        _metrics_context_tls.metrics_context = kept
-
-
 def _twin(context: TracingContext) -> TracingContext:
     # It knows the same inputs by the same fakes, while what AOTAutograd writes into it, and guards, stay its own.
     twin = copy.copy(context)
@@ -127,41 +140,67 @@ def _twin(context: TracingContext) -> TracingContext:
     return twin
 
 
-@contextmanager
-def _shape_env_kept(shape_env: Any) -> Iterator[None]:
+def _keep_shape_env(stack: ExitStack, shape_env: Any) -> None:
     if shape_env is None:
-        yield
         return
     plain = {name: value for name, value in vars(shape_env).items() if isinstance(value, dict | list | set | int)}
     kept = {name: copy.copy(value) for name, value in plain.items()}
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         # Its caches hold for one version: what was simplified by a loser's guards must not be found again.
-        kept["_version_counter"] = shape_env._version_counter + 1
-        vars(shape_env).update(kept)
+        vars(shape_env).update({**kept, "_version_counter": shape_env._version_counter + 1})
+
+    restored_by(stack, put_back)
 
 
-@contextmanager
-def _own_cudagraph_trees() -> Iterator[None]:
+def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[], None]:
+    """Let candidates record in trees of their own, whose generations are counted here.
+
+    Returns what begins a generation. torch's own counters would keep what a race adds: once
+    `cudagraph_mark_step_begin()` was called anywhere, each call that any compiled function makes while an earlier
+    result is alive records anew.
+    """
     from torch._inductor import cudagraph_trees
 
-    containers = cudagraph_trees.get_obj(cudagraph_trees.local, "tree_manager_containers")
-    # In place: autograd's threads hold this very dict.
-    held = dict(containers)
-    containers.clear()
-    try:
-        yield
-    finally:
+    from backend_kwargs.compilers.outputs import trees_of_thread
+
+    generation = 0
+
+    class OwnTrees(cudagraph_trees.TreeManagerContainer):
+        def get_tree_manager(self) -> Any:
+            manager: Any = super().get_tree_manager()
+            manager.get_curr_generation = lambda: generation
+            manager.user_invoked_mark_step = lambda: False
+            return manager
+
+    containers = trees_of_thread()
+    held, own = dict(containers), {device: OwnTrees(device) for device in devices}
+
+    def put_back() -> None:
         gc.collect()  # compiled graphs hold one another in cycles, and with them their pools
         # Not reset_cudagraph_trees(), which would also end the caching that the other models' trees rely on.
-        for container in containers.values():
-            if container.tree_manager:
-                container.tree_manager.shutdown()
+        for container in own.values():
+            if manager := container.tree_manager:
+                container.tree_manager = None
+                manager.shutdown()
         torch._C._set_cached_tensors_enabled(any(each.tree_manager for each in held.values()))
+        # In place: autograd's threads hold this very dict.
         containers.clear()
         containers.update(held)
         torch.cuda.empty_cache()
+
+    def begin() -> None:
+        nonlocal generation
+        generation += 1
+        for container in own.values():
+            if container.tree_manager:
+                # As left by a candidate that failed before its backward pass.
+                container.tree_manager.running_forwards_with_pending_backwards = False
+
+    restored_by(stack, put_back)
+    containers.clear()
+    containers.update(own)
+    return begin
 
 
 @dataclass(frozen=True)
@@ -201,8 +240,27 @@ class Inputs:
             return value.node.hint  # the size of this very call
         if not isinstance(value, torch.Tensor):
             return value
-        made = value.detach() if at not in self.written else _copied(value, copies)
+        if at not in self.written:
+            made = value.detach()
+        else:
+            made = _copied_alone(value) if at in self._apart else _copied(value, copies)
         return made.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else made
+
+    @cached_property
+    def _apart(self) -> frozenset[int]:
+        """The positions of written inputs that share no memory with another input."""
+        by_storage = defaultdict(list)
+        for at, value in enumerate(self.values):
+            if has_memory(value):
+                by_storage[value.untyped_storage()._cdata].append((*_span(value), at))
+        alone = set[int]()
+        for spans in by_storage.values():
+            spans.sort()
+            if all(end <= start for (_, end, _), (start, _, _) in pairwise(spans)):
+                alone |= {at for _, _, at in spans}
+        return frozenset(
+            at for at in alone & self.written if not (self.values[at].is_conj() or self.values[at].is_neg())
+        )
 
     @property
     def aliased(self) -> bool:
@@ -212,8 +270,12 @@ class Inputs:
     @property
     def bytes(self) -> float:
         """The bytes of the inputs, each storage once."""
-        held = {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
-        return float(sum(held.values()))
+        return float(sum(self.storages.values()))
+
+    @property
+    def storages(self) -> dict[int, int]:
+        """The bytes of each storage that inputs lie in."""
+        return {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -235,6 +297,22 @@ def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> froz
             sharing[value.untyped_storage()._cdata].add(at)
     wanted = set(positions)
     return frozenset(at for group in sharing.values() if group & wanted for at in group)
+
+
+def _span(value: torch.Tensor) -> tuple[int, int]:
+    """Return where the memory that `value` reaches begins and ends, in bytes from the beginning of its storage."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    start = int(value.storage_offset())
+    return start * value.itemsize, (start + (reach if value.numel() else 0)) * value.itemsize
+
+
+def _copied_alone(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the memory that `value` reaches: the cache that it is a view of may be far larger."""
+    start, end = (at // value.itemsize for at in _span(value))
+    lead = value.data_ptr() % ALIGNMENT // value.itemsize
+    memory = value.new_empty(lead + end - start)
+    memory[lead:].copy_(value.detach().as_strided((end - start,), (1,), start))
+    return value.new_empty(0).set_(memory.untyped_storage(), lead, value.size(), value.stride())
 
 
 def _copied(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
@@ -263,14 +341,15 @@ class Task:
     gm: GraphModule
     inputs: Inputs
     training: bool
+    begin: Callable[[], None] = _nothing
 
     @classmethod
-    def of(cls, gm: GraphModule, example_inputs: Sequence[Any]) -> "Task":
-        """Return the task that the graph's next call is."""
+    def of(cls, gm: GraphModule, example_inputs: Sequence[Any], begin: Callable[[], None] = _nothing) -> "Task":
+        """Return the task that the graph's next call is; `begin` is called before each call, as dynamo would."""
         needs = torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
         )
-        return cls(gm, Inputs.of(gm, example_inputs), needs)
+        return cls(gm, Inputs.of(gm, example_inputs), needs, begin)
 
     def copy(self) -> GraphModule:
         """Return the graph for a compiler to take over, with all that makes it as good as dynamo's own."""
@@ -287,6 +366,7 @@ class Task:
     def _call(
         self, fn: Callable[..., Any], given: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
     ) -> dict[str, Any]:
+        self.begin()
         outputs = fn(*given)
         if not self.training:
             return {"output": outputs}

@@ -1,0 +1,103 @@
+"""Isolation: each `torch.compile` compiles for itself, and the graphs that reach its backend are counted."""
+
+import contextlib
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.records import returned_as_it_was
+from backend_kwargs.report import Ran, report
+from backend_kwargs.report.ran import RETURNED, UNKNOWN
+
+
+def _can_isolate() -> bool:
+    return "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+def room_to_compile() -> contextlib.AbstractContextManager[Any]:
+    """Lift the limit on variants of one code object where torch (before 2.13) cannot count them apart."""
+    import torch._dynamo.config as dynamo_config
+
+    if _can_isolate():
+        return contextlib.nullcontext()
+    patch: Callable[..., contextlib.AbstractContextManager[Any]] = dynamo_config.patch
+    return patch(recompile_limit=10_000, accumulated_recompile_limit=10_000)
+
+
+def isolated(model: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+    """Return `torch.compile(model, ...)` that shares no compiled code and no limit with another one."""
+    compiler: Any = torch.compile
+    if _can_isolate():
+        return cast("Callable[..., Any]", compiler(model, isolate_recompiles=True, **kwargs))
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    code = forward.__code__.replace(co_name="forward")
+    own = types.FunctionType(code, globals(), "forward", None, forward.__closure__)
+    return cast("Callable[..., Any]", compiler(own, **kwargs))
+
+
+class Counted:
+    """A backend that counts the graphs it compiles and returns them as they are: the hot path has no wrapper.
+
+    `returned` counts those that the backend returned as it got them.
+    """
+
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        self._backend = backend
+        self.graphs = self.returned = 0
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+        """Compile as the backend does, and count."""
+        code = gm.code
+        compiled = self._backend(gm, example_inputs, **kwargs)
+        self.graphs += 1
+        self.returned += returned_as_it_was(compiled, gm, code)
+        return compiled
+
+    def ran(self, call: Callable[..., Any]) -> Ran | None:
+        """Return what ran `call`, which was compiled by this, in place of the backend; None where nothing did."""
+        with contextlib.suppress(BackendKwargsError):  # of backends that are not ours there is no report
+            if (told := report(call)).graphs:
+                return told.ran
+        if isinstance(self._backend, torch._TorchCompileInductorWrapper):
+            return None
+        return RETURNED if self.returned else UNKNOWN
+
+    def __getattr__(self, name: str) -> Any:
+        # torch asks a backend for its compiler_name, config and reset().
+        if name == "_backend":
+            raise AttributeError(name)
+        return getattr(self._backend, name)
+
+
+def counted(
+    backend: Callable[..., Any] | str,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+) -> tuple[Counted, dict[str, Any]]:
+    """Return the counted backend and the arguments left for `torch.compile`, which binds those of "inductor" itself."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    options = dict(options) if options else None
+    if backend == "inductor":
+        mode = mode or (None if options else "default")
+        wrapper: Any = torch._TorchCompileInductorWrapper
+        return Counted(wrapper(mode, options, dynamic)), {"dynamic": dynamic}
+    found: Any = backend
+    return Counted(lookup_backend(found)), {"mode": mode, "options": options, "dynamic": dynamic}
+
+
+def start_inductor(device: torch.device) -> None:
+    """Start Inductor's compile processes and build its headers, so that no candidate's compile time includes them."""
+    import torch._inductor.compile_fx
+
+    # Where Inductor cannot work, each candidate reports it.
+    with contextlib.suppress(Exception):
+        isolated(lambda x: x + 1, backend="inductor")(torch.ones(8, device=device))

@@ -1,0 +1,217 @@
+"""One model and its inputs: what eager and the reference make of them, whether a result is right, the step to time."""
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backend_kwargs import measure
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.measure import Accuracy
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+Mode = Literal["fwd", "fwd_bwd", "train"]
+Optimizer = torch.optim.Optimizer
+
+SEED = 0
+FRESH = (1, 2)  # seeds of the inputs before and after timing
+
+
+class Subject(NamedTuple):
+    """What is called, the model whose state a call changes, and the optimizer of its parameters."""
+
+    call: Callable[..., Any]
+    model: Callable[..., Any]
+    optimizer: Optimizer | None = None
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Inputs of one check, with eager's results and the reference's."""
+
+    inputs: Inputs
+    eager: dict[str, Any]
+    reference: dict[str, Any] | None
+
+
+@dataclass
+class Study:
+    """A model in a mode: "fwd", "fwd_bwd" with cotangents, or "train", a step of the optimizer that `optimizer` makes.
+
+    `changed` names what a call changes in place, and holds the values from which each check starts; inputs have none,
+    since each check has inputs of its own. `tolerance` is `measure.check`'s, None for its default.
+    """
+
+    model: Callable[..., Any]
+    inputs: Inputs
+    mode: Mode
+    device: torch.device
+    dtype: torch.dtype | None = None
+    optimizer: Callable[[Any], Optimizer] | None = None
+    tolerance: float | None = None
+    cotangents: list[torch.Tensor] = field(default_factory=list)
+    changed: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    truths: list[Truth] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        """Run eager once to learn which outputs require grad and what a call changes."""
+        model, inputs = self.subject().model, copy.deepcopy(self.inputs)
+        before = {name: (tensor, tensor._version) for name, tensor in _state(model, inputs).items()}
+        output = self.bound(model, inputs)()
+        outputs = _differentiable(output) if self.mode != "fwd" else []
+        if self.mode != "fwd" and not outputs:
+            raise BackendKwargsError("A backward pass needs an output that requires grad, and the model has none.")
+        self.cotangents = measure.cotangents(outputs, SEED)
+        kept, self.changed = _state(model), {}
+        for name, tensor in _state(model, inputs).items():
+            was, version = before.get(name, (None, None))
+            if was is not tensor or version != tensor._version or (self.mode == "train" and name in kept):
+                self.changed[name] = tensor.detach().clone() if name in kept else None
+
+    def learn(self) -> Accuracy:
+        """Learn eager's results and the reference's; return whether eager agrees with itself."""
+        self.prepare()
+        self.truths = [self._truth(measure.fresh_inputs(self.inputs, seed)) for seed in FRESH]
+        return measure.worst([self.verify(self.subject(), at) for at in range(len(FRESH))])
+
+    def _truth(self, inputs: Inputs) -> Truth:
+        subject = self.subject()
+        eager = self.observe(subject, copy.deepcopy(inputs))
+        # The upcast copy of the model needs an optimizer of its own.
+        precise = measure.reference(subject.model, inputs, run=lambda fn, wide: self.observe(self._of(fn), wide))
+        return Truth(inputs, eager, precise)
+
+    def subject(self) -> Subject:
+        """Return the model to run or compile: in "train" a copy, since steps change its parameters."""
+        return self._of(copy.deepcopy(self.model) if self.mode == "train" else self.model)
+
+    def _of(self, model: Callable[..., Any]) -> Subject:
+        if self.mode != "train" or self.optimizer is None or not isinstance(model, torch.nn.Module):
+            return Subject(model, model)
+        return Subject(model, model, self.optimizer(model.parameters()))
+
+    def bound(self, call: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
+        """Return `call` bound to `inputs`."""
+        return partial(call, *inputs[0], **inputs[1])
+
+    def observe(self, subject: Subject, inputs: Inputs) -> dict[str, Any]:
+        """Run once from the same seed and state; return copies of outputs, gradients and changed state."""
+        call, model, optimizer = subject
+        with torch.no_grad():
+            for name, tensor in _state(model).items():
+                saved = self.changed.get(name)
+                if saved is not None and saved.shape == tensor.shape:
+                    tensor.copy_(saved)
+        if optimizer is not None:
+            optimizer.state.clear()
+        torch.manual_seed(SEED)
+        output = self.bound(call, inputs)()
+        seen = {"output": output}
+        if self.mode == "fwd_bwd":
+            leaves = _leaves(model, inputs)
+            seen["gradients"] = dict(zip(leaves, self.gradients(output, list(leaves.values())), strict=True))
+        if self.mode == "train":
+            self.backward(output)
+            seen["gradients"] = {name: _kept(leaf.grad) for name, leaf in _leaves(model).items()}
+            _update(optimizer, _leaves(model).values())
+        seen["state"] = {name: tensor for name, tensor in _state(model, inputs).items() if name in self.changed}
+        return {what: pytree.tree_map(_kept, tree) for what, tree in seen.items()}
+
+    def gradients(self, output: Any, leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of `leaves`, without touching their `.grad`."""
+        outputs, cotangents = self._paired(output)
+        return torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+
+    def backward(self, output: Any) -> None:
+        """Add the gradients to each parameter's `.grad`."""
+        outputs, cotangents = self._paired(output)
+        torch.autograd.backward(outputs, cotangents)
+
+    def _paired(self, output: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        outputs = _differentiable(output)
+        if len(outputs) != len(self.cotangents):
+            raise RuntimeError(f"{len(outputs)} outputs require grad, in eager {len(self.cotangents)}")
+        return outputs, [c.to(o.dtype) for c, o in zip(self.cotangents, outputs, strict=True)]
+
+    def step(self, subject: Subject) -> Callable[[], object]:
+        """Return the callable that is timed; its result holds the output, as the variable of a user's loop does.
+
+        All share its inputs, also those that calls change: a copy for each would fill a GPU. Their values drift, and no
+        check reads them.
+        """
+        bound = self.bound(subject.call, self.inputs)
+        if self.mode == "fwd":
+            return bound
+        leaves = list(_leaves(subject.model, self.inputs if self.mode == "fwd_bwd" else None).values())
+
+        def fwd_bwd() -> object:
+            output = bound()
+            return output, self.gradients(output, leaves)
+
+        def train() -> object:
+            output = bound()
+            self.backward(output)
+            _update(subject.optimizer, leaves)
+            return output
+
+        return train if self.mode == "train" else fwd_bwd
+
+    def verify(self, subject: Subject, at: int) -> Accuracy:
+        """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's."""
+        truth = self.truths[at]
+        seen = self.observe(subject, copy.deepcopy(truth.inputs))
+        judge = partial(measure.check, dtype=self.dtype, training=self.mode != "fwd", tol=self.tolerance)
+        precise = truth.reference or {}
+        return measure.worst([judge(seen[what], truth.eager[what], precise.get(what), what=what) for what in seen])
+
+
+def move(model: Callable[..., Any], device: torch.device, *, training: bool) -> bool:
+    """Move a module to `device` and set its mode, without dropout in training; return whether it had dropout there."""
+    if not isinstance(model, torch.nn.Module):
+        return False
+    model.to(device).train(training)
+    # Inductor draws other masks than eager, which cannot be compared.
+    dropouts = [m for m in model.modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.training and m.p]
+    for dropout in dropouts:
+        dropout.p = 0.0
+    return bool(dropouts)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of a pytree."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _kept(leaf: Any) -> Any:
+    # A CUDA graph writes its next result over this one.
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _update(optimizer: Optimizer | None, parameters: Iterable[torch.Tensor]) -> None:
+    if optimizer is not None:
+        optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _differentiable(output: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+
+
+def _state(model: Callable[..., Any], inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
+    """Return what a call may change in place: parameters, buffers, and the input tensors."""
+    held: dict[str, torch.Tensor] = {}
+    if isinstance(model, torch.nn.Module):
+        held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return held | {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
+
+
+def _leaves(model: Callable[..., Any], inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
+    """Return what a backward pass computes gradients of, by name."""
+    held: dict[str, torch.Tensor] = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
+    held |= {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
+    return {name: tensor for name, tensor in held.items() if tensor.requires_grad}

@@ -1,0 +1,155 @@
+"""One way to run a study's model: compiled, called, warmed up, checked, timed, checked again."""
+
+import contextlib
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, ClassVar
+
+import torch
+
+from backend_kwargs import measure
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.harness.isolation import Counted
+from backend_kwargs.harness.study import Study, Subject
+from backend_kwargs.measure import Accuracy, Status
+
+WARM_CALLS = 3
+
+
+class TrialError(BackendKwargsError):
+    """A trial ends with this status; the message is its reason."""
+
+    status: Status = "fail_to_run"
+
+
+class UnavailableError(TrialError):
+    """What was asked for does not exist here."""
+
+    status = "unavailable"
+
+
+@dataclass(eq=False)
+class Trial:
+    """What a subclass compiles, on its way through the study's checks, with its status and figures.
+
+    `compile_s` is the first call in seconds, None where nothing is compiled. `peak_bytes` is the most memory that a
+    call holds above what was held before (on CUDA before the compile), None where that is unknown or hidden by what the
+    process freed meanwhile. `subject` and `step` go when it fails.
+    """
+
+    study: Study
+    status: Status = field(default="pass", kw_only=True)
+    reason: str = field(default="", kw_only=True)
+    accuracy: Accuracy | None = field(default=None, kw_only=True)
+    compile_s: float | None = field(default=None, kw_only=True)
+    peak_bytes: int | None = field(default=None, kw_only=True)
+    counted: Counted | None = field(default=None, init=False)
+    settled: int = field(default=0, init=False)  # graphs before timing
+    subject: Subject = field(init=False)
+    step: Callable[[], object] = field(init=False)
+
+    def compile(self, model: Callable[..., Any]) -> tuple[Callable[..., Any], Counted | None]:
+        """Return the callable for `model`, and what counts its graphs: None where nothing is compiled."""
+        return model, None
+
+    def first_call(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of the first call, in which Inductor has the cache that it should have."""
+        return contextlib.nullcontext()
+
+    timed: ClassVar[frozenset[Status]] = frozenset({"pass"})  # the statuses under which it is timed
+
+    @property
+    def passed(self) -> bool:
+        """Say whether it may be timed."""
+        return self.status in self.timed
+
+    @property
+    def graphs(self) -> int:
+        """Return how many graphs its backend has compiled."""
+        return self.counted.graphs if self.counted else 0
+
+    def attempt(self, what: Callable[[], object]) -> None:
+        """Do `what`; a failure becomes the status."""
+        try:
+            what()
+        except Exception as error:  # noqa: BLE001 - the status tells it
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Take the status from an error."""
+        self.end(*((error.status, str(error)) if isinstance(error, TrialError) else measure.status_of(error)))
+
+    def end(self, status: Status, reason: str) -> None:
+        """Take a status other than "pass", and free what it holds where that is not to be timed."""
+        self.status, self.reason = status, reason
+        if self.passed:
+            return
+        self.subject = self.step = None  # type: ignore[assignment]
+        gc.collect()
+        if self.study.device.type == "cuda":
+            with contextlib.suppress(Exception):  # after a sticky error, which the next call tells
+                torch.cuda.empty_cache()
+
+    def start(self) -> None:
+        """Compile, and check on inputs not seen before."""
+        self.build()
+        self.verify(0)
+        self.check_what_ran()
+        self.settled = self.graphs
+
+    def build(self) -> None:
+        """Compile, warm up and count memory."""
+        study = self.study
+        gc.collect()  # what an earlier trial left in cycles would be counted as held, and freed meanwhile
+        held = torch.cuda.memory_allocated(study.device) if study.device.type == "cuda" else None
+        subject = study.subject()
+        call, self.counted = self.compile(subject.model)
+        self.subject = subject._replace(call=call)
+        self.step = study.step(self.subject)
+        with self.first_call():
+            started = perf_counter()
+            self.step()
+            measure.synchronize(study.device)
+            self.compile_s = perf_counter() - started if self.counted else None
+        if self.counted and not self.graphs:
+            raise TrialError("no graph reached the backend: this would run in eager")
+        self.peak_bytes = measure.peak_memory(self._warm, study.device, held) or None
+
+    def _warm(self) -> None:
+        for _ in range(WARM_CALLS):
+            self.step()  # dropped at once: results that are held would count
+
+    def verify(self, at: int) -> None:
+        """Check the very callable that is timed on the study's inputs `at`."""
+        accuracy = self.study.verify(self.subject, at)
+        if self.accuracy is None or self.accuracy.passed:
+            self.accuracy = accuracy
+        if not accuracy.passed and self.status != "fail_accuracy":
+            self.end(accuracy.status, accuracy.reason)
+
+    def check_what_ran(self) -> None:
+        """End where something else than its backend ran, or might have."""
+        if self.status == "pass" and self.counted and (ran := self.counted.ran(self.subject.call)):
+            self.end(ran.status, ran.what)
+
+    def finish(self) -> None:
+        """Check after timing, on other inputs, that it is right and was compiled all along."""
+        self.verify(1)
+        if self.passed and self.graphs > self.settled:
+            raise TrialError(f"recompiled {self.graphs - self.settled} times while it was timed")
+        self.check_what_ran()
+
+
+def learn(study: Study, trials: Sequence[Trial]) -> None:
+    """Learn what is right; where eager itself fails or differs from itself, every trial ends."""
+    try:
+        accuracy = study.learn()
+        ending: tuple[Status, str] = ("eager_two_runs_differ", accuracy.reason)
+    except Exception as error:  # noqa: BLE001 - the trials tell it
+        status, reason = measure.status_of(error)
+        accuracy, ending = None, (status, f"eager failed: {reason}")
+    if accuracy is None or not accuracy.passed:
+        for trial in trials:
+            trial.end(*ending)
