@@ -30,14 +30,19 @@ TVM = pytest.param("tmpl-tvm", marks=pytest.mark.skipif(bool(unfit()), reason=f"
 
 
 def run(backend: str, expressions: Sequence[Expression], shape: tuple[int, int]) -> list[int]:
-    """Return which of the expressions a backend gets wrong in one graph."""
+    """Return which of the expressions a backend gets wrong in one graph: all where it fails to compile."""
     torch._dynamo.reset()
     tensors = composition.inputs(shape)
     with torch.no_grad(), warnings.catch_warnings():
         # Templates that are for a GPU in part say so.
         warnings.simplefilter("ignore", BackendKwargsWarning)
         compiled = torch.compile(graph_of(expressions), backend=make_backend(backend), fullgraph=True, dynamic=False)
-        return wrong(expressions, tensors, compiled(**tensors))
+        try:
+            results = compiled(**tensors)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            sys.stdout.write(f"{backend}: {error}\n")
+            return [*range(len(expressions))]
+        return wrong(expressions, tensors, results)
 
 
 def bisected(backend: str, expressions: list[Expression], at: int, shape: tuple[int, int]) -> list[Expression]:
