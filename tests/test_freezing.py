@@ -16,6 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from backend_kwargs import BackendKwargsWarning, make_backend
 from backend_kwargs.compilers.freezing import UNCACHED, compile_frozen, reattach_parameters
+from backend_kwargs.compilers.outputs import with_copies_of
 from backend_kwargs.errors import warn_once
 
 freezing_backend = make_backend("tmpl-inductor:freezing")
@@ -340,6 +341,50 @@ def test_returned_parameter_is_the_parameter():
     assert weight is net.weight
     assert view.data_ptr() == net.weight.data_ptr()
     assert_close((product, view), (x @ net.weight, net.weight.t()))
+
+
+class Folded(nn.Module):
+    """Returns what is computed of parameters alone, which freezing folds into constants."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.layer, self.scale, self.outputs = nn.Linear(8, 8), nn.Parameter(torch.ones(2, 4)), outputs
+
+    def forward(self, x):
+        return self.layer(x), *self.outputs(self.scale)
+
+
+@pytest.mark.parametrize("options", [{}, {"cpp_wrapper": True}], ids=["python", "cpp_wrapper"])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        pytest.param(lambda scale: (scale.exp(),), id="constant"),
+        pytest.param(lambda scale: (scale.exp().view(-1)[3:],), id="view of a constant"),
+        pytest.param(lambda scale: (scale.exp(), scale.exp().t()), id="two"),
+    ],
+)
+@torch.no_grad()
+def test_a_callers_edit_of_a_constant_changes_no_later_call(outputs, options):
+    """What is the same at each call is returned as a copy."""
+    net, x = Folded(outputs).eval(), torch.randn(2, 8)
+    serve = torch.compile(net, backend=make_backend("tmpl-inductor:freezing", options))
+    expected = [out.clone() for out in net(x)]
+    for _ in range(3):
+        for out, wanted in zip(serve(x), expected, strict=True):
+            assert_close(out, wanted)
+            out.fill_(-1)
+    assert_close(net(x), tuple(expected))  # the weights are as they were
+
+
+def test_constants_that_share_memory_still_do():
+    """A constant and a view of it are one memory in each call's results, and another in the next's."""
+    constant, other = torch.ones(2, 4), torch.ones(2)
+    call = with_copies_of(lambda: [constant, constant.view(-1)[3:], other, None], [constant])
+    whole, part, same, none = call()
+    whole.fill_(-1)
+    assert part.eq(-1).all()
+    assert (same is other, none) == (True, None)
+    assert all(out.eq(1).all() for out in call()[:3])
 
 
 @torch.no_grad()

@@ -487,10 +487,61 @@ def test_clone_outputs_needs_graph_trees():
     assert str(raised.value) == "Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True."
 
 
+@pytest.mark.parametrize(
+    ("template", "options", "copies"),
+    [
+        pytest.param("auto", {"candidates": []}, True, id="auto"),
+        pytest.param("auto", {"candidates": [], "clone_outputs": None}, True, id="auto, not told"),
+        pytest.param("auto", {"candidates": [], "clone_outputs": False}, False, id="auto, told not to"),
+        pytest.param("default", {}, False, id="default"),
+        pytest.param("default", {"clone_outputs": None}, False, id="default, not told"),
+        pytest.param("default", {"clone_outputs": True}, True, id="default, told to"),
+    ],
+)
+def test_results_are_copied_under_auto_alone_unless_told(monkeypatch, template, options, copies):
+    """`clone_outputs=None` is on where auto may choose CUDA graphs, and off where a user does."""
+    from backend_kwargs.compilers import outputs
+
+    wrapped, wrap = [], outputs.with_independent_outputs
+    monkeypatch.setattr(outputs, "with_independent_outputs", lambda fn: wrapped.append(fn) or wrap(fn))
+    backend = bk.make_backend(f"tmpl-inductor:{template}", {"triton.cudagraphs": True} | options)
+    assert_close(torch.compile(mm, backend=backend)(X), mm(X))
+    assert bool(wrapped) is copies
+
+
+def test_auto_needs_graph_trees_for_its_copies():
+    """What auto copies by default needs CUDA-graph trees as well; without the copies auto does not."""
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.make_backend("tmpl-inductor:auto", {"triton.cudagraph_trees": False})
+    assert str(raised.value) == "Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True."
+    bk.make_backend("tmpl-inductor:auto", {"triton.cudagraph_trees": False}, clone_outputs=False)
+
+
+@pytest.mark.parametrize("value", [None, True, False])
+def test_clone_outputs_may_be_left_open(value):
+    """None stands beside True and False, and `explain` shows which of them holds."""
+    backend = bk.make_backend("tmpl-inductor", clone_outputs=value)
+    (effect,) = bk.explain(backend).effects
+    assert (effect.option, effect.value) == ("clone_outputs", value)
+
+
+def test_clone_outputs_is_no_text():
+    """Another type is an error at once that names all three."""
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.make_backend("tmpl-inductor", clone_outputs="yes")
+    assert str(raised.value) == "Option 'clone_outputs' wants bool | None, got 'yes' (str)."
+
+
 def test_clone_outputs_refuses_to_be_saved():
     """What copies outputs would be lost on disk, and aot_compile() says so in place of losing it."""
+    backend = bk.make_backend("tmpl-inductor", {"triton.cudagraphs": True}, clone_outputs=True)
     with pytest.raises(bk.BackendKwargsError) as raised:
-        aot_compiled(bk.make_backend("tmpl-inductor", clone_outputs=True)).save_compiled_function(os.devnull)
+        aot_compiled(backend).save_compiled_function(os.devnull)
     assert str(raised.value) == (
         "Option 'clone_outputs' does not survive aot_compile(); clone the outputs in the model."
     )
+
+
+def test_without_cuda_graphs_clone_outputs_is_saved():
+    """Where nothing is recorded nothing is copied, so that nothing would be lost."""
+    aot_compiled(bk.make_backend("tmpl-inductor", clone_outputs=True)).save_compiled_function(os.devnull)

@@ -69,6 +69,8 @@ def _one_at_a_time(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fn)
     def call(*inputs: Any) -> Any:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return fn(*inputs)  # nothing is recorded on a CPU, which may be all there is
         if not hasattr(_ready, "done"):
             _make_ready()
         with _replaying:

@@ -19,7 +19,7 @@ def chain(x):
 
 
 def backend_of(**options):
-    return backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], **options)
+    return backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], **{"budget_s": 300.0} | options)
 
 
 def rows_of(store):

@@ -100,7 +100,7 @@ def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
     monkeypatch.setattr(race, "capped", lambda ends: capped(ends - 1e6))  # default's tuning never ends
     model, x = torch.nn.Linear(128, 128), torch.randn(128, 128)
     with torch.no_grad():
-        seen = auto(model, ["max_autotune"], freezing=True, budget_s=300.0)(x)  # frozen weights have own products
+        seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have own products
         assert torch.allclose(seen, model(x), atol=1e-3)
     (decision,) = Store(store).all()
     (row,) = [row for row in decision.rows if row.name == "max_autotune"]

@@ -386,6 +386,24 @@ def test_a_winners_option_of_another_value_is_a_strangers(auto, races, store):
     assert races.count == 2
 
 
+@torch.no_grad()
+def test_aot_compile_takes_the_fastest_that_can_be_saved(monkeypatch, log, tmp_path):
+    """The copies that CUDA graphs are given would be lost on disk: the next in line is saved."""
+    fastest = Row("cudagraphs", {"triton.cudagraphs": True}, seconds=1.0, won=True)
+    slower = [
+        Row("one_thread", {"cpp.threads": 1}, seconds=2.0),
+        Row("default", seconds=3.0),
+        Row("eager", seconds=1.5),
+    ]
+    monkeypatch.setattr(race, "race", lambda *_: race.Outcome(fastest, (*slower, fastest), "3 ops", 0.1, False))
+    x = torch.randn(8, 64)
+    ahead = torch.compile(chain, backend=backend_of(), fullgraph=True).aot_compile(((x,), {}))
+    ahead.save_compiled_function(str(tmp_path / "saved"))
+    assert told(log) == "auto: one_thread for 3 ops (0.1 s)"
+    with (tmp_path / "saved").open("rb") as file:
+        assert torch.allclose(torch.compiler.load_compiled_function(file)(x), chain(x))
+
+
 def test_compare_races_anew(races, store):
     """Compile seconds that are said to be those of an empty cache hold a race, and the user's store stays as it is."""
     torch.compile(chain, backend=backend_of())(torch.randn(8, 64))

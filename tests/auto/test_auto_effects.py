@@ -1,0 +1,193 @@
+"""What must run once runs once: side effects, draws of other generators, and memory that a race need not copy."""
+
+import random
+
+import pytest
+import torch
+from graphs import backend_of, chain, rows_of, told
+from torch._library.effects import EffectType
+
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto.facts import has_side_effects
+
+ran = []
+
+
+def counted(name):
+    """Define an operator of a user's that notes each of its runs."""
+
+    @torch.library.custom_op(f"backend_kwargs_tests::{name}", mutates_args=())
+    def op(x: torch.Tensor) -> torch.Tensor:
+        ran.append(name)
+        return x.clone()
+
+    op.register_fake(torch.empty_like)
+    return op
+
+
+pure, ordered = counted("pure"), counted("ordered")
+ordered.register_effect(EffectType.ORDERED)
+
+
+@torch.library.custom_op("backend_kwargs_tests::drawn", mutates_args=())
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([random.random() for _ in range(x.numel())]).view_as(x)
+
+
+drawn.register_fake(torch.empty_like)
+
+
+@pytest.fixture(autouse=True)
+def _none_ran():
+    ran.clear()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(lambda x: torch.relu(ordered(x * 2)).sum(-1), id="in the graph"),
+        pytest.param(lambda x: torch.relu(torch.ops.backend_kwargs_tests.ordered(x) + 1), id="by its packet"),
+    ],
+)
+@torch.no_grad()
+def test_an_ordered_operator_runs_once_a_call(fn, races, log):
+    """An operator with a registered effect is not raced, and runs as often as the user calls."""
+    x = torch.randn(8, 64)
+    compiled = torch.compile(fn, backend=backend_of())
+    for calls in (1, 2, 3):
+        assert torch.allclose(compiled(x), fn(x), atol=1e-5)
+        assert len(ran) == 2 * calls  # one is eager's
+    assert races.count == 0
+    assert told(log) == "auto: default for a graph not raced: it has side effects, which a race would repeat (0.0 s)"
+
+
+@pytest.mark.parametrize(("op", "effects"), [(ordered, True), (pure, False)], ids=["ordered", "pure"])
+@torch.no_grad()
+def test_effects_in_a_nested_body_are_seen(op, effects):
+    """The body of a higher-order operator is asked too."""
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.append(has_side_effects(gm))
+        return gm
+
+    def branching(x):
+        return torch.cond(x.sum() > 0, lambda x: op(x) + 1, lambda x: x - 1, (x,))
+
+    torch.compile(branching, backend=backend)(torch.ones(8, 64))
+    assert seen == [effects]
+
+
+@torch.no_grad()
+def test_a_print_is_printed_once_a_call(races, capfd):
+    """What a compiled function prints is printed once for each call."""
+
+    def shown(x):
+        torch._higher_order_ops.print("seen {}", 7)
+        return torch.relu(x + 1)
+
+    x = torch.randn(8, 64)
+    compiled = torch.compile(shown, backend=backend_of())
+    for calls in (1, 2):
+        assert torch.allclose(compiled(x), torch.relu(x + 1))
+        assert capfd.readouterr().out.count("seen 7") == 1, calls
+    assert races.count == 0
+
+
+def test_a_users_operator_is_raced_unless_told_otherwise(races, log):
+    """Without an effect an operator may run many times; race_custom_ops=False keeps it to one run a call."""
+    x = torch.randn(8, 64)
+    torch.compile(lambda x: pure(x) + 1, backend=backend_of())(x)
+    assert races.count == 1
+    torch._dynamo.reset()
+    ran.clear()
+    torch.compile(lambda x: pure(x) + 2, backend=backend_of(race_custom_ops=False))(x)
+    assert (races.count, ran) == (1, ["pure"])
+    why = "it holds operators that are not torch's, and race_custom_ops is False"
+    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+
+
+def test_torchs_operators_are_raced_whatever_is_told(races):
+    """race_custom_ops=False keeps no graph of torch's own operators from its race."""
+    torch.compile(chain, backend=backend_of(race_custom_ops=False))(torch.randn(8, 64))
+    assert races.count == 1
+
+
+def test_what_differs_between_two_runs_of_eager_takes_default(auto, log, store):
+    """Where eager itself gives other numbers under the same seeds, nothing can be checked against it."""
+    auto(lambda x: drawn(x) + 1)(torch.ones(8, 64))
+    line = told(log)
+    assert line.startswith("auto: default for a graph not raced: two runs in eager differ: output")
+    assert not store.exists()
+
+
+def test_pythons_and_numpys_generators_are_as_before(auto, store):
+    """What candidates draw of generators that are not torch's is put back, whatever the graph is decided to be."""
+    numpy = pytest.importorskip("numpy")
+
+    @torch.library.custom_op("backend_kwargs_tests::draws_both", mutates_args=())
+    def draws_both(x: torch.Tensor) -> torch.Tensor:
+        random.random()
+        numpy.random.rand()
+        return x.clone()
+
+    draws_both.register_fake(torch.empty_like)
+    x = torch.ones(8, 64)
+
+    def after(backend):
+        random.seed(3)
+        numpy.random.seed(3)
+        torch.manual_seed(3)
+        torch.compile(lambda x: draws_both(x) + 1, backend=backend)(x)
+        return random.random(), numpy.random.rand(), torch.rand(1).item()
+
+    alone = after("inductor")
+    torch._dynamo.reset()
+    assert after(backend_of()) == alone
+    assert rows_of(store)["default"]["status"] == "pass"
+
+
+CACHE = 64 << 20  # numbers: 256 MiB
+
+
+@torch.no_grad()
+def test_a_view_of_a_large_cache_is_copied_alone(auto):
+    """A race copies the memory that a graph reaches, not the cache that its input is a small view of."""
+    cache, new = torch.full((CACHE,), 1.0), torch.ones(1024)
+
+    def step(view, new):
+        view.add_(new)
+        return view.sum()
+
+    auto(chain)(new)  # what is loaded for a first race is no part of the peak
+    compiled = auto(step)
+    peak = measure.peak_memory(lambda: compiled(cache[4096:5120], new), torch.device("cpu"))
+    assert peak < cache.nbytes
+    assert cache[4096:5120].eq(2).all()
+    assert cache[:4096].eq(1).all()
+    assert cache[5120:].eq(1).all()
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        pytest.param(lambda cache: (cache[0], cache[3]), id="disjoint"),
+        pytest.param(lambda cache: (cache[:, 2:4], cache[:, 10:12]), id="between each other's rows"),
+        pytest.param(lambda cache: (cache[0:2], cache[1:3]), id="overlapping"),
+        pytest.param(lambda cache: (cache, cache[2]), id="the whole and a part"),
+    ],
+)
+@torch.no_grad()
+def test_two_views_of_one_cache(auto, default_wins, store, views):
+    """Both are written as in eager, once, and what neither reaches is left alone."""
+
+    def step(one, other):
+        one.add_(1)
+        other.mul_(2)
+        return one.sum() + other.sum()
+
+    caches = [torch.arange(64.0).reshape(4, 16) for _ in range(2)]
+    seen, wanted = auto(step)(*views(caches[0])), step(*views(caches[1]))
+    assert torch.allclose(seen, wanted)
+    assert torch.equal(*caches)
+    assert rows_of(store)["default"]["won"]
