@@ -34,14 +34,16 @@ class Compile:
 
 @dataclass(slots=True)
 class Cell:
-    """One peer of one case in one mode: its status, raw samples of both clocks, and what the figures rest on.
+    """One peer of one case in one mode: its status, raw samples of each clock, and what the figures rest on.
 
-    `wall_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the other cells of the
-    same `group_id` (one timing process). `device_s` is empty where the device has no events. A cell that did not pass
-    has no samples. `repeats` says by clock, "wall" or "events", how many calls a sample is the mean of; it is empty in
-    older files. `exposed`: launches outlast what covers them, so that `device_s` holds time of the host. `one_cache`:
-    peers shared what they compiled. `decided` is what auto's race came to: winner, options, seconds, and rows of name,
-    status, seconds, compile_s, reason, whom it met, and its speedup over it: low, median, high.
+    `wall_s`, `wall_dropped_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the
+    other cells of the same `group_id` (one timing process). `wall_s` is of a loop that holds each result until the next
+    call returns, `wall_dropped_s` of one that drops results at once; older files have only the latter. `device_s` is
+    empty where the device has no events. A cell that did not pass has no samples. `repeats` says by clock, "wall",
+    "dropped" or "events", how many calls a sample is the mean of; it is empty in older files. `exposed`: launches
+    outlast what covers them, so that `device_s` holds time of the host. `one_cache`: peers shared what they compiled.
+    `decided` is what auto's race came to: winner, options, seconds, and rows of name, status, seconds, compile_s,
+    reason, whom it met, and its speedup over it: low, median, high.
     """
 
     case: str
@@ -55,6 +57,7 @@ class Cell:
     status: Status
     reason: str = ""
     wall_s: list[float] = field(default_factory=list)
+    wall_dropped_s: list[float] = field(default_factory=list)
     device_s: list[float] = field(default_factory=list)
     repeats: dict[str, int] = field(default_factory=dict)
     exposed: bool = False
@@ -173,6 +176,10 @@ def _check_version(line: Mapping[str, Any]) -> None:
 def _cell(line: dict[str, Any]) -> Cell:
     known = {each.name for each in fields(Cell)}
     held = {name: value for name, value in line.items() if name in known}
+    if "wall_dropped_s" not in line:
+        # Before results were held, all were dropped.
+        held["wall_s"], held["wall_dropped_s"] = [], held.get("wall_s", [])
+        held["repeats"] = {"dropped" if clock == "wall" else clock: n for clock, n in held.get("repeats", {}).items()}
     return Cell(**held | {"compile": Compile(**line.get("compile") or {})})
 
 
@@ -180,6 +187,7 @@ def _cell(line: dict[str, Any]) -> Cell:
 
 METRICS = {
     "wall_time(s)": lambda cell: cell.wall_s,
+    "wall_time_results_dropped(s)": lambda cell: cell.wall_dropped_s,
     "device_time(s)": lambda cell: cell.device_s,
     "compile_time_cold(s)": lambda cell: _given(cell.compile.cold_s if cell.compile.fresh else None),
     "compile_time_warm(s)": lambda cell: _given(cell.compile.warm_s),

@@ -1,4 +1,4 @@
-"""Results as Markdown: each peer over all cases, each case by both clocks, and what they were measured with."""
+"""Results as Markdown: each peer over all cases, each case by each clock, and what they were measured with."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,11 +39,13 @@ several processes have timed a case, a peer's row is of the latest that holds it
 floor; eager, torch's modes and the controls are of the latest that holds most modes; times of two processes do not
 compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launches outlast what covers them,
 so that this device time holds time of the host, and enters no ratio. Limits are of the best ceilings over all runs.
-Kernels are those that one call launches or replays."""
+Wall time is of a loop that holds each result until the next call returns; beside it stands that of one that drops
+results at once. Kernels are those that one call launches or replays."""
 CHOICES = """\
-Wall time of what `auto` chose over each mode of torch.compile and the fastest of them, all in the latest process that
-holds this `auto`: above 1 is faster. The race is how long it took to decide; beside its compile, which holds the race,
-stand the compiles of all modes that pass, together. In *italics*: within the noise floor."""
+Wall time, in older files of results dropped at once, of what `auto` chose over each mode of torch.compile and the
+fastest of them, all in the latest process that holds this `auto`: above 1 is faster. The race is how long it took to
+decide; beside its compile, which holds the race, stand the compiles of all modes that pass, together. In *italics*:
+within the noise floor."""
 FINE = ("pass", "unavailable")
 OVER = "**over 100 %: a bug of the suite until explained**"
 NUMBERS: tuple[tuple[float, float, str], ...] = ((1, 1, "s"), (1e-3, 1e3, "ms"), (0, 1e6, "µs"))
@@ -107,9 +109,14 @@ def ceilings_of(results: Results) -> Ceilings | None:
 
 
 def tables_of(results: Results) -> Tables:
-    """Return the tables of each case by the clocks that any peer was timed by; the wall's where none was."""
+    """Return the tables of each case by the clocks that any peer was timed by; the wall's where none was.
+
+    Times of results dropped have tables of their own only where no result was held, in older files; else a column.
+    """
     tables = {clock: verdicts.entries(results.cells, clock, ceilings_of(results)) for clock in CLOCKS}
     timed = {clock: found for clock, found in tables.items() if any(entry.time for entry in _entries(found))}
+    if "wall" in timed:
+        timed.pop("dropped", None)
     return timed or {"wall": tables["wall"]}
 
 
@@ -203,6 +210,8 @@ def _floors(highs: Sequence[float]) -> str:
 def _case_table(clock: Clock, table: Sequence[Entry]) -> Iterator[str]:
     columns: dict[str, Callable[[Entry], str]] = {"peer": lambda e: e.cell.peer, "time": _time_or_status}
     columns["p20, p80"] = _spread
+    if any(entry.dropped for entry in table):
+        columns["results dropped"] = lambda e: _interval(e.dropped) if e.dropped else ""
     if clock == "device" and any(entry.share for entry in table):
         columns["of the limit"] = _share
     columns |= {f"x {what}": lambda e, what=what: _speedup(e, what) for what in AGAINST}

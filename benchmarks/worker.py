@@ -25,7 +25,7 @@ from benchmarks.records import Cell, Compile
 from benchmarks.study import CaseStudy
 from benchmarks.trial import PeerTrial, cache_at, kernels_per_call
 
-Clock = Literal["events", "wall"]
+Clock = Literal["events", "wall", "dropped"]
 TIMING = "timing"  # the step of a process in which all peers run
 
 
@@ -44,9 +44,9 @@ class Timed:
 
     def of(self, name: str) -> dict[str, Any]:
         """Return a cell's fields."""
-        wall, device = (self.seconds.get(clock, {}).get(name, []) for clock in ("wall", "events"))
-        repeats = dict(self.repeats.get(name, {}))
-        return {"wall_s": wall, "device_s": device, "repeats": repeats, "exposed": name in self.exposed}
+        fields = {"wall_s": "wall", "wall_dropped_s": "dropped", "device_s": "events"}
+        found = {field: self.seconds.get(clock, {}).get(name, []) for field, clock in fields.items()}
+        return {**found, "repeats": dict(self.repeats.get(name, {})), "exposed": name in self.exposed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,10 @@ def _start_compilers(chosen: list[Peer], job: Job) -> None:
 
 
 def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
-    """Time on each clock, with the baseline's controls; a peer that fails meanwhile leaves both."""
+    """Time on each clock, with the baseline's controls; a peer that fails meanwhile leaves all.
+
+    Wall time is measured twice: with each result held until the next call returns, and with results dropped at once.
+    """
     device = torch.device(job.device)
     calls = {name: trial.step for name, trial in racing.items()}
     timed = Timed()
@@ -213,9 +216,11 @@ def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
         timed.repeats.setdefault(name, {})[clock] = calls
 
     told: dict[str, Any] = {"rounds": job.rounds, "device": device, "failed": failed}
-    if "wall" in job.clocks or device.type == "cpu":
-        timed.seconds["wall"] = measure.interleave(calls, repeated=partial(repeated, "wall"), **told)
-        calls = {name: call for name, call in calls.items() if name in timed.seconds["wall"]}
+    clocks: tuple[Clock, ...] = ("wall", "dropped") if "wall" in job.clocks or device.type == "cpu" else ()
+    for clock in clocks:
+        found = measure.interleave(calls, hold=clock == "wall", repeated=partial(repeated, clock), **told)
+        timed.seconds[clock] = found
+        calls = {name: call for name, call in calls.items() if name in found}
     if events:
         timed.seconds["events"] = timers.device_times(
             calls, l2=job.l2, repeated=partial(repeated, "events"), exposed=timed.exposed.add, **told

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from backend_kwargs.compare import Candidate, Row, compare
+from backend_kwargs.compare import Candidate, Row, compare, fastest
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness import isolation as isolating
+from benchmarks.controls import slow_while_held
 
 ROUNDS = 3
 EAGER = Candidate("eager")
@@ -314,6 +315,21 @@ def test_slow_candidate_is_seen():
     fast, slower = rows_of(mlp(), [Candidate("fast", forward), Candidate("slow", slow)], x, rounds=5)
     assert fast.verdict == "baseline"
     assert slower.speedup.median < 0.5
+
+
+def test_what_is_fast_only_while_results_are_dropped_loses():
+    """A planted candidate, four times as slow as the baseline while its last result is alive, is seen as slower."""
+
+    def steady(gm, example_inputs):
+        return lambda *args: time.sleep(4e-3) or gm(*args)
+
+    def planted(gm, example_inputs):
+        return slow_while_held(gm.forward, lambda: time.sleep(16e-3))
+
+    found = compare(mlp(), torch.randn(2, 16), [Candidate("steady", steady), Candidate("planted", planted)], rounds=3)
+    assert [row.status for row in found.rows] == ["pass"] * 2
+    assert found.rows[1].speedup.high < 0.5
+    assert fastest(found) is None
 
 
 @pytest.mark.parametrize(
