@@ -26,6 +26,7 @@ __all__ = [
     "Status",
     "check",
     "cotangents",
+    "device_seconds",
     "environment",
     "fresh_inputs",
     "interleave",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 SHORTEST_SAMPLE_S = 1e-3
+QUEUED_S = 5e-3
 RESAMPLES = 2000
 LONGEST_REASON = 200
 
@@ -219,6 +221,40 @@ class _Race(Calls):
         if self.repeats[name] > 1:
             self.run(name, 1)
         self.samples[name].append(self.timed(name) / self.repeats[name])
+
+
+def device_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that the device works for one call: time between its kernels, while it waits, is left out.
+
+    The device is kept busy until all launches are queued. On a CPU, which runs what it launches, the least of three
+    calls by the clock. For a decision, not for a report: few calls, on a warm L2.
+    """
+    call()
+    synchronize(device)
+    if device.type != "cuda":
+        return min(_host_seconds(call) for _ in range(3))
+    host_s = _host_seconds(call)  # of the launches: nothing is waited for
+    synchronize(device)
+    calls = min(max(int(QUEUED_S / max(host_s, 1e-7)), 1), 20)
+    cycles_per_s = 2e9  # no GPU has a faster clock; a slower one is kept busy for longer
+    for covered_s in (1.5 * calls * host_s, 6 * calls * host_s):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(int(covered_s * cycles_per_s))  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(calls):
+            call()
+        exposed = start.query()  # type: ignore[no-untyped-call]
+        end.record()
+        synchronize(device)
+        if not exposed:
+            break
+    return float(start.elapsed_time(end)) / 1e3 / calls
+
+
+def _host_seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
 
 
 # ---- memory

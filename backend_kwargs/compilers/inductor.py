@@ -123,7 +123,7 @@ class InductorCompiler:
         tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.inert, fixed)
 
         def compile_one(gm: Any, inputs: Sequence[Any], candidate: Mapping[str, Any]) -> Callable[..., Any]:
-            return self.compile(gm, inputs, {"clone_outputs": True, **candidate, **fixed}, name)
+            return self.compile(gm, inputs, {**candidate, **fixed, "clone_outputs": _clones(options)}, name)
 
         return compile_fastest(Request(gm, example_inputs, auto.Settings.of(options), compile_one, tools))
 

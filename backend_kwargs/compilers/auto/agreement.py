@@ -32,7 +32,7 @@ def agreed(key: str, decide: Callable[[], Decision], stand_in: Decision, setting
         finally:
             store.set(word, _written(decision, stand_in))
     try:
-        store.wait([word], timedelta(seconds=min(settings.cap_s, LONGEST_S) + GRACE_S))
+        store.wait([word], timedelta(seconds=min(2 * settings.budget_s, LONGEST_S) + GRACE_S))
     except Exception:  # noqa: BLE001 - each kind of store has a timeout of its own
         logger.warning("No decision for a graph came from the rank that races it; default is compiled.")
         return stand_in

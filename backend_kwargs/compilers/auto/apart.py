@@ -4,10 +4,14 @@ import copy
 import gc
 import math
 import os
+import random
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,6 +30,7 @@ from backend_kwargs.compilers.freezing import copy_of_graph, lends_its_data, may
 
 SEED = 0
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+ALIGNMENT = 64  # bytes, of which Inductor asks for 16
 LIBDEVICE = "TRITON_LIBDEVICE_PATH"
 
 
@@ -51,6 +56,9 @@ def apart(gm: GraphModule) -> Iterator[Callable[[], None]]:
         _keep_shape_env(stack, getattr(fake_mode, "shape_env", None))
         stack.enter_context(tracing(_twin(context)) if context else nullcontext())
         stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.callback(random.setstate, random.getstate())
+        if numpy := sys.modules.get("numpy"):
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
         yield _own_cudagraph_trees(stack, devices) if devices else _nothing
 
 
@@ -230,8 +238,27 @@ class Inputs:
             return value.node.hint  # the size of this very call
         if not isinstance(value, torch.Tensor):
             return value
-        made = value.detach() if at not in self.written else _copied(value, copies)
+        if at not in self.written:
+            made = value.detach()
+        else:
+            made = _copied_alone(value) if at in self._apart else _copied(value, copies)
         return made.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else made
+
+    @cached_property
+    def _apart(self) -> frozenset[int]:
+        """The positions of written inputs that share no memory with another input."""
+        by_storage = defaultdict(list)
+        for at, value in enumerate(self.values):
+            if has_memory(value):
+                by_storage[value.untyped_storage()._cdata].append((*_span(value), at))
+        alone = set[int]()
+        for spans in by_storage.values():
+            spans.sort()
+            if all(end <= start for (_, end, _), (start, _, _) in pairwise(spans)):
+                alone |= {at for _, _, at in spans}
+        return frozenset(
+            at for at in alone & self.written if not (self.values[at].is_conj() or self.values[at].is_neg())
+        )
 
     @property
     def aliased(self) -> bool:
@@ -264,6 +291,22 @@ def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> froz
             sharing[value.untyped_storage()._cdata].add(at)
     wanted = set(positions)
     return frozenset(at for group in sharing.values() if group & wanted for at in group)
+
+
+def _span(value: torch.Tensor) -> tuple[int, int]:
+    """Return where the memory that `value` reaches begins and ends, in bytes from the beginning of its storage."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    start = int(value.storage_offset())
+    return start * value.itemsize, (start + (reach if value.numel() else 0)) * value.itemsize
+
+
+def _copied_alone(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the memory that `value` reaches: the cache that it is a view of may be far larger."""
+    start, end = (at // value.itemsize for at in _span(value))
+    lead = value.data_ptr() % ALIGNMENT // value.itemsize
+    memory = value.new_empty(lead + end - start)
+    memory[lead:].copy_(value.detach().as_strided((end - start,), (1,), start))
+    return value.new_empty(0).set_(memory.untyped_storage(), lead, value.size(), value.stride())
 
 
 def _copied(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:

@@ -17,13 +17,27 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds to compile and tune: so many compiles of default, and more for each operator and for each product."""
+
+    compiles: float = 1.0
+    op_s: float = 0.0
+    product_s: float = 0.0
+
+    def seconds(self, default_s: float, facts: "Facts") -> float:
+        """Return what is predicted for a graph that default took `default_s` to compile."""
+        fused = max(facts.ops - sum(product.count for product in facts.products), 0)
+        return self.compiles * default_s + self.op_s * fused + self.product_s * len(facts.products)
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """Options to try.
 
-    `over` lays them over those of the fastest so far but for `without`, so that the reduction options of one step and
-    the CUDA graphs of another end up together; else they stand alone. `can_gain` tells from the graph whether trying is
-    worth the time; those that save launches from Python are tried only where these count, `expensive` ones only while
-    the graph is far from its limit, and a `late` one, which compiles nothing new, even when the budget is spent.
+    `over` merges them onto those of the fastest so far but for `without`, so that the reduction options of one step and
+    the CUDA graphs of another end up together; otherwise they stand alone. `can_gain` tells from the graph whether
+    trying can be of use. `shares` are the parts of a call's slack that it has removed before, `costs` what it takes to
+    compile and tune: both decide which candidate comes next, and whether it is worth its time.
     Among equals the lower `rank` is kept.
     """
 
@@ -32,9 +46,8 @@ class Candidate:
     can_gain: Callable[["Facts"], bool] = lambda facts: True
     over: bool = True
     without: tuple[str, ...] = ()
-    saves_launches: bool = False
-    expensive: bool = False
-    late: bool = False
+    shares: Mapping[Any, float] = field(default_factory=dict)
+    costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
     rank: int = 1
 
@@ -47,12 +60,8 @@ def _gpu_reductions(facts: "Facts") -> bool:
     return facts.gpu and facts.reductions > 0
 
 
-def _gpu_mixed(facts: "Facts") -> bool:
-    return _gpu_reductions(facts) and (facts.training or facts.ops <= MANY_OPS)
-
-
-def _few_gpu_fused(facts: "Facts") -> bool:
-    return facts.gpu and facts.gemms + facts.convolutions + facts.attentions < facts.ops <= MANY_OPS
+def _gpu_fused(facts: "Facts") -> bool:
+    return facts.gpu and facts.gemms + facts.convolutions + facts.attentions < facts.ops
 
 
 def _little_on_a_cpu(facts: "Facts") -> bool:
@@ -72,7 +81,6 @@ MIXED = {
     "triton.mix_order_reduction_autotune_split_size": True,
     "triton.mix_order_reduction_allow_multi_stages": True,
 }
-MANY_OPS = 24
 LITTLE_BYTES = 16 << 20
 # Rounding between operators in half precision, as eager does, can make faster kernels too: a rotary embedding's, say.
 ROUNDED = {
@@ -80,67 +88,111 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
+AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.45), Costs(0.6), Costs(0.8, op_s=0.25), 0.3
 
 STEPS: tuple[Candidate, ...] = (
     # Of symbolic sizes each is recorded once, which pays where few come again; graphs that write gain where they write
     # to a module's buffers, and else torch makes default's code of them.
-    Candidate("cudagraphs", CUDAGRAPHS, _gpu, saves_launches=True, rank=GRAPHS_RANK),
-    Candidate("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions),
+    Candidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
+    Candidate(
+        "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.3}, costs=ONCE
+    ),
     # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
-    Candidate("mix_order_reductions", MIXED, _gpu_mixed),
-    Candidate("two_pass_softmax", {"online_softmax": False}, lambda facts: facts.gpu and facts.softmaxes > 0),
+    Candidate("mix_order_reductions", MIXED, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE),
+    Candidate(
+        "two_pass_softmax",
+        {"online_softmax": False},
+        lambda facts: facts.gpu and facts.softmaxes > 0,
+        shares={"generated": 0.3},
+        costs=ONCE,
+    ),
     # Inductor pads by default where its own timing of the product alone says so, and often it says no too soon.
-    Candidate("padded", {"force_shape_pad": True}, lambda facts: facts.gpu and facts.unaligned > 0),
-    Candidate("eager_numerics", ROUNDED, _few_gpu_fused),
-    Candidate("coordinate_descent", TUNED, _few_gpu_fused, expensive=True, rank=2),
+    Candidate(
+        "padded", {"force_shape_pad": True}, lambda facts: facts.gpu and facts.unaligned > 0, shares={"library": 0.5}
+    ),
+    Candidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.1}, costs=ONCE),
+    Candidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.35}, costs=TUNES, rank=2),
     # Tuned blocks of a looped reduction can beat a persistent one, and the climb alone would not come back to it.
     Candidate(
         "coordinate_descent_looped",
         TUNED,
-        lambda facts: _gpu_reductions(facts) and _few_gpu_fused(facts),
+        lambda facts: _gpu_reductions(facts) and _gpu_fused(facts),
         without=("triton.multi_kernel", "online_softmax"),
-        expensive=True,
+        shares={"generated": 0.2},
+        costs=TUNES,
         rank=2,
     ),
     Candidate(
         "combo_kernels",
         {"combo_kernels": True, "benchmark_combo_kernel": True},
         lambda facts: facts.gpu and facts.ops > 8,
-        saves_launches=True,
+        shares={"launches": 0.3, "generated": 0.1},
+        costs=Costs(1.0, op_s=0.1),
         rank=2,
     ),
     Candidate(
         "max_autotune",
         {"max_autotune": True, **DESCENT},
-        lambda facts: facts.matmul or (facts.gpu and facts.ops > MANY_OPS),
-        expensive=True,
+        lambda facts: facts.matmul,
+        shares={"library": 0.3, "generated": 0.2},
+        costs=Costs(1.0, product_s=4.0),
         rank=2,
     ),
     # To wake other cores takes longer than little work does.
-    Candidate("one_thread", {"cpp.threads": 1}, _little_on_a_cpu),
-    Candidate("cpp_wrapper", {"cpp_wrapper": True}, lambda facts: not facts.gpu, saves_launches=True, rank=2),
-    Candidate("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, expensive=True, effort="full", rank=2),
+    Candidate(
+        "one_thread",
+        {"cpp.threads": 1},
+        _little_on_a_cpu,
+        shares={"launches": EVERYWHERE, "library": EVERYWHERE, "generated": EVERYWHERE},
+    ),
+    Candidate(
+        "cpp_wrapper",
+        {"cpp_wrapper": True},
+        lambda facts: not facts.gpu,
+        shares={"launches": 0.5},
+        costs=Costs(1.2),
+        rank=2,
+    ),
+    Candidate(
+        "multi_kernel",
+        {"triton.multi_kernel": 1},
+        _gpu_reductions,
+        shares={"generated": 0.3},
+        costs=TUNES,
+        effort="full",
+        rank=2,
+    ),
     # Hundreds of compiles for a kernel, one after the other: minutes where one takes long.
     Candidate(
         "all_directions",
         {**TUNED, "coordinate_descent_check_all_directions": True},
-        _few_gpu_fused,
-        expensive=True,
+        _gpu_fused,
+        shares={"generated": 0.35},
+        costs=Costs(1.0, op_s=1.0),
         effort="full",
         rank=2,
     ),
-    Candidate("simd_256", {"cpp.simdlen": 256}, lambda facts: not facts.gpu, effort="full"),
+    Candidate("simd_256", {"cpp.simdlen": 256}, lambda facts: not facts.gpu, shares={"generated": 0.2}, effort="full"),
     Candidate(
         "tma",
         {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
         _gpu_matmul,
-        expensive=True,
+        shares={"library": 0.3},
+        costs=Costs(1.0, product_s=4.0),
         effort="full",
         rank=2,
     ),
-    # Shorter kernels leave more to gain. Not the other way round: what is won once stays won when kernels get shorter.
-    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, saves_launches=True, late=True, rank=GRAPHS_RANK),
-    Candidate("cpp_wrapper", {"cpp_wrapper": True}, _gpu, saves_launches=True, expensive=True, effort="full", rank=3),
+    # Shorter kernels leave more gaps. Not the other way round: what is won once stays won when kernels get shorter.
+    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
+    Candidate(
+        "cpp_wrapper",
+        {"cpp_wrapper": True},
+        _gpu,
+        shares={"launches": 0.3},
+        costs=Costs(5.0),
+        effort="full",
+        rank=3,
+    ),
 )
 
 

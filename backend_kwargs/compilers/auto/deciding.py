@@ -15,7 +15,13 @@ from torch._functorch import config as functorch_config
 from backend_kwargs.compilers.auto.agreement import agreed, ranks
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
 from backend_kwargs.compilers.auto.decisions import FILE, Decision, Store, plain, store_path
-from backend_kwargs.compilers.auto.facts import communicates, has_memory, holds_state, may_communicate
+from backend_kwargs.compilers.auto.facts import (
+    communicates,
+    has_memory,
+    has_side_effects,
+    holds_state,
+    may_communicate,
+)
 from backend_kwargs.compilers.auto.key import ambient, computation_of, key_of, machine, spelled
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.telling import progress, tell
@@ -143,7 +149,9 @@ class _Deciding:
         """Return what all ranks compile this graph under; as `aot_compile` needs it, where that is at work."""
         decision = self.found()
         saving = functorch_config.strict_autograd_cache  # aot_compile() sets it, and can save no graph in eager
-        return self.compiled(decision) if saving and decision.winner == EAGER else decision
+        return (
+            self.compiled(decision) if saving and not self.can_be_saved(decision.winner, decision.options) else decision
+        )
 
     def found(self) -> Decision:
         """Return the decision that is known, a race's, or what stands in where no race may be run."""
@@ -239,6 +247,10 @@ class _Deciding:
             return "an input is no plain tensor"
         if any(isinstance(value, torch.SymInt) and not value.node.has_hint() for value in self.request.example_inputs):
             return "a size is not known before it runs"
+        if has_side_effects(self.request.gm):
+            return "it has side effects, which a race would repeat"
+        if not self.request.settings.race_custom_ops and may_communicate(self.request.gm):
+            return "it holds operators that are not torch's, and race_custom_ops is False"
         if holds_state(self.request.gm):
             return "it holds tensors of its own, which a race would change"
         if torch.is_grad_enabled() and self.changes_what_trains():
@@ -281,13 +293,19 @@ class _Deciding:
         like = others[-1] if others else Decision(self.key, self.graph, DEFAULT)
         return Decision(self.key, self.graph, like.winner, like.options, facts=f"a graph not raced: {why}")
 
+    def can_be_saved(self, winner: str, options: Mapping[str, Any]) -> bool:
+        """Tell whether aot_compile() can save it: neither eager nor the copies that CUDA graphs are given."""
+        copies = self.request.tools.fixed.get("clone_outputs") is not False and options.get("triton.cudagraphs")
+        return winner != EAGER and not copies
+
     def compiled(self, decision: Decision) -> Decision:
-        """Return the fastest that was compiled; eager, which then fails, where all that was compiled is wrong."""
+        """Return the fastest that can be saved; eager, which then fails, where all that was compiled is wrong."""
         rows = [row for row in decision.rows if row["name"] != EAGER]
         passed = [row for row in rows if row["status"] == "pass" and row["seconds"]]
         if rows and not passed:
             return decision
-        known = [row for row in passed if self.trusts(row["name"], row["options"])]
+        savable = [row for row in passed if self.can_be_saved(row["name"], row["options"])]
+        known = [row for row in savable if self.trusts(row["name"], row["options"])]
         default: Mapping[str, Any] = {"name": DEFAULT, "options": {}}
         best = min(known, key=lambda row: row["seconds"], default=default)
         return replace(decision, winner=best["name"], options=best["options"])

@@ -3,23 +3,40 @@
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # what force_shape_pad may pad
 GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
 NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # whose speed no product in bf16 tells
+CONVOLUTIONS = ("convolution", "cudnn_conv")
 ATTENTIONS = ("scaled_dot_product", "flex_attention")
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 # Of operators in other namespaces, and functions of other modules, nobody knows whether other ranks take part.
 OPERATORS = {"aten", "inductor", "mkldnn", "prims", "profiler", "quantized", "quantized_decomposed", "rngprims"}
 LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "builtins", "math", *OPERATORS})
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product, convolution or attention of one layout: how often it runs, its flops and bytes.
+
+    `call` is the operator with its arguments, whose tensors are on the meta device.
+    """
+
+    layout: str
+    count: int
+    flops: float
+    bytes: float
+    itemsize: int
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +63,7 @@ class Facts:
     writes: bool
     dynamic: bool
     opaque: bool = False
+    products: tuple[Product, ...] = ()
 
     @property
     def gpu(self) -> bool:
@@ -74,6 +92,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops = 0.0
         self.unaligned = 0
         self.opaque = False
+        self.products: dict[str, Product] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -89,13 +108,43 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func._overloadpacket
         if not getattr(func, "is_view", False):
             self.names[packet.__name__] += 1
-            self.tags.update(func.tags)
+            # Attention is tagged as random for the sake of its dropout; where it draws, the generators tell.
+            attends = any(part in packet.__name__ for part in ATTENTIONS)
+            self.tags.update(tag for tag in func.tags if not (attends and tag is torch.Tag.nondeterministic_seeded))
         if packet.__name__ in PADDED:
             self.unaligned += any(map(_is_unaligned, (*args, result)))
-        if packet in flop_registry and packet.__name__ not in NARROW:
-            with contextlib.suppress(Exception):  # torch's own count refuses some shapes, grouped queries say
-                self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
+        if _is_product(packet.__name__):
+            self._count_product(func, args, kwargs, result)
         return result
+
+    def _count_product(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        name, flops = func._overloadpacket.__name__, 0.0
+        if name not in NARROW:
+            with contextlib.suppress(Exception):  # torch's own count refuses some shapes, grouped queries say
+                flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
+        self.flops += flops
+        on_meta = pytree.tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
+        operands = [leaf for leaf in pytree.tree_leaves(on_meta) if isinstance(leaf, torch.Tensor)]
+        layout = f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}"
+        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        once = Product(
+            layout,
+            0,
+            flops,
+            float(sum(t.nbytes for t in (*operands, *made))),
+            min((t.itemsize for t in operands), default=1),
+            (func, *on_meta),
+        )
+        seen = self.products.get(layout, once)
+        self.products[layout] = replace(seen, count=seen.count + 1)
+
+
+def _is_product(name: str) -> bool:
+    return name in GEMMS | NARROW or name.startswith(CONVOLUTIONS) or any(part in name for part in ATTENTIONS)
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def seen_facts(run: Callable[[], Any], bytes_of: Callable[[Any], float], **told: Any) -> tuple[Any, Facts]:
@@ -112,13 +161,14 @@ def seen_facts(run: Callable[[], Any], bytes_of: Callable[[Any], float], **told:
         ops=sum(named.values()),
         gemms=count(lambda name: name in GEMMS),
         unaligned=seen.unaligned,
-        convolutions=count(lambda name: name.startswith(("convolution", "cudnn_conv"))),
+        convolutions=count(lambda name: name.startswith(CONVOLUTIONS)),
         reductions=seen.tags[torch.Tag.reduction] + count(_is_composite_reduction),
         softmaxes=count(lambda name: "softmax" in name),
         attentions=count(lambda name: any(part in name for part in ATTENTIONS)),
         flops=seen.flops,
         bytes_written=bytes_of(result),
         opaque=seen.opaque,
+        products=tuple(seen.products.values()),
         random=bool(seen.tags[torch.Tag.nondeterministic_seeded]),
         **told,
     )
@@ -145,6 +195,19 @@ def communicates(gm: GraphModule) -> bool:
 def may_communicate(gm: GraphModule) -> bool:
     """Tell whether the graph holds operators that are not torch's own, within which other ranks may take part."""
     return any(_namespace(node.target) not in LOCAL | COLLECTIVES for node in _nodes(gm))
+
+
+def has_side_effects(gm: GraphModule) -> bool:
+    """Tell whether the graph holds operators with a registered effect, printing say: these must run once."""
+    from torch._higher_order_ops.effects import has_effects
+
+    return any(has_effects(operator) for node in _nodes(gm) for operator in _overloads(node.target))
+
+
+def _overloads(target: Any) -> list[Any]:
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
+    return [target]
 
 
 def recomputes(gm: GraphModule) -> bool:

@@ -23,7 +23,10 @@ LITTLE = 1 << 20  # bytes by which peaks of one callable differ
 
 @dataclass(slots=True)
 class Row:
-    """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds."""
+    """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds.
+
+    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by.
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -33,6 +36,7 @@ class Row:
     speedup: Interval | None = None
     against: str = ""
     compile_s: float = 0.0
+    predicted_s: float | None = None
     peak_bytes: int | None = None
     won: bool = False
 

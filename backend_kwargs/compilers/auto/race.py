@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 from torch._dynamo.utils import get_metrics_context
+from torch._guards import TracingContext
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.apart import Task, apart, has_drawn, own_libdevice
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
 from backend_kwargs.compilers.auto.capped import OutOfTime, capped
-from backend_kwargs.compilers.auto.facts import Facts, recomputes, seen_facts
+from backend_kwargs.compilers.auto.facts import Facts, Product, recomputes, seen_facts
 from backend_kwargs.compilers.auto.judging import Row, Runner, alike, better, in_turns, speedup
-from backend_kwargs.compilers.auto.limit import limit_of
+from backend_kwargs.compilers.auto.limit import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.freezing import copy_of_graph
 from backend_kwargs.compilers.generated import comparable, compiled_graphs
@@ -30,8 +31,11 @@ Progress = Callable[[str, float], None]
 
 LEAST_CALLS = 4  # of a meeting
 SLOW_S = 0.1  # a call of eager above which fewer are made
-LAUNCH_S = 5e-6  # of a kernel, from Python; where a call is waited for, the first ones hide behind nothing
 LEAST_GAIN = 0.03  # a candidate that cannot gain as much is not tried
+LEAST_GAIN_PER_S = 0.003  # nor is one that gains less for a second of compiling, unless effort is "full"
+LEAST_COMPILE_S = 0.5  # what a compile of default takes at least where little of it was in Inductor's cache
+OVER_BUDGET = "it is predicted to exceed the budget"
+PROLOGUE_S, GUARD_S = 3e-6, 5e-8  # of dynamo, for each call
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs: the reference takes up to four times as many
 SLOWER_IN_PRECISION = 10
 
@@ -53,8 +57,9 @@ class Outcome:
 
 def race(request: Request, tell: Progress) -> Outcome:
     """Return the fastest candidate that is right; leaves no trace in torch, in the inputs or in the generators."""
+    dynamo_s = dynamo_seconds()
     with apart(request.gm) as begin:
-        return _Race(request, tell, begin).run()
+        return _Race(request, tell, begin, dynamo_s).run()
 
 
 @dataclass
@@ -62,6 +67,7 @@ class _Race:
     request: Request
     tell: Progress
     begin: Callable[[], None]
+    dynamo_s: float
 
     def __post_init__(self) -> None:
         self.started = time.perf_counter()
@@ -71,6 +77,9 @@ class _Race:
         self.rows: list[Row] = []
         self.codes: dict[tuple[Any, ...], str] = {}
         self.device = _device(self.task.inputs.values)
+        self.default_s = 0.0
+        self.library: dict[Product, float] | None = None
+        self.base: tuple[float, Slack] | None = None  # what candidates are merged onto: its seconds, and what they hold
 
     def run(self) -> Outcome:
         began = time.perf_counter()
@@ -81,26 +90,39 @@ class _Race:
         if self._over:
             spent = time.perf_counter() - self.started
             raise UnfitError(
-                f"to run it in eager took {spent:.2g} s, over twice its budget of {self.settings.budget_s:g} s; "
-                "raise budget_s"
+                f"one call in eager took {spent:.2g} s, over budget_s={self.settings.budget_s:g}; raise budget_s"
             )
         self.expected: dict[str, Any] | None = self.eager
         self.reference = self._reference()
-        eager = self._entered(Candidate(EAGER), self.task.copy())
+        eager = self._entered(Candidate(EAGER), self.task.copy(), Row(EAGER))
+        if eager.row.status != "pass":
+            raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
         champion = self._meet(eager, Candidate(DEFAULT, over=False, rank=0))
-        field = candidates_for(self.facts, self.settings.effort, self.settings.candidates, self.tools.options_of)
-        for at, candidate in enumerate(field):
-            self.tell(candidate.name, (at + 1) / (len(field) + 1))
-            if why := self._not_worth(candidate, champion):
-                self.rows.append(Row(candidate.name, dict(candidate.options), "skipped", why))
-            else:
-                champion = self._meet(champion, candidate)
+        champion = self._climb(champion)
         champion = self._not_slower(champion, eager)
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
-        cut = self._over or any(row.reason in (self._out_of_time, self._capped) for row in self.rows)
+        cut = self._over or any(row.reason == self._capped or row.reason.startswith(OVER_BUDGET) for row in self.rows)
         return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)
+
+    def _climb(self, champion: Runner) -> Runner:
+        """Return the fastest after all candidates that are worth their time, those that gain most per second first."""
+        left = candidates_for(self.facts, self.settings.effort, self.settings.candidates, self.tools.options_of)
+        field = len(left)
+        while left:
+            reasons = {id(each): self._not_worth(each, champion) for each in left}
+            fitting = [each for each in left if not reasons[id(each)]]
+            if not fitting:
+                for each in left:
+                    row = Row(each.name, dict(each.options), "skipped", reasons[id(each)])
+                    self.rows.append(replace(row, predicted_s=self._predicted_s(each)))
+                break
+            following = fitting[0] if self._named else max(fitting, key=lambda each: self._gain_per_s(each, champion))
+            left.remove(following)
+            self.tell(following.name, 1 - (len(left) + 1) / (field + 1))
+            champion = self._meet(champion, following)
+        return champion
 
     # ---- before
 
@@ -140,13 +162,9 @@ class _Race:
         return max(self.settings.budget_s - (time.perf_counter() - self.started), 0.0)
 
     @property
-    def _until_cap_s(self) -> float:
-        return self.settings.cap_s - (time.perf_counter() - self.started)
-
-    @property
     def _over(self) -> bool:
         """Whether so much time is spent that default stands without more ado."""
-        return self._until_cap_s < 0
+        return self._left_s <= 0
 
     @property
     def _out_of_time(self) -> str:
@@ -154,11 +172,14 @@ class _Race:
 
     @property
     def _capped(self) -> str:
-        return f"its tuning was ended after {self.settings.cap_s:g} s of the race"
+        return f"its tuning was ended with the budget of {self.settings.budget_s:g} s"
+
+    @property
+    def _named(self) -> bool:
+        return self.settings.candidates is not None
 
     def _not_worth(self, candidate: Candidate, champion: Runner) -> str:
-        if not self._left_s and not (candidate.late and not self._over):
-            return self._out_of_time
+        """Return why the candidate is not tried against this champion, "" where it is."""
         fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
         options = self._options(candidate, champion)
         inert = {**self.tools.inert({**options, **self.tools.fixed}), **fixed}
@@ -166,17 +187,32 @@ class _Race:
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         if tried := [r.name for r in self.rows if r.options == options and r.status != "skipped" and r.name != EAGER]:
             return f"it would be {tried[0]} again"
-        seconds = champion.row.seconds or 0.0
-        if not _saves_enough(candidate, self.facts, seconds):
-            return "it saves time of the host, of which little is spent here"
-        if candidate.expensive and self._at_its_limit(seconds):
-            return f"the fastest is within {LEAST_GAIN:.0%} of the limit already"
+        if self._over:
+            return self._out_of_time
+        if (predicted := self._predicted_s(candidate)) > self._left_s:
+            return f"{OVER_BUDGET}: about {predicted:.0f} s of compiling, {self._left_s:.0f} s are left"
+        if self._named or self.settings.objective == "memory":
+            return ""
+        gain = self._gain(candidate, champion)
+        if gain < LEAST_GAIN:
+            return f"it could save {max(gain, 0):.1%} at most"
+        if self.settings.effort == "quick" and gain < LEAST_GAIN_PER_S * predicted:
+            return f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling"
         return ""
 
-    def _at_its_limit(self, seconds: float) -> bool:
-        limit = limit_of(self.facts, self.device)
-        # What is faster than its limit proves that to be none: an embedding reads few of its rows, a cache is warm.
-        return bool(limit) and abs(seconds / limit - 1) < LEAST_GAIN
+    def _predicted_s(self, candidate: Candidate) -> float:
+        """Return the seconds that compiling and tuning are predicted to take, by those of default."""
+        return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.facts)
+
+    def _gain(self, candidate: Candidate, champion: Runner) -> float:
+        """Return the share of the champion's time that the candidate may save, by what its kind has saved before."""
+        if self.base is None:  # default is wrong or fails: nothing is known
+            return 1.0
+        seconds, slack = self.base
+        return 1 - (seconds - slack.saves(candidate.shares)) / (champion.row.seconds or seconds)
+
+    def _gain_per_s(self, candidate: Candidate, champion: Runner) -> float:
+        return self._gain(candidate, champion) / self._predicted_s(candidate)
 
     def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
         under = champion.row.options if candidate.over else {}
@@ -195,41 +231,59 @@ class _Race:
         """Return the better of the two."""
         challenger = self._prepared(candidate, champion)
         best = challenger if challenger is not None and self._beats(challenger, champion) else champion
+        if challenger is not None and (candidate.name == DEFAULT or best is challenger):
+            self._learn_slack(challenger)
         del challenger, champion
         gc.collect()  # compiled graphs hold one another in cycles: a loser's memory is free only now
         return best
 
-    def _prepared(self, candidate: Candidate, champion: Runner) -> Runner | None:
-        options = self._options(candidate, champion)
-        began = time.perf_counter()
+    def _learn_slack(self, runner: Runner) -> None:
+        """Measure what a compiled candidate leaves to save: the next ones are options merged onto its own."""
+        row = runner.row
+        if row.status != "pass" or row.seconds is None or self._named or self._over:
+            return
         try:
-            with own_libdevice(), capped(math.inf if candidate.name == DEFAULT else self.started + self.settings.cap_s):
-                runner = self._entered(candidate, self._compiled(options), options)
+            if self.library is None:
+                self.library = time_library(self.facts.products, self.device)
+            slack = slack_of(runner.call, row.seconds, self.facts, self.library, self.device)
+            self.base = row.seconds, slack
+            logger.info("%s could save at most %s of %.1f µs", row.name, slack, row.seconds * 1e6)
+        except Exception as error:  # noqa: BLE001 - the race goes on without an order
+            logger.info("What %s leaves to save is unknown: %s", row.name, measure.status_of(error)[1])
+
+    def _prepared(self, candidate: Candidate, champion: Runner) -> Runner | None:
+        first, row = candidate.name == DEFAULT, Row(candidate.name, self._options(candidate, champion))
+        row.predicted_s = None if first else self._predicted_s(candidate)
+        runner, began = None, time.perf_counter()
+        try:
+            with own_libdevice(), capped(math.inf if first else self.started + self.settings.budget_s):
+                runner = self._entered(candidate, self._compiled(row.options), row)
         except RESTARTS:
             raise
         except OutOfTime:
-            spent = time.perf_counter() - began
-            self._dropped(Row(candidate.name, options, "timeout", self._capped, compile_s=spent))
-            return None
+            row.status, row.reason = "timeout", self._capped
         except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, and hurts no other
-            status, reason = measure.status_of(error)
-            self._dropped(Row(candidate.name, options, status, reason, compile_s=time.perf_counter() - began))
-            return None
-        runner.row.compile_s = time.perf_counter() - began
-        first = self.codes.setdefault(runner.code, candidate.name) if runner.code else candidate.name
-        if runner.row.status == "pass" and first != candidate.name:
-            runner.row.status, runner.row.reason = "same code", f"as {first}"
-        if runner.row.status != "pass":
-            self._dropped(runner.row)
-            return None
-        return runner
+            row.status, row.reason = measure.status_of(error)
+        row.compile_s = time.perf_counter() - began
+        if first:
+            self.default_s = row.compile_s
+        if runner and row.status == "pass" and runner.code:
+            same = self.codes.setdefault(runner.code, candidate.name)
+            if same != candidate.name:
+                row.status, row.reason = "same code", f"as {same}"
+        if row.status == "pass":
+            return runner
+        self.rows.append(row)
+        logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
+        return None
 
     def _compiled(self, options: Mapping[str, Any]) -> Callable[..., Any]:
         with get_metrics_context():
             return self.request.compile_one(self.task.copy(), self.request.example_inputs, options)
 
-    def _entered(self, candidate: Candidate, fn: Callable[..., Any], options: Mapping[str, Any] = {}) -> Runner:
-        row, call = Row(candidate.name, dict(options)), _Call(fn, self.task)
+    def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: Row) -> Runner:
+        """Return the candidate as a runner; its row says whether it passed the accuracy check."""
+        call = _Call(fn, self.task, self.dynamo_s)
         accuracy = self._check(candidate, fn)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
@@ -244,7 +298,7 @@ class _Race:
         Inductor draws other random numbers than eager. There default is checked by its twin that draws as eager does,
         and the other candidates against default, whose draws they share.
         """
-        seen = self.eager if candidate.name == EAGER and self.slow else self.task.observe(fn)
+        seen = self.task.observe(fn)
         own_draws = self.facts.random and not self.tools.fixed.get("fallback_random")
         if candidate.name != DEFAULT or not own_draws:
             return self._compare(seen)
@@ -262,17 +316,13 @@ class _Race:
         ]
         return measure.worst(judged)
 
-    def _dropped(self, row: Row) -> None:
-        self.rows.append(row)
-        logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
-
     # ---- the race of two
 
     def _beats(self, challenger: Runner, champion: Runner) -> bool:
         for runner in (champion, challenger):
             if not any(row is runner.row for row in self.rows):
                 self.rows.append(runner.row)
-        if self._over or LEAST_CALLS * self.eager_s > self._until_cap_s:
+        if LEAST_CALLS * self.eager_s > self._left_s:
             return challenger.candidate.name == DEFAULT
         failed: dict[str, Exception] = {}
         samples = in_turns(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=not self.slow)
@@ -299,21 +349,26 @@ class _Race:
 
 @dataclass
 class _Call:
-    """A candidate's call, whose inputs are made when it is first called."""
+    """A candidate's call as the user makes it, behind dynamo's guards; its inputs are made when it is first called."""
 
     fn: Callable[..., Any]
     task: Task
+    dynamo_s: float
     made: Callable[[], Any] | None = None
 
     def __call__(self) -> Any:
         if self.made is None:
             self.made = self.task.caller(self.fn)
+        called = time.perf_counter() + self.dynamo_s
+        while time.perf_counter() < called:
+            pass
         return self.made()
 
 
-def _saves_enough(candidate: Candidate, facts: Facts, seconds: float) -> bool:
-    """Tell whether the host's time that a candidate saves can count; of an opaque graph nobody knows."""
-    return not candidate.saves_launches or facts.opaque or LAUNCH_S * facts.ops >= LEAST_GAIN * seconds
+def dynamo_seconds() -> float:
+    """Return what dynamo adds to each call of the function that is being compiled: its guards and its prologue."""
+    context = TracingContext.try_get()
+    return PROLOGUE_S + GUARD_S * len(context.guards_context.dynamo_guards) if context else 0.0
 
 
 def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:

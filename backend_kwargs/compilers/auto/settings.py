@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from backend_kwargs.options import Where, declared
 from backend_kwargs.requirements import Rule
 
-CAP = 2  # budgets
 Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]
 Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
 Tolerance = Annotated[float, Where("above 0", lambda tolerance: tolerance > 0)]
@@ -23,20 +22,18 @@ class Settings:
     candidates: Annotated[list[str] | None, "steps and templates to race; None: the built-in steps"] = None
     budget_s: Annotated[
         Seconds,
-        "seconds for a graph's race; then only CUDA graphs of the fastest are tried, after twice them nothing is tuned",
-    ] = 60.0
+        "seconds for a graph's race: no candidate starts that is predicted to take longer than what is left",
+    ] = 30.0
     process_budget_s: Annotated[Seconds, "seconds for all races of this process; no race is begun after them"] = 600.0
     most_races: Annotated[Count, "races of one computation; further sizes take the winner of the last"] = 3
     tolerance: Annotated[Tolerance | None, "of numbers, absolute and relative; None: 1e-3, in training 1e-2"] = None
+    race_custom_ops: Annotated[
+        bool, "race graphs with operators that are not torch's, which then run many times; False: they take default"
+    ] = True
     race: Annotated[Literal["missing", "never", "always"], "when to race; missing: where no decision is stored"] = (
         "missing"
     )
     store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
-
-    @property
-    def cap_s(self) -> float:
-        """Return the seconds of a race after which the candidate that is being tuned is given up."""
-        return CAP * self.budget_s
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Settings":
