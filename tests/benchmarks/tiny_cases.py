@@ -85,10 +85,10 @@ def build_trained(device, dtype, scale):
 
 def build_held(device, dtype, scale):
     def steady(x):
-        time.sleep(4e-3)
+        time.sleep(0.03)
         return x * 2
 
-    planted = controls.slow_while_held(double, controls.spinning(16e-3, device))
+    planted = controls.slow_while_held(double, controls.spinning(0.24, device))
     return Problem(steady, _args(device, dtype), None, {"planted": planted})
 
 
