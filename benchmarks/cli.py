@@ -39,6 +39,7 @@ class Suite(StrEnum):
     dev = "dev"
     start = "start"
     full = "full"
+    models = "models"
 
 
 class Mode(StrEnum):
@@ -144,6 +145,8 @@ def run(
         typer.Option("--beside/--apart", help="Compile in the timing process alone, or first in one of its own."),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Compiles at a time, where none of them times kernels.")] = 1,
+    tuners: Annotated[int, typer.Option(min=1, help="The same of torch's modes that time kernels.")] = 1,
+    ahead: Annotated[int, typer.Option(min=1, help="Groups to compile before the first of them is timed.")] = 1,
     one_cache: Annotated[
         bool,
         typer.Option("--one-cache", help="Beside, and sharing all that is compiled; no compile time is told."),
@@ -167,7 +170,7 @@ def run(
     from benchmarks.run import run as go
 
     place = _device(device)
-    globs = table.globs_of(peers) if peers else table.SMOKE if suite == "smoke" else ("*",)
+    globs = table.globs_of(peers) if peers else table.GLOBS.get(suite, ("*",))
     globs = (*dict.fromkeys((*table.BASELINES, *globs)),)
     if one_cache and beside is False:
         raise BackendKwargsError("--one-cache excludes --apart: a fresh compile finds nothing of its peers'.")
@@ -188,6 +191,8 @@ def run(
         compiles=compiles,
         beside=beside,
         jobs=jobs,
+        tuners=tuners,
+        ahead=ahead,
         budget_s=_seconds("--budget", budget) if budget else float("inf"),
         step_s=_seconds("--timeout", timeout),
         shard=_shard(shard),
@@ -199,8 +204,10 @@ def run(
     )
     if timer == "events" and place == "cpu":
         raise BackendKwargsError("--timer events wants a GPU: on a CPU the wall's clock is the only one.")
-    if jobs > 1 and not plan.apart:
-        raise BackendKwargsError("--jobs wants --apart: beside its peers each compiles in turn, in one process.")
+    if max(jobs, tuners, ahead) > 1 and not plan.apart:
+        raise BackendKwargsError(
+            "--jobs, --tuners and --ahead need --apart: beside its peers each compiles in turn, in one process."
+        )
     if not groups(plan):
         if groups(replace(plan, shard=(1, 1))):
             console().print(f"Shard {shard} is empty: there are fewer groups.")
@@ -337,9 +344,7 @@ def _print(cells: "list[Cell]") -> None:
 
     rows = []
     for cell in cells:
-        clocks = [
-            f"{percentile(s, 0.5) * 1e6:.1f}" if s else "" for s in (cell.device_s, cell.wall_s, cell.wall_dropped_s)
-        ]
+        clocks = [f"{percentile(s, 0.5) * 1e6:.1f}" if s else "" for s in (cell.device_s, cell.wall_s, cell.dropped_s)]
         made = f"{cell.compile.cold_s:.1f}" if cell.compile.cold_s is not None else ""
         rows.append(
             (cell.case, cell.mode, cell.peer, *clocks, made, " ".join(filter(None, (cell.status, cell.reason))))

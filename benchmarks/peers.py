@@ -10,19 +10,26 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.trial import UnavailableError
 from benchmarks.case import Case, Mode
 
-Kind = Literal["eager", "graph", "mode", "template", "auto", "hand", "tvm", "control"]
+Kind = Literal["eager", "graph", "mode", "clone", "template", "auto", "winner", "hand", "tvm", "control"]
 TEMPLATES = "tmpl-inductor:"
 HAND = "hand:"
 BASELINES = ("eager", "default")  # timed in each group, so that every ratio is of one process
-SMOKE = ("eager", "default", f"{TEMPLATES}default", f"{TEMPLATES}fast_compile", f"{HAND}*")
+WINNER = "winner"
+MODELS = "models"  # the suite of real models
+GLOBS: Mapping[str, tuple[str, ...]] = {
+    "smoke": ("eager", "default", f"{TEMPLATES}default", f"{TEMPLATES}fast_compile", f"{HAND}*"),
+    MODELS: ("eager", "default", "reduce-overhead*", "max-autotune*", f"{TEMPLATES}auto"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """One way to run a case: `torch.compile`'s backend, mode and options; none of them for what is not compiled.
 
-    "eager" and "graph" run the case as it is, "hand" a kernel of the case's own. `devices` are those on which the peer
-    differs from every other, `cases` globs of those that it is run on, `suite` the one that they are of.
+    "eager" and "graph" run the case as it is, "hand" a kernel of the case's own. "clone" is a mode whose caller clones
+    the outputs of each call, "winner" what auto chose, compiled alone. `devices` are those on which the peer differs
+    from every other, `cases` globs of those that it is run on, `suite` the one that they are of, `cache` the peer whose
+    compiled code it finds.
     """
 
     name: str
@@ -35,6 +42,7 @@ class Peer:
     cases: tuple[str, ...] = ("*",)
     suite: str = "full"
     hand: Callable[..., Any] | None = None
+    cache: str = ""
 
     @property
     def compiles(self) -> bool:
@@ -53,6 +61,10 @@ FIXED: tuple[Peer, ...] = (
     _mode("reduce-overhead", "reduce-overhead", "cuda"),
     _mode("max-autotune", "max-autotune"),
     _mode("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", "cuda"),
+    *(
+        Peer(f"{mode}+clone", "clone", "inductor", mode, devices=("cuda",), suite=MODELS)
+        for mode in ("reduce-overhead", "max-autotune")
+    ),
 )
 # Templates too slow to compile for every case with an empty cache: about 100 s of nvcc, 45 s of g++, 300 s of Triton.
 SLOW: Mapping[str, tuple[str, ...]] = {
@@ -109,6 +121,13 @@ def globs_of(text: str) -> tuple[str, ...]:
         if not named.startswith((HAND, "*")) and not any(fnmatchcase(name, named) for name in peers()):
             raise BackendKwargsError(f"No peer is called {glob!r}: `python -m benchmarks list` shows all.")
     return ("*", *globs) if all(glob.startswith("!") for glob in globs) else globs
+
+
+def winner(decided: Mapping[str, Any], auto: Peer) -> Peer:
+    """Return what an auto has chosen as a peer that compiles it alone, with what the auto has compiled at hand."""
+    if decided["winner"] == "eager":
+        return Peer(WINNER, "winner", "eager", cache=auto.name)
+    return Peer(WINNER, "winner", TEMPLATES.removesuffix(":"), options=decided["options"], cache=auto.name)
 
 
 def why_not(peer: Peer, case: Case, mode: Mode, device: str) -> str:

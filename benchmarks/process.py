@@ -1,12 +1,13 @@
 """A step of the suite in a process of its own, which may crash, hang or run out of memory without harm to the rest."""
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -18,6 +19,7 @@ from backend_kwargs.measure import Status, status_of
 Tell = Callable[[str], None]
 EXIT_S = 3
 START_S = 120  # imports are nobody's step
+POLL_S, TELL_S = 0.02, 30.0
 METHODS = ("forkserver", "spawn")  # the second where CUDA does not survive the first
 
 
@@ -100,6 +102,31 @@ def _listen(receiver: Connection, child: Any, step_s: float, deadline: float, he
             return Outcome(told[0], at)
         else:
             return Outcome(None, at, *told)
+
+
+@contextlib.contextmanager
+def taking_turns(lock: Path | None, wait_on: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Share the file `lock` with other processes; the function that it yields waits until this process has it alone.
+
+    A process that waits holds nothing, and calls `wait_on` now and then. None: there are no others.
+    """
+    if lock is None:
+        yield lambda: None
+        return
+    with lock.open("a") as file:
+
+        def take(how: int) -> None:
+            told = time.monotonic()
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    return fcntl.flock(file, how | fcntl.LOCK_NB)
+                if time.monotonic() - told > TELL_S:
+                    told = time.monotonic()
+                    wait_on()
+                time.sleep(POLL_S)
+
+        take(fcntl.LOCK_SH)
+        yield lambda: take(fcntl.LOCK_EX)
 
 
 def _ending(code: int | None) -> str:

@@ -20,11 +20,13 @@ class Compile:
 
     `fresh` says that it had a process of its own; else it was compiled beside its peers, and its seconds depend on the
     order: what the process has compiled before costs less. `shares` names the peer of equal options
-    that was compiled in its place. `beside` is how many others compiled meanwhile.
+    that was compiled in its place. `beside` is how many others compiled meanwhile. `alone_s` is of an auto: what
+    compiling its winner alone takes where `warm_s` is what the auto takes with its decision and its kernels stored.
     """
 
     cold_s: float | None = None
     warm_s: float | None = None
+    alone_s: float | None = None
     peak_bytes: int | None = None
     kernels: int | None = None
     fresh: bool = False
@@ -36,9 +38,9 @@ class Compile:
 class Cell:
     """One peer of one case in one mode: its status, raw samples of each clock, and what the figures rest on.
 
-    `wall_s`, `wall_dropped_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the
+    `wall_s`, `dropped_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the
     other cells of the same `group_id` (one timing process). `wall_s` is of a loop that holds each result until the next
-    call returns, `wall_dropped_s` of one that drops results at once; older files have only the latter. `device_s` is
+    call returns, `dropped_s` of one that drops results at once; older files have only the latter. `device_s` is
     empty where the device has no events. A cell that did not pass has no samples. `repeats` says by clock, "wall",
     "dropped" or "events", how many calls a sample is the mean of; it is empty in older files. `exposed`: launches
     outlast what covers them, so that `device_s` holds time of the host. `one_cache`: peers shared what they compiled.
@@ -51,13 +53,13 @@ class Cell:
     mode: str
     dtype: str
     peer: str
-    kind: str  # "eager" | "mode" | "template" | "auto" | "hand" | "tvm" | "control"
+    kind: str  # of peers.Kind
     numerics: str  # class whose members may be compared: "bf16", "tf32", "fp8", "frozen", ...
     group_id: str
     status: Status
     reason: str = ""
     wall_s: list[float] = field(default_factory=list)
-    wall_dropped_s: list[float] = field(default_factory=list)
+    dropped_s: list[float] = field(default_factory=list)
     device_s: list[float] = field(default_factory=list)
     repeats: dict[str, int] = field(default_factory=dict)
     exposed: bool = False
@@ -176,9 +178,9 @@ def _check_version(line: Mapping[str, Any]) -> None:
 def _cell(line: dict[str, Any]) -> Cell:
     known = {each.name for each in fields(Cell)}
     held = {name: value for name, value in line.items() if name in known}
-    if "wall_dropped_s" not in line:
+    if "dropped_s" not in line:
         # Before results were held, all were dropped.
-        held["wall_s"], held["wall_dropped_s"] = [], held.get("wall_s", [])
+        held["wall_s"], held["dropped_s"] = [], held.get("wall_s", [])
         held["repeats"] = {"dropped" if clock == "wall" else clock: n for clock, n in held.get("repeats", {}).items()}
     return Cell(**held | {"compile": Compile(**line.get("compile") or {})})
 
@@ -187,7 +189,7 @@ def _cell(line: dict[str, Any]) -> Cell:
 
 METRICS = {
     "wall_time(s)": lambda cell: cell.wall_s,
-    "wall_time_results_dropped(s)": lambda cell: cell.wall_dropped_s,
+    "wall_time_results_dropped(s)": lambda cell: cell.dropped_s,
     "device_time(s)": lambda cell: cell.device_s,
     "compile_time_cold(s)": lambda cell: _given(cell.compile.cold_s if cell.compile.fresh else None),
     "compile_time_warm(s)": lambda cell: _given(cell.compile.warm_s),

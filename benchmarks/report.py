@@ -12,6 +12,7 @@ from benchmarks.cases import CASES as TABLE
 from benchmarks.ceilings import Ceilings
 from benchmarks.choices import LEAST, Choice, choices, geomeans
 from benchmarks.controls import INJECTED, SLOWED, is_seen
+from benchmarks.real_models import AUTO, KEPT, MODES, RealModel, mean_over, middle_and_most, real_models
 from benchmarks.records import AGAIN, Cell, Results
 from benchmarks.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, Summary, clock_name
 
@@ -39,13 +40,23 @@ several processes have timed a case, a peer's row is of the latest that holds it
 floor; eager, torch's modes and the controls are of the latest that holds most modes; times of two processes do not
 compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launches outlast what covers them,
 so that this device time holds time of the host, and enters no ratio. Limits are of the best ceilings over all runs.
-Wall time is of a loop that holds each result until the next call returns; beside it stands that of one that drops
-results at once. Kernels are those that one call launches or replays."""
+A wall time is of a loop that holds each result until the next call has returned; "results dropped" is of one that drops
+it at once. Kernels are those that one call launches or replays."""
 CHOICES = """\
 Wall time, in older files of results dropped at once, of what `auto` chose over each mode of torch.compile and the
 fastest of them, all in the latest process that holds this `auto`: above 1 is faster. The race is how long it took to
 decide; beside its compile, which holds the race, stand the compiles of all modes that pass, together. In *italics*:
 within the noise floor."""
+REAL = """\
+Wall time of models from transformers and timm, medians in ms. In the loop each result is held until the next call has
+returned; "dropped" are the same calls whose results are dropped at once. "Kept" is the fastest mode whose results stay
+as they are: one without CUDA graphs, or one with them whose caller clones each output; "raw" is the fastest of the four
+modes as they are. Speedups are of `auto` in the loop, above 1 is faster; in *italics*: within the noise floor. In
+training outputs are cloned, gradients are not."""
+FIRST = """\
+Seconds of the first call, nothing compiled before, each compile in a process of its own. "Stored" is the first call of
+`auto` with its decision and its kernels stored, "alone" that of its winner with the same kernels stored. Memory is the
+most that a call holds above what was held before the compile, in MiB."""
 FINE = ("pass", "unavailable")
 OVER = "**over 100 %: a bug of the suite until explained**"
 NUMBERS: tuple[tuple[float, float, str], ...] = ((1, 1, "s"), (1e-3, 1e3, "ms"), (0, 1e6, "µs"))
@@ -133,6 +144,7 @@ def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Pa
         yield from _summary(clock, found)
     for title, path in drawn.items():
         yield from ["", f"![{title}]({path.name})"]
+    yield from _real(real_models(results.cells))
     yield from _choices(results.cells)
     yield from ["", "## Controls", "", *_controls(tables)]
     yield from ["", "## Measured with", "", *_measured_with(results)]
@@ -219,6 +231,82 @@ def _case_table(clock: Clock, table: Sequence[Entry]) -> Iterator[str]:
     if any(entry.kernels is not None for entry in table):
         columns["kernels"] = lambda e: _number(e.kernels, "{}")
     yield from _table(list(columns), ([show(entry) for show in columns.values()] for entry in table))
+
+
+# ---- real models
+
+
+def _real(models: Sequence[RealModel]) -> Iterator[str]:
+    if not models:
+        return
+    yield from ["", "## Real models", "", REAL, ""]
+    head = ["model", "eager", *MODES, "kept", "its time", "auto", "x kept", "x raw", "dropped: raw", "dropped: auto"]
+    yield from _table(head, [*map(_loop_row, models), _loop_means(models)])
+    yield from ["", FIRST, ""]
+    head = [*MODES, "all four", "auto", "auto / four", "stored", "alone", "stored / alone"]
+    yield from _table(["model", *head, "memory: eager", "kept", "auto", "winner"], map(_first_row, models))
+    yield from ["", *_bars(models)]
+
+
+def _loop_row(of: RealModel) -> list[str]:
+    kept, raw = of.best(KEPT), of.best(MODES)
+    held = [_ms(of.held(peer)) for peer in ("eager", *MODES)]
+    ratios = [_ratio(of.over(peer), of.noise) for peer in (kept, raw)]
+    return [of.name, *held, kept, _ms(of.held(kept)), _ms(of.held(AUTO)), *ratios, *_dropped(of)]
+
+
+def _dropped(of: RealModel) -> list[str]:
+    timed = {mode: seconds for mode in MODES if (seconds := of.dropped(mode)) is not None}
+    return [_ms(min(timed.values(), default=None)), _ms(of.dropped(AUTO))]
+
+
+def _loop_means(models: Sequence[RealModel]) -> list[str]:
+    means = [_number(mean_over(models, peers), "{:.2f}") for peers in (KEPT, MODES)]
+    return ["all", *[""] * (len(MODES) + 3), "geomean", *means, "", ""]
+
+
+def _first_row(of: RealModel) -> list[str]:
+    made = of.cells[AUTO].compile if AUTO in of.cells else None
+    auto_s, modes_s = of.first_s(AUTO), of.modes_s
+    share = auto_s / modes_s if auto_s and modes_s else None
+    seconds = [of.first_s(mode) for mode in MODES] + [modes_s, auto_s]
+    stored = [made.warm_s, made.alone_s] if made else [None, None]
+    peaks = [of.cells[peer].compile.peak_bytes if peer in of.cells else None for peer in ("eager", of.best(KEPT), AUTO)]
+    return [
+        of.name,
+        *(_number(each, "{:.1f}") for each in seconds),
+        _number(share, "{:.2f}"),
+        *(_number(each, "{:.1f}") for each in stored),
+        _number(of.stored_over_alone, "{:.2f}"),
+        *(_number(peak and peak / 2**20, "{:.0f}") for peak in peaks),
+        of.winner,
+    ]
+
+
+def _bars(models: Sequence[RealModel]) -> Iterator[str]:
+    slow = [of.name for of in models if of.too_slow]
+    known = sum(of.over(of.best(KEPT)) is not None for of in models)
+    yield f"- Below {LEAST}x of the fastest mode whose results stay, of {known} models: {', '.join(slow) or 'none'}."
+    if first := middle_and_most([of.first_s(AUTO) for of in models]):
+        yield f"- First call of `auto`: {first[0]:.1f} s in the middle, {first[1]:.1f} s at most."
+    shares = [auto_s / of.modes_s for of in models if (auto_s := of.first_s(AUTO)) and of.modes_s]
+    if share := middle_and_most(shares):
+        yield f"- Of what the four modes take together: {share[0]:.2f} in the middle, {share[1]:.2f} at most."
+    if stored := middle_and_most([of.stored_over_alone for of in models]):
+        yield f"- With a stored decision over its winner alone: {stored[0]:.2f} in the middle, {stored[1]:.2f} at most."
+    for of in models:
+        failed = of.failed if of.cells else {"all": next(iter(of.failed.values()))}
+        told = [
+            f"{peer} {c.status}({_short(c.reason)})"
+            for peer, c in failed.items()
+            if not of.cells or c.status not in FINE
+        ]
+        if told:
+            yield f"- Not passed on {of.name}: {', '.join(told)}."
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.3g}"
 
 
 # ---- what auto chose

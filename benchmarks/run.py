@@ -23,14 +23,14 @@ from backend_kwargs.errors import BackendKwargsError, warn_once
 from benchmarks import limits, peers, process, records, worker
 from benchmarks.case import Case, Mode, Work
 from benchmarks.ceilings import Ceilings
-from benchmarks.peers import Peer, UnavailableError
+from benchmarks.peers import MODELS, Peer, UnavailableError
 from benchmarks.process import Outcome
 from benchmarks.records import Cell, Compile
 from benchmarks.worker import Clock, Compiled, Job
 
-Suite = Literal["smoke", "dev", "start", "full"]
+Suite = Literal["smoke", "dev", "start", "full", "models"]
 Say = Callable[[str, float], None]
-ROUNDS = {"smoke": 5, "dev": 30, "start": 30, "full": 30}
+ROUNDS = {"smoke": 5, "dev": 30, "start": 30, "full": 30, MODELS: 30}
 CEILING_ROUNDS = {"smoke": 3}
 HEADLINE_COMPILES = 3
 SHARED = "all"  # the folder of what groups of one cache compile
@@ -42,10 +42,11 @@ class Plan:
     """What to run. None where the case, the suite or the device decides.
 
     `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has a process of its
-    own, `jobs` at a time of those that time nothing meanwhile; `beside` compiles in the timing process alone, and under
-    `one_cache` all share what they compile, once, so that no compile time is told. `shard` is (i, n), from 1; `also`
-    are files whose groups are done too. `step_s` bounds one peer's compile, or the timing of a group; `budget_s` the
-    run.
+    own, `jobs` at a time of those that time nothing meanwhile, `tuners` of those that time kernels, of autos one; the
+    peers of `ahead` groups compile before the first of these groups is timed. `beside` compiles in the timing process
+    alone, and under `one_cache` all share what they compile, once, so that no compile time is told. `shard` is (i, n),
+    from 1; `also` are files whose groups are done too. `step_s` bounds one peer's compile, or the timing of a group;
+    `budget_s` the run.
     """
 
     cases: tuple[Case, ...]
@@ -62,6 +63,8 @@ class Plan:
     compiles: int | None = None
     beside: bool | None = None
     jobs: int = 1
+    tuners: int = 1
+    ahead: int = 1
     budget_s: float = float("inf")
     step_s: float = 300.0
     shard: tuple[int, int] = (1, 1)
@@ -88,7 +91,7 @@ class Plan:
     @property
     def apart(self) -> bool:
         """Say whether each compile has a process of its own."""
-        beside = self.suite != "full" if self.beside is None else self.beside
+        beside = self.suite not in ("full", MODELS) if self.beside is None else self.beside
         return not (beside or self.one_cache)
 
 
@@ -110,13 +113,16 @@ class OutOfTimeError(Exception):
 
 
 def select(cases: Mapping[str, Case], suite: str, globs: Sequence[str], device: str) -> tuple[Case, ...]:
-    """Return the cases of a suite that globs name and the device can do; raise where a glob names none at all."""
+    """Return the cases of a suite that globs name and the device can do; raise where a glob names none at all.
+
+    The suite "full" has all cases but the real models, which have a suite of their own.
+    """
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in cases):
             raise BackendKwargsError(f"No case is called {glob!r}: `python -m benchmarks list` shows all.")
     named = [case for name, case in cases.items() if not globs or any(fnmatchcase(name, glob) for glob in globs)]
     fitting = [case for case in named if device != "cpu" or not case.gpus_only]
-    return tuple(case for case in fitting if suite == "full" or suite in case.suites)
+    return tuple(case for case in fitting if suite in case.suites or (suite == "full" and MODELS not in case.suites))
 
 
 def groups(plan: Plan) -> list[Job]:
@@ -193,9 +199,8 @@ class _Run:
         try:
             if left:
                 self._describe(held)
-            for job in left:
-                self._group(job, held)
-                self.progress.done += 1
+            for at in range(0, len(left), self.plan.ahead):
+                self._groups(left[at : at + self.plan.ahead], held)
             shutil.rmtree(shared, ignore_errors=True)
         except OutOfTimeError:
             self.progress.out_of_time = True
@@ -248,13 +253,22 @@ class _Run:
             lines.append({"record": "ceilings", **told})
         records.append(self.plan.out, lines)
 
-    def _group(self, job: Job, held: records.Results) -> None:
-        doing = f"{job.case.name} {job.mode}"
-        self._say(doing)
+    def _groups(self, jobs: Sequence[Job], held: records.Results) -> None:
+        """Compile the peers of several groups, then time the groups, each alone on its device."""
+        placed = [self._placed(job) for job in jobs]
+        placed = self._compiled(placed, held) if self.plan.apart else placed
+        with ThreadPoolExecutor(len(placed)) as pool:
+            list(pool.map(self._group, placed))
+
+    def _placed(self, job: Job) -> Job:
         # Named after the group, so that a resumed run finds what an interrupted one compiled.
         folder = SHARED if job.one_cache else hashlib.sha256(key_of(job).encode()).hexdigest()[:16]
-        job = replace(job, cache=job.cache / folder)
-        job = replace(job, compiled=self._compiled(job, held) if job.apart else {})
+        lock = self.plan.where.absolute() / "timing.lock" if self.plan.ahead > 1 else None
+        return replace(job, cache=job.cache / folder, lock=lock)
+
+    def _group(self, job: Job) -> None:
+        doing = f"{job.case.name} {job.mode}"
+        self._say(doing)
         cells = self._timed(job, doing)
         # A peer that found no memory beside the others may have its turn beside the baselines alone.
         crowded = [c.peer for c in cells if c.status == "oom" and job.compiled.get(c.peer, Compiled()).status == "pass"]
@@ -264,47 +278,58 @@ class _Run:
             cells += self._timed(replace(job, globs=(*beside, *crowded)), doing)
         cells = [self._limited(cell) for cell in cells]
         ids = sorted({cell.group_id for cell in cells})
-        records.append(self.plan.out, [*map(records.line_of, cells), records.group_line(key_of(job), ids)])
-        self.progress.cells += cells
+        with self.lock:
+            records.append(self.plan.out, [*map(records.line_of, cells), records.group_line(key_of(job), ids)])
+            self.progress.cells += cells
+            self.progress.done += 1
         if not job.one_cache:
             shutil.rmtree(job.cache, ignore_errors=True)
 
-    def _compiled(self, job: Job, held: records.Results) -> dict[str, Compiled]:
+    def _compiled(self, jobs: Sequence[Job], held: records.Results) -> list[Job]:
         """Compile each peer in processes of its own, peers of equal options once; each is on the disk at once.
 
         What eager takes of memory is learnt in the same way; where that fails, it is not known.
         """
-        chosen = [peer for peer in job.peers() if _can_be_had(peer, job)]
-        first = peers.sharing(chosen)
-        wanted = {peer.name: peer for peer in chosen if first[peer.name] == peer.name}
-        keys = {name: f"{key_of(job)} {name}" for name in wanted}
-        made = {name: _read_compiled(held.compiles[key]) for name, key in keys.items() if key in held.compiles}
+        wanted = [one for job in jobs for one in _compiles(job)]
+        made = {one.key: _read_compiled(held.compiles[one.key]) for one in wanted if one.key in held.compiles}
 
-        def cold(name: str, beside: int) -> None:
-            found = self._compile_once(job, name, cold=True)
-            made[name] = replace(found, compile=replace(found.compile, beside=beside))
-            self._note(keys[name], made[name])
+        def note(one: _Compile, found: Compiled, **seconds: Any) -> None:
+            made[one.key] = replace(found, compile=replace(found.compile, **seconds))
+            with self.lock:
+                records.append(self.plan.out, [{"record": "compile", "key": one.key, **asdict(made[one.key])}])
 
-        def warm(name: str, beside: int) -> None:
-            warm_s = self._compile_once(job, name, cold=False).compile.warm_s
-            made[name] = replace(made[name], compile=replace(made[name].compile, warm_s=warm_s))
-            self._note(keys[name], made[name])
+        def cold(one: _Compile, beside: int) -> None:
+            note(one, self._compile_once(one.job, one.peer.name, cold=True), beside=beside)
 
-        left = [peer for name, peer in wanted.items() if name not in made]
-        self._at_once(cold, [peer.name for peer in left if not peers.tunes(peer)])
-        for peer in filter(peers.tunes, left):
-            cold(peer.name, 0)
-        self._at_once(warm, [name for name, one in made.items() if _wants_warm(job, name, one)])
-        return {name: one for name, one in made.items() if wanted[name].compiles or one.status == "pass"}
+        def warm(one: _Compile, beside: int) -> None:
+            found = made[one.key]
+            seconds = {"warm_s": self._compile_once(one.job, one.peer.name, cold=False).compile.warm_s}
+            if self.plan.suite == MODELS and found.decided:
+                alone = replace(one.job, extra=(*one.job.extra, peers.winner(found.decided, one.peer)))
+                # Twice, since the first may not find its graph among what the auto has compiled.
+                for _ in range(2):
+                    seconds["alone_s"] = self._compile_once(alone, peers.WINNER, cold=False).compile.warm_s
+            note(one, found, **seconds)
 
-    def _at_once(self, compile_one: Callable[[str, int], None], names: list[str]) -> None:
-        """Compile several, `jobs` at a time."""
-        with ThreadPoolExecutor(self.plan.jobs) as pool:
-            list(pool.map(partial(compile_one, beside=min(self.plan.jobs, len(names)) - 1), names))
+        left = [one for one in wanted if one.key not in made]
+        self._at_once(cold, [one for one in left if not peers.tunes(one.peer)], self.plan.jobs)
+        self._at_once(
+            cold, [one for one in left if peers.tunes(one.peer) and one.peer.kind != "auto"], self.plan.tuners
+        )
+        self._at_once(cold, [one for one in left if one.peer.kind == "auto"], 1)
+        self._at_once(warm, [one for one in wanted if self._wants_warm(one, made[one.key])], self.plan.jobs)
+        kept = [one for one in wanted if one.peer.compiles or made[one.key].status == "pass"]
+        return [replace(job, compiled={one.peer.name: made[one.key] for one in kept if one.job is job}) for job in jobs]
 
-    def _note(self, key: str, made: Compiled) -> None:
-        with self.lock:
-            records.append(self.plan.out, [{"record": "compile", "key": key, **asdict(made)}])
+    def _wants_warm(self, one: "_Compile", made: Compiled) -> bool:
+        there = made.status == "pass" and made.compile.warm_s is None and one.job.folder(one.peer.name).is_dir()
+        # Of real models the modes' warm compiles would take minutes, and no goal asks for them.
+        return there and not one.job.run and (self.plan.suite != MODELS or one.peer.kind == "auto")
+
+    def _at_once(self, compile_one: Callable[["_Compile", int], None], them: list["_Compile"], count: int) -> None:
+        """Compile several, `count` at a time."""
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(partial(compile_one, beside=min(count, len(them)) - 1), them))
 
     def _compile_once(self, job: Job, name: str, *, cold: bool) -> Compiled:
         doing = f"{job.case.name} {job.mode}, compile {'cold' if cold else 'warm'}"
@@ -344,6 +369,21 @@ def _check_continues(here: Mapping[str, Any], held: Sequence[Mapping[str, Any]])
         warn_once(f"Goes on with results of revision {', '.join(others)}: here it is {here['revision']}.")
 
 
+@dataclass(frozen=True, slots=True)
+class _Compile:
+    """One peer of one group, to compile in processes of its own."""
+
+    job: Job
+    peer: Peer
+    key: str
+
+
+def _compiles(job: Job) -> list[_Compile]:
+    chosen = [peer for peer in job.peers() if _can_be_had(peer, job)]
+    first = peers.sharing(chosen)
+    return [_Compile(job, peer, f"{key_of(job)} {peer.name}") for peer in chosen if first[peer.name] == peer.name]
+
+
 def _can_be_had(peer: Peer, job: Job) -> bool:
     if peers.why_not(peer, job.case, job.mode, job.device):
         return False
@@ -354,12 +394,8 @@ def _can_be_had(peer: Peer, job: Job) -> bool:
     return True
 
 
-def _wants_warm(job: Job, name: str, made: Compiled) -> bool:
-    return made.status == "pass" and made.compile.warm_s is None and not job.run and job.folder(name).is_dir()
-
-
 def _read_compiled(line: Mapping[str, Any]) -> Compiled:
-    return Compiled(Compile(**line["compile"]), line["status"], line["reason"])
+    return Compiled(Compile(**line["compile"]), line["status"], line["reason"], line.get("decided"))
 
 
 def _lost(job: Job, peer: Peer, outcome: Outcome) -> Cell:

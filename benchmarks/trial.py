@@ -49,7 +49,8 @@ class PeerTrial(Trial):
             return model, None
         backend, given = peers.backend_of(self.peer)
         own, left = counted(backend, **given, dynamic=True if self.study.problem.sweep else None)
-        return isolated(model, backend=own, **left), own
+        compiled = isolated(model, backend=own, **left)
+        return (_cloned(compiled) if self.peer.kind == "clone" else compiled), own
 
     @contextlib.contextmanager
     def first_call(self) -> Iterator[None]:
@@ -149,6 +150,15 @@ class Replayed:
             self._output = self._fn(*copied)
 
 
+def _cloned(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compiled` with its outputs cloned, as a caller has to who keeps a CUDA graph's result."""
+
+    def call(*args: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, torch.clone, compiled(*args))
+
+    return call
+
+
 def _break() -> str:
     from torch._dynamo.utils import counters
 
@@ -180,6 +190,16 @@ def cache_at(folder: Path) -> Iterator[None]:
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         clear_caches()
         forget_process()
+
+
+def restart_workers(folder: Path) -> None:
+    """Start Inductor's compile workers anew, with the cache in `folder`: they would go on filling their first one."""
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+
+    with cache_at(folder):
+        shutdown_compile_workers()
+        AsyncCompile.warm_pool()
+        AsyncCompile.wait_pool_ready()
 
 
 def kernels_per_call(step: Callable[[], object], device: torch.device) -> int | None:

@@ -1,7 +1,6 @@
 """Cases of models that a user names: of transformers and timm by their configurations alone, or of a factory."""
 
 import ast
-import importlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from backend_kwargs.cli.compare import built
 from backend_kwargs.errors import said, unknown, wrong_value
 from benchmarks.case import Case, Mode, Problem
 from benchmarks.cases.models import ADAMW
+from benchmarks.nets.libraries import Called, imported
 
 FORMS = "'transformers:CLASS?option=value', 'timm:NAME?option=value' or 'FILE:FACTORY'"
 BATCH, TOKENS, SAMPLES, IMAGE = 8, 128, 16_000, 224
@@ -36,21 +36,6 @@ def model_case(spec: str, mode: Mode = "fwd") -> Case:
     name, _, query = rest.partition("?")
     make = partial(LIBRARIES[library], name, _options(query)) if library in LIBRARIES else partial(built, spec)
     return Case(spec, "user", partial(_problem, make), modes=(mode,))
-
-
-class Called(nn.Module):
-    """A model called with its last arguments by name; the tensors among its outputs come back."""
-
-    def __init__(self, model: Callable[..., Any], names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
-
-    def forward(self, *args: Any) -> Any:
-        positional = len(args) - len(self.names)
-        output = self.model(*args[:positional], **dict(zip(self.names, args[positional:], strict=True)))
-        if isinstance(output, Tensor):
-            return output
-        return tuple(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
 
 
 def _problem(make: Callable[[], tuple[Any, Any]], device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
@@ -79,15 +64,8 @@ def _value(text: str) -> Any:
         return {"true": True, "false": False, "null": None}.get(text, text)
 
 
-def _imported(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except Exception as error:  # another library's own
-        raise BackendKwargsError(f"Cannot import {package!r}: {said(error)}. Try: pip install {package}") from error
-
-
 def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
-    transformers = _imported("transformers")
+    transformers = imported("transformers")
     kind = getattr(transformers, name, None)
     config_class = getattr(kind, "config_class", None)
     if config_class is None:
@@ -136,7 +114,7 @@ INPUTS: Mapping[str, Callable[[Any, int, int], Tensor]] = {
 
 
 def _of_timm(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
-    timm = _imported("timm")
+    timm = imported("timm")
     if not timm.is_model(name):
         raise unknown("model of timm", name, timm.list_models())
     batch = options.pop("batch", BATCH)

@@ -37,7 +37,7 @@ UNKNOWN = Interval(1.0, 0.0, math.inf)  # the noise of a group without its contr
 
 def samples(cell: Cell, clock: Clock) -> list[float]:
     """Return a cell's samples on one clock; clocks are never mixed."""
-    return {"device": cell.device_s, "wall": cell.wall_s, "dropped": cell.wall_dropped_s}[clock]
+    return {"device": cell.device_s, "wall": cell.wall_s, "dropped": cell.dropped_s}[clock]
 
 
 def comparable(cell: Cell, clock: Clock) -> list[float]:
@@ -227,7 +227,7 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
     made = [run.cell.compile for run in runs]
     compiles = [each for each in made if each.fresh] or made
     timed = [sample for run in ok for sample in samples(run.cell, clock)]
-    dropped = [run.cell.wall_dropped_s for run in ok if clock == "wall" and run.cell.wall_dropped_s]
+    dropped = [run.cell.dropped_s for run in ok if clock == "wall" and run.cell.dropped_s]
     return Entry(
         cell=cell,
         compiles=len(ok),

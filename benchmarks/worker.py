@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,10 @@ from benchmarks.case import Case, Mode
 from benchmarks.ceilings import measure_ceilings
 from benchmarks.controls import BASELINE, Slowed
 from benchmarks.peers import Peer
-from benchmarks.process import Tell
+from benchmarks.process import Tell, taking_turns
 from benchmarks.records import Cell, Compile
 from benchmarks.study import CaseStudy
-from benchmarks.trial import PeerTrial, cache_at, kernels_per_call
+from benchmarks.trial import PeerTrial, cache_at, kernels_per_call, restart_workers
 
 Clock = Literal["events", "wall", "dropped"]
 TIMING = "timing"  # the step of a process in which all peers run
@@ -31,7 +31,10 @@ TIMING = "timing"  # the step of a process in which all peers run
 
 @dataclass
 class Timed:
-    """What was timed together: by clock and name seconds per call and calls per sample; on whom the host shows."""
+    """What was timed together: by clock and name seconds per call and calls per sample; on whom the host shows.
+
+    "dropped" is the wall's clock where results are dropped at once.
+    """
 
     seconds: dict[Clock, dict[str, list[float]]] = field(default_factory=dict)
     repeats: dict[str, dict[Clock, int]] = field(default_factory=dict)
@@ -44,18 +47,19 @@ class Timed:
 
     def of(self, name: str) -> dict[str, Any]:
         """Return a cell's fields."""
-        fields = {"wall_s": "wall", "wall_dropped_s": "dropped", "device_s": "events"}
+        fields = {"wall_s": "wall", "dropped_s": "dropped", "device_s": "events"}
         found = {field: self.seconds.get(clock, {}).get(name, []) for field, clock in fields.items()}
         return {**found, "repeats": dict(self.repeats.get(name, {})), "exposed": name in self.exposed}
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a compile in a process of its own came to."""
+    """What a compile in a process of its own came to; `decided` is what an auto chose in it."""
 
     compile: Compile = field(default_factory=Compile)
     status: Status = "pass"
     reason: str = ""
+    decided: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ class Job:
 
     `cache` is the folder in which each peer has its own, or which all share where `one_cache` says so. `apart`: peers
     compile in processes of their own first, of which `compiled` tells, by peer; those that failed, or hung before, are
-    not tried again. `extra` are peers beside the table's.
+    not tried again. `extra` are peers beside the table's. `lock` is a file by which this group is timed while no other
+    group compiles or is timed.
     """
 
     case: Case
@@ -83,6 +88,7 @@ class Job:
     extra: tuple[Peer, ...] = ()
     one_cache: bool = False
     apart: bool = False
+    lock: Path | None = None
 
     def study(self) -> CaseStudy:
         """Build the case."""
@@ -116,11 +122,13 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
     tell(name)
     study = job.study()
     study.prepare()
-    folder = job.folder(name)
+    peer = next(peer for peer in job.peers() if peer.name == name)
+    folder = job.folder(peer.cache or name)
     if cold:
         shutil.rmtree(folder, ignore_errors=True)
-    peer = next(peer for peer in job.peers() if peer.name == name)
     _start_compilers([peer], job)
+    if peers.uses_inductor(peer):
+        restart_workers(folder)
     trial = PeerTrial(study, peer, folder)
     trial.attempt(trial.build)
     if trial.passed:
@@ -128,11 +136,16 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
             trial.compiled.kernels = kernels_per_call(trial.step, study.device)
     made = trial.compiled
     seconds = {"cold_s": made.cold_s} if cold else {"cold_s": None, "warm_s": made.cold_s}
-    return Compiled(dataclasses.replace(made, fresh=True, **seconds), trial.status, trial.reason)
+    return Compiled(dataclasses.replace(made, fresh=True, **seconds), trial.status, trial.reason, trial.decided)
 
 
 def time_group(tell: Tell, job: Job) -> list[Cell]:
     """Compile and check each peer, time all of them in turn on both clocks, check again; return their cells."""
+    with taking_turns(job.lock, partial(tell, TIMING)) as alone:
+        return _time_group(tell, job, alone)
+
+
+def _time_group(tell: Tell, job: Job, alone: Callable[[], None]) -> list[Cell]:
     study = job.study()
     chosen = [*job.peers(), *_hand_written(study, job)]
     trials = [PeerTrial(study, peer, job.folder(peer.name)) for peer in chosen]
@@ -147,6 +160,7 @@ def time_group(tell: Tell, job: Job) -> list[Cell]:
         with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
             trial.compiled = dataclasses.replace(trial.compiled, kernels=kernels_per_call(trial.step, study.device))
     tell(TIMING)
+    alone()
     racing = {trial.peer.name: trial for trial in trials if trial.passed}
     timed = _time(job, racing)
     for trial in racing.values():

@@ -121,12 +121,20 @@ def test_a_small_tensor_beside_a_large_one_must_be_right(factor):
     assert not check([ONE, factor * small], [ONE, small], [ONE.double(), small.double()], training=True).passed
 
 
-def test_a_small_number_may_be_rounded_otherwise():
+@pytest.mark.parametrize("count", [1, 64], ids=["a number", "many"])
+def test_a_small_number_may_be_rounded_otherwise(count):
     """One unit in the last place of bfloat16 is no error, be it eager that happened to be nearer."""
-    small = torch.tensor(1e-3, dtype=torch.bfloat16)
+    small = torch.full((count,), 1e-3, dtype=torch.bfloat16)
     other = small * (1 + torch.finfo(torch.bfloat16).eps)
-    assert other != small
+    assert bool((other != small).all())
     assert check([ONE, other], [ONE, small], [ONE.double(), small.double()]).passed
+
+
+def test_a_small_output_beside_a_large_one_must_be_right():
+    """1.4 for 1.0 does not pass beside values of 1000, whose errors may be as large."""
+    large, small = torch.full((8,), 1000.0), torch.tensor([1.0])
+    for reference in (None, [large.double(), small.double()]):
+        assert not check([large, 1.4 * small], [large, small], reference).passed
 
 
 def test_a_number_that_eager_rounded_well_by_chance_may_be_rounded_otherwise():
@@ -143,6 +151,27 @@ def test_without_reference_the_cosine_decides():
     eager = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     assert check(1.05 * eager, eager).passed
     assert not check(1.05 * eager, eager, eager.double()).passed
+
+
+@pytest.mark.parametrize(
+    ("factor", "reason"),
+    [
+        pytest.param(0.5, "output: RMS 1.08, eager's is 2.16", id="half"),
+        pytest.param(1.1, "output: RMS 2.38, eager's is 2.16", id="larger"),
+    ],
+)
+def test_without_reference_the_size_must_be_right(factor, reason):
+    """An output of eager's direction is wrong where it is smaller or larger by more than 5 %."""
+    assert check(factor * ONE, ONE).reason == reason
+
+
+def test_an_infinity_of_the_reference_hides_nothing():
+    """Where the reference overflows, the other elements are held against it all the same."""
+    eager = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    reference = eager.double()
+    reference[0] = math.inf
+    assert check(eager, eager, reference).passed
+    assert not check(2 * eager, eager, reference).passed
 
 
 def test_reference_is_in_float64_and_leaves_the_model():

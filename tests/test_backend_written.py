@@ -19,6 +19,10 @@ def target(gm, example_inputs, *, level=1, extra=None):
     return gm.forward
 
 
+def of_sizes(gm, example_inputs, *, sizes: set[int] = frozenset()):
+    return gm.forward
+
+
 def a_pass(graph):
     return graph
 
@@ -144,6 +148,13 @@ def test_values_that_json_would_change(value):
     )
 
 
+def test_a_set_is_written_in_order():
+    """A set has no order of its own, so that the config, and with it the key, is that of the sorted values."""
+    b = make_backend(of_sizes, sizes={64, 1, 3})
+    assert b.to_config()["options"] == {"sizes": [1, 3, 64]}
+    assert Backend.from_config(b.to_config()) == b
+
+
 def test_a_registered_backend_is_written_by_its_name():
     """A local function can be written once it has a name."""
     b = bk.register_backend("mine", local())
@@ -212,6 +223,7 @@ def wanted(got):
         pytest.param('{"a":' + "[" * 100_000, wanted('\'{"a":' + "[" * 71 + "... (str)"), id="deep"),
         pytest.param({"version": 2}, "Config version 2 is not 1 to 1; update backend-kwargs.", id="version"),
         pytest.param({"version": "1"}, "Config version '1' is not 1 to 1; update backend-kwargs.", id="no-version"),
+        pytest.param({"version": True}, "Config version True is not 1 to 1; update backend-kwargs.", id="true-version"),
         pytest.param({"backend": None}, "A backend's spec wants a str, got None (NoneType).", id="backend"),
         pytest.param({"backend": "eage"}, "Unknown backend 'eage'. Did you mean 'eager'?", id="unknown-backend"),
         pytest.param({"freezin": 1}, "Unknown Inductor option 'freezin'. Did you mean 'freezing'?", id="option"),

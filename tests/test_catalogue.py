@@ -137,13 +137,16 @@ def test_alias_has_its_targets_default():
     assert option.default is inductor_options()["use_static_cuda_launcher"].default
 
 
-def test_forced_by_environment():
-    """An option that an environment variable forces says so, with the value."""
+@pytest.mark.parametrize(
+    "default", [{}, {"TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT": "1"}], ids=["alone", "over a default"]
+)
+def test_forced_by_environment(default):
+    """An option that an environment variable forces says so, with the value; one that only sets a default is beaten."""
     code = (
         "import json; from backend_kwargs.catalogue import inductor_options as o; x = o()['fx_graph_cache'];"
         "print(json.dumps([x.forced, x.forced_value, x.default, o()['max_autotune'].forced]))"
     )
-    assert in_child(code, TORCHINDUCTOR_FX_GRAPH_CACHE="0") == [True, False, False, False]
+    assert in_child(code, TORCHINDUCTOR_FX_GRAPH_CACHE="0", **default) == [True, False, False, False]
 
 
 def test_alias_is_forced_with_its_target():

@@ -146,6 +146,7 @@ def compiled_row(label: str, median: float, compile_s: float) -> Row:
     ("rows", "wanted"),
     [
         pytest.param([compiled_row("a", 1.7, 6.6), compiled_row("b", 1.3, 1.0)], "a", id="fastest"),
+        pytest.param([compiled_row("a", 1.42, 6.6), compiled_row("b", 1.3, 1.0)], "b", id="intervals meet"),
         pytest.param([compiled_row("a", 1.72, 6.6), compiled_row("b", 1.7, 1.9)], "b", id="tie"),
         pytest.param([compiled_row("a", 1.05, 1.0), compiled_row("b", 0.5, 1.0)], None, id="none"),
     ],

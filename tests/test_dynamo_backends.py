@@ -161,6 +161,12 @@ def test_the_call_wins():
         pytest.param(nothing, {"a": 1}, "has no option 'a'; it takes none.", id="takes-none"),
         pytest.param(unnameable, {"level": 1}, "has no option 'level'; it takes none.", id="positional-only"),
         pytest.param(with_mode, {"a": 1}, "has no option 'a'; it takes mode.", id="takes-mode"),
+        pytest.param(
+            mapping,
+            {"mode": "fast"},
+            "has no option 'mode'; it takes level, anything in `options`.",
+            id="a-mode-is-no-option",
+        ),
         pytest.param(required, {"name": "x"}, "needs a value for 'level'.", id="required"),
         pytest.param(required, {}, "needs a value for 'level', 'name'.", id="required-both"),
         pytest.param(named, {"level": "2"}, ": option 'level' wants int, got '2' (str).", id="type"),

@@ -81,6 +81,16 @@ def test_parameters_are_constants(mode):
     assert inputs_of(code) == 1
 
 
+@torch.no_grad()
+def test_tied_parameters_are_constants():
+    """Parameters that share memory, which the graph only reads, are frozen like others."""
+    net, x = mlp(), torch.randn(2, 8)
+    net[2].weight = nn.Parameter(net[0].weight.detach())
+    (code,), result = code_and_result(net, x)
+    assert_close(result, net(x))
+    assert inputs_of(code) == 1
+
+
 def test_under_grad_gradients_flow():
     """With grad on, a warning tells that nothing is frozen, and training goes on as in eager."""
     net, x = mlp(), torch.randn(2, 8)

@@ -178,6 +178,14 @@ def test_the_environment_is_the_lowest_layer(monkeypatch):
     assert watch.seen == [(8, False)]
 
 
+def test_the_global_config_stands_where_nothing_is_said():
+    """What is set in Inductor's own config holds under a backend that does not set it."""
+    watch = Watch("triton.cudagraphs", "max_fusion_size")
+    with config.patch({"triton.cudagraphs": True, "max_fusion_size": 7}):
+        torch.compile(mm, backend=watched(watch))(X)
+    assert watch.seen == [(True, 7)]
+
+
 def test_config_patches_of_dynamo():
     """Options that dynamo itself lays over a graph come last."""
     watch = Watch("max_fusion_size")

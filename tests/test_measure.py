@@ -1,5 +1,7 @@
 """Timing, statistics and memory; what became of a call, and where."""
 
+import random
+import statistics
 import time
 import weakref
 from collections import Counter
@@ -63,6 +65,16 @@ def test_noise_floor_is_symmetric_about_one(one, other):
     floor = measure.noise_floor(Interval((low + high) / 2, low, high))
     assert floor.low <= 1 <= floor.high
     assert floor.low * floor.high == pytest.approx(1)
+
+
+def test_interval_is_the_bootstraps():
+    """The interval is that of medians of resamples, also of an even number of samples."""
+    samples, draw = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], random.Random(0)
+    medians = [statistics.median(draw.choices(samples, k=len(samples))) for _ in range(20_000)]
+    found = measure.median_interval(samples)
+    assert (found.low, found.high) == pytest.approx(
+        (measure.percentile(medians, 0.025), measure.percentile(medians, 0.975))
+    )
 
 
 def test_statistics_leave_the_random_state():
@@ -271,6 +283,18 @@ def test_peak_memory_forgets_earlier_peaks():
     if found is None:
         pytest.skip("this system does not let a process reset its peak")
     assert found < 20e6
+
+
+def test_peak_memory_sees_what_reuses_freed_memory():
+    """Memory that the process has freed, and its heap has kept, counts when a call takes it again."""
+    blocks = [torch.ones(16_000) for _ in range(1000)]  # of 64 KB, which come from the heap
+    last = blocks.pop()
+    blocks.clear()
+    found = measure.peak_memory(lambda: [torch.ones(16_000) for _ in range(1000)], CPU)
+    if found is None:
+        pytest.skip("this system does not let a process reset its peak")
+    assert found > 50e6
+    assert last.numel()
 
 
 # ---- failures and places

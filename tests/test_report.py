@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from torch._dynamo.utils import get_compilation_metrics
 from torch._inductor.utils import fresh_cache
 
 import backend_kwargs as bk
@@ -40,6 +41,7 @@ def test_graph_break_is_told_with_its_place_and_reason():
     place = f"{__file__}:{breaks.__code__.co_firstlineno + 2}"
     assert [graph.ended_by and graph.ended_by.place for graph in found.graphs] == [place, None]
     assert found.breaks[0].reason == "Call to `torch._dynamo.graph_break()`"
+    assert found.notes == ()
     assert found.advice == (f"graph break at {place}: {found.breaks[0].reason} -> {found.breaks[0].hint}",)
 
 
@@ -165,6 +167,22 @@ def test_backward_compiled_later_is_found():
     assert [code.direction for code in codes] == ["forward", "backward"]
     assert codes[1].kernels.keys() == {"C++"}
     assert codes[1].seconds > 0
+
+
+def test_backwards_of_two_graphs_are_told_apart():
+    """Each trained graph has the seconds of its own backward pass, and the whole is the sum of its parts."""
+    calls = [_compiled(fn) for fn in (lambda x: (x.sin() * x).sum(), lambda x: (x.cos() * x).sum())]
+    with fresh_cache(), torch._functorch.config.patch(force_non_lazy_backward_lowering=False):
+        losses = [call(torch.ones(8, requires_grad=True)) for call in calls]
+        for loss in reversed(losses):
+            loss.backward()
+        found = [bk.report(call) for call in calls]
+    kept = {m.compile_id: m.duration_us / 1e6 for m in get_compilation_metrics() if not m.is_forward}
+    for each in found:
+        (graph,) = each.graphs
+        forward, backward = graph.codes
+        assert backward.seconds == kept[graph.compile_id]
+        assert (forward.seconds, each.seconds) == (graph.seconds, graph.seconds + backward.seconds)
 
 
 @pytest.mark.parametrize(

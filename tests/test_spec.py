@@ -69,6 +69,7 @@ def test_check_name_says_whose():
         ),
         pytest.param("a[of=ATEN,TRITON,y=2]", [("a", {"of": "ATEN,TRITON", "y": "2"})], id="comma-in-value"),
         pytest.param("a[x=[1,2],y=3],b", [("a", {"x": "[1,2]", "y": "3"}), ("b", {})], id="brackets-in-value"),
+        pytest.param("a[x=1,max-size=2]", [("a", {"x": "1", "max-size": "2"})], id="hyphen-in-name"),
         pytest.param("a[x=b=c]", [("a", {"x": "b=c"})], id="equals-in-value"),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import DictGetItemSource, UnspecializedParamBufferSource
 from torch._guards import Source, TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -91,16 +92,25 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
     sharing = defaultdict(list)
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
         if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided:
-            sharing[value.untyped_storage()._cdata].append(node)
-    return any(len(nodes) > 1 and any(map(may_be_written, nodes)) for nodes in sharing.values())
+            sharing[value.untyped_storage()._cdata].append((node, value))
+    return any(len(shared) > 1 and _any_written(shared) for shared in sharing.values())
 
 
-def may_be_written(placeholder: Node) -> bool:
-    """Tell whether the graph may change this input in place."""
+def _any_written(shared: Sequence[tuple[Node, torch.Tensor]]) -> bool:
+    mode = FakeTensorMode()
+    fresh = [mode.from_tensor(value) for _, value in shared]  # all alive, so that they share memory too
+    return any(may_be_written(node, fake._version) for (node, _), fake in zip(shared, fresh, strict=True))
+
+
+def may_be_written(placeholder: Node, version: int = 0) -> bool:
+    """Tell whether the graph may change this input in place.
+
+    `version` is that of a new fake of the input: above 0 where one of another input has the same memory.
+    """
     # Dynamo has run the graph on this fake tensor, and an in-place operator counts up its version. Inference tensors
     # have no version, and a higher-order operator (a Triton kernel) may write without counting.
     fake = placeholder.meta.get("example_value")
-    if not isinstance(fake, torch.Tensor) or fake.is_inference() or fake._version > 0:
+    if not isinstance(fake, torch.Tensor) or fake.is_inference() or fake._version > version:
         return True
     return any(isinstance(user.target, torch._ops.HigherOrderOperator) for user in placeholder.users)
 

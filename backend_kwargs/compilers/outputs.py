@@ -1,5 +1,7 @@
 """Results that no later call changes: copies of what lies in a CUDA graph's pool, or is a frozen graph's constant."""
 
+import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Container, Sequence
 from functools import wraps
@@ -22,7 +24,7 @@ def with_independent_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]
     for function in autograd_functions(compiled):
         # `.grad` may keep the very memory that a captured backward graph writes.
         function.backward = staticmethod(_with_copied_results(function.backward))
-    call = _with_copied_results(compiled)
+    call = _one_at_a_time(_with_copied_results(compiled))
     if hasattr(call, "serialize"):
         call.serialize = _refuse_to_serialize
     return call
@@ -51,6 +53,45 @@ def _with_copied_results(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+_replaying = threading.RLock()
+_ready = threading.local()
+_last_stream: dict[int, tuple[int, torch.cuda.Stream]] = {}
+
+
+def _one_at_a_time(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn` for any thread and stream: a replay, and the copies after it, end before the next one begins.
+
+    Graphs have one set of inputs and one pool, whichever thread and stream launches them.
+    """
+
+    @wraps(fn)
+    def call(*inputs: Any) -> Any:
+        if not hasattr(_ready, "done"):
+            _make_ready()
+        with _replaying:
+            device = torch.cuda.current_device()
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            last = _last_stream.get(device)
+            if last is None or last[0] != stream:
+                current = torch.cuda.current_stream(device)
+                if last is not None:
+                    current.wait_stream(last[1])
+                _last_stream[device] = stream, current
+            return fn(*inputs)
+
+    return call
+
+
+def _make_ready() -> None:
+    """Create what a library keeps for each thread, which cannot be created while a graph is captured."""
+    _ready.done = True
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+        with contextlib.suppress(RuntimeError), torch.no_grad():
+            x = torch.ones(1, 1, 4, 4, device="cuda")
+            torch.conv2d(x, x)
+
+
 def _refuse_to_serialize(*_: Any, **__: Any) -> NoReturn:
     raise BackendKwargsError("Option 'clone_outputs' does not survive aot_compile(); clone the outputs in the model.")
 
@@ -58,38 +99,43 @@ def _refuse_to_serialize(*_: Any, **__: Any) -> NoReturn:
 class _PooledCopies:
     """Copies a function's results; remembers which ones lie in the pool for the CUDA graph that was replayed last.
 
-    What is remembered holds only while that graph is the current one of the calling thread. Warm-up runs, results of
-    several graphs (`graph_partition`) and results that share memory are looked up at each call.
+    What is remembered holds only while that graph is the current one of its trees. Warm-up runs, results of several
+    graphs (`graph_partition`) and results that share memory are looked up at each call.
     """
 
     def __init__(self) -> None:
-        self._last: tuple[Callable[[], Any], int, tuple[int, ...]] = (_no_graph, 0, ())
+        # Trees belong to a thread; a function records in those of the thread that calls it first, for each size.
+        self._trees: list[dict[int, Any]] = []
+        self._last: tuple[Callable[[], Any], Callable[[], Any], tuple[int, ...]] = (_gone, _gone, ())
 
-    def __call__(self, results: Sequence[Any]) -> Sequence[Any]:
-        graph, device, positions = self._last
-        node = graph()
-        if node is None or node is not _current_node(device):
+    def __call__(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        graph, manager, positions = self._last
+        node, trees = graph(), manager()
+        if node is None or trees is None or node is not trees.current_node:
             return self._looked_up(results)
         copies = list(results)
         for at in positions:
             copies[at] = _copy(results[at])
-        return copies
+        return tuple(copies)
 
-    def _looked_up(self, results: Sequence[Any]) -> Sequence[Any]:
+    def _looked_up(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        mine = cudagraph_trees.get_obj(cudagraph_trees.local, "tree_manager_containers")
+        if not any(trees is mine for trees in self._trees):
+            self._trees.append(mine)
         on_gpu = [out if isinstance(out, torch.Tensor) and out.is_cuda else None for out in results]
         addresses = [_address(out) for out in on_gpu]
-        devices = {out.device.index for out in on_gpu if out is not None}
-        nodes = {device: node for device in devices if (node := _current_node(device)) is not None}
-        pooled = {ref.data_ptr() for node in nodes.values() for ref in node.path_live_weakrefs()}
+        managers = [each.tree_manager for trees in self._trees for each in trees.values() if each.tree_manager]
+        nodes = {manager.current_node: manager for manager in managers if manager.current_node is not None}
+        pooled = {ref.data_ptr() for node in nodes for ref in node.path_live_weakrefs()}
         if not pooled:
-            return results
+            return tuple(results)
         positions = tuple(at for at, address in enumerate(addresses) if address in pooled)
-        if len(devices) == 1 and not any(map(_is_opaque, results)):
-            (device,) = devices
-            found = {addresses[at] for at in positions}
-            if found and len(found) == len(positions) and found <= _recorded(nodes[device]):
-                self._last = weakref.ref(nodes[device]), device, positions
-        return _copied(results, addresses, pooled)
+        found = {addresses[at] for at in positions}
+        if found and len(found) == len(positions) and not any(map(_is_opaque, results)):
+            for node, manager in nodes.items():
+                if found <= _recorded(node):
+                    self._last = weakref.ref(node), weakref.ref(manager), positions
+        return tuple(_copied(results, addresses, pooled))
 
 
 def _recorded(node: Any) -> set[int]:
@@ -99,16 +145,8 @@ def _recorded(node: Any) -> set[int]:
     return {ref.data_ptr() for ref in node.outputs_weakrefs if ref is not None}
 
 
-def _no_graph() -> None:
+def _gone() -> None:
     return None
-
-
-def _current_node(device: int) -> Any:
-    """Return the node of CUDA-graph trees that ran last in this thread, None where there is none."""
-    containers = cudagraph_trees.get_obj(cudagraph_trees.local, "tree_manager_containers")
-    container = containers.get(device)
-    manager = container.tree_manager if container else None
-    return manager.current_node if manager else None
 
 
 def _copied(results: Sequence[Any], addresses: Sequence[int | None], wanted: Container[int]) -> list[Any]:

@@ -187,6 +187,7 @@ def tensor(*shape, dtype=torch.bfloat16):
         pytest.param(lambda: tensor(16, 24) @ tensor(24, 7), 1, id="outer"),
         pytest.param(lambda: tensor(24, 17).t() @ tensor(24, 8), 1, id="transposed"),
         pytest.param(lambda: tensor(16, 24) @ tensor(24, 1), 0, id="vector"),
+        pytest.param(lambda: tensor(1, 23) @ tensor(23, 8), 0, id="one row"),
         pytest.param(lambda: linear(tensor(16, 23), tensor(8, 23), tensor(8)), 1, id="linear"),
         pytest.param(lambda: tensor(2, 16, 23) @ tensor(2, 23, 8), 1, id="bmm"),
         pytest.param(lambda: tensor(16, 12, dtype=torch.float32) @ tensor(12, 4, dtype=torch.float32), 0, id="fp32"),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from graphs import backend_of, chain, told
+from torch._inductor import config
 
 import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
@@ -57,6 +58,34 @@ def test_the_process_has_a_budget(auto, races, log):
     auto(chain)(torch.randn(8, 64))
     auto(lambda x: chain(x).exp(), process_budget_s=0.0)(torch.randn(8, 64))
     assert told(log) == "auto: default for a graph not raced: the process has spent its 0 s on races (0.0 s)"
+
+
+def test_what_races_take_is_counted(auto, log):
+    """The seconds of a process's races add up, whatever came of them."""
+    for fn in (chain, lambda x: chain(x).exp()):
+        auto(fn, process_budget_s=1e-4)(torch.randn(8, 64))
+    assert told(log) == "auto: default for a graph not raced: the process has spent its 0.0001 s on races (0.0 s)"
+
+
+def test_what_stood_in_decides_nothing(auto, races):
+    """A graph that was refused a race is raced when it may be."""
+    for budget_s in (0, 60):
+        auto(chain, budget_s=budget_s)(torch.randn(8, 64))
+        torch._dynamo.reset()
+    assert races.count == 1
+
+
+def test_the_users_option_beats_the_winners(auto, races):
+    """Of an option that the user and the winner set, the user's value reaches Inductor, with the winner's others."""
+    seen = []
+
+    def watch(graph):
+        seen.append((config.epilogue_fusion, config.max_fusion_size))
+
+    backend_kwargs.register_template("mine", {"epilogue_fusion": True, "max_fusion_size": 7})
+    races.winner, races.options = "mine", {"epilogue_fusion": True, "max_fusion_size": 7}
+    auto(chain, ["mine"], epilogue_fusion=False, post_grad_custom_post_pass=watch)(torch.randn(8, 64))
+    assert seen == [(False, 7)]
 
 
 def test_recompiles_inherit(auto, races, log):
@@ -315,6 +344,27 @@ def test_aot_compile(races, store, tmp_path, imported):
     ahead.save_compiled_function(str(tmp_path / "saved"))
     with (tmp_path / "saved").open("rb") as file:
         assert torch.allclose(torch.compiler.load_compiled_function(file)(x), chain(x))
+
+
+@torch.no_grad()
+def test_aot_compile_takes_no_strangers_options(races, store, log):
+    """Where eager won, a row of a file whose options are no candidate's is not what `aot_compile()` takes."""
+    x = torch.randn(8, 64)
+    torch.compile(chain, backend=backend_of())(x)
+    (decision,) = Store(store).all()
+    row = {**decision.rows[-1], "name": "cpp_wrapper", "options": {"cpp.threads": 7}, "seconds": 1e-9}
+    stored(store, rows=(*decision.rows, row))
+    torch.compile(chain, backend=backend_of(), fullgraph=True).aot_compile(((x,), {}))
+    assert told(log) == "auto: default for 3 ops (0.1 s)"
+
+
+def test_a_winners_option_of_another_value_is_a_strangers(auto, races, store):
+    """A stored winner whose option has another value than the step of its name gives it is not compiled, but raced."""
+    races.winner, races.options = "one_thread", {"cpp.threads": 1}
+    auto(chain)(torch.randn(8, 64))
+    stored(store, options={"cpp.threads": 7})
+    auto(chain)(torch.randn(8, 64))
+    assert races.count == 2
 
 
 def test_compare_races_anew(races, store):

@@ -29,6 +29,13 @@ for at in range(int(sys.argv[3])):
 """
 
 
+def test_a_store_makes_its_folder(tmp_path):
+    """On a fresh machine, where nothing of the path is there yet, a decision is kept."""
+    store = Store(tmp_path / "data" / "backend_kwargs" / "decisions.sqlite")
+    store.add(MADE)
+    assert store.find(KEY) == MADE
+
+
 def test_keeps_what_it_is_given(store):
     """A decision is read back as it was put."""
     Store(store).put(MADE)

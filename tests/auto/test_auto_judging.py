@@ -136,6 +136,17 @@ def test_some_pages_are_no_memory():
     assert not judging.better(lighter, runner(peak_mib=0.2), "memory")
 
 
+@pytest.mark.parametrize("objective", ["latency", "memory"])
+@pytest.mark.parametrize(
+    ("ratio", "wins"),
+    [pytest.param((1.3, 0.9, 1.6), False, id="noise"), pytest.param((1.3, 1.1, 1.6), True, id="faster")],
+)
+def test_noise_picks_none_of_equal_peaks(objective, ratio, wins):
+    """Where both need as much memory, the challenger wins only where the whole interval says that it is faster."""
+    challenger = runner(rank=2, speedup=measure.Interval(*ratio), peak_mib=100)
+    assert judging.better(challenger, runner(peak_mib=100), objective) is wins
+
+
 @pytest.mark.parametrize(("rounds", "wins"), [pytest.param(4, False, id="few"), pytest.param(5, True, id="enough")])
 def test_few_rounds_show_little(rounds, wins):
     """The spread of fewer than five rounds is not taken for the noise: 1.05x of what costs less is no win."""

@@ -43,6 +43,40 @@ def test_an_input_that_stays_is_another_decision(auto, races):
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"effort": "full"}, id="effort"),
+        pytest.param({"objective": "memory"}, id="objective"),
+        pytest.param({"tolerance": 1e-5}, id="tolerance"),
+        pytest.param({"candidates": ["cpp_wrapper"]}, id="candidates"),
+        pytest.param({"epilogue_fusion": False}, id="option of Inductor's"),
+    ],
+)
+def test_another_question_is_another_decision(auto, races, options):
+    """What a race was asked is part of the key: a loose decision answers no strict question."""
+    for asked in ({}, options):
+        auto(chain, **asked)(torch.randn(8, 64))
+        torch._dynamo.reset()
+    assert races.count == 2
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield before
+    torch.set_num_threads(before)
+
+
+def test_other_threads_are_another_decision(auto, races, threads):
+    """How many threads compute is part of the key: what is fastest on one need not be on sixteen."""
+    for count in (threads, threads + 1):
+        torch.set_num_threads(count)
+        auto(chain)(torch.randn(8, 64))
+        torch._dynamo.reset()
+    assert races.count == 2
+
+
+@pytest.mark.parametrize(
     "state",
     [
         pytest.param(torch.no_grad, id="no_grad"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graphs import backend_of, chain, rows_of
+from graphs import backend_of, chain, rows_of, told
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
@@ -54,6 +54,36 @@ def test_a_candidate_that_breaks_in_a_call_hurts_no_other(auto, planted, store, 
     assert torch.allclose(auto(chain, ["burst"])(x), chain(x))
     assert "burst is dropped: fail_to_run: RuntimeError: planted in a call" in log.text
     assert rows_of(store)["default"]["status"] == "pass"
+
+
+def test_the_fastest_so_far_gives_way_when_it_breaks(auto, planted, store, log, default_wins):
+    """A candidate that won, and fails when it meets the next, loses to that one, and the race goes on."""
+    gone = []
+
+    @torch.library.custom_op("backend_kwargs_tests::fleeting", mutates_args=())
+    def fleeting(x: torch.Tensor) -> torch.Tensor:
+        if gone:
+            raise RuntimeError("planted later")
+        return x.clone()
+
+    fleeting.register_fake(torch.empty_like)
+
+    def once(graph):
+        (output,) = graph.find_nodes(op="output")
+        with graph.inserting_before(output):
+            output.args = ([graph.call_function(fleeting._opoverload, (each,)) for each in output.args[0]],)
+
+    uncached = {"fx_graph_cache": False}
+    backend_kwargs.register_template("fleeting", {"post_grad_custom_post_pass": once, **uncached})
+    backend_kwargs.register_template(
+        "lasting", {"cpp.simdlen": 1, "post_grad_custom_pre_pass": gone.append, **uncached}
+    )
+    x = torch.randn(8, 64)
+    with pytest.warns(BackendKwargsWarning, match="is not JSON serializable"):  # a template of functions
+        assert torch.allclose(auto(chain, ["fleeting", "lasting"])(x), chain(x))
+    assert told(log).startswith("auto: lasting for ")
+    table = next(line for line in log.text.splitlines() if line.strip().startswith("fleeting "))
+    assert table.split(maxsplit=1)[1] == "fail_to_run: RuntimeError: planted later"
 
 
 def test_a_slow_candidate_loses(auto, planted, log):
@@ -119,6 +149,19 @@ def test_inputs_that_share_memory(auto, default_wins, store):
     assert not whole[[0, 2, 3]].any()
     assert torch.equal(seen, whole * 2)
     assert rows_of(store)["default"]["won"]
+
+
+def test_a_wrong_candidate_never_wins_where_inputs_share_memory(auto, planted, store):
+    """No reference is asked of copies that share nothing, which would excuse any error."""
+
+    def step(whole, row):
+        row.add_(1)
+        return whole * 2
+
+    whole = torch.zeros(4, 8)
+    with torch.no_grad():
+        auto(step, ["wrong"])(whole, whole[1])
+    assert rows_of(store)["wrong"]["status"] == "fail_accuracy"
 
 
 def test_inference_mode(auto, default_wins, store):

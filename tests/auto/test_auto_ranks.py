@@ -9,6 +9,7 @@ import pytest
 import torch
 from graphs import backend_of, chain, told
 
+import backend_kwargs
 from backend_kwargs.compilers.auto import agreement, deciding
 from backend_kwargs.compilers.auto.decisions import Decision, packed
 
@@ -97,6 +98,20 @@ def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, mon
     auto(chain, budget_s=0.1)(x)
     assert told(log).startswith("auto: default for a graph not raced: the rank that races it was not heard of in time")
     assert races.count == 0
+
+
+def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monkeypatch, log):
+    """Where JSON has no form for the winner's option, all ranks compile default, and none waits."""
+    word = torch.distributed.HashStore()
+    monkeypatch.setattr(agreement, "_process_group_store", lambda: word)
+    backend_kwargs.register_template("mine", {"post_grad_custom_post_pass": print})
+    races.winner, races.options = "mine", {"post_grad_custom_post_pass": print}
+    with pytest.warns(backend_kwargs.BackendKwargsWarning) as warned:
+        auto(chain, ["mine"])(torch.randn(8, 64))
+    assert "Object of type builtin_function_or_method is not JSON serializable" in str(warned[0].message)
+    assert told(log).startswith("auto: default for a graph not raced")
+    (key,) = [key for _, key in deciding._decided]
+    assert word.check([f"{agreement.PREFIX}/{key}/decision"])
 
 
 RANK = """

@@ -324,7 +324,7 @@ def test_a_cpu_has_wall_time_alone(tmp_path):
 
 def test_dropped_results_are_a_second_column(tmp_path):
     """Beside the wall time stands that with results dropped, which has no ratios; where it is unknown, nothing."""
-    cells = [cell("eager"), dataclasses.replace(cell("t"), wall_dropped_s=[1e-3, 2e-3, 3e-3])]
+    cells = [cell("eager"), dataclasses.replace(cell("t"), dropped_s=[1e-3, 2e-3, 3e-3])]
     wall = cases_text(cells, tmp_path).partition("\nWall time.")[2]
     head, _, eager, t = (line.split(" | ") for line in wall.strip().splitlines()[2:6])
     at = head.index("results dropped")
@@ -335,7 +335,7 @@ def test_dropped_results_are_a_second_column(tmp_path):
 def test_an_older_file_has_a_table_of_dropped_results(tmp_path):
     """Where no result was held, the tables are those of dropped results, and say so."""
     cells = [
-        dataclasses.replace(one, wall_s=[], wall_dropped_s=one.wall_s, device_s=[])
+        dataclasses.replace(one, wall_s=[], dropped_s=one.wall_s, device_s=[])
         for one in (cell("eager"), cell("t", 5e-4))
     ]
     text = cases_text(cells, tmp_path)

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_cases import DOUBLE, FAULTY, MUTATING
+from tiny_cases import DOUBLE, FAULTY, MUTATING, SEVERAL
 
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from benchmarks import process, records
@@ -214,6 +215,53 @@ def test_eagers_memory_is_of_a_process_of_its_own(tmp_path):
     plan = plan_of(tmp_path / "r.jsonl", DOUBLE, modes=("fwd",), globs=("eager",), beside=False, extra=(aot,))
     made = {cell.peer: cell.compile for cell in run(plan).cells}
     assert (made["eager"].fresh, made["eager"].cold_s, made["aot"].fresh) == (True, None, True)
+
+
+def test_groups_ahead_compile_before_any_is_timed(tmp_path):
+    """Two groups' compiles come first, in whatever order; each group is timed while no other compiles or is timed."""
+    aot = Peer("aot", "mode", "aot_eager")
+    given = {"modes": ("fwd",), "globs": ("eager",), "beside": False, "jobs": 2, "ahead": 2, "extra": (aot,)}
+    plan = plan_of(tmp_path / "r.jsonl", DOUBLE, MUTATING, **given)
+    assert {cell.status for cell in run(plan).cells} == {"pass"}
+    kinds = [line["record"] for line in lines_of(plan.out)]
+    assert kinds == ["environment", *["compile"] * 6, *["cell"] * 4, "group", *["cell"] * 4, "group"]
+
+
+def hold(tell, lock, log, seconds):
+    with process.taking_turns(Path(lock), lambda: None) as alone:
+        _note(log, "compiles")
+        alone()
+        _note(log, "begins")
+        time.sleep(seconds)
+        _note(log, "ends")
+
+
+def _note(log, what):
+    with Path(log).open("a") as file:
+        file.write(what + "\n")
+
+
+def test_turns_do_not_overlap(tmp_path):
+    """Two processes compile at once, and each is timed alone."""
+    with ThreadPoolExecutor(2) as pool:
+        given = (str(tmp_path / "lock"), str(tmp_path / "log"), 0.3)
+        outcomes = [pool.submit(process.run, hold, *given, step_s=60) for _ in range(2)]
+    assert all(outcome.result().passed for outcome in outcomes)
+    words = (tmp_path / "log").read_text().split()
+    at = words.index("begins")
+    assert words[at + 1] in ("ends", "compiles")
+    assert [word for word in words if word != "compiles"] == ["begins", "ends"] * 2
+
+
+def test_a_real_models_auto_is_held_against_its_winner(tmp_path):
+    """In the suite of real models each auto's first call with its decision stored stands beside its winner's alone."""
+    case = replace(SEVERAL, suites=frozenset({"models"}))
+    given = {"suite": "models", "globs": ("eager", "tmpl-inductor:auto"), "modes": ("fwd",)}
+    auto = next(cell for cell in run(plan_of(tmp_path / "r.jsonl", case, **given)).cells if cell.kind == "auto")
+    assert (auto.status, auto.compile.fresh) == ("pass", True)
+    assert auto.compile.cold_s > auto.compile.warm_s > 0
+    assert auto.compile.alone_s > 0
+    assert auto.decided["winner"]
 
 
 def test_compiles_apart_are_not_those_beside(tmp_path):

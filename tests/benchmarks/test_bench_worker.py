@@ -108,7 +108,7 @@ def test_what_is_fast_only_while_results_are_dropped_loses(timed):
     (table,) = verdicts.entries(list(cells.values()), "wall").values()
     planted = next(entry for entry in table if entry.cell.peer == "hand:planted")
     assert planted.speedups["eager"].median < 0.5
-    assert planted.dropped.median < 0.5 * min(cells["eager"].wall_dropped_s)
+    assert planted.dropped.median < 0.5 * min(cells["eager"].dropped_s)
 
 
 def test_a_cell_says_how_many_calls_a_sample_is(timed):
@@ -130,7 +130,7 @@ def test_a_cell_says_on_whom_the_host_shows(job, monkeypatch):
     monkeypatch.setattr(timers, "device_times", device_times)
     racing = {name: SimpleNamespace(step=None) for name in "ab"}
     timed = worker._time(job(DOUBLE, device="meta", clocks=("events",)), racing)
-    told = {"wall_s": [], "wall_dropped_s": [], "device_s": [1e-3] * 3, "repeats": {"events": 1}}
+    told = {"wall_s": [], "dropped_s": [], "device_s": [1e-3] * 3, "repeats": {"events": 1}}
     assert timed.of("a") == {**told, "exposed": False}
     assert timed.of("b") == {**told, "exposed": True}
 

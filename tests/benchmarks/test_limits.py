@@ -1,6 +1,7 @@
 """T_limit = max(flops / peak, bytes / bandwidth, launch floor), and what a per cent of it means."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,12 @@ def test_limit(work, seconds, bound, tolerance):
 def test_no_limit(work):
     """What is not known bounds nothing."""
     assert limit(work, H200) is None
+
+
+def test_between_two_bandwidths_the_less_certain_counts():
+    """What reads more than it writes is as uncertain as the worse measured of reading and copying."""
+    unsure = replace(H200, figures={**H200.figures, "copy": figure(4.0e12, "B/s", 0.05)})
+    assert limit(Work(0, 6.2e9, written=1.55e9), unsure).tolerance == pytest.approx(0.05)
 
 
 def test_balance_is_one_on_the_ridge():

@@ -11,7 +11,7 @@ from benchmarks.worker import Job, time_group
 
 PEERS = ("eager", "default", "reduce-overhead", "tmpl-inductor:cudagraphs")
 LAUNCH_BOUND = PEERS[2:]
-FIELDS = ("wall_s", "wall_dropped_s")
+FIELDS = ("wall_s", "dropped_s")
 
 
 def build(device, dtype, scale):

@@ -1,4 +1,4 @@
-"""`auto` where CUDA graphs win, in the code that people write: results stay right, and no race slows what comes after."""
+"""`auto` where CUDA graphs win, in the code that people write: results stay right, and a race slows nothing else."""
 
 import copy
 import threading

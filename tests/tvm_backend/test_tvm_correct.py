@@ -133,6 +133,14 @@ def test_partition_leaves_the_operator_to_eager(compiled):
 
 
 @torch.no_grad()
+def test_what_is_only_created_is_eagers(compiled):
+    """A graph without inputs has nothing for TVM to compute."""
+    call = compiled(lambda: torch.full((3, 4), 2.0))
+    assert_close(call(), torch.full((3, 4), 2.0))
+    assert (len(call.summaries), call.operators) == (1, 0)
+
+
+@torch.no_grad()
 def test_graph_leaves_the_graph_to_eager(compiled):
     call, x = compiled(with_noise, fallback="graph"), torch.randn(4)
     assert_close(call(x), with_noise(x))

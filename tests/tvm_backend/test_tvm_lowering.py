@@ -186,7 +186,9 @@ CASES: dict[str, tuple[Callable[..., Any], ...]] = {
     "round to even": (lambda x, y: torch.round(torch.tensor([0.5, 1.5, 2.5, -0.5]) + 0 * x),),
     "pad": (lambda x, y: functional.pad(x, (1, -1, 0, 2), value=-math.inf),),
     "scatter of slices": (lambda x, y: torch.slice_scatter(x, y[:2], 0, -2, None),),
-    "diagonal": (lambda x, y: x.diagonal(1),),
+    "every second of a slice": (lambda x, y: torch.slice_scatter(x, y[:, :2] * 2, 1, 0, None, 2) + x,),
+    "diagonal": (lambda x, y: x.diagonal(1), lambda x, y: (x + y).diagonal(-1).exp()),
+    "smallest magnitude": (lambda x, y: torch.linalg.vector_norm(x - y, -math.inf, 1).exp(),),
 }
 
 
@@ -199,6 +201,17 @@ def test_case(name):
         assert_close(by_tvm(function, x, y), [*wanted] if isinstance(wanted, tuple) else [wanted], equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0:UserWarning")
+def test_a_variance_without_degrees_of_freedom_is_infinite():
+    """Where the correction is larger than the count, eager divides by zero and not by a negative number."""
+
+    def scaled(x):
+        return (x * 2).var(1, correction=9)
+
+    x = torch.randn(3, 4)
+    assert_close(by_tvm(scaled, x, mode="symbolic"), [scaled(x)])
+
+
 WINDOWS = {
     "conv1d": lambda x: functional.conv1d(x[:, :, 0], torch.ones(4, 2, 3), torch.ones(4), 2, 1, groups=2),
     "conv2d": lambda x: functional.conv2d(x, torch.ones(6, 4, 3, 2), None, (2, 1), (1, 0), (1, 2)),
@@ -206,6 +219,9 @@ WINDOWS = {
     "conv_transpose2d": lambda x: functional.conv_transpose2d(x, torch.ones(4, 3, 3, 3), torch.ones(6), 2, 1, 1, 2, 2),
     "avg_pool2d": lambda x: functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
     "avg_pool2d, padding counted": lambda x: functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "avg_pool2d's gradient, divisor given": lambda x: aten.avg_pool2d_backward(
+        functional.avg_pool2d(x, 3, 2, 1, divisor_override=5), x, [3, 3], [2, 2], [1, 1], False, True, 5
+    ),
     "adaptive_avg_pool2d": lambda x: functional.adaptive_avg_pool2d(x, (3, 4)),
     "max_pool2d": lambda x: functional.max_pool2d(x, 3, 2, 1, 2, return_indices=True),
     "max_pool2d without indices": lambda x: functional.max_pool2d(x, 2, ceil_mode=True),

@@ -268,8 +268,12 @@ class Inputs:
     @property
     def bytes(self) -> float:
         """The bytes of the inputs, each storage once."""
-        held = {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
-        return float(sum(held.values()))
+        return float(sum(self.storages.values()))
+
+    @property
+    def storages(self) -> dict[int, int]:
+        """The bytes of each storage that inputs lie in."""
+        return {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -88,14 +88,16 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
-AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.45), Costs(0.6), Costs(0.8, op_s=0.25), 0.3
+# Shares and costs are of 11 models and 41 kernels raced in full on an H200 (torch 2.11). On the models only CUDA graphs
+# won more than 1.2 %; what changes generated kernels won most of a softmax's slack, and little where kernels are many.
+AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.55), Costs(0.6), Costs(1.0, op_s=0.3), 0.3
 
 STEPS: tuple[Candidate, ...] = (
     # Of symbolic sizes each is recorded once, which pays where few come again; graphs that write gain where they write
     # to a module's buffers, and else torch makes default's code of them.
     Candidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
     Candidate(
-        "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.3}, costs=ONCE
+        "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE
     ),
     # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
     Candidate("mix_order_reductions", MIXED, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE),
@@ -108,10 +110,10 @@ STEPS: tuple[Candidate, ...] = (
     ),
     # Inductor pads by default where its own timing of the product alone says so, and often it says no too soon.
     Candidate(
-        "padded", {"force_shape_pad": True}, lambda facts: facts.gpu and facts.unaligned > 0, shares={"library": 0.5}
+        "padded", {"force_shape_pad": True}, lambda facts: facts.gpu and facts.unaligned > 0, shares={"library": 0.3}
     ),
-    Candidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.1}, costs=ONCE),
-    Candidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.35}, costs=TUNES, rank=2),
+    Candidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
+    Candidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),
     # Tuned blocks of a looped reduction can beat a persistent one, and the climb alone would not come back to it.
     Candidate(
         "coordinate_descent_looped",
@@ -126,8 +128,8 @@ STEPS: tuple[Candidate, ...] = (
         "combo_kernels",
         {"combo_kernels": True, "benchmark_combo_kernel": True},
         lambda facts: facts.gpu and facts.ops > 8,
-        shares={"launches": 0.3, "generated": 0.1},
-        costs=Costs(1.0, op_s=0.1),
+        shares={"launches": 0.1, "generated": 0.05},
+        costs=Costs(1.5),
         rank=2,
     ),
     Candidate(

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
@@ -28,6 +28,7 @@ LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "buil
 class Product:
     """A product, convolution or attention of one layout: how often it runs, its flops and bytes.
 
+    `activations` are the bytes that other kernels write for it and read of it: all but those of the graph's inputs.
     `call` is the operator with its arguments, whose tensors are on the meta device.
     """
 
@@ -35,6 +36,7 @@ class Product:
     count: int
     flops: float
     bytes: float
+    activations: float
     itemsize: int
     call: tuple[Any, tuple[Any, ...], dict[str, Any]] = field(compare=False, repr=False)
 
@@ -85,8 +87,9 @@ class Facts:
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Collection[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.inputs = inputs
         self.names: Counter[str] = Counter()
         self.tags: Counter[torch.Tag] = Counter()
         self.flops = 0.0
@@ -110,7 +113,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.names[packet.__name__] += 1
             # Attention is tagged as random for the sake of its dropout; where it draws, the generators tell.
             attends = any(part in packet.__name__ for part in ATTENTIONS)
-            self.tags.update(tag for tag in func.tags if not (attends and tag is torch.Tag.nondeterministic_seeded))
+            self.tags.update(tag for tag in func.tags if not (attends and tag == torch.Tag.nondeterministic_seeded))
         if packet.__name__ in PADDED:
             self.unaligned += any(map(_is_unaligned, (*args, result)))
         if _is_product(packet.__name__):
@@ -124,19 +127,24 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
         self.flops += flops
         on_meta = pytree.tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
-        operands = [leaf for leaf in pytree.tree_leaves(on_meta) if isinstance(leaf, torch.Tensor)]
+        operands = _tensors(on_meta)
         layout = f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}"
-        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        given, made = (_tensors(tree) for tree in ((args, kwargs), result))
         once = Product(
             layout,
             0,
             flops,
-            float(sum(t.nbytes for t in (*operands, *made))),
+            float(sum(t.nbytes for t in (*given, *made))),
+            float(sum(t.nbytes for t in (*given, *made) if t.untyped_storage()._cdata not in self.inputs)),
             min((t.itemsize for t in operands), default=1),
             (func, *on_meta),
         )
         seen = self.products.get(layout, once)
         self.products[layout] = replace(seen, count=seen.count + 1)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_product(name: str) -> bool:
@@ -147,9 +155,14 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def seen_facts(run: Callable[[], Any], bytes_of: Callable[[Any], float], **told: Any) -> tuple[Any, Facts]:
-    """Return what `run` gives and the facts of what it does; `told` are those that no operator tells."""
-    seen = _Seen()
+def seen_facts(
+    run: Callable[[], Any], bytes_of: Callable[[Any], float], inputs: Collection[int] = (), **told: Any
+) -> tuple[Any, Facts]:
+    """Return what `run` gives and the facts of what it does; `told` are those that no operator tells.
+
+    `inputs` are the storages of the graph's inputs.
+    """
+    seen = _Seen(inputs)
     with seen:
         result = run()
     named = seen.names

@@ -85,8 +85,10 @@ def slack_of(
     busy = min(measure.device_seconds(call, device), seconds)
     ceilings = _ceilings(device)
     excess = sum(max(each - ceilings.product_s(p), 0.0) * p.count for p, each in library.items())
-    others = max(busy - spent, 0.0)
-    return Slack(seconds - busy, min(excess, busy), min(others, max(busy - limit_of(facts, device), 0.0)))
+    # What products read and write that is no input of the graph goes through other kernels, and through memory.
+    moved = sum(product.activations * product.count for product in facts.products) / ceilings.copy
+    generated = min(busy - spent - moved, busy - limit_of(facts, device))
+    return Slack(seconds - busy, min(excess, busy), max(generated, 0.0))
 
 
 def time_library(products: Iterable[Product], device: torch.device) -> dict[Product, float]:

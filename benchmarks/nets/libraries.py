@@ -1,0 +1,75 @@
+"""Models of transformers and timm as the suite calls them."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils import _pytree as pytree
+
+from backend_kwargs import BackendKwargsError
+from backend_kwargs.errors import said
+
+
+def imported(package: str) -> Any:
+    """Return an optional package; raise BackendKwargsError where it cannot be imported."""
+    try:
+        return importlib.import_module(package)
+    except Exception as error:  # another library's own
+        raise BackendKwargsError(f"Cannot import {package!r}: {said(error)}. Try: pip install {package}") from error
+
+
+class Called(nn.Module):
+    """A model called with its last arguments by name; returns one field of its output, or all tensors in it."""
+
+    def __init__(self, model: Callable[..., Any], names: tuple[str, ...] = (), field: str = "") -> None:
+        super().__init__()
+        self.model, self.names, self.field = model, names, field
+
+    def forward(self, *args: Any) -> Any:
+        positional = len(args) - len(self.names)
+        output = self.model(*args[:positional], **dict(zip(self.names, args[positional:], strict=True)))
+        if self.field:
+            return getattr(output, self.field)
+        if isinstance(output, Tensor):
+            return output
+        return tuple(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+
+
+class Cached(nn.Module):
+    """A causal language model of transformers and its StaticCache, which a call fills from `position` on.
+
+    The cache's tensors are also buffers of this module, so that they are restored, copied and upcast with it. The
+    position is an argument because the cache counts its tokens, and a timed loop would run past its end.
+    """
+
+    def __init__(self, model: nn.Module, cache: Any) -> None:
+        super().__init__()
+        self.model, self.cache = model, cache
+        for at, layer in enumerate(cache.layers):
+            for name in ("keys", "values", "cumulative_length"):
+                self.register_buffer(f"{name}_{at}", getattr(layer, name), persistent=False)
+
+    def forward(self, input_ids: Tensor, position: Tensor) -> Tensor:
+        for layer in self.cache.layers:
+            layer.cumulative_length.copy_(position)
+        return self.model(input_ids, past_key_values=self.cache, logits_to_keep=1).logits
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "Cached":
+        super()._apply(*args, **kwargs)
+        for at, layer in enumerate(self.cache.layers):
+            layer.keys, layer.values = self._buffers[f"keys_{at}"], self._buffers[f"values_{at}"]
+            layer.cumulative_length = self._buffers[f"cumulative_length_{at}"]
+        return self
+
+
+class Classifier(nn.Module):
+    """A model of timm under the loss that it is trained with."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(self.model(images), labels)

@@ -1,0 +1,97 @@
+"""Real models of the suite, small: each compiles as one graph, and what it needs beyond that is there."""
+
+import copy
+import sys
+
+import pytest
+import torch
+
+from benchmarks.cases import CASES, libraries
+from benchmarks.peers import MODELS
+from benchmarks.run import select
+from benchmarks.worker import Job, time_group
+
+CPU = torch.device("cpu")
+IN_TIMM = {"deit", "efficientnetv2", "regnet", "regnet_train"}
+
+
+@pytest.fixture
+def build(monkeypatch):
+    """Return a function that builds a case, or skips where its library cannot be imported."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(transformers.logging.get_logger("transformers"), "level", 40)
+
+    def built(name, dtype=torch.bfloat16):
+        if name in IN_TIMM:
+            pytest.importorskip("timm", exc_type=ImportError)
+        torch.manual_seed(0)
+        return CASES[name].build(CPU, dtype, "smoke")
+
+    return built
+
+
+def tensors(output):
+    return output if isinstance(output, tuple) else (output,)
+
+
+# Of transformers' own functions, which dynamo traces.
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
+@pytest.mark.parametrize("name", [case.name for case in libraries.CASES])
+def test_is_one_graph(name, build, fresh_dynamo):
+    """As a user calls it, without a graph break; its outputs are finite, and in training there is a loss."""
+    problem, training = build(name), CASES[name].modes == ("train",)
+    with torch.set_grad_enabled(training):
+        expected = problem.fn(*problem.args)
+        compiled = torch.compile(problem.fn, backend="eager", fullgraph=True)(*problem.args)
+    torch.testing.assert_close(compiled, expected)
+    assert all(tensor.isfinite().all() for tensor in tensors(expected))
+    assert not training or (expected.ndim == 0 and expected.requires_grad)
+
+
+def test_decode_writes_one_token(build):
+    """At its position in each layer, however often it is called."""
+    problem = build("mistral_decode", torch.float32)
+    before = copy.deepcopy(dict(problem.fn.named_buffers()))
+    with torch.no_grad():
+        outputs = [problem.fn(*problem.args) for _ in range(3)]
+    torch.testing.assert_close(outputs, [outputs[0]] * 3)
+    position = int(problem.args[1])
+    for name, tensor in problem.fn.named_buffers():
+        if name.startswith(("keys", "values")):
+            changed = (tensor != before[name]).any(dim=-1).any(dim=1).any(dim=0)
+            assert changed.nonzero().flatten().tolist() == [position]
+
+
+def test_upcast_copy_has_a_cache_of_its_own(build):
+    """The reference in float64 reads and writes its own cache, which begins with the same values."""
+    problem = build("mistral_decode", torch.float32)
+    wide = copy.deepcopy(problem.fn).double()
+    with torch.no_grad():
+        expected = wide(*problem.args)
+        written = copy.deepcopy(dict(problem.fn.named_buffers()))
+        torch.testing.assert_close(problem.fn(*problem.args), expected, check_dtype=False)
+    assert wide.cache.layers[0].keys is wide.keys_0
+    assert not torch.equal(written["keys_0"], problem.fn.keys_0)
+
+
+@pytest.mark.parametrize("suite", ["full", "smoke", MODELS])
+def test_suites(suite):
+    """Real models are a suite of their own: the full one compiles each case some twenty times."""
+    chosen = {case.name for case in select(CASES, suite, [], "cuda")}
+    real = {case.name for case in libraries.CASES}
+    assert chosen == real if suite == MODELS else not chosen & real
+
+
+@pytest.mark.parametrize(("name", "package"), [("deit", "timm"), ("gpt2", "transformers")])
+def test_missing_library(name, package, monkeypatch, tmp_path):
+    """The error names the package and how to get it; the suite's status is "unavailable"."""
+    from backend_kwargs.errors import BackendKwargsError
+    from backend_kwargs.measure import status_of
+
+    monkeypatch.setitem(sys.modules, package, None)
+    job = Job(CASES[name], "fwd", torch.bfloat16, "cpu", "smoke", tmp_path, ("eager",))
+    with pytest.raises(BackendKwargsError) as error:
+        time_group(lambda step: None, job)
+    assert str(error.value).startswith(f"Cannot import {package!r}: ")
+    assert str(error.value).endswith(f" Try: pip install {package}")
+    assert status_of(error.value)[0] == "unavailable"

@@ -1,0 +1,89 @@
+"""The table of real models: auto beside the modes whose results stay, and what its first call takes."""
+
+import pytest
+from bench_cells import cell, write
+
+from benchmarks.peers import TEMPLATES
+from benchmarks.real_models import AUTO, KEPT, MODES, mean_over, real_models
+from benchmarks.records import AGAIN, Compile
+from benchmarks.report import write_report
+
+
+def timed(peer, seconds, kind, cold_s=None, **compile_s):
+    """Return a cell of gpt2 that takes `seconds` in the loop, half of it where results are dropped."""
+    compiled = Compile(cold_s=cold_s, peak_bytes=2**21, fresh=True, **compile_s)
+    decided = {"winner": "cudagraphs", "options": {}, "seconds": 9.0, "rows": []} if kind == "auto" else None
+    made = cell(peer, seconds, case="gpt2", kind=kind, compile=compiled, decided=decided)
+    made.wall_s = [seconds] * 30
+    made.dropped_s = [seconds / 2] * 30
+    return made
+
+
+@pytest.fixture
+def cells():
+    """Auto loses to a clone by 5 %, and to the raw mode by 10 %."""
+    return [
+        timed("eager", 4e-3, "eager"),
+        timed(AGAIN, 4e-3, "control"),
+        timed("default", 2e-3, "mode", 5.0),
+        timed("reduce-overhead", 0.9e-3, "mode", 6.0),
+        timed("reduce-overhead+clone", 0.95e-3, "clone", 6.0),
+        timed("max-autotune", 1.1e-3, "mode", 20.0),
+        timed("max-autotune-no-cudagraphs", 2e-3, "mode", 19.0),
+        timed(AUTO, 1e-3, "auto", 20.0, warm_s=4.2, alone_s=4.0),
+    ]
+
+
+def test_the_bar_is_the_best_mode_whose_results_stay(cells):
+    """A mode that overwrites its results stands beside it, not for it."""
+    (model,) = real_models(cells)
+    assert model.best(KEPT) == "reduce-overhead+clone"
+    assert model.over(model.best(KEPT)).median == pytest.approx(0.95, rel=0.005)
+    assert model.best(MODES) == "reduce-overhead"
+    assert mean_over([model], MODES) == pytest.approx(0.9, rel=0.005)
+    assert model.too_slow
+
+
+def test_first_calls(cells):
+    """Of auto, of all four modes, and with its decision stored over its winner alone."""
+    (model,) = real_models(cells)
+    assert (model.first_s(AUTO), model.modes_s, model.stored_over_alone) == (20.0, 50.0, 1.05)
+
+
+def test_a_sum_of_three_modes_is_none(cells):
+    """One that failed would make the four seem quick."""
+    (model,) = real_models([each for each in cells if each.peer != "max-autotune"])
+    assert model.modes_s is None
+
+
+def test_other_cases_are_no_real_models(cells):
+    """They stand in tables of their own."""
+    assert real_models([cell("eager"), cell(f"{TEMPLATES}auto", kind="auto")]) == []
+
+
+def test_report(cells, tmp_path):
+    """Two tables, and how auto stands against its bars; what failed is named."""
+    cells.append(cell("max-autotune+clone", case="gpt2", kind="clone", status="oom", reason="no memory"))
+    cells.append(cell("eager", case="deit", status="unavailable", reason="no timm"))
+    text = write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False).read_text()
+    section = text.partition("## Real models")[2].partition("\n## ")[0]
+    loop, first = (line.split(" | ") for line in section.splitlines() if line.startswith("| gpt2"))
+    assert loop[:9] == ["| gpt2", "4", "2", "0.9", "1.1", "2", "reduce-overhead+clone", "0.95", "1"]
+    assert [ratio[:4] for ratio in loop[9:11]] == ["0.95", "0.90"]
+    assert loop[11:] == ["0.45", "0.5 |"]
+    figures = ["5.0", "6.0", "20.0", "19.0", "50.0", "20.0", "0.40", "4.2", "4.0", "1.05", "2", "2", "2"]
+    assert first == ["| gpt2", *figures, "cudagraphs |"]
+    assert [line for line in section.splitlines() if line.startswith("- ")] == [
+        "- Below 0.97x of the fastest mode whose results stay, of 1 models: gpt2.",
+        "- First call of `auto`: 20.0 s in the middle, 20.0 s at most.",
+        "- Of what the four modes take together: 0.40 in the middle, 0.40 at most.",
+        "- With a stored decision over its winner alone: 1.05 in the middle, 1.05 at most.",
+        "- Not passed on gpt2: max-autotune+clone oom(no memory).",
+        "- Not passed on deit: all unavailable(no timm).",
+    ]
+
+
+def test_no_table_without_real_models(tmp_path):
+    """A report of other cases says nothing of them."""
+    text = write_report([write(tmp_path / "r.jsonl", [cell("eager")])], tmp_path / "out.md", plots=False).read_text()
+    assert "Real models" not in text
