@@ -346,17 +346,18 @@ def test_slow_candidate_is_seen():
 
 
 def test_what_is_fast_only_while_results_are_dropped_loses():
-    """A planted candidate, eight times as slow as the baseline while its last result is alive, is seen as slower."""
+    """A planted candidate, much slower than the baseline while its last result is alive, is seen as slower."""
 
     def steady(gm, example_inputs):
         return lambda *args: time.sleep(0.03) or gm(*args)
 
     def planted(gm, example_inputs):
-        return slow_while_held(gm.forward, lambda: time.sleep(0.24))
+        return slow_while_held(gm.forward, lambda: time.sleep(0.5))
 
     found = compare(mlp(), torch.randn(2, 16), [Candidate("steady", steady), Candidate("planted", planted)], rounds=3)
     assert [row.status for row in found.rows] == ["pass"] * 2
-    assert found.rows[1].speedup.median < 0.5
+    assert min(found.rows[1].samples) >= 0.5
+    assert found.rows[1].speedup.median < 1
     assert fastest(found) is None
 
 
