@@ -17,6 +17,7 @@ from typing import Any, get_args
 from backend_kwargs.compilers import Check, Compiler
 from backend_kwargs.compilers.dynamo import DynamoCompiler
 from backend_kwargs.compilers.inductor import InductorCompiler
+from backend_kwargs.compilers.openvino import OpenVINOCompiler
 from backend_kwargs.compilers.tvm import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, said, shown, unknown, warn_once, wrong_value
 from backend_kwargs.files import write_whole
@@ -29,7 +30,14 @@ from backend_kwargs.spec import join_spec
 CONFIG_VERSION = 1
 # Looked up before dynamo's registry; "dynamo:NAME" reaches what one of these hides.
 OURS: Mapping[str, Callable[[str], Compiler]] = MappingProxyType(
-    {"tmpl-inductor": InductorCompiler, "inductor": InductorCompiler, "tmpl-tvm": TVMCompiler, "tvm": TVMCompiler}
+    {
+        "tmpl-inductor": InductorCompiler,
+        "inductor": InductorCompiler,
+        "tmpl-tvm": TVMCompiler,
+        "tvm": TVMCompiler,
+        "tmpl-openvino": OpenVINOCompiler,
+        "openvino": OpenVINOCompiler,
+    }
 )
 
 
@@ -93,6 +101,10 @@ class Backend:
     def known_options(self) -> Mapping[str, Option]:
         """Return every option that is known by its name."""
         return self._compiler.options()
+
+    def unchecked_options(self) -> str:
+        """Say what it takes besides those, unchecked: "" where it takes nothing else."""
+        return self._compiler.unchecked()
 
     def inert(self) -> Mapping[str, str]:
         """Return, for each option that cannot act on this machine or beside the others, the reason."""

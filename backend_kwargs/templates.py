@@ -50,7 +50,7 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
         "auto": Template(
             "Race candidates for each graph, keep the fastest that is right, remember it",
             {"auto": True},
-            costs="about budget_s seconds for each graph, once; tuning ends at twice them",
+            costs="at most about budget_s seconds for each graph, once",
         ),
         "cudagraphs": Template(
             "Replay a recorded CUDA graph, so that a call costs one launch",

@@ -39,6 +39,9 @@ class Compiler(Protocol):
     def options(self) -> Mapping[str, Option]:
         """Return every option that is known by its name."""
 
+    def unchecked(self) -> str:
+        """Say what it takes besides those, unchecked: "" where it takes nothing else."""
+
     def template(self, name: str) -> Layer:
         """Return the layer of the template called `name`, or raise with the nearest."""
 

@@ -26,9 +26,14 @@ class Takes:
     mapping: bool
     anything: bool
 
+    @property
+    def unchecked(self) -> str:
+        """What it takes besides `named`, "" where that is nothing."""
+        return "anything in `options`" if self.mapping else "any keyword argument" if self.anything else ""
+
     def __str__(self) -> str:
-        names = [*self.named, *(["anything in `options`"] if self.mapping else [])]
-        return f"it takes {', '.join(names)}" if names else "it takes none"
+        names = filter(None, (*self.named, self.unchecked))
+        return f"it takes {', '.join(names) or 'none'}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +73,9 @@ class DynamoCompiler:
 
     def options(self) -> Mapping[str, Option]:
         return self.takes.named
+
+    def unchecked(self) -> str:
+        return self.takes.unchecked
 
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")

@@ -64,6 +64,9 @@ class InductorCompiler:
     def options(self) -> Mapping[str, Option]:
         return {**OWN, **dict(sorted(inductor_options().items()))}
 
+    def unchecked(self) -> str:
+        return ""
+
     def template(self, name: str) -> Layer:
         template = find_template(name)
         known = {key: value for key, value in template.where_known.items() if key in inductor_options()}

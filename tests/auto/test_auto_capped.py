@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._inductor.runtime.benchmarking import benchmarker
 
-from backend_kwargs.compilers.auto import race, settings
+from backend_kwargs.compilers.auto import race
 from backend_kwargs.compilers.auto.capped import TIMERS, OutOfTime, capped, capped_backward
 from backend_kwargs.compilers.auto.decisions import Store
 
@@ -95,15 +95,14 @@ def test_two_races_end_apart():
     assert (ended, set(TIMERS) & set(vars(benchmarker))) == ([True], set())
 
 
-def test_a_candidate_is_given_up_at_the_cap(auto, store, monkeypatch):
-    """Tuning that lasts beyond two budgets is ended, its row says so, and the race goes on without a trace of it."""
-    monkeypatch.setattr(settings, "CAP", -1)
-    monkeypatch.setattr(race._Race, "_over", False)  # for the race itself there is time
+def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
+    """Tuning that outlasts the budget is ended, its row says so, and the race goes on without a trace of it."""
+    monkeypatch.setattr(race, "capped", lambda ends: capped(ends - 1e6))  # default's tuning never ends
     model, x = torch.nn.Linear(128, 128), torch.randn(128, 128)
     with torch.no_grad():
-        seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have products of Inductor's own
+        seen = auto(model, ["max_autotune"], freezing=True, budget_s=300.0)(x)  # frozen weights have own products
         assert torch.allclose(seen, model(x), atol=1e-3)
     (decision,) = Store(store).all()
     (row,) = [row for row in decision.rows if row["name"] == "max_autotune"]
-    assert (row["status"], row["reason"]) == ("timeout", "its tuning was ended after -60 s of the race")
-    assert (decision.cut_s, set(TIMERS) & set(vars(benchmarker))) == (60, set())
+    assert (row["status"], row["reason"]) == ("timeout", "its tuning was ended with the budget of 300 s")
+    assert (decision.cut_s, set(TIMERS) & set(vars(benchmarker))) == (300, set())

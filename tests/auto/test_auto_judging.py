@@ -1,50 +1,19 @@
-"""Who wins by two figures: speed beyond noise, what it costs to have, how near the limit is."""
+"""Who wins by two figures: speed beyond noise, and what it costs to have."""
 
 import time
-from dataclasses import replace
 from itertools import cycle
 
 import pytest
 import torch
-from graphs import TOLD
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto import judging, limit, race
+from backend_kwargs.compilers.auto import judging, race
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
-from backend_kwargs.compilers.auto.facts import seen_facts
 
 
 def runner(*, rank=1, speedup=None, peak_mib=None):
     row = judging.Row("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
     return judging.Runner(Candidate("a step", rank=rank), row, None, ())
-
-
-@pytest.mark.parametrize(
-    ("told", "seconds"),
-    [
-        pytest.param({"bytes_read": 10}, 2.0, id="read"),
-        pytest.param({"bytes_read": 8, "bytes_written": 8}, 4.0, id="copied"),
-        pytest.param({"bytes_read": 10, "bytes_written": 5}, 3.5, id="mostly read"),
-        pytest.param({"bytes_read": 10, "flops": 300}, 3.0, id="computed"),
-        pytest.param({"bytes_read": 10, "device": "cpu"}, 0.0, id="on a CPU"),
-    ],
-)
-def test_the_limit(monkeypatch, told, seconds):
-    """Memory that is only read is faster than memory that is copied; the larger of both limits holds."""
-    monkeypatch.setattr(limit, "_ceilings", lambda device: (4.0, 5.0, 100.0))
-    _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD)
-    assert limit.limit_of(replace(facts, **{"device": "cuda"} | told), torch.device("cuda")) == seconds
-
-
-def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
-    """A device too full for a copy and a product is asked once, and the race goes on."""
-
-    def full(device):
-        raise torch.OutOfMemoryError("planted")
-
-    monkeypatch.setattr(limit, "_measured", full)
-    _, facts = seen_facts(lambda: None, lambda seen: 0.0, **TOLD | {"device": "cuda", "bytes_read": 10.0})
-    assert limit.limit_of(facts, torch.device("cuda:7")) == 0
 
 
 @pytest.mark.parametrize(
@@ -170,22 +139,6 @@ def test_cuda_graphs_cost_whichever_step_brought_them():
     graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
     graphed.row.options["triton.cudagraphs"] = True
     assert not judging.better(graphed, runner(peak_mib=100), "latency")
-
-
-@pytest.mark.parametrize(
-    ("saves", "seconds", "opaque", "tried"),
-    [
-        pytest.param(True, 1e-2, False, False, id="little"),
-        pytest.param(True, 1e-4, False, True, id="much"),
-        pytest.param(True, 1e-2, True, True, id="opaque"),
-        pytest.param(False, 1e-2, False, True, id="saves no launch"),
-    ],
-)
-def test_saved_launches_have_to_count(saves, seconds, opaque, tried):
-    """One launch less is not worth a try where a call takes 10 ms, unless the graph holds other graphs."""
-    _, facts = seen_facts(lambda: torch.ones(2) + 1, lambda seen: 0.0, **TOLD)
-    step = Candidate("a step", saves_launches=saves)
-    assert race._saves_enough(step, replace(facts, opaque=opaque), seconds) is tried
 
 
 @pytest.mark.parametrize(
