@@ -409,7 +409,6 @@ def test_what_is_fast_only_while_results_are_dropped_loses():
         return slow_while_held(gm.forward, lambda: time.sleep(0.5))
 
     found = compare(mlp(), torch.randn(2, 16), [Candidate("steady", steady), Candidate("planted", planted)], rounds=3)
-    assert [row.status for row in found.rows] == ["pass"] * 2
     assert min(found.rows[1].samples) >= 0.5
     assert found.rows[1].speedup.median < 1
     assert fastest(found) is None
