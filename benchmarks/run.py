@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -306,11 +306,13 @@ class _Run:
 
         def warm(one: _Compile) -> None:
             found = made[one.key]
-            seconds = {"warm_s": self._warm_s(one.job, one.peer.name)}
             if self.plan.suite == MODELS and found.decided:
                 alone = replace(one.job, extra=(*one.job.extra, peers.winner(found.decided, one.peer)))
-                # Twice, since the first may not find its graph among what the auto has compiled.
-                seconds["alone_s"] = [self._warm_s(alone, peers.WINNER) for _ in range(2)][-1]
+                both = [(self._warm_s(one.job, one.peer.name), self._warm_s(alone, peers.WINNER)) for _ in range(2)]
+                # The first of each may not find its graph among what the race has compiled.
+                seconds = {"warm_s": _least(warm for warm, _ in both), "alone_s": _least(its for _, its in both)}
+            else:
+                seconds = {"warm_s": self._warm_s(one.job, one.peer.name)}
             note(one, found, **seconds)
 
         def due() -> list[_Compile]:
@@ -398,6 +400,10 @@ class _Compile:
     job: Job
     peer: Peer
     key: str
+
+
+def _least(seconds: Iterable[float | None]) -> float | None:
+    return min((each for each in seconds if each is not None), default=None)
 
 
 def _compiles(job: Job) -> list[_Compile]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from backend_kwargs import report
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.study import tensors_of
 from backend_kwargs.harness.trial import WARM_CALLS, Trial, TrialError, UnavailableError
+from backend_kwargs.interval import Interval
 from benchmarks import peers
 from benchmarks.peers import Peer
 from benchmarks.records import Compile
@@ -108,12 +109,12 @@ def decided(compiled: Callable[..., Any]) -> dict[str, Any] | None:
         "winner": race.winner,
         "options": dict(race.options),
         "seconds": race.seconds,
-        "rows": [[*(row[column] for column in columns), _figures(row["speedup"])] for row in race.rows],
+        "rows": [[*(getattr(row, column) for column in columns), _figures(row.speedup)] for row in race.rows],
     }
 
 
-def _figures(speedup: Mapping[str, float] | None) -> list[float] | None:
-    return speedup and [speedup[name] for name in ("low", "median", "high")]
+def _figures(speedup: Interval | None) -> list[float] | None:
+    return speedup and [speedup.low, speedup.median, speedup.high]
 
 
 class Replayed:

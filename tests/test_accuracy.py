@@ -277,6 +277,8 @@ def test_eight_bits_are_shuffled():
     (fresh,) = measure.fresh_inputs([tensor], seed=1)
     assert fresh.dtype == tensor.dtype
     assert sorted(fresh.tolist()) == sorted(tensor.tolist()) != fresh.tolist()
+    constant = torch.ones(8).to(torch.float8_e4m3fn)
+    assert measure.fresh_inputs([constant], seed=1)[0].tolist() == constant.tolist()
 
 
 def test_beside_shuffled_integers_all_others_stay():

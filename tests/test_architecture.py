@@ -19,9 +19,11 @@ ORDER = (
     "layers",
     "templates",
     "options",
+    "trust",
     "catalogue",
     "toml",
     "requirements",
+    "interval",
     "accuracy",
     "measure",
     "compilers",
@@ -46,6 +48,7 @@ BEFORE_A_GRAPH = (
     "auto/decisions",
     "auto/exchange",
     "auto/settings",
+    "auto/store",
     "cutlass",
     "declared",
     "dynamo",
@@ -69,6 +72,7 @@ WATCHED = (
     "typer",
     "rich",
     "matplotlib",
+    "msgspec",
 )
 
 

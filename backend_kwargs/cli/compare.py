@@ -44,6 +44,9 @@ def show(
     ] = BACKENDS,
     options: Assignments = None,
     config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="One more candidate, as a config.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Let --config name code, such as a function to import.")
+    ] = False,
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; as the factory made it by default.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, in turns.")] = 30,
@@ -60,7 +63,7 @@ def show(
     """
     _check_outputs(json, plot)  # before minutes of compiling
     with importable(folder_of(_split(factory)[0])):  # a backend may be the model's neighbour
-        wanted = list(_backends(backends, assigned(options), config))
+        wanted = list(_backends(backends, assigned(options), config, trust=trust))
     model, example_inputs = built(factory)
     from backend_kwargs.compare import Candidate, compare, fastest, to_json
     from backend_kwargs.compare import plot as draw
@@ -104,7 +107,9 @@ def _check_outputs(json: Path | None, plot: Path | None) -> None:
         check_drawable(plot)
 
 
-def _backends(backends: str, common: dict[str, str], config: str | None) -> Iterator[tuple[str, Backend | None]]:
+def _backends(
+    backends: str, common: dict[str, str], config: str | None, *, trust: bool
+) -> Iterator[tuple[str, Backend | None]]:
     """Yield the label and the backend of each candidate, None for eager."""
     if common:  # checked also where no candidate takes them
         backend_from_text(PLAIN, common)
@@ -112,7 +117,7 @@ def _backends(backends: str, common: dict[str, str], config: str | None) -> Iter
         label = f"{spec}[{','.join(f'{name}={value}' for name, value in own.items())}]" if own else spec
         yield label, None if spec == "eager" else _backend(spec, common, own)
     if config is not None:
-        backend = Backend.from_config(_text(config))
+        backend = Backend.from_config(_text(config), trust=trust)
         yield f"{backend.spec} of --config", backend
 
 

@@ -2,6 +2,7 @@
 
 from backend_kwargs.backend import Backend, find_in_dynamo
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError
+from backend_kwargs.registry import make_backend
 
 IMPORT = "import backend_kwargs as bk"
 
@@ -29,10 +30,8 @@ def _name_for_dynamo(backend: Backend) -> str:
 
 def _written(backend: Backend) -> str:
     """Return the expression of `bk` that makes `backend`, "" where a value's repr is no expression."""
-    import backend_kwargs as bk
-
-    text = f"bk.{backend!r}"
     try:
-        return text if eval(text, {"bk": bk}) == backend else ""  # noqa: S307 - of our own making
+        made = eval(repr(backend), {"make_backend": make_backend})  # noqa: S307 - of our own making
     except (BackendKwargsError, SyntaxError, NameError):
         return ""
+    return f"bk.{backend!r}" if made == backend else ""

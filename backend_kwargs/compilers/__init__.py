@@ -7,9 +7,7 @@ from typing import Any, Protocol
 from backend_kwargs.layers import Layer
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import Limit, Requirement
-
-# Takes an option, a value, and what to call the option in an error; returns the value as the option's type.
-Check = Callable[[Option, Any, str], Any]
+from backend_kwargs.trust import Check
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from backend_kwargs.compilers import Check, Reading
+from backend_kwargs.compilers import Reading
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import Layer, copied
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import Requirement, Rule, impeded, inert, machine
+from backend_kwargs.trust import Check
 
 
 @dataclass(frozen=True)

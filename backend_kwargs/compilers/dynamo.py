@@ -7,11 +7,12 @@ from functools import cached_property
 from inspect import Parameter, Signature, getdoc, signature
 from typing import Any, Union
 
-from backend_kwargs.compilers import Check, Reading
+from backend_kwargs.compilers import Reading
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import Layer, copied
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import DYNAMO_BACKENDS, Limit, Requirement, limits
+from backend_kwargs.trust import Check
 
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)

@@ -13,11 +13,11 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
-from backend_kwargs.compilers import Check
 from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.errors import warn_once
 from backend_kwargs.options import Option, declared, lookup
 from backend_kwargs.requirements import CannotWorkError, Limit, Rule, limits
+from backend_kwargs.trust import OPENVINO_DATA, Check
 
 KIND = "OpenVINO option"
 BACKEND = "openvino.frontend.pytorch.torchdynamo.backend"
@@ -42,7 +42,7 @@ class Settings:
     )
 
 
-OPTIONS = declared(Settings)
+OPTIONS = declared(Settings, OPENVINO_DATA)
 
 
 def _without_files(value: Callable[[str], Any]) -> str:

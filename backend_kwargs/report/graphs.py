@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from backend_kwargs.compilers.auto.decisions import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class Race:
     winner: str
     options: Mapping[str, Any]
     seconds: float
-    rows: tuple[Mapping[str, Any], ...]
+    rows: tuple["Row", ...]
     table: str = field(repr=False)
 
 

@@ -17,8 +17,9 @@ from backend_kwargs import measure
 from backend_kwargs.compilers.auto.apart import Task, apart, has_drawn, own_libdevice
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
 from backend_kwargs.compilers.auto.capped import OutOfTime, capped
+from backend_kwargs.compilers.auto.decisions import Row
 from backend_kwargs.compilers.auto.facts import Facts, Product, recomputes, seen_facts
-from backend_kwargs.compilers.auto.judging import Row, Runner, alike, better, in_turns, speedup
+from backend_kwargs.compilers.auto.judging import Runner, alike, better, in_turns, speedup
 from backend_kwargs.compilers.auto.limit import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.freezing import copy_of_graph
@@ -105,6 +106,11 @@ class _Race:
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
+        if not any(row is champion.row for row in self.rows):  # nothing else could be compiled
+            self.rows.append(champion.row)
+        for row in self.rows:
+            if row.status == "pass" and row.seconds is None:
+                row.reason = "it met no other for as long as a timing takes"
         unfinished = any(row.reason == self._capped or row.reason.startswith(OVER_BUDGET) for row in self.rows)
         cut = unfinished or not self._may_time
         return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)

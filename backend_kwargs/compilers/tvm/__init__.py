@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from backend_kwargs.compilers import Check
 from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.compilers.tvm.checks import checked
 from backend_kwargs.compilers.tvm.settings import OPTIONS, RULES, Settings, tvm_option, verify
 from backend_kwargs.compilers.tvm.versions import require_tvm, unfit
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import INSTALL_TVM, CannotWorkError, Limit, Rule
+from backend_kwargs.trust import Check
 
 
 @dataclass(frozen=True)
