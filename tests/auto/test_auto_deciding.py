@@ -13,6 +13,7 @@ from torch._inductor import config
 import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compilers.auto import deciding, race
+from backend_kwargs.compilers.auto.decisions import Row
 from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.store import Store
