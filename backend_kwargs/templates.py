@@ -55,7 +55,10 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
         "cudagraphs": Template(
             "Replay a recorded CUDA graph, so that a call costs one launch",
             {"triton.cudagraphs": True},
-            costs="memory of its own for each graph; non-static inputs are copied at each call; the next call overwrites results",
+            costs=(
+                "memory of its own for each graph; non-static inputs are copied at each call; "
+                "the next call overwrites results"
+            ),
             needs=("gpu",),
             otherwise="kernels are launched one by one",
         ),
