@@ -11,7 +11,18 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-Status = Literal["pass", "fail_accuracy", "fail_to_run", "oom", "timeout", "eager_two_runs_differ", "unavailable"]
+# "fell_back": right numbers, but something else ran in place of the backend; "unknown": nobody can tell what ran.
+Status = Literal[
+    "pass",
+    "unknown",
+    "fell_back",
+    "fail_accuracy",
+    "fail_to_run",
+    "oom",
+    "timeout",
+    "eager_two_runs_differ",
+    "unavailable",
+]
 
 REFERENCE_DTYPES = (torch.float64, torch.float32)
 WELL_CONDITIONED = (torch.float32, torch.float64, torch.complex64, torch.complex128)

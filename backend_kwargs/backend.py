@@ -14,9 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from backend_kwargs.compilers import Check, Compiler
+from backend_kwargs.compilers import Compiler
 from backend_kwargs.compilers.dynamo import DynamoCompiler
 from backend_kwargs.compilers.inductor import InductorCompiler
+from backend_kwargs.compilers.openvino import OpenVINOCompiler
 from backend_kwargs.compilers.tvm import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, said, shown, unknown, warn_once, wrong_value
 from backend_kwargs.files import write_whole
@@ -25,11 +26,19 @@ from backend_kwargs.options import Option, check, convert
 from backend_kwargs.records import recorded
 from backend_kwargs.requirements import Limit, Requirement
 from backend_kwargs.spec import join_spec
+from backend_kwargs.trust import Check, untrusted
 
 CONFIG_VERSION = 1
 # Looked up before dynamo's registry; "dynamo:NAME" reaches what one of these hides.
 OURS: Mapping[str, Callable[[str], Compiler]] = MappingProxyType(
-    {"tmpl-inductor": InductorCompiler, "inductor": InductorCompiler, "tmpl-tvm": TVMCompiler, "tvm": TVMCompiler}
+    {
+        "tmpl-inductor": InductorCompiler,
+        "inductor": InductorCompiler,
+        "tmpl-tvm": TVMCompiler,
+        "tvm": TVMCompiler,
+        "tmpl-openvino": OpenVINOCompiler,
+        "openvino": OpenVINOCompiler,
+    }
 )
 
 
@@ -93,6 +102,10 @@ class Backend:
     def known_options(self) -> Mapping[str, Option]:
         """Return every option that is known by its name."""
         return self._compiler.options()
+
+    def unchecked_options(self) -> str:
+        """Say what it takes besides those, unchecked: "" where it takes nothing else."""
+        return self._compiler.unchecked()
 
     def inert(self) -> Mapping[str, str]:
         """Return, for each option that cannot act on this machine or beside the others, the reason."""
@@ -159,11 +172,12 @@ class Backend:
         return _restored, (self._writable_spec(), own)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | str) -> "Backend":
+    def from_config(cls, config: Mapping[str, Any] | str, *, trust: bool = False) -> "Backend":
         """Make a backend from a mapping, its JSON text, or base64 of that; without `backend` it is for tmpl-inductor.
 
         Beside options it takes `template`, `mode`, `freezing`, `inductor_config`, and the keys of `to_config`. A
-        config is as trusted as code: it may name a function of an installed package, which is then imported.
+        backend or an option that is code, as a function to import or a compiler's path, raises unless you `trust` who
+        wrote the config.
         """
         given = _config_mapping(config)
         version = given.pop("version", CONFIG_VERSION)
@@ -171,7 +185,8 @@ class Backend:
             raise BackendKwargsError(
                 f"Config version {shown(version)} is not 1 to {CONFIG_VERSION}; update backend-kwargs."
             )
-        return find_backend(given.pop("backend", "tmpl-inductor")).bind("config", given, _from_json)
+        found = find_backend(given.pop("backend", "tmpl-inductor"), trust=trust)
+        return found.bind("config", given, _from_json if trust else untrusted(_from_json))
 
     def to_config(self) -> dict[str, Any]:
         """Return the plain data that `from_config` reads back: sorted, with a version; raise where it cannot be."""
@@ -217,10 +232,11 @@ class Backend:
         raise _not_writable(name, value)
 
 
-def find_backend(spec: str) -> Backend:
+def find_backend(spec: str, *, trust: bool = True) -> Backend:
     """Return the backend that `spec` names, with its templates' options and no others; raise BackendKwargsError.
 
-    Ours come first, then dynamo's registry, which has those registered here, and entry points, then "module:function".
+    Ours come first, then dynamo's registry, which has those registered here, and entry points, then "module:function",
+    which is imported where `trust` says so.
     """
     if not isinstance(spec, str):
         raise wrong_value("A backend's spec", "a str", spec)
@@ -232,6 +248,11 @@ def find_backend(spec: str) -> Backend:
     if found := find_in_dynamo(rest if forced else spec):
         return found
     if colon and not forced and not _misspelled(spec, head, rest):
+        if not trust:
+            raise BackendKwargsError(
+                f"Backend {shown(spec)} is code to import, which a config may name only where it is trusted: pass "
+                "trust=True if you trust who wrote it."
+            )
         return backend_of_function(_imported(spec))
     kind, name, ours = ("dynamo backend", rest, ()) if forced else ("backend", spec, OURS)
     raise unknown(kind, name, [*ours, *_dynamo_names()], otherwise="`backend-kwargs list` shows all.")

@@ -20,6 +20,7 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options import Option, lookup
+from backend_kwargs.trust import INDUCTOR_DATA
 
 KIND = "Inductor option"
 CONFIG = "torch._inductor.config"
@@ -95,6 +96,7 @@ def _option(name: str, entries: Mapping[str, Any], unset: object) -> Option:
         alias=entry.alias,
         # torch 2.11 marks none.
         deprecated=(entry.deprecation_message or "deprecated") if getattr(entry, "deprecated", False) else None,
+        data=name in INDUCTOR_DATA,
     )
 
 

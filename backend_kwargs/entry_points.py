@@ -1,10 +1,11 @@
-"""What dynamo's entry points name: TVM and one attribute for each template, each made when it is asked for."""
+"""What dynamo's entry points name: one attribute for each backend and template, each made when it is asked for."""
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.registry import PLAIN, make_backend
 from backend_kwargs.templates import BUILT_IN
 
-SPECS = {"tmpl_inductor": PLAIN, "tmpl_tvm": "tmpl-tvm"} | {name: f"{PLAIN}:{name}" for name in BUILT_IN}
+SPECS = {spec.replace("-", "_"): spec for spec in (PLAIN, "tmpl-tvm", "tmpl-openvino")}
+SPECS |= {name: f"{PLAIN}:{name}" for name in BUILT_IN}
 
 
 def __getattr__(name: str) -> Backend:

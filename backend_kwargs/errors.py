@@ -26,13 +26,18 @@ class BackendKwargsWarning(UserWarning):
     """Something asked for cannot act here, and a documented fallback runs in its place."""
 
 
+def printable(text: str) -> str:
+    """Return `text` with an escape in place of each character that a terminal or a log would act on."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def shown(value: Any) -> str:
     """Return `repr(value)`, cut so that a message stays one readable line."""
     return _one_line(repr(value), LONGEST_VALUE)
 
 
 def _one_line(text: str, longest: int) -> str:
-    text = " ".join(text.split())
+    text = printable(" ".join(text.split()))
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from backend_kwargs.accuracy import Accuracy, Status, check, cotangents, fresh_inputs, reference, upcast, worst
+from backend_kwargs.interval import Interval
 
 __all__ = [
     "Accuracy",
@@ -47,15 +48,6 @@ SHORTEST_SAMPLE_S = 1e-3
 QUEUED_S = 5e-3
 RESAMPLES = 2000
 LONGEST_REASON = 200
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A median with its bootstrap 95 % interval, in the unit of the samples."""
-
-    median: float
-    low: float
-    high: float
 
 
 # ---- statistics

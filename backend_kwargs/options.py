@@ -2,7 +2,7 @@
 
 import json
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import partial
 from operator import is_
@@ -28,6 +28,7 @@ class Option:
     forced_value: Any = None
     alias: str | None = None
     deprecated: str | None = None
+    data: bool = False  # whatever its type, a file may set it: see `trust`
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,17 @@ class Where:
     holds: Callable[[Any], bool]
 
 
-def declared(settings: type) -> Mapping[str, Option]:
+def declared(settings: type, data: Collection[str] = ()) -> Mapping[str, Option]:
     """Return the options that a dataclass declares by its fields, each `Annotated[type, doc]` with its default."""
     hints = get_type_hints(settings, include_extras=True)
-    return MappingProxyType({each.name: _declared(each, hints[each.name]) for each in fields(settings)})
+    return MappingProxyType({each.name: _declared(each, hints[each.name], data) for each in fields(settings)})
 
 
-def _declared(each: "Field[Any]", hint: Any) -> Option:
+def _declared(each: "Field[Any]", hint: Any, data: Collection[str]) -> Option:
     default = each.default if each.default_factory is MISSING else each.default_factory()
     *besides, doc = hint.__metadata__
-    return Option(each.name, Annotated[(hint.__origin__, *besides)] if besides else hint.__origin__, default, doc)
+    wanted = Annotated[(hint.__origin__, *besides)] if besides else hint.__origin__
+    return Option(each.name, wanted, default, doc, data=each.name in data)
 
 
 def lookup(name: str, catalogue: Mapping[str, Option], kind: str = "option", otherwise: str = "") -> Option:

@@ -26,7 +26,8 @@ class Record:
     """One graph, compiled. A text is "" where there is nothing to tell and None where this torch does not tell.
 
     `owner` is the callable that torch.compile was given, `compiled` what the compiler returned; both are weak, and
-    `at` is when the compile began, in microseconds since the epoch.
+    `at` is when the compile began, in microseconds since the epoch. `came_back` tells whether the compiler returned
+    the graph as it was.
     """
 
     backend: Any
@@ -42,6 +43,7 @@ class Record:
     at: int
     owner: Callable[[], Any]
     compiled: Callable[[], Any]
+    came_back: bool
 
 
 _records: dict[int, Record] = {}
@@ -57,10 +59,17 @@ def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Callable[..., An
     reason = getattr(gm, "compile_subgraph_reason", None)  # the compiler takes `gm` over
     _attempt(lambda: trace_options(backend))
     before, at, started = _attempt(_cache_counts), time.time_ns() // 1000, time.perf_counter()
+    code = _attempt(lambda: gm.code)
     compiled = compile_graph()
     seconds = time.perf_counter() - started
-    _attempt(lambda: _keep(compiled, backend, reason, _cache(before), at, seconds))
+    came_back = bool(_attempt(lambda: returned_as_it_was(compiled, gm, code)))
+    _attempt(lambda: _keep(compiled, backend, reason, _cache(before), at, seconds, came_back))
     return compiled
+
+
+def returned_as_it_was(compiled: Callable[..., Any], gm: Any, code: str) -> bool:
+    """Tell whether a compiler returned the graph that it was given, whose code was `code`: so it runs in eager."""
+    return _kept(compiled) is gm and gm.code == code
 
 
 def _attempt(step: Callable[[], Any]) -> Any:
@@ -94,7 +103,9 @@ def _told(value: Any) -> Any:
     return value
 
 
-def _keep(compiled: Callable[..., Any], backend: Any, reason: Any, cache: str, at: int, seconds: float) -> None:
+def _keep(
+    compiled: Callable[..., Any], backend: Any, reason: Any, cache: str, at: int, seconds: float, came_back: bool
+) -> None:
     from torch._guards import CompileContext
 
     stack = getattr(reason, "user_stack", None) or []
@@ -114,6 +125,7 @@ def _keep(compiled: Callable[..., Any], backend: Any, reason: Any, cache: str, a
         at=at,
         owner=_weakly(_owner()),
         compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
+        came_back=came_back,
     )
     _records[key] = record
 

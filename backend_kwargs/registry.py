@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.backend import OURS, Backend, backend_of_function, find_backend, find_in_dynamo
-from backend_kwargs.compilers import Check
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.options import check, convert
 from backend_kwargs.spec import check_name
 from backend_kwargs.templates import Template, add_templates, derive, find_template, is_published, template_names
 from backend_kwargs.toml import read_templates
+from backend_kwargs.trust import Check, untrusted
 
 PLAIN = "tmpl-inductor"  # the one spec that the environment speaks to
 TEMPLATE_VARIABLE = "BACKEND_KWARGS_TEMPLATE"
@@ -66,10 +66,13 @@ def register_template(
     _register({name: derive(base, options or {}, summary)}, check)
 
 
-def load_templates(path: str | Path) -> list[str]:
-    """Register each template of a TOML file, all or none; return their names."""
+def load_templates(path: str | Path, *, trust: bool = False) -> list[str]:
+    """Register each template of a TOML file, all or none; return their names.
+
+    An option that is code, as a compiler's path or a function to import, raises unless you `trust` who wrote the file.
+    """
     found = read_templates(path)
-    _register(found, convert)
+    _register(found, convert if trust else untrusted(convert))
     return list(found)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
 
-OPTIONAL_PACKAGES = ("psutil", "torch_xla", "tvm", "xgboost")
+OPTIONAL_PACKAGES = ("openvino", "psutil", "torch_xla", "tvm", "xgboost")
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 INSTALL_TVM = 'pip install "backend-kwargs[tvm]"'
@@ -100,6 +100,11 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         ),
         "torch_xla": Requirement(
             lambda m: "torch_xla" in m.packages, "torch_xla is not importable", "pip install torch_xla"
+        ),
+        "openvino": Requirement(
+            lambda m: "openvino" in m.packages,
+            "openvino is not importable",
+            'pip install "backend-kwargs[openvino]"',
         ),
         "tvm": Requirement(lambda m: "tvm" in m.packages, "tvm is not importable", INSTALL_TVM),
         "tvm_cuda": Requirement(

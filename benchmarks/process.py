@@ -20,6 +20,7 @@ Tell = Callable[[str], None]
 EXIT_S = 3
 START_S = 120  # imports are nobody's step
 POLL_S, TELL_S = 0.02, 30.0
+PRELOAD = "benchmarks.preload"
 METHODS = ("forkserver", "spawn")  # the second where CUDA does not survive the first
 
 
@@ -43,11 +44,11 @@ class Outcome:
 
 
 @cache
-def context(method: str) -> Any:
-    """Return the way in which processes start; the server of "forkserver" has torch imported."""
+def context(method: str, preload: str = PRELOAD) -> Any:
+    """Return the way in which processes start; the server of "forkserver" has imported `preload`, and so torch."""
     found = multiprocessing.get_context(method)
     if method == "forkserver":
-        found.set_forkserver_preload(["benchmarks.preload"])
+        found.set_forkserver_preload([preload])
     return found
 
 
@@ -59,14 +60,15 @@ def run(
     log: Path | None = None,
     heard: Tell = lambda step: None,
     method: str = METHODS[0],
+    preload: str = PRELOAD,
 ) -> Outcome:
     """Return what `target(tell, *args)` gives in a new process, which is killed with all that it started.
 
     The process says with `tell(step)` what it is at; a step that lasts longer than `step_s` is a timeout. `deadline`
     is a time of `time.monotonic`.
     """
-    receiver, sender = context(method).Pipe(duplex=False)
-    child = context(method).Process(target=_main, args=(sender, str(log or os.devnull), target, args))
+    receiver, sender = context(method, preload).Pipe(duplex=False)
+    child = context(method, preload).Process(target=_main, args=(sender, str(log or os.devnull), target, args))
     child.start()
     sender.close()
     try:

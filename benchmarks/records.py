@@ -20,7 +20,7 @@ class Compile:
 
     `fresh` says that it had a process of its own; else it was compiled beside its peers, and its seconds depend on the
     order: what the process has compiled before costs less. `shares` names the peer of equal options
-    that was compiled in its place. `beside` is how many others compiled meanwhile. `alone_s` is of an auto: what
+    that was compiled in its place. `beside` is how many others compiled when it began. `alone_s` is of an auto: what
     compiling its winner alone takes where `warm_s` is what the auto takes with its decision and its kernels stored.
     """
 

@@ -289,13 +289,9 @@ def _bars(models: Sequence[RealModel]) -> Iterator[str]:
     if stored := middle_and_most([of.stored_over_alone for of in models]):
         yield f"- With a stored decision over its winner alone: {stored[0]:.2f} in the middle, {stored[1]:.2f} at most."
     for of in models:
-        failed = of.failed if of.cells else {"all": next(iter(of.failed.values()))}
-        told = [
-            f"{peer} {c.status}({_short(c.reason)})"
-            for peer, c in failed.items()
-            if not of.cells or c.status not in FINE
-        ]
-        if told:
+        failed = {peer: cell for peer, cell in of.failed.items() if cell.status not in FINE}
+        failed = failed if of.cells else {"all": next(iter(of.failed.values()))}
+        if told := [f"{peer} {cell.status}({_short(cell.reason)})" for peer, cell in failed.items()]:
             yield f"- Not passed on {of.name}: {', '.join(told)}."
 
 

@@ -7,12 +7,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -186,6 +185,7 @@ class _Run:
     known: Ceilings | None = None
     progress: Progress = field(default_factory=Progress)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    compiling: int = 0
 
     def go(self) -> Progress:
         held = self._held()
@@ -222,6 +222,7 @@ class _Run:
             log=self.plan.where / "log.txt",
             heard=lambda step: self._say(f"{doing} {step}"),
             method=self.method,
+            preload="benchmarks.preload_models" if self.plan.suite == MODELS else process.PRELOAD,
         )
         if outcome.out_of_time:
             raise OutOfTimeError
@@ -291,33 +292,40 @@ class _Run:
         What eager takes of memory is learnt in the same way; where that fails, it is not known.
         """
         wanted = [one for job in jobs for one in _compiles(job)]
-        made = {one.key: _read_compiled(held.compiles[one.key]) for one in wanted if one.key in held.compiles}
+        # What another machine compiled is told of, but not here.
+        there = [one for one in wanted if not one.peer.compiles or one.job.folder(one.peer.name).is_dir()]
+        made = {one.key: _read_compiled(held.compiles[one.key]) for one in there if one.key in held.compiles}
 
         def note(one: _Compile, found: Compiled, **seconds: Any) -> None:
             made[one.key] = replace(found, compile=replace(found.compile, **seconds))
             with self.lock:
                 records.append(self.plan.out, [{"record": "compile", "key": one.key, **asdict(made[one.key])}])
 
-        def cold(one: _Compile, beside: int) -> None:
-            note(one, self._compile_once(one.job, one.peer.name, cold=True), beside=beside)
+        def cold(one: _Compile) -> None:
+            note(one, self._compile_once(one.job, one.peer.name, cold=True))
 
-        def warm(one: _Compile, beside: int) -> None:
+        def warm(one: _Compile) -> None:
             found = made[one.key]
-            seconds = {"warm_s": self._compile_once(one.job, one.peer.name, cold=False).compile.warm_s}
             if self.plan.suite == MODELS and found.decided:
                 alone = replace(one.job, extra=(*one.job.extra, peers.winner(found.decided, one.peer)))
-                # Twice, since the first may not find its graph among what the auto has compiled.
-                for _ in range(2):
-                    seconds["alone_s"] = self._compile_once(alone, peers.WINNER, cold=False).compile.warm_s
+                both = [(self._warm_s(one.job, one.peer.name), self._warm_s(alone, peers.WINNER)) for _ in range(2)]
+                # The first of each may not find its graph among what the race has compiled.
+                seconds = {"warm_s": _least(warm for warm, _ in both), "alone_s": _least(its for _, its in both)}
+            else:
+                seconds = {"warm_s": self._warm_s(one.job, one.peer.name)}
             note(one, found, **seconds)
 
+        def due() -> list[_Compile]:
+            return [one for one in wanted if one.key in made and self._wants_warm(one, made[one.key])]
+
         left = [one for one in wanted if one.key not in made]
-        self._at_once(cold, [one for one in left if not peers.tunes(one.peer)], self.plan.jobs)
-        self._at_once(
-            cold, [one for one in left if peers.tunes(one.peer) and one.peer.kind != "auto"], self.plan.tuners
+        tuners = [one for one in left if peers.tunes(one.peer)]
+        autos = [one for one in tuners if one.peer.kind == "auto"]
+        self._stage((cold, [one for one in left if one not in tuners], self.plan.jobs), (cold, autos, 1))
+        self._stage(
+            (cold, [one for one in tuners if one not in autos], self.plan.tuners), (warm, due(), self.plan.jobs)
         )
-        self._at_once(cold, [one for one in left if one.peer.kind == "auto"], 1)
-        self._at_once(warm, [one for one in wanted if self._wants_warm(one, made[one.key])], self.plan.jobs)
+        self._stage((warm, due(), self.plan.jobs))
         kept = [one for one in wanted if one.peer.compiles or made[one.key].status == "pass"]
         return [replace(job, compiled={one.peer.name: made[one.key] for one in kept if one.job is job}) for job in jobs]
 
@@ -326,15 +334,31 @@ class _Run:
         # Of real models the modes' warm compiles would take minutes, and no goal asks for them.
         return there and not one.job.run and (self.plan.suite != MODELS or one.peer.kind == "auto")
 
-    def _at_once(self, compile_one: Callable[["_Compile", int], None], them: list["_Compile"], count: int) -> None:
-        """Compile several, `count` at a time."""
-        with ThreadPoolExecutor(count) as pool:
-            list(pool.map(partial(compile_one, beside=min(count, len(them)) - 1), them))
+    def _stage(self, *parts: tuple[Callable[["_Compile"], None], list["_Compile"], int]) -> None:
+        """Do something with each of a list, so many at a time; lists beside each other where groups compile ahead."""
+
+        def do(part: tuple[Callable[[_Compile], None], list[_Compile], int]) -> None:
+            what, them, count = part
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(what, them))
+
+        with ThreadPoolExecutor(len(parts) if self.plan.ahead > 1 else 1) as stages:
+            list(stages.map(do, parts))
+
+    def _warm_s(self, job: Job, name: str) -> float | None:
+        return self._compile_once(job, name, cold=False).compile.warm_s
 
     def _compile_once(self, job: Job, name: str, *, cold: bool) -> Compiled:
         doing = f"{job.case.name} {job.mode}, compile {'cold' if cold else 'warm'}"
-        outcome = self._process(worker.compile_peer, job, name, cold, doing=doing)
-        return outcome.value if outcome.passed else Compiled(Compile(fresh=True), outcome.status, outcome.reason)
+        with self.lock:
+            beside, self.compiling = self.compiling, self.compiling + 1
+        try:
+            outcome = self._process(worker.compile_peer, job, name, cold, doing=doing)
+        finally:
+            with self.lock:
+                self.compiling -= 1
+        made = outcome.value if outcome.passed else Compiled(Compile(fresh=True), outcome.status, outcome.reason)
+        return replace(made, compile=replace(made.compile, beside=beside))
 
     def _timed(self, job: Job, doing: str) -> list[Cell]:
         """Time a group; a peer that hangs or takes its process down is left out, and the others run again."""
@@ -376,6 +400,10 @@ class _Compile:
     job: Job
     peer: Peer
     key: str
+
+
+def _least(seconds: Iterable[float | None]) -> float | None:
+    return min((each for each in seconds if each is not None), default=None)
 
 
 def _compiles(job: Job) -> list[_Compile]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from backend_kwargs.compilers import openvino
 from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.compilers.tvm import settings as tvm
 from backend_kwargs.options import Option, describe
@@ -41,6 +42,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "templates": templates_table,
         "auto": partial(options_table, auto.OPTIONS),
         "tvm": partial(options_table, tvm.OPTIONS),
+        "openvino": partial(options_table, openvino.OPTIONS),
     }
 }
 

@@ -19,9 +19,11 @@ ORDER = (
     "layers",
     "templates",
     "options",
+    "trust",
     "catalogue",
     "toml",
     "requirements",
+    "interval",
     "accuracy",
     "measure",
     "compilers",
@@ -29,10 +31,10 @@ ORDER = (
     "backend",
     "registry",
     "regions",
-    "harness",
     "entry_points",
     "explain",
     "report",
+    "harness",
     "compare",
     "cli",
 )
@@ -46,9 +48,12 @@ BEFORE_A_GRAPH = (
     "auto/decisions",
     "auto/exchange",
     "auto/settings",
+    "auto/store",
     "cutlass",
+    "declared",
     "dynamo",
     "inductor",
+    "openvino",
     "tvm/__init__",
     "tvm/checks",
     "tvm/settings",
@@ -63,9 +68,11 @@ WATCHED = (
     "torch._inductor.compile_fx",
     "tvm",
     "tvm_ffi",
+    "openvino",
     "typer",
     "rich",
     "matplotlib",
+    "msgspec",
 )
 
 
@@ -137,9 +144,9 @@ def test_import_is_light():
     assert modules_after("import backend_kwargs") == []
 
 
-@pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-tvm", "tvm"])
+@pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-tvm", "tvm", "tmpl-openvino", "openvino"])
 def test_plain_backend_is_light(spec):
-    """A backend without options costs no torch, and no TVM."""
+    """A backend without options costs no torch, no TVM and no OpenVINO."""
     assert modules_after(f"from backend_kwargs.backend import find_backend\nfind_backend({spec!r})") == []
 
 

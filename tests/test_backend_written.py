@@ -125,7 +125,7 @@ def test_a_function_as_value_is_written_by_name():
     """A function at the top of a module is written as `module:name` where the option wants a callable."""
     b = make_backend(INDUCTOR, joint_custom_pre_pass=a_pass)
     assert b.to_config()["options"] == {"joint_custom_pre_pass": f"{__name__}:a_pass"}
-    assert Backend.from_config(json.dumps(b.to_config())) == b == pickle.loads(pickle.dumps(b))
+    assert Backend.from_config(json.dumps(b.to_config()), trust=True) == b == pickle.loads(pickle.dumps(b))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_nan_is_no_json():
 )
 def test_from_config(config, same_as):
     """A config gives the backend that make_backend gives."""
-    assert Backend.from_config(config) == make_backend(*same_as)
+    assert Backend.from_config(config, trust=True) == make_backend(*same_as)
 
 
 def wanted(got):
@@ -235,6 +235,37 @@ def wanted(got):
 )
 def test_wrong_config(config, message):
     """What is wrong in a config is told in one line."""
+    with pytest.raises(BackendKwargsError) as e:
+        Backend.from_config(config)
+    assert str(e.value) == message
+
+
+CODE = "which a file may set only where it is trusted: pass trust=True if you trust who wrote it."
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        pytest.param(
+            {"backend": "no_such_module:target"},
+            "Backend 'no_such_module:target' is code to import, which a config may name only where it is trusted: pass "
+            "trust=True if you trust who wrote it.",
+            id="function",
+        ),
+        pytest.param({"cpp.cxx": ["x.sh"]}, f"Inductor option 'cpp.cxx' is code, {CODE}", id="program"),
+        pytest.param(
+            {"post_grad_custom_pre_pass": "no_such_module:f"},
+            f"Inductor option 'post_grad_custom_pre_pass' is code, {CODE}",
+            id="callable",
+        ),
+        pytest.param({"store": "decisions.sqlite", "auto": True}, f"Option 'store' is code, {CODE}", id="file"),
+        pytest.param(
+            {"backend": "tvm", "target": "llvm"}, f"TVM option 'target' is code, {CODE}", id="another compiler's"
+        ),
+    ],
+)
+def test_a_config_that_is_not_trusted_names_no_code(config, message):
+    """A config is data, unless its reader trusts it: what is code raises before anything is imported."""
     with pytest.raises(BackendKwargsError) as e:
         Backend.from_config(config)
     assert str(e.value) == message

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import backend_kwargs as bk
 from backend_kwargs.cli import compare as compare_command
+from backend_kwargs.cli.modules import importable
 from backend_kwargs.compare import Comparison, Row, fastest
 from backend_kwargs.compilers.inductor import OWN
 from backend_kwargs.measure import Interval
@@ -87,6 +89,26 @@ def test_options_show_ours_first(spec):
         "doc": OWN["most_races"].doc,
     } in ours
     assert "max_autotune" in [row["option"] for row in rows[len(OWN) :]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        pytest.param(["--backend", "eager"], "Backend 'eager' takes no options.\n", id="none"),
+        pytest.param(
+            ["--backend", "boxes:f"], "Backend 'boxes:f' takes anything in `options`, unchecked.\n", id="a mapping"
+        ),
+        pytest.param(
+            ["zzz", "--backend", "boxes:g"], "Backend 'boxes:g' takes any keyword argument, unchecked.\n", id="keywords"
+        ),
+    ],
+)
+def test_options_that_nobody_checks(arguments, told, tmp_path):
+    """`options` says of a backend what it takes unchecked, or that it takes nothing."""
+    text = "def f(gm, inputs, options=None): ...\ndef g(gm, inputs, *, level=1, **kwargs): ...\n"
+    (tmp_path / "boxes.py").write_text(text, encoding="utf-8")
+    ran = run("options", *arguments, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, told), ran.stderr
 
 
 def test_explain_json():
@@ -279,7 +301,7 @@ def test_compare_compiles_twelve(factory):
     ran = run("compare", "factory.py:build", "--backends", TWELVE, "--rounds", "2", "--json", "out.json", cwd=factory)
     assert ran.returncode == 0, ran.stderr
     rows = json.loads((factory / "out.json").read_text(encoding="utf-8"))["candidates"]
-    assert [(row["status"], row["graphs"]) for row in rows] == [("pass", 1)] * 12
+    assert [(row["status"], row["graphs"]) for row in rows] == [*[("pass", 1)] * 11, ("unknown", 1)]
 
 
 def test_compare_applies_options_to_inductor_alone(factory):
@@ -372,10 +394,54 @@ def test_compare_loads_the_file_itself(tmp_path):
     assert [(row["status"], row["graphs"]) for row in rows] == [("pass", 0), ("pass", 1)]
 
 
+BACKENDS_PY = """
+import sys
+
+def mine(gm, inputs, *, level: int = 1):
+    print("a compiler talks", file=sys.stderr)
+    return gm.forward
+
+def broken(gm, inputs):
+    import logging
+    logging.getLogger("torch._dynamo").error("a logged traceback")
+    raise RuntimeError("no luck")
+"""
+
+
+def test_compare_finds_a_backend_beside_the_model(tmp_path):
+    """A backend is named by its file, or by its module beside the model; what it writes does not disturb the table."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "factory.py").write_text(FACTORY, encoding="utf-8")
+    (folder / "mybackends.py").write_text(BACKENDS_PY, encoding="utf-8")
+    specs = "models/mybackends.py:mine,mybackends:mine[level=2],mybackends:broken"
+    ran = run(
+        *("compare", "models/factory.py:relu", "--backends", specs, "--rounds", "1", "--json", "out.json"), cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["candidates"]
+    assert [row["backend"] for row in rows] == [
+        "make_backend('mybackends:mine')",
+        "make_backend('mybackends:mine', {'level': 2})",
+        "make_backend('mybackends:broken')",
+    ]
+    assert rows[2]["reason"] == "RuntimeError: no luck"
+    assert ran.stderr.splitlines() == [f"compiling {spec}" for spec in specs.split(",")]
+
+
+def test_backend_in_a_file_that_hides_behind_another_module(tmp_path):
+    """A file whose name is another module's cannot be pasted, so it is refused as a backend."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "json.py").write_text("def f(gm, inputs): ...", encoding="utf-8")
+    ran = run("explain", "sub/json.py:f", cwd=tmp_path)
+    told = "error: File 'sub/json.py' cannot hold a backend: its name is another module's; rename it.\n"
+    assert (ran.returncode, ran.stderr) == (2, told)
+
+
 def test_user_files_do_not_stay_first(tmp_path, monkeypatch):
     """Once the factory has run its directory is searched last: compile workers take over our path."""
     monkeypatch.setattr(sys, "path", ["somewhere"])
-    with compare_command._importable(str(tmp_path)):
+    with importable(str(tmp_path)):
         assert sys.path == [str(tmp_path), "somewhere"]
     assert sys.path == ["somewhere", str(tmp_path)]
 
@@ -411,7 +477,8 @@ def test_compare_output(capsys, monkeypatch):
     ]
     where = {"device_name": "a CPU", "torch": "2.13.0"}
     made = Comparison(rows, where, Interval(1.0, 0.98, 1 / 0.98), "eager", "inference", ["A note."])
-    compare_command._print(made, fastest(made))
+    assert fastest(made) is rows[1]
+    compare_command._print(made, bk.make_backend("tmpl-inductor:freezing", epilogue_fusion=False))
     check_golden("compare", capsys.readouterr().out)
 
 

@@ -2,14 +2,17 @@
 
 import os
 import time
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import nn
 
+from backend_kwargs import make_backend
 from backend_kwargs.compare import Candidate, Row, compare
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.harness import isolation as isolating
+from backend_kwargs.report.ran import RETURNED, UNKNOWN
 
 ROUNDS = 3
 EAGER = Candidate("eager")
@@ -126,7 +129,8 @@ def test_twelve_candidates_compile(isolation, mode):
     """Dynamo's limit of eight variants hides none of twelve: each compiles its graph, none runs in eager unseen."""
     backends = ["eager", "aot_eager", *(lambda gm, inputs: gm.forward for _ in range(10))]
     rows = rows_of(mlp(), [Candidate(str(at), backend) for at, backend in enumerate(backends)], rounds=1, mode=mode)
-    assert [(row.status, row.graphs) for row in rows] == [("pass", 1)] * 12
+    told = ["fell_back", "unknown", *["fell_back"] * 10]
+    assert [(row.status, row.graphs) for row in rows] == [(status, 1) for status in told]
 
 
 class Broken(nn.Module):
@@ -149,7 +153,7 @@ class Broken(nn.Module):
 def test_twelve_candidates_compile_through_a_graph_break(isolation):
     """Submodules that become frames of their own at a graph break hit no limit either."""
     rows = rows_of(Broken(), [Candidate(str(at), lambda gm, inputs: gm.forward) for at in range(12)], rounds=1)
-    assert {(row.status, row.graphs > 1) for row in rows} == {("pass", True)}
+    assert {(row.status, row.graphs > 1) for row in rows} == {("fell_back", True)}
     assert len({row.graphs for row in rows}) == 1
 
 
@@ -218,7 +222,7 @@ def test_modes_of_other_backends_are_passed_on():
     assert got == {"options": {"a": 1}}
 
 
-# ---- what is wrong is not timed
+# ---- what is wrong is told, and timed all the same
 
 
 @pytest.mark.parametrize(
@@ -232,13 +236,63 @@ def test_modes_of_other_backends_are_passed_on():
     ],
 )
 def test_cheats_are_caught(backend):
-    """A wrong, an empty and a remembered result fail, also where they begin during timing; the right one passes."""
+    """A wrong, an empty and a remembered result are told and timed, also where they begin during timing."""
     good, bad = rows_of(mlp(), [Candidate("good", forward), Candidate("bad", backend)])
-    assert (good.status, bad.status) == ("pass", "fail_accuracy")
-    assert bad.latency is None
-    assert bad.speedup is None
-    assert not bad.samples
+    assert (good.status, bad.status) == ("fell_back", "fail_accuracy")
+    assert bad.latency
+    assert bad.speedup
+    assert not bad.right
     assert "RMSE to the reference" in bad.reason
+
+
+def a_little_wrong(gm, example_inputs):
+    return lambda *args: tuple(1.02 * out for out in gm(*args))
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "status"), [pytest.param(None, "fail_accuracy", id="default"), pytest.param(0.1, "unknown", id="0.1")]
+)
+def test_tolerance(tolerance, status):
+    """A tolerance of one's own lets through what the default does not."""
+    (row,) = compare(mlp(), torch.randn(64, 16), [Candidate("c", a_little_wrong)], rounds=1, tolerance=tolerance).rows
+    assert row.status == status
+
+
+def test_tolerance_of_nothing_is_refused():
+    """A tolerance of 0 would let nothing through."""
+    with pytest.raises(BackendKwargsError) as error:
+        compare(mlp(), torch.randn(2, 16), [EAGER], tolerance=0.0)
+    assert str(error.value) == "tolerance wants a number above 0, got 0.0 (float)."
+
+
+def wraps(gm, example_inputs):
+    return lambda *args: list(gm(*args))
+
+
+@pytest.mark.parametrize(
+    ("backend", "status", "reason"),
+    [
+        pytest.param("inductor", "pass", "", id="torch's Inductor"),
+        pytest.param(make_backend("tmpl-inductor:aten"), "pass", "", id="ours"),
+        pytest.param(forward, "fell_back", RETURNED.what, id="a function that returns the graph"),
+        pytest.param(make_backend(forward), "fell_back", RETURNED.what, id="the same as ours"),
+        pytest.param(wraps, "unknown", UNKNOWN.what, id="another function"),
+        pytest.param(make_backend(wraps), "unknown", UNKNOWN.what, id="the same as ours too"),
+    ],
+)
+def test_what_ran_is_a_status(backend, status, reason):
+    """A row passes only where its own backend is known to run it; others are timed and have a status of their own."""
+    (row,) = rows_of(mlp(), [Candidate("c", backend)], rounds=1)
+    assert (row.status, row.reason, row.right) == (status, reason, True)
+
+
+@pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
+def test_openvinos_fallback_is_a_status():
+    """A partition that OpenVINO fails to run is no pass of OpenVINO's, though its numbers are eager's own."""
+    candidate = Candidate("c", make_backend("openvino", config={"NO_SUCH_PROPERTY": "1"}))
+    with pytest.warns(BackendKwargsWarning, match="OpenVINO failed to run a partition"):
+        (row,) = rows_of(mlp(), [candidate], rounds=1)
+    assert (row.status, row.reason) == ("fell_back", "ran in eager: OpenVINO failed to run 1 of 1 partition")
 
 
 class WrongGradient(torch.autograd.Function):
@@ -260,7 +314,7 @@ def test_wrong_gradients_are_caught():
         return lambda *args: tuple(WrongGradient.apply(out) for out in gm(*args))
 
     good, bad = rows_of(mlp(), [Candidate("good", "aot_eager"), Candidate("bad", backend)], mode="training")
-    assert (good.status, bad.status) == ("pass", "fail_accuracy")
+    assert (good.status, bad.status) == ("unknown", "fail_accuracy")
     assert bad.reason.startswith("gradients[")
 
 
@@ -272,7 +326,7 @@ def test_lost_mutation_is_caught():
 
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8))
     good, bad = rows_of(model, [Candidate("good", "eager"), Candidate("bad", backend)], mode="training")
-    assert (good.status, bad.status) == ("pass", "fail_accuracy")
+    assert (good.status, bad.status) == ("fell_back", "fail_accuracy")
     assert bad.reason.startswith("state[")
 
 
@@ -372,7 +426,7 @@ def test_baseline(labels, wanted, baseline):
 )
 def test_example_inputs(inputs):
     """Inputs are a tensor, positional arguments or keywords, and the model may be a function."""
-    (row,) = rows_of(lambda x: {"y": x * 2}, [Candidate("c", "eager")], inputs)
+    (row,) = rows_of(lambda x: {"y": x * 2}, [Candidate("c", "inductor")], inputs)
     assert row.status == "pass"
 
 
@@ -380,7 +434,7 @@ def test_dropout_is_off_in_training_and_told():
     """Masks that Inductor draws otherwise cannot be compared: training runs without them and says so."""
     model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
     found = compare(model, torch.randn(4, 16), [Candidate("c", "aot_eager")], mode="training", rounds=1)
-    assert found.rows[0].status == "pass"
+    assert found.rows[0].right
     assert "Dropout is off" in found.notes[1]
     assert model[1].p == 0.5
 

@@ -1,5 +1,6 @@
 """What a comparison says: progress, JSON, a plot, the fastest."""
 
+import dataclasses
 import json
 import sys
 
@@ -138,6 +139,16 @@ def test_notes_on_rows_of_a_plot(made):
     ]
 
 
+def test_json_holds_noise_and_spread():
+    """The band of the noise and the 20th and 80th per cent of the samples are written; null where nothing was timed."""
+    row = Row("a", "a", latency=Interval(3.0, 1.0, 5.0), samples=[1.0, 2.0, 3.0, 4.0, 5.0])
+    written = to_json(Comparison([row], {}, Interval(1.0, 0.9, 1.1), "a", "inference", []))
+    assert written["noise"] == {"median": 1.0, "low": 0.9, "high": 1.1}
+    latency = written["candidates"][0]["latency"]
+    assert (latency["p20"], latency["p80"]) == pytest.approx((1.8, 4.2))
+    assert to_json(Comparison([], {}, None, None, "inference", []))["noise"] is None
+
+
 def compiled_row(label: str, median: float, compile_s: float) -> Row:
     return Row(label, label, speedup=Interval(median, median - 0.1, median + 0.1), compile_s=compile_s)
 
@@ -146,6 +157,15 @@ def compiled_row(label: str, median: float, compile_s: float) -> Row:
     ("rows", "wanted"),
     [
         pytest.param([compiled_row("a", 1.7, 6.6), compiled_row("b", 1.3, 1.0)], "a", id="fastest"),
+        pytest.param(
+            [dataclasses.replace(compiled_row("a", 1.7, 6.6), status="fell_back"), compiled_row("b", 1.3, 1.0)],
+            "b",
+            id="one that fell back",
+        ),
+        pytest.param(
+            [dataclasses.replace(compiled_row("a", 1.7, 6.6), status="fail_accuracy")], None, id="one that is wrong"
+        ),
+        pytest.param([dataclasses.replace(compiled_row("a", 1.7, 6.6), status="unknown")], "a", id="one unknown"),
         pytest.param([compiled_row("a", 1.42, 6.6), compiled_row("b", 1.3, 1.0)], "b", id="intervals meet"),
         pytest.param([compiled_row("a", 1.72, 6.6), compiled_row("b", 1.7, 1.9)], "b", id="tie"),
         pytest.param([compiled_row("a", 1.05, 1.0), compiled_row("b", 0.5, 1.0)], None, id="none"),

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import docs_tables
 import pytest
@@ -13,10 +14,13 @@ from backend_kwargs.compilers.auto.settings import OPTIONS
 from backend_kwargs.compilers.tvm.versions import unfit
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TVM = re.search(r"^## TVM\n.*?(?=^## )", README, re.DOTALL | re.MULTILINE)[0]
+TVM, OPENVINO = (
+    re.search(rf"^## {name}\n.*?(?=^## )", README, re.DOTALL | re.MULTILINE)[0] for name in ("TVM", "OpenVINO")
+)
 PARTS = [
-    pytest.param(README.replace(TVM, ""), id="all but TVM"),
+    pytest.param(README.replace(TVM, "").replace(OPENVINO, ""), id="all but these"),
     pytest.param(TVM, id="TVM", marks=pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")),
+    pytest.param(OPENVINO, id="OpenVINO", marks=pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -290,6 +291,8 @@ def test_every_backend_of_dynamo(name):
     """Each backend that dynamo lists can be made, equals itself, and is spelled as dynamo does."""
     if name in ("tvm", "tmpl-tvm") and unfit():
         pytest.skip(f"no TVM: {unfit()}")
+    if "openvino" in name and not find_spec("openvino"):
+        pytest.skip("no OpenVINO")
     given = REQUIRED.get(name, {})
     backend = bk.make_backend(name, given)
     assert (backend, backend.spec) == (bk.make_backend(name, given), name)

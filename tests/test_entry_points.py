@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 import pytest
 
@@ -18,8 +19,11 @@ PUBLISHED = {
     entry.name: entry for entry in entry_points(group="torch_dynamo_backends") if entry.module == module.__name__
 }
 TVM = "tmpl-tvm"
-NAMES = [INDUCTOR, *(f"{INDUCTOR}:{name}" for name in BUILT_IN), TVM]
+OPENVINO = "tmpl-openvino"
+NAMES = [INDUCTOR, *(f"{INDUCTOR}:{name}" for name in BUILT_IN), TVM, OPENVINO]
 NEEDS_TVM = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
+NEEDS_OPENVINO = pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
+OPTIONAL = [pytest.param(TVM, marks=NEEDS_TVM), pytest.param(OPENVINO, marks=NEEDS_OPENVINO)]
 
 LOADS_ONE = """
 import json, sys
@@ -27,24 +31,25 @@ from importlib.metadata import entry_points
 (entry,) = entry_points(group="torch_dynamo_backends", name=sys.argv[1])
 backend = entry.load()
 watched = (
-    "torch._inductor.compile_fx", "torch._inductor.scheduler", "tvm", "tvm_ffi", "backend_kwargs.measure", "typer"
+    "torch._inductor.compile_fx", "torch._inductor.scheduler", "tvm", "tvm_ffi", "openvino",
+    "backend_kwargs.measure", "typer",
 )
 print(json.dumps([repr(backend), [name for name in watched if name in sys.modules]]))
 """
 
 
 def test_each_template_is_published():
-    """The installed metadata names the plain backend and each built-in template, and nothing else of ours."""
+    """The installed metadata names our backends and each built-in template, and nothing else of ours."""
     assert set(PUBLISHED) == set(NAMES)
 
 
-@pytest.mark.parametrize("name", [*NAMES[:-1], pytest.param(TVM, marks=NEEDS_TVM)])
+@pytest.mark.parametrize("name", [*NAMES[:-2], *OPTIONAL])
 def test_entry_point_loads(name):
     """Each entry point loads the interned backend of its name."""
     assert PUBLISHED[name].load() is make_backend(name)
 
 
-@pytest.mark.parametrize("name", [INDUCTOR, f"{INDUCTOR}:max_autotune", pytest.param(TVM, marks=NEEDS_TVM)])
+@pytest.mark.parametrize("name", [INDUCTOR, f"{INDUCTOR}:max_autotune", *OPTIONAL])
 def test_entry_point_loads_alone(name):
     """Loading one pulls in no compiler before a graph arrives."""
     done = subprocess.run([sys.executable, "-c", LOADS_ONE, name], capture_output=True, text=True, check=True)
@@ -71,10 +76,14 @@ def test_broken_plug_in_breaks_no_other(install, monkeypatch):
     assert done.stdout == "2.0\n"
 
 
+# OpenVINO's, when it is loaded by its own name.
+@pytest.mark.filterwarnings("ignore:torch._dynamo.config.inline_inbuilt_nn_modules is deprecated:FutureWarning")
 def test_hidden_backends_of_dynamo_stay_in_reach():
     """Each name of ours that hides one of dynamo is reached with `dynamo:`."""
     wanted = {INDUCTOR: True, "inductor": False, TVM: False, "tvm": False}
     if unfit():  # the entry point of tmpl-tvm loads where TVM is
         del wanted[TVM]
-    assert set(OURS) == {*wanted, TVM}
+    if find_spec("openvino"):
+        wanted |= {OPENVINO: False, "openvino": False}
+    assert set(OURS) == {*wanted, TVM, OPENVINO, "openvino"}
     assert {name: make_backend(f"dynamo:{name}").takes_inductor_options for name in wanted} == wanted

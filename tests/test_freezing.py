@@ -129,6 +129,20 @@ def test_replaced_parameter_recompiles():
 
 
 @torch.no_grad()
+def test_replaced_data_recompiles():
+    """`p.data = new` on any frozen parameter is seen at the next call, also where old memory could be used again."""
+    net, x = mlp(), torch.randn(2, 8)
+    call = compiled(net)
+    call(x)
+    for at, parameter in enumerate((net[0].weight, net[0].bias, net[0].weight)):
+        parameter.data = torch.randn_like(parameter)
+        assert_close(call(x), net(x))
+        assert graphs_compiled() == at + 2
+    call(x)
+    assert graphs_compiled() == 4
+
+
+@torch.no_grad()
 def test_unchanged_module_compiles_once():
     """Further calls of the same module, with other input, compile nothing."""
     net = mlp()

@@ -93,4 +93,6 @@ def test_a_layer_is_read_only():
     given["a"].append(2)
     with pytest.raises(TypeError):
         layer.options["b"] = 1
+    with pytest.raises(AttributeError):
+        layer.options = {}
     assert layer.options == {"a": [1]}

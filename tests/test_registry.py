@@ -522,3 +522,21 @@ def test_a_refused_registration_leaves_nothing():
         "Backend 'tmpl-inductor:taken' exists and is another; choose another name."
     )
     assert "taken" not in bk.list_templates()
+
+
+def test_templates_together_by_the_ways_of_readme(fresh_dynamo):
+    """dynamo refuses "a+b"; a Backend, the option `template` and a name of one's own compile under the same options."""
+    with pytest.raises(torch._dynamo.exc.InvalidBackend):
+        torch.compile(torch.sin, backend="tmpl-inductor:aten+fast_compile")
+    bk.register_template("both", base="aten+fast_compile")
+    ways = (
+        {"backend": bk.make_backend("tmpl-inductor:aten+fast_compile")},
+        {"backend": "tmpl-inductor", "options": {"template": "aten+fast_compile"}},
+        {"backend": "tmpl-inductor:both"},
+    )
+    found = []
+    for way in ways:
+        compiled = torch.compile(lambda x: x.sin() + 1, **way)
+        compiled(torch.ones(2))
+        found.append(dict(bk.report(compiled).graphs[0].options))
+    assert found[0] == found[1] == found[2] != {}

@@ -9,16 +9,21 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch._dynamo.utils import get_compilation_metrics
 from torch._inductor.utils import fresh_cache
+from torch.nn.parallel import DistributedDataParallel
 
 import backend_kwargs as bk
 from backend_kwargs import records
+from backend_kwargs.report import Ran
+from backend_kwargs.report.ran import RETURNED, UNKNOWN
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 NOTHING = (
     "Nothing to report: call it first, and compile it by a backend of this package, "
-    'such as torch.compile(model, backend=make_backend("inductor")).'
+    'such as torch.compile(model, backend=backend_kwargs.make_backend("inductor")).'
 )
 
 
@@ -272,6 +277,133 @@ def test_nothing_to_report_is_an_error(backend, called):
     with pytest.raises(bk.BackendKwargsError) as error:
         bk.report(compiled)
     assert str(error.value) == NOTHING
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8)
+
+    def forward(self, x):
+        return self.lstm(x)
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def in_place(module, backend):
+    module.compile(backend=backend)
+    return module
+
+
+SKIPPED = (
+    "dynamo skips torch's own modules, such as {}, unless torch.compile is given one -> "
+    "torch.compile(module), or call it in a function or a module of your own"
+)
+NO_RNN = (
+    "Attempted to wrap RNN, GRU, or LSTM -> "
+    "Set torch._dynamo.config.allow_rnn=True to enable experimental support for RNN, GRU, and LSTM in Dynamo"
+)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        pytest.param(
+            lambda backend: in_place(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend),
+            SKIPPED.format("Sequential"),
+            id="Sequential().compile()",
+        ),
+        pytest.param(
+            lambda backend: in_place(nn.Linear(8, 8), backend), SKIPPED.format("Linear"), id="Linear().compile()"
+        ),
+        pytest.param(
+            lambda backend: torch.compile(DistributedDataParallel(nn.Sequential(nn.Linear(8, 8))), backend=backend),
+            SKIPPED.format("Sequential"),
+            id="DDP of torch's own modules",
+        ),
+        pytest.param(lambda backend: torch.compile(nn.LSTM(8, 8), backend=backend), NO_RNN, id="LSTM"),
+        pytest.param(lambda backend: torch.compile(Recurrent(), backend=backend), NO_RNN, id="LSTM in a module"),
+        pytest.param(
+            lambda backend: torch.compile(lambda x: x.shape, backend=backend),
+            "dynamo found no operation on tensors in it -> nothing, as there is nothing to compile",
+            id="no operation",
+        ),
+        pytest.param(
+            lambda backend: torch.compile(lambda x: id(x) and None, backend=backend),
+            "dynamo found no operation on tensors in it -> nothing, as there is nothing to compile",
+            id="no tensor",
+        ),
+    ],
+)
+def test_no_graph_is_told_with_its_reason(make, why):
+    """Where dynamo had no graph for the backend the report says so, and why, also after others were compiled."""
+    torch.compile(nn.Linear(8, 8), backend=bk.make_backend("eager"))(torch.ones(3, 8))
+    compiled = make(bk.make_backend("eager"))
+    compiled(torch.ones(3, 8))
+    told = bk.report(compiled)
+    assert (told.graphs, told.advice) == ((), (f"no graph reached a backend: {why}",))
+    assert str(told).splitlines()[-1] == f"advice: {told.advice[0]}"
+
+
+def test_another_backends_graph_is_not_missing():
+    """A module that plain torch.compile compiled is not said to have had no graph."""
+    compiled = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager")
+    compiled(torch.ones(3, 8))
+    with pytest.raises(bk.BackendKwargsError) as error:
+        bk.report(compiled)
+    assert str(error.value) == NOTHING
+
+
+def gives_back(gm, example_inputs):
+    return gm.forward
+
+
+def rewrites(gm, example_inputs):
+    for node in gm.graph.nodes:
+        if node.target is torch.sin:
+            node.target = torch.cos
+    gm.recompile()
+    return gm.forward
+
+
+def wraps(gm, example_inputs):
+    return lambda *args: list(gm(*args))
+
+
+def on_inductor(gm, example_inputs):
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, example_inputs)
+
+
+@pytest.mark.parametrize(
+    ("backend", "ran"),
+    [
+        pytest.param("inductor", None, id="Inductor"),
+        pytest.param("dynamo:inductor", None, id="torch's Inductor"),
+        pytest.param(gives_back, RETURNED, id="gm.forward"),
+        pytest.param("eager", RETURNED, id="torch's eager"),
+        pytest.param(rewrites, UNKNOWN, id="gm.forward, rewritten"),
+        pytest.param(wraps, UNKNOWN, id="a wrapper"),
+        pytest.param("aot_eager", UNKNOWN, id="another of torch's"),
+        pytest.param(
+            on_inductor,
+            Ran("unknown", "ran by Inductor, which this backend is built on or falls back to"),
+            id="built on Inductor",
+        ),
+    ],
+)
+def test_what_ran_is_told(backend, ran):
+    """A report says what ran a graph where it is not plainly the backend: eager, or unknown."""
+    told = bk.report(_compiled(lambda x: torch.sin(x) + 47, (torch.ones(3),), spec=backend))
+    assert told.ran == told.graphs[0].ran == ran
+    assert (ran is None) or f"  {ran.what}" in str(told).splitlines()
 
 
 def test_what_is_not_compiled_is_an_error():

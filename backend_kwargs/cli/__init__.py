@@ -3,13 +3,14 @@
 import sys
 import warnings
 from importlib.metadata import version
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
+from rich.console import Console
 
 from backend_kwargs.cli import compare, decisions, doctor, explain, listing, options
 from backend_kwargs.cli.console import complain, console
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 
 USER_MISTAKE = 2  # as for an unknown command-line flag
 INTERRUPTED = 130  # as shells say of Ctrl-C
@@ -49,9 +50,7 @@ def callback(
 
 def main() -> None:
     """Run a command; print a user's mistake as one line and exit with 2."""
-    warnings.showwarning = lambda message, *_, **__: console(stderr=True).print(
-        f"note: {message}", soft_wrap=True, markup=False
-    )
+    warnings.showwarning = _note
     try:
         # Not standalone: typer would draw a box around a mistake.
         sys.exit(app(sys.argv[1:] or ["--help"], prog_name=app.info.name, standalone_mode=False))
@@ -62,6 +61,12 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     sys.exit(USER_MISTAKE)
+
+
+def _note(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """Print a warning as one line; while compilers are quiet, our own only."""
+    out = console(stderr=True) if issubclass(category, BackendKwargsWarning) else Console(stderr=True, highlight=False)
+    out.print(f"note: {message}", soft_wrap=True, markup=False)
 
 
 def _usage(error: typer.BadParameter) -> str:

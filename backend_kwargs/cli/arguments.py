@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from backend_kwargs.backend import Backend, find_backend
+from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.options import convert
@@ -25,8 +26,8 @@ def assigned(assignments: Iterable[str] | None) -> dict[str, str]:
 
 
 def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
-    """Make a backend of options that are still text."""
-    return make_backend(spec).bind("command line", options, convert)
+    """Make a backend of options that are still text; `spec` may also be "file.py:function"."""
+    return make_backend(spec_of(spec)).bind("command line", options, convert)
 
 
 def judged(spec: str, **options: Any) -> tuple[Verdict, str]:

@@ -1,9 +1,5 @@
 """`backend-kwargs compare`: one model under several backends, checked and timed."""
 
-import importlib
-import importlib.util
-import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -17,17 +13,20 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
-from backend_kwargs.cli.console import console, print_table
+from backend_kwargs.cli.console import console, print_table, quiet
+from backend_kwargs.cli.modules import folder_of, importable, imported
+from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, said, wrong_value
 from backend_kwargs.files import write_whole
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.spec import split_candidates
 
 if TYPE_CHECKING:
-    from backend_kwargs.compare import Candidate, Comparison, Row
+    from backend_kwargs.compare import Comparison, Row
 
 BACKENDS = "eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune"
 NONE_RAN = 1
+RULE = "Of the rows whose intervals reach that of the highest speedup, this one compiled in the least time:"
 HEADER = ("backend", "speedup", "95 %", "latency", "compile", "memory", "graphs", "accuracy", "")
 
 
@@ -45,9 +44,15 @@ def show(
     ] = BACKENDS,
     options: Assignments = None,
     config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="One more candidate, as a config.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Let --config name code, such as a function to import.")
+    ] = False,
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; as the factory made it by default.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, in turns.")] = 30,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Of numbers, absolute and relative; 1e-3 by default, in training 1e-2.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the speedups.")] = None,
     report: Annotated[bool, typer.Option("--report", help="Tell what each backend generated.")] = False,
@@ -57,17 +62,27 @@ def show(
     A FILE.py and its factory import the files beside it, as with `python FILE.py`.
     """
     _check_outputs(json, plot)  # before minutes of compiling
-    candidates = list(_candidates(backends, assigned(options), config))
+    with importable(folder_of(_split(factory)[0])):  # a backend may be the model's neighbour
+        wanted = list(_backends(backends, assigned(options), config, trust=trust))
     model, example_inputs = built(factory)
-    _silence_autotuning()
-    from backend_kwargs.compare import compare, fastest, to_json
+    from backend_kwargs.compare import Candidate, compare, fastest, to_json
     from backend_kwargs.compare import plot as draw
 
-    with _progress() as progress:
+    candidates = [Candidate(label, backend) for label, backend in wanted]
+
+    with quiet(), _progress() as progress:
         comparison = compare(
-            model, example_inputs, candidates, mode=mode.value, device=device, rounds=rounds, progress=progress
+            model,
+            example_inputs,
+            candidates,
+            mode=mode.value,
+            device=device,
+            rounds=rounds,
+            tolerance=tolerance,
+            progress=progress,
         )
-    _print(comparison, fastest(comparison))
+    best = fastest(comparison)
+    _print(comparison, dict(wanted)[best.label] if best else None)
     if report:
         _print_reports(comparison)
     if json:
@@ -76,7 +91,7 @@ def show(
         write_whole(json, writer.dumps(to_json(comparison), indent=2) + "\n")
     if plot:
         draw(comparison, plot)
-    if not any(row.passed for row in comparison.rows):
+    if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
 
 
@@ -92,17 +107,18 @@ def _check_outputs(json: Path | None, plot: Path | None) -> None:
         check_drawable(plot)
 
 
-def _candidates(backends: str, common: dict[str, str], config: str | None) -> "Iterator[Candidate]":
-    from backend_kwargs.compare import Candidate
-
+def _backends(
+    backends: str, common: dict[str, str], config: str | None, *, trust: bool
+) -> Iterator[tuple[str, Backend | None]]:
+    """Yield the label and the backend of each candidate, None for eager."""
     if common:  # checked also where no candidate takes them
         backend_from_text(PLAIN, common)
     for spec, own in split_candidates(backends):
         label = f"{spec}[{','.join(f'{name}={value}' for name, value in own.items())}]" if own else spec
-        yield Candidate(label, None if spec == "eager" else _backend(spec, common, own))
+        yield label, None if spec == "eager" else _backend(spec, common, own)
     if config is not None:
-        backend = Backend.from_config(_text(config))
-        yield Candidate(f"{backend.spec} of --config", backend)
+        backend = Backend.from_config(_text(config), trust=trust)
+        yield f"{backend.spec} of --config", backend
 
 
 def _backend(spec: str, common: dict[str, str], own: dict[str, str]) -> Backend:
@@ -121,14 +137,9 @@ def _text(config: str) -> str:
 
 def built(factory: str) -> tuple[Any, Any]:
     """Return what the factory gives: (model, example_inputs)."""
-    where, colon, name = factory.rpartition(":")
-    if not colon or not where or not name:
-        raise wrong_value("FACTORY", "'package.module:function' or 'file.py:function'", factory)
-    file = Path(where) if where.endswith(".py") else None
-    if file and not file.is_file():
-        raise BackendKwargsError(f"No file {where!r}.")
-    with _importable(str(file.resolve().parent if file else Path.cwd())):
-        build = _attribute(_module(where, file), where, name)
+    where, name = _split(factory)
+    with importable(folder_of(where)):
+        build = _attribute(imported(where), where, name)
         try:
             built = build()
         except (Exception, SystemExit) as error:  # the user's own code
@@ -138,36 +149,11 @@ def built(factory: str) -> tuple[Any, Any]:
     return built
 
 
-@contextmanager
-def _importable(directory: str) -> Iterator[None]:
-    """Let the user's code import from `directory` first, as `python FILE.py` and `python -m` do; afterwards last.
-
-    A model may still import late, but a json.py there must not become the json of Inductor's compile workers, whose
-    PYTHONPATH is our path.
-    """
-    sys.path.insert(0, directory)
-    try:
-        yield
-    finally:
-        sys.path[:] = [*(entry for entry in sys.path if entry != directory), directory]
-
-
-def _module(where: str, file: Path | None) -> ModuleType:
-    try:
-        return _loaded(file) if file else importlib.import_module(where)
-    except (Exception, SystemExit) as error:  # the user's own code
-        raise BackendKwargsError(f"Cannot import {where!r}: {said(error)}.") from error
-
-
-def _loaded(file: Path) -> ModuleType:
-    # By a name of its own: json.py is not to be the standard library's, nor to stand in its way.
-    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", f"factory_file_{file.stem}"), file)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dynamo looks a function's module up
-    spec.loader.exec_module(module)
-    return module
+def _split(factory: str) -> tuple[str, str]:
+    where, colon, name = factory.rpartition(":")
+    if not colon or not where or not name:
+        raise wrong_value("FACTORY", "'package.module:function' or 'file.py:function'", factory)
+    return where, name
 
 
 def _attribute(module: ModuleType, where: str, name: str) -> Callable[[], Any]:
@@ -175,13 +161,6 @@ def _attribute(module: ModuleType, where: str, name: str) -> Callable[[], Any]:
     if not callable(found):
         raise BackendKwargsError(f"{where!r} has no function {name!r}.")
     return found  # type: ignore[no-any-return]
-
-
-def _silence_autotuning() -> None:
-    import torch._inductor.select_algorithm
-
-    # Its tables of kernels would stand between ours; this process is the command's own.
-    torch._inductor.select_algorithm.PRINT_AUTOTUNE = False
 
 
 @contextmanager
@@ -201,7 +180,7 @@ def _log(err: Any, label: str, stage: str) -> None:
         err.print(f"compiling {label}", soft_wrap=True, markup=False)
 
 
-def _print(comparison: "Comparison", best: "Row | None") -> None:
+def _print(comparison: "Comparison", best: Backend | None) -> None:
     say = partial(console().print, soft_wrap=True, markup=False)
     print_table(HEADER, map(_cells, comparison.rows))
     where = comparison.environment
@@ -216,7 +195,8 @@ def _print(comparison: "Comparison", best: "Row | None") -> None:
     elif best is None:
         say(f"Nothing beats {comparison.baseline} beyond the noise.")
     else:
-        say(f"torch.compile(model, backend={_pasted(best.backend)})")
+        say(RULE)
+        say("\n".join(lines_to_paste(best) or [f"{best!r}, which no text stands for."]))
 
 
 def _print_reports(comparison: "Comparison") -> None:
@@ -242,12 +222,6 @@ def _cells(row: "Row") -> tuple[str, ...]:
 
 def _remarks(row: "Row") -> str:
     return ", ".join(filter(None, (row.reason or row.verdict, row.tuning)))
-
-
-def _pasted(backend: str) -> str:
-    """Return what to write for a backend: its spec, where that is all there is to it."""
-    spec = re.fullmatch(r"(?:make_backend\()?'?([\w.:+-]+)'?\)?", backend)
-    return f'"{spec[1]}"' if spec else backend
 
 
 def _seconds(seconds: float) -> str:

@@ -3,9 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from io import StringIO
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -41,11 +43,38 @@ class _Stream(Console):
         raise BackendKwargsError(f"Cannot write to standard output: {error.strerror}; send it elsewhere.") from None
 
 
+_ours: TextIO | None = None  # standard error, while what others write there is dropped
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop what compilers write to standard error, but for notes and progress of ours; TORCH_LOGS asks for it all.
+
+    They write there from Python, from libraries and from processes of their own: so it is the file that is replaced.
+    """
+    global _ours  # noqa: PLW0603 - a process has one standard error
+    if "TORCH_LOGS" in os.environ or sys.stderr is None:
+        yield
+        return
+    sys.stderr.flush()
+    with os.fdopen(os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors="replace") as kept:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        _ours = kept
+        try:
+            yield
+        finally:
+            _ours = None
+            sys.stderr.flush()
+            os.dup2(kept.fileno(), 2)
+
+
 def console(stderr: bool = False) -> Console:
     """Return the console for standard output or standard error."""
-    file = sys.stderr if stderr else sys.stdout
+    file = (_ours or sys.stderr) if stderr else sys.stdout
     terminal = file is not None and file.isatty()  # None where the shell closed it
-    return _Stream(stderr=stderr, width=None if terminal else PIPE_WIDTH, highlight=False, emoji=False)
+    width = None if terminal else PIPE_WIDTH
+    return _Stream(file=_ours if stderr else None, stderr=stderr, width=width, highlight=False, emoji=False)
 
 
 def complain(message: str) -> None:

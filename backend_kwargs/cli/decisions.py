@@ -11,9 +11,10 @@ import typer
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import AsJson
 from backend_kwargs.cli.console import console, print_json, print_table
-from backend_kwargs.compilers.auto.decisions import Decision, Store, store_path
+from backend_kwargs.compilers.auto.decisions import Decision
 from backend_kwargs.compilers.auto.exchange import read_decisions, template_name, write_decisions
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.compilers.auto.store import open_store
+from backend_kwargs.errors import BackendKwargsError, printable
 
 app = typer.Typer(help="What tmpl-inductor:auto decided for each graph.", no_args_is_help=True)
 
@@ -27,13 +28,14 @@ Found = TypeVar("Found")
 @app.command("list")
 def show_all(store: Where = None, json: AsJson = False) -> None:
     """List the decisions, the latest first."""
-    found = Store(store_path(store)).all()
+    held = open_store(store)
+    found = held.all()
     rows = [{"key": each.key[:12], "winner": each.winner, "graph": each.facts, "made": _day(each)} for each in found]
     if json:
         return print_json(rows)
     if not rows:
-        return console().print(f"No decisions in {str(store_path(store))!r}.", soft_wrap=True, markup=False)
-    print_table(("key", "winner", "graph", "made"), [tuple(row.values()) for row in rows])
+        return console().print(f"No decisions in {str(held.path)!r}.", soft_wrap=True, markup=False)
+    print_table(("key", "winner", "graph", "made"), [tuple(map(printable, row.values())) for row in rows])
 
 
 @app.command("show")
@@ -43,14 +45,14 @@ def show_one(key: Key, store: Where = None, json: AsJson = False) -> None:
 
     from backend_kwargs.compilers.auto.telling import table
 
-    (decision,) = _found(Store(store_path(store)).all, [key], one=True)
+    (decision,) = _found(open_store(store).all, [key], one=True)
     if json:
         return print_json(asdict(decision))
     out = console()
     out.print(table(decision), soft_wrap=True, markup=False)
     options = {"options": decision.options, "fixed": decision.fixed}
     for name, value in {**options, **decision.machine, "made": _day(decision)}.items():
-        out.print(f"{name}: {value}", soft_wrap=True, markup=False)
+        out.print(printable(f"{name}: {value}"), soft_wrap=True, markup=False)
 
 
 @app.command("export")
@@ -58,21 +60,21 @@ def export(
     file: Annotated[Path, typer.Argument(help="The TOML file to write.")], keys: Keys = None, store: Where = None
 ) -> None:
     """Write decisions to a TOML file, in which each winner is a template too."""
-    held = Store(store_path(store))
+    held = open_store(store)
     decisions = _found(held.all, keys) if keys else held.all()
     if not decisions:
         raise BackendKwargsError(f"No decisions in {str(held.path)!r}; compile with tmpl-inductor:auto first.")
     write_decisions(decisions, file)
     names = ", ".join(filter(None, map(template_name, decisions)))
     told = f"as templates: {names}" if names else "none as a template, as eager is none"
-    console().print(f"{len(decisions)} written to {file}; {told}", soft_wrap=True, markup=False)
+    console().print(printable(f"{len(decisions)} written to {file}; {told}"), soft_wrap=True, markup=False)
 
 
 @app.command("import")
 def import_(file: Annotated[Path, typer.Argument(help="The TOML file to read.")], store: Where = None) -> None:
     """Put the decisions of a TOML file into the store."""
     decisions = read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options)
-    held = Store(store_path(store))
+    held = open_store(store)
     held.add(*decisions)
     console().print(f"{len(decisions)} put into {str(held.path)!r}.", soft_wrap=True, markup=False)
 
@@ -84,7 +86,7 @@ def forget(
     store: Where = None,
 ) -> None:
     """Delete decisions, so that their graphs are raced anew."""
-    held = Store(store_path(store))
+    held = open_store(store)
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
     count = held.forget(_found(held.keys, keys)) if keys else held.clear()

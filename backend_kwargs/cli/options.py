@@ -8,7 +8,8 @@ import typer
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.catalogue import documented
 from backend_kwargs.cli.arguments import AsJson
-from backend_kwargs.cli.console import print_json, print_table
+from backend_kwargs.cli.console import console, print_json, print_table
+from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options import Option, describe
 
@@ -19,8 +20,10 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Search the options of a backend, ours and Inductor's if none is named: type, default, doc."""
-    found = [option for option in _options(find_backend(backend)) if _matches(pattern, option)]
-    if not found:
+    which = find_backend(spec_of(backend))
+    known, unchecked = _options(which), which.unchecked_options()
+    found = [option for option in known if _matches(pattern, option)]
+    if known and not found and not unchecked:
         whose = "Inductor" if backend == "inductor" else backend
         raise BackendKwargsError(
             f"No {whose} option matches {pattern!r}; try a shorter word or a glob such as '*tma*'."
@@ -29,6 +32,9 @@ def show(
         return print_json([_row(option) for option in found])
     header = ("option", "type", "default", "environment", "doc")
     print_table(header, [tuple(_row(option).values()) for option in found])
+    if unchecked or not known:
+        taken = f"takes {unchecked}, unchecked" if unchecked else "takes no options"
+        console().print(f"Backend {backend!r} {taken}.", soft_wrap=True, markup=False)
 
 
 def _options(backend: Backend) -> list[Option]:

@@ -40,13 +40,15 @@ def compare(
     baseline: str | None = None,
     budget_s: float | None = None,
     cold: bool = True,
+    tolerance: float | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compile `model` under each candidate, check its numbers before and after timing, and time all of them in turn.
 
     `example_inputs` is a tensor, a sequence of positional or a mapping of keyword arguments. In "training" a call is
     forward and backward, with random cotangents; gradients and changed buffers are checked too. The model is copied
-    and comes back untouched. The baseline is the candidate so labelled, else eager, else the first that passes.
+    and comes back untouched. The baseline is the candidate so labelled, else eager, else the first with right numbers.
+    `tolerance` of numbers is absolute and relative; None is 1e-3, in training 1e-2. Wrong numbers are timed too.
     `budget_s` bounds the timing alone. `cold` gives each candidate an empty Inductor cache: else a peer that shares
     kernels with an earlier one, or an earlier run, seems to compile for nothing. `progress(label, stage, fraction)`
     hears the stages "reference", "compile", "compiled", "timing".
@@ -58,7 +60,7 @@ def compare(
     A candidate's failure becomes its row. Raises BackendKwargsError for wrong arguments, a device that cannot be used
     here, or a model that cannot be copied.
     """
-    _check_arguments(candidates, mode, rounds, baseline)
+    _check_arguments(candidates, mode, rounds, baseline, tolerance)
     wanted = _usable(device) if device is not None else None
     say = progress or _silence
     inputs = _arguments(example_inputs)
@@ -66,6 +68,7 @@ def compare(
     training = mode == "training"
     with _undisturbed(place, training=training):
         study, notes = _study(model, inputs, place, training=training)
+        study.tolerance = tolerance
         trials = [CandidateTrial(study, candidate, cold) for candidate in candidates]
         say("eager", "reference", 0.0)
         learn(study, trials)
@@ -76,10 +79,9 @@ def compare(
                 say(trial.label, "compile", fraction)
                 trial.attempt(trial.start)
                 say(trial.label, "compiled", fraction)
-        samples = _time(study, trials, rounds, baseline, budget_s, say)
+        samples, first = _time(study, trials, rounds, baseline, budget_s, say)
     environment = measure.environment(place) | {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)}
     rows = [trial.row(samples.get(trial.label)) for trial in trials]
-    first = _baseline(trials, baseline)
     noise = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else None
     return Comparison(rows, environment, noise, first.label if first else None, mode, [COMPILE_NOTES[cold], *notes])
 
@@ -130,7 +132,9 @@ def _silence(label: str, stage: str, fraction: float) -> None:
     pass
 
 
-def _check_arguments(candidates: Sequence[Candidate], mode: str, rounds: int, baseline: str | None) -> None:
+def _check_arguments(
+    candidates: Sequence[Candidate], mode: str, rounds: int, baseline: str | None, tolerance: float | None
+) -> None:
     labels = [candidate.label for candidate in candidates]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
@@ -139,6 +143,8 @@ def _check_arguments(candidates: Sequence[Candidate], mode: str, rounds: int, ba
         raise wrong_value("mode", "'inference' or 'training'", mode)
     if not isinstance(rounds, int) or rounds < 1:
         raise wrong_value("rounds", "a whole number of at least 1", rounds)
+    if tolerance is not None and not tolerance > 0:
+        raise wrong_value("tolerance", "a number above 0", tolerance)
     if baseline is not None and baseline not in labels:
         raise unknown("baseline", baseline, labels, otherwise="It is the label of one of the candidates.")
 
@@ -174,11 +180,12 @@ def _time(
     baseline: str | None,
     budget_s: float | None,
     say: Progress,
-) -> dict[str, list[float]]:
+) -> tuple[dict[str, list[float]], CandidateTrial | None]:
+    """Return the samples of each label, and the baseline that ran beside them."""
     racing = {trial.label: trial for trial in trials if trial.passed}
     first = _baseline(trials, baseline)
     if first is None:
-        return {}
+        return {}, None
     start = 1 - 1 / (len(trials) + 2)
     say("", "timing", start)
     samples = measure.interleave(
@@ -193,11 +200,14 @@ def _time(
         if trial.passed:
             trial.attempt(trial.finish)
     # Ratios need a baseline that ran beside: where it failed, the others race again without it.
-    return samples if first.passed else _time(study, trials, rounds, baseline, budget_s, say)
+    if _baseline(trials, baseline) is first:
+        return samples, first
+    return _time(study, trials, rounds, baseline, budget_s, say)
 
 
 def _baseline(trials: list[CandidateTrial], wanted: str | None) -> CandidateTrial | None:
-    racing = [trial for trial in trials if trial.passed]
+    timed = [trial for trial in trials if trial.passed]
+    racing = [trial for trial in timed if trial.status != "fail_accuracy"] or timed
     eager = (trial for trial in racing if trial.candidate.backend is None)
     named = (trial for trial in racing if trial.label == wanted)
     return next(named, None) or next(eager, None) or next(iter(racing), None)
@@ -205,7 +215,7 @@ def _baseline(trials: list[CandidateTrial], wanted: str | None) -> CandidateTria
 
 def _judge_speed(first: Row, rows: list[Row], again: list[float]) -> Interval:
     noise = measure.noise_floor(measure.ratio_interval(first.samples, again))
-    for row in (row for row in rows if row.passed):
+    for row in (row for row in rows if row.latency):
         row.speedup = measure.ratio_interval(first.samples, row.samples)
         row.verdict = "within noise" if measure.within_noise(row.speedup, noise) else ""
     first.verdict = "baseline"

@@ -57,7 +57,8 @@ def _draw_rows(axes: Any, rows: list[Row]) -> None:
 
 
 def _note(row: Row) -> str:
-    if not row.passed:
+    if not row.passed and not row.speedup:
         return row.status
     compiled = f"compile {row.compile_s:.1f} s" if row.compile_s is not None else "not compiled"
-    return f"{row.speedup.median:.2f}x   {compiled}" if row.speedup else compiled
+    timed = f"{row.speedup.median:.2f}x   {compiled}" if row.speedup else compiled
+    return timed if row.passed else f"{timed}   {row.status}"

@@ -26,7 +26,7 @@ class Candidate:
 
 @dataclass
 class Row:
-    """What became of one candidate; only a row whose status is "pass" has a latency.
+    """What became of one candidate; it has a latency where it ran, also with wrong numbers ("fail_accuracy").
 
     `graphs` counts the graphs its backend compiled: 1 is a whole model, more are graph breaks. `compile_s` is the
     first call in seconds, `cache` whether Inductor found the graphs in its cache ("warm", "cold", "" unknown).
@@ -54,8 +54,13 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Say whether this row has figures to compare."""
+        """Say whether its own backend ran it, and rightly."""
         return self.status == "pass"
+
+    @property
+    def right(self) -> bool:
+        """Say whether it ran with right numbers, whatever ran it."""
+        return self.latency is not None and self.status != "fail_accuracy"
 
 
 @dataclass
@@ -76,9 +81,11 @@ class Comparison:
 def fastest(comparison: Comparison) -> Row | None:
     """Return the row that beats the baseline by most, None where none does beyond the noise.
 
-    Of rows whose intervals reach the best one's, it is the one that compiled in the least time.
+    Of rows whose intervals reach the best one's, it is the one that compiled in the least time. A row that fell back
+    is none, as its backend did not run it.
     """
-    faster = [(row, row.speedup) for row in comparison.rows if row.passed and row.speedup and not row.verdict]
+    able = [row for row in comparison.rows if row.status in ("pass", "unknown")]
+    faster = [(row, row.speedup) for row in able if row.speedup and not row.verdict]
     faster = [(row, speedup) for row, speedup in faster if speedup.low > 1]
     if not faster:
         return None

@@ -4,13 +4,14 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from backend_kwargs import measure
 from backend_kwargs.compare.rows import Candidate, Row
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
+from backend_kwargs.measure import Status
 from backend_kwargs.report import report
 
 
@@ -18,6 +19,7 @@ from backend_kwargs.report import report
 class CandidateTrial(Trial):
     """A candidate, compiled with an empty Inductor cache where `cold`; `cache` is what Inductor found there."""
 
+    timed: ClassVar[frozenset[Status]] = frozenset({"pass", "unknown", "fell_back", "fail_accuracy"})
     candidate: Candidate
     cold: bool
     cache: str = ""
@@ -54,7 +56,7 @@ class CandidateTrial(Trial):
         super().finish()
 
     def row(self, samples: list[float] | None) -> Row:
-        """Return what became of it; `samples` are kept only if it passed."""
+        """Return what became of it; `samples` are kept only if it ran."""
         timed = samples if self.passed and samples else []
         return Row(
             self.label,

@@ -7,9 +7,7 @@ from typing import Any, Protocol
 from backend_kwargs.layers import Layer
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import Limit, Requirement
-
-# Takes an option, a value, and what to call the option in an error; returns the value as the option's type.
-Check = Callable[[Option, Any, str], Any]
+from backend_kwargs.trust import Check
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +36,9 @@ class Compiler(Protocol):
 
     def options(self) -> Mapping[str, Option]:
         """Return every option that is known by its name."""
+
+    def unchecked(self) -> str:
+        """Say what it takes besides those, unchecked: "" where it takes nothing else."""
 
     def template(self, name: str) -> Layer:
         """Return the layer of the template called `name`, or raise with the nearest."""

@@ -7,11 +7,12 @@ from functools import cached_property
 from inspect import Parameter, Signature, getdoc, signature
 from typing import Any, Union
 
-from backend_kwargs.compilers import Check, Reading
+from backend_kwargs.compilers import Reading
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import Layer, copied
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import DYNAMO_BACKENDS, Limit, Requirement, limits
+from backend_kwargs.trust import Check
 
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -26,9 +27,14 @@ class Takes:
     mapping: bool
     anything: bool
 
+    @property
+    def unchecked(self) -> str:
+        """What it takes besides `named`, "" where that is nothing."""
+        return "anything in `options`" if self.mapping else "any keyword argument" if self.anything else ""
+
     def __str__(self) -> str:
-        names = [*self.named, *(["anything in `options`"] if self.mapping else [])]
-        return f"it takes {', '.join(names)}" if names else "it takes none"
+        names = filter(None, (*self.named, self.unchecked))
+        return f"it takes {', '.join(names) or 'none'}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +74,9 @@ class DynamoCompiler:
 
     def options(self) -> Mapping[str, Option]:
         return self.takes.named
+
+    def unchecked(self) -> str:
+        return self.takes.unchecked
 
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.guards import GuardBuilder, get_verbose_code_parts
 from torch._dynamo.source import DictGetItemSource, UnspecializedParamBufferSource
-from torch._guards import Source, TracingContext
+from torch._guards import Guard, Source, TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
@@ -27,8 +27,9 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
     """Call `compile_gm` on `gm` with its parameters as attributes; return a callable that takes all of `gm`'s inputs.
 
     For use inside dynamo's call of a backend, with grad disabled; `compile_gm` sets Inductor's `freezing` and UNCACHED.
-    Each parameter taken is guarded by identity, so another module, or a replaced parameter, compiles anew. In-place
-    changes of a frozen tensor made outside this graph are unseen, as with Inductor's own freezing.
+    Each parameter taken is guarded by identity and by its memory, so another module, a replaced parameter, or one whose
+    `.data` was replaced, compiles anew. In-place changes of a frozen tensor made outside this graph are unseen, as with
+    Inductor's own freezing.
     """
     frozen_gm, kept = reattach_parameters(gm, example_inputs)
     if frozen_gm is gm:
@@ -61,8 +62,8 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple
         return gm, list(range(len(example_inputs)))
     frozen_gm = copy_of_graph(gm)
     placeholders = frozen_gm.graph.find_nodes(op="placeholder")
-    for position, value in lifted.items():
-        _replace_by_attribute(frozen_gm, placeholders[position], value)
+    sources = [_replace_by_attribute(frozen_gm, placeholders[position], value) for position, value in lifted.items()]
+    _guard(sources[0].make_guard(_same_memory(list(lifted.values()))))
     frozen_gm.recompile()
     return frozen_gm, [i for i in range(len(placeholders)) if i not in lifted]
 
@@ -144,7 +145,7 @@ def copy_of_graph(gm: GraphModule) -> GraphModule:
     return copied
 
 
-def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor) -> None:
+def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor) -> Source:
     source: Source = placeholder._dynamo_source  # type: ignore[attr-defined]
     name = _unused_name(gm, placeholder.name)
     if isinstance(value, torch.nn.Parameter):
@@ -158,7 +159,32 @@ def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tenso
     attribute.meta = {key: value for key, value in placeholder.meta.items() if key != "grapharg"}
     placeholder.replace_all_uses_with(attribute)
     gm.graph.erase_node(placeholder)
-    TracingContext.get().guards_context.dynamo_guards.add(source.make_guard(GuardBuilder.ID_MATCH))
+    _guard(source.make_guard(GuardBuilder.ID_MATCH))
+    return source
+
+
+def _guard(guard: Guard) -> None:
+    TracingContext.get().guards_context.dynamo_guards.add(guard)
+
+
+def _same_memory(parameters: list[torch.Tensor]) -> Callable[[GuardBuilder, Guard], None]:
+    """Return what makes a guard that fails once the `.data` of any of `parameters` is replaced.
+
+    One guard for all: a call into Python for each would cost three times as much.
+    """
+    addresses = [parameter.data_ptr() for parameter in parameters]
+
+    def same_memory(_: Any) -> bool:
+        return [*map(torch.Tensor.data_ptr, parameters)] == addresses
+
+    # Kept alive, else new memory could lie where the old one was.
+    same_memory.storages = [parameter.untyped_storage() for parameter in parameters]  # type: ignore[attr-defined]
+
+    def frozen_memory(builder: GuardBuilder, guard: Guard) -> None:
+        words = get_verbose_code_parts(f"the memory of {len(parameters)} frozen parameters is the same", guard)
+        builder.get_guard_manager(guard).add_lambda_guard(same_memory, words, guard.user_stack)
+
+    return frozen_memory
 
 
 def _unused_name(gm: GraphModule, name: str) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from functools import wraps
 from typing import Any, NoReturn
@@ -13,6 +14,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from backend_kwargs.compilers.generated import autograd_functions
 from backend_kwargs.errors import BackendKwargsError
+
+CONTAINERS = "tree_manager_containers"
 
 
 def with_independent_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,6 +90,7 @@ def _one_at_a_time(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _make_ready() -> None:
     """Create what a library keeps for each thread, which cannot be created while a graph is captured."""
     _ready.done = True
+    trees_of_thread()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
         with contextlib.suppress(RuntimeError), torch.no_grad():
@@ -116,12 +120,12 @@ class _PooledCopies:
         if node is None or trees is None or node is not trees.current_node:
             return self._looked_up(results)
         copies = list(results)
-        for at in positions:
-            copies[at] = _copy(results[at])
+        for at, made in zip(positions, _copies([results[at] for at in positions]), strict=True):
+            copies[at] = made
         return tuple(copies)
 
     def _looked_up(self, results: Sequence[Any]) -> tuple[Any, ...]:
-        mine = cudagraph_trees.get_obj(cudagraph_trees.local, "tree_manager_containers")
+        mine = trees_of_thread()
         if not any(trees is mine for trees in self._trees):
             self._trees.append(mine)
         on_gpu = [out if isinstance(out, torch.Tensor) and out.is_cuda else None for out in results]
@@ -147,6 +151,20 @@ def _recorded(node: Any) -> set[int]:
     return {ref.data_ptr() for ref in node.outputs_weakrefs if ref is not None}
 
 
+def trees_of_thread() -> dict[int, Any]:
+    """Return the containers of CUDA-graph trees of this thread, by device.
+
+    torch 2.11 makes them for the thread that imports it and for autograd's alone; in others CUDA graphs then fail.
+    """
+    local = cudagraph_trees.local
+    if not hasattr(local, CONTAINERS) and not torch._C._is_key_in_tls(CONTAINERS):
+        local.tree_manager_containers, local.tree_manager_locks = {}, defaultdict(threading.Lock)
+        torch._C._stash_obj_in_tls(CONTAINERS, local.tree_manager_containers)
+        torch._C._stash_obj_in_tls("tree_manager_locks", local.tree_manager_locks)
+    containers: dict[int, Any] = cudagraph_trees.get_obj(local, CONTAINERS)
+    return containers
+
+
 def _gone() -> None:
     return None
 
@@ -167,6 +185,14 @@ def _copied(results: Sequence[Any], addresses: Sequence[int | None], wanted: Con
         return out.new_empty(0).set_(copies[address], out.storage_offset(), out.size(), out.stride())
 
     return [copied(out, address) for out, address in zip(results, addresses, strict=True)]
+
+
+def _copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    if len(outputs) == 1 or any(out.requires_grad for out in outputs):
+        return [_copy(out) for out in outputs]
+    made = [torch.empty_like(out) for out in outputs]
+    torch._foreach_copy_(made, outputs)  # one launch for all of one layout
+    return made
 
 
 def _copy(out: torch.Tensor) -> torch.Tensor:

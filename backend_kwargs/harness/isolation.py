@@ -8,6 +8,11 @@ from typing import Any, cast
 
 import torch
 
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.records import returned_as_it_was
+from backend_kwargs.report import Ran, report
+from backend_kwargs.report.ran import RETURNED, UNKNOWN
+
 
 def _can_isolate() -> bool:
     return "isolate_recompiles" in inspect.signature(torch.compile).parameters
@@ -38,17 +43,31 @@ def isolated(model: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
 
 
 class Counted:
-    """A backend that counts the graphs it compiles and returns them as they are: the hot path has no wrapper."""
+    """A backend that counts the graphs it compiles and returns them as they are: the hot path has no wrapper.
+
+    `returned` counts those that the backend returned as it got them.
+    """
 
     def __init__(self, backend: Callable[..., Any]) -> None:
         self._backend = backend
-        self.graphs = 0
+        self.graphs = self.returned = 0
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         """Compile as the backend does, and count."""
+        code = gm.code
         compiled = self._backend(gm, example_inputs, **kwargs)
         self.graphs += 1
+        self.returned += returned_as_it_was(compiled, gm, code)
         return compiled
+
+    def ran(self, call: Callable[..., Any]) -> Ran | None:
+        """Return what ran `call`, which was compiled by this, in place of the backend; None where nothing did."""
+        with contextlib.suppress(BackendKwargsError):  # of backends that are not ours there is no report
+            if (told := report(call)).graphs:
+                return told.ran
+        if isinstance(self._backend, torch._TorchCompileInductorWrapper):
+            return None
+        return RETURNED if self.returned else UNKNOWN
 
     def __getattr__(self, name: str) -> Any:
         # torch asks a backend for its compiler_name, config and reset().

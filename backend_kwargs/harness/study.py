@@ -43,7 +43,7 @@ class Study:
     """A model in a mode: "fwd", "fwd_bwd" with cotangents, or "train", a step of the optimizer that `optimizer` makes.
 
     `changed` names what a call changes in place, and holds the values from which each check starts; inputs have none,
-    since each check has inputs of its own.
+    since each check has inputs of its own. `tolerance` is `measure.check`'s, None for its default.
     """
 
     model: Callable[..., Any]
@@ -52,6 +52,7 @@ class Study:
     device: torch.device
     dtype: torch.dtype | None = None
     optimizer: Callable[[Any], Optimizer] | None = None
+    tolerance: float | None = None
     cotangents: list[torch.Tensor] = field(default_factory=list)
     changed: dict[str, torch.Tensor | None] = field(default_factory=dict)
     truths: list[Truth] = field(default_factory=list)
@@ -163,7 +164,7 @@ class Study:
         """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's."""
         truth = self.truths[at]
         seen = self.observe(subject, copy.deepcopy(truth.inputs))
-        judge = partial(measure.check, dtype=self.dtype, training=self.mode != "fwd")
+        judge = partial(measure.check, dtype=self.dtype, training=self.mode != "fwd", tol=self.tolerance)
         precise = truth.reference or {}
         return measure.worst([judge(seen[what], truth.eager[what], precise.get(what), what=what) for what in seen])
 

@@ -5,7 +5,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -58,10 +58,12 @@ class Trial:
         """Return the context of the first call, in which Inductor has the cache that it should have."""
         return contextlib.nullcontext()
 
+    timed: ClassVar[frozenset[Status]] = frozenset({"pass"})  # the statuses under which it is timed
+
     @property
     def passed(self) -> bool:
         """Say whether it may be timed."""
-        return self.status == "pass"
+        return self.status in self.timed
 
     @property
     def graphs(self) -> int:
@@ -80,8 +82,10 @@ class Trial:
         self.end(*((error.status, str(error)) if isinstance(error, TrialError) else measure.status_of(error)))
 
     def end(self, status: Status, reason: str) -> None:
-        """Take a status other than "pass", and free what it holds."""
+        """Take a status other than "pass", and free what it holds where that is not to be timed."""
         self.status, self.reason = status, reason
+        if self.passed:
+            return
         self.subject = self.step = None  # type: ignore[assignment]
         gc.collect()
         if self.study.device.type == "cuda":
@@ -92,6 +96,7 @@ class Trial:
         """Compile, and check on inputs not seen before."""
         self.build()
         self.verify(0)
+        self.check_what_ran()
         self.settled = self.graphs
 
     def build(self) -> None:
@@ -118,15 +123,23 @@ class Trial:
 
     def verify(self, at: int) -> None:
         """Check the very callable that is timed on the study's inputs `at`."""
-        self.accuracy = self.study.verify(self.subject, at)
-        if not self.accuracy.passed:
-            self.end(self.accuracy.status, self.accuracy.reason)
+        accuracy = self.study.verify(self.subject, at)
+        if self.accuracy is None or self.accuracy.passed:
+            self.accuracy = accuracy
+        if not accuracy.passed and self.status != "fail_accuracy":
+            self.end(accuracy.status, accuracy.reason)
+
+    def check_what_ran(self) -> None:
+        """End where something else than its backend ran, or might have."""
+        if self.status == "pass" and self.counted and (ran := self.counted.ran(self.subject.call)):
+            self.end(ran.status, ran.what)
 
     def finish(self) -> None:
         """Check after timing, on other inputs, that it is right and was compiled all along."""
         self.verify(1)
         if self.passed and self.graphs > self.settled:
             raise TrialError(f"recompiled {self.graphs - self.settled} times while it was timed")
+        self.check_what_ran()
 
 
 def learn(study: Study, trials: Sequence[Trial]) -> None:

@@ -10,12 +10,26 @@ from typing import Any
 from backend_kwargs.compilers.generated import comparable
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.records import WRAPPER, Record, records
-from backend_kwargs.report.advice import advice_on
+from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.generated import codes_of, unknown_here
-from backend_kwargs.report.graphs import Break, Code, Graph, Partition, Race, Relax, lines_of, number, seconds_of
+from backend_kwargs.report.graphs import (
+    Break,
+    Code,
+    Graph,
+    OpenVINO,
+    Partition,
+    Race,
+    Ran,
+    Relax,
+    lines_of,
+    number,
+    seconds_of,
+)
+from backend_kwargs.report.ran import openvino_of, ran_of, worst
 from backend_kwargs.report.relax import relax_of
+from backend_kwargs.report.uncaptured import why_no_graph
 
-__all__ = ["Break", "Code", "Graph", "Partition", "Race", "Relax", "Report", "report"]
+__all__ = ["Break", "Code", "Graph", "OpenVINO", "Partition", "Race", "Ran", "Relax", "Report", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +61,11 @@ class Report:
         parts = [graph.relax for graph in self.graphs if graph.relax and graph.relax.partitions]
         return ("tuned" if any(part.tuned for part in parts) else "untuned") if parts else ""
 
+    @property
+    def ran(self) -> Ran | None:
+        """What ran some graph in place of its backend, or that this is unknown; None where all ran by their own."""
+        return worst(graph.ran for graph in self.graphs)
+
     def __str__(self) -> str:
         counts = ((len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompiles), "recompile"))
         head = f"{', '.join(number(count, what) for count, what in counts)}, {self.seconds:.1f} s in the backend"
@@ -67,10 +86,14 @@ def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None =
     `against` is another one, such as the same model under the default: each code then tells whether it differs.
 
     Raises:
-        BackendKwargsError: where `compiled` is no such callable, or no backend of this package compiled for it.
+        BackendKwargsError: where `compiled` is no such callable, or no backend of this package compiled for it. Where
+            dynamo had no graph for one, the report has none either, and `advice` says why.
 
     """
-    found, notes = _records_of(compiled)
+    owner = _owner(compiled)
+    found, notes = _records_of(owner)
+    if not found:
+        return Report((), (f"no graph reached a backend: {_why_no_graph(owner)}",))
     graphs = tuple(_graph(record, other) for record, other in zip(found, _others(against, len(found)), strict=True))
     return Report(graphs, tuple(advice_on(graphs)), (*notes, *_unseen_breaks(graphs)))
 
@@ -78,12 +101,11 @@ def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None =
 def _others(against: Callable[..., Any] | None, count: int) -> Sequence[Sequence[Code] | None]:
     if against is None:
         return [None] * count
-    codes = [codes_of(record) for record in _records_of(against)[0]]
+    codes = [codes_of(record) for record in _records_of(_owner(against))[0]]
     return (codes + [[]] * count)[:count]
 
 
-def _records_of(compiled: Any) -> tuple[list[Record], tuple[str, ...]]:
-    owner = _owner(compiled)
+def _records_of(owner: Any) -> tuple[list[Record], tuple[str, ...]]:
     everything = records()
     own = [record for record in everything if record.owner() is owner]
     if own:
@@ -92,9 +114,15 @@ def _records_of(compiled: Any) -> tuple[list[Record], tuple[str, ...]]:
     shared = [record for record in everything if code is not None and _code(record.owner()) is code]
     if shared:
         return shared, ("Compiled for another torch.compile of the same code, whose graphs serve this one too.",)
+    return [], ()
+
+
+def _why_no_graph(owner: Any) -> str:
+    if why := why_no_graph(owner, _called(owner), _code(owner)):
+        return why
     raise BackendKwargsError(
         "Nothing to report: call it first, and compile it by a backend of this package, "
-        'such as torch.compile(model, backend=make_backend("inductor")).'
+        'such as torch.compile(model, backend=backend_kwargs.make_backend("inductor")).'
     )
 
 
@@ -114,15 +142,24 @@ def _code(owner: Any) -> Any:
     """Return the code that dynamo compiles for `owner`."""
     import torch
 
-    given = getattr(owner, "__wrapped__", owner)  # torch's own modules are all called through one function
-    module = getattr(given, "__self__", given)
-    return getattr(module.forward if isinstance(module, torch.nn.Module) else given, "__code__", None)
+    module = _called(owner)
+    return getattr(module.forward if isinstance(module, torch.nn.Module) else _given(owner), "__code__", None)
+
+
+def _called(owner: Any) -> Any:
+    """Return the module that `owner` calls, or what it is itself."""
+    return getattr(_given(owner), "__self__", _given(owner))
+
+
+def _given(owner: Any) -> Any:
+    return getattr(owner, "__wrapped__", owner)  # torch's own modules are all called through one function
 
 
 def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
     codes = codes_of(record)
     if other is not None:
         codes = [replace(code, differs=_differs(code, other[at : at + 1])) for at, code in enumerate(codes)]
+    relax, openvino = relax_of(record), openvino_of(record)
     return Graph(
         record.compile_id,
         record.function,
@@ -133,8 +170,10 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         unknown_here() if record.recompiled is None else record.recompiled,
         _break(record),
         tuple(codes),
-        relax_of(record),
+        relax,
         _race(record),
+        openvino,
+        ran_of(record, codes, relax, openvino),
     )
 
 
@@ -154,9 +193,7 @@ def _differs(code: Code, other: Sequence[Code]) -> bool:
 def _break(record: Record) -> Break | None:
     if not record.break_reason:
         return None
-    lines = [line.strip() for line in record.break_reason.splitlines()]
-    hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
-    return Break(record.place, lines[0], hints[0] if hints else "")
+    return Break(record.place, *reason_and_hint(record.break_reason))
 
 
 def _unseen_breaks(graphs: Sequence[Graph]) -> Iterator[str]:

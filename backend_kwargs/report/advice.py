@@ -41,6 +41,13 @@ OTHER_SKIP = "TORCH_LOGS=cudagraphs tells more"
 TUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
 
 
+def reason_and_hint(told: str, otherwise: str = "") -> tuple[str, str]:
+    """Return the first line of what dynamo tells of a break, and its first hint."""
+    lines = [line.strip() for line in told.splitlines()]
+    hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
+    return lines[0], hints[0] if hints else otherwise
+
+
 def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
     """Tell each trouble of `graphs`, with its cause and the change that would end it."""
     yield from _breaks_advice(graphs)

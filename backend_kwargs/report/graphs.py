@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from backend_kwargs.compilers.auto.decisions import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,35 @@ class Relax:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenVINO:
+    """What OpenVINO has of a graph so far.
+
+    Of its `partitions` those that `failed` run in eager, as the operators `in_eager` do; `by_inductor` counts graphs,
+    forward and backward, that Inductor compiled since OpenVINO failed to.
+    """
+
+    partitions: int
+    failed: int
+    by_inductor: int
+    in_eager: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What ran a graph in place of its backend ("fell_back"), or that nobody can tell ("unknown")."""
+
+    status: Literal["fell_back", "unknown"]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class Race:
     """What auto chose for a graph: the winner, its options beside the user's; the race's seconds, rows, and table."""
 
     winner: str
     options: Mapping[str, Any]
     seconds: float
-    rows: tuple[Mapping[str, Any], ...]
+    rows: tuple["Row", ...]
     table: str = field(repr=False)
 
 
@@ -72,7 +97,8 @@ class Break:
 class Graph:
     """One compiled graph; `recompiled` is the guard that failed, "" on a first compile.
 
-    `codes` are Inductor's, and `relax` is TVM's: another backend leaves neither. `race` tells why auto chose as it did.
+    `codes` are Inductor's, `relax` is TVM's, and `openvino` is OpenVINO's: another backend leaves none. `race` tells
+    why auto chose as it did; `ran` is None where the graph runs by its own backend.
     """
 
     compile_id: str
@@ -86,6 +112,8 @@ class Graph:
     codes: tuple[Code, ...]
     relax: Relax | None = None
     race: Race | None = None
+    openvino: OpenVINO | None = None
+    ran: Ran | None = None
 
 
 def seconds_of(graphs: Iterable[Graph]) -> float:
@@ -105,6 +133,10 @@ def lines_of(graph: Graph) -> Iterator[str]:
     yield from (f"  {line}" for line in (*race, *map(_code_line, graph.codes)))
     if graph.relax:
         yield from (f"  {line}" for line in _relax_lines(graph.relax))
+    if graph.openvino:
+        yield f"  {_openvino_line(graph.openvino)}"
+    if graph.ran:
+        yield f"  {graph.ran.what}"
     if graph.ended_by:
         yield f"  ended at {graph.ended_by.place}: {graph.ended_by.reason}"
 
@@ -119,6 +151,11 @@ def _relax_lines(relax: Relax) -> Iterator[str]:
     if not relax.partitions:
         yield "no partition of TVM"
     yield from (f"in eager: {op}, because {reason}" for op, reason in relax.fallbacks.items())
+
+
+def _openvino_line(share: OpenVINO) -> str:
+    in_eager = f"; in eager: {', '.join(share.in_eager)}" if share.in_eager else ""
+    return f"{number(share.partitions, 'partition')} of OpenVINO{in_eager}"
 
 
 def _tuned(count: int) -> str:

@@ -35,7 +35,7 @@ DECODE: Scales = {
     "smoke": {**MISTRAL, **TINY_GROUPED, "batch": 2, "length": 1, "cache": 8},
 }
 MIXTRAL: Scales = {
-    "full": {"num_hidden_layers": 4, "use_cache": False, "batch": 1, "length": 512},
+    "full": {"num_hidden_layers": 2, "use_cache": False, "batch": 1, "length": 512},
     "smoke": {**TINY_GROUPED, "num_local_experts": 4, "use_cache": False, "batch": 2, "length": 8},
 }
 TINY_GPT2: Sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
@@ -85,7 +85,14 @@ BART: Scales = {
     },
 }
 FALCON_MAMBA: Scales = {
-    "full": {"num_hidden_layers": 4, "use_cache": False, "batch": 2, "length": 128},
+    "full": {
+        "vocab_size": 65_024,
+        "hidden_size": 4096,
+        "num_hidden_layers": 4,
+        "use_cache": False,
+        "batch": 2,
+        "length": 128,
+    },
     "smoke": {
         "vocab_size": 64,
         "hidden_size": 32,

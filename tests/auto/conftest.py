@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import deciding, judging, race
+from backend_kwargs.compilers.auto import deciding, decisions, race
 
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 
@@ -88,8 +88,8 @@ class Races:
 
     def __call__(self, request, tick):
         self.count += 1
-        row = judging.Row(self.winner, self.options, seconds=1e-4, won=True)
-        others = [judging.Row(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
+        row = decisions.Row(self.winner, self.options, seconds=1e-4, won=True)
+        others = [decisions.Row(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
         return race.Outcome(row, (*others, row), "3 ops", 0.1, self.cut)
 
 

@@ -1,15 +1,14 @@
 """What the tests of auto compile, keep and read."""
 
 import sqlite3
-from dataclasses import asdict
 
 import torch
 
 import backend_kwargs
-from backend_kwargs.compilers.auto.decisions import Decision, Store
-from backend_kwargs.compilers.auto.judging import Row
+from backend_kwargs.compilers.auto.decisions import Decision, Row
+from backend_kwargs.compilers.auto.store import Store
 
-ROW = asdict(Row("cudagraphs", seconds=1e-4, won=True))
+ROW = Row("cudagraphs", seconds=1e-4, won=True)
 KEY = "ab" * 32
 MADE = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, (ROW,), {"gpu": "H200"}, "3 ops", 2.5, 1e9)
 TOLD = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 0.0}
@@ -25,7 +24,7 @@ def backend_of(**options):
 
 def rows_of(store):
     (decision,) = Store(store).all()
-    return {row["name"]: row for row in decision.rows}
+    return {row.name: row for row in decision.rows}
 
 
 def told(log):

@@ -11,7 +11,7 @@ from torch._inductor.runtime.benchmarking import benchmarker
 
 from backend_kwargs.compilers.auto import race
 from backend_kwargs.compilers.auto.capped import TIMERS, OutOfTime, capped, capped_backward
-from backend_kwargs.compilers.auto.decisions import Store
+from backend_kwargs.compilers.auto.store import Store
 
 
 def time_a_kernel():
@@ -103,6 +103,6 @@ def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
         seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have own products
         assert torch.allclose(seen, model(x), atol=1e-3)
     (decision,) = Store(store).all()
-    (row,) = [row for row in decision.rows if row["name"] == "max_autotune"]
-    assert (row["status"], row["reason"]) == ("timeout", "its tuning was ended with the budget of 300 s")
+    (row,) = [row for row in decision.rows if row.name == "max_autotune"]
+    assert (row.status, row.reason) == ("timeout", "its tuning was ended with the budget of 300 s")
     assert (decision.cut_s, set(TIMERS) & set(vars(benchmarker))) == (300, set())

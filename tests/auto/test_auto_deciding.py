@@ -13,10 +13,10 @@ from torch._inductor import config
 import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compilers.auto import deciding, race
-from backend_kwargs.compilers.auto.decisions import Store
-from backend_kwargs.compilers.auto.judging import Row
+from backend_kwargs.compilers.auto.decisions import Row
 from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.errors import BackendKwargsWarning
 
 
@@ -114,6 +114,25 @@ def test_tiny_graphs_inherit_when_the_budget_is_spent(races, log):
     deciding._spent.append(100.0)
     torch.compile(torch.sin, backend=backend_of(process_budget_s=100.0))(torch.randn(8))
     assert told(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
+
+
+def test_always_races_tiny_graphs_and_all_sizes(races):
+    """Under race="always" no graph takes the winner of another."""
+    for size in (8, 16, 24):
+        backend = backend_of(race="always", most_races=1)
+        torch.compile(chain, backend=backend, dynamic=False)(torch.randn(size, 64))
+        torch.compile(torch.sin, backend=backend, dynamic=False)(torch.randn(size))
+    assert races.count == 6
+
+
+def test_a_decision_is_logged_with_its_table_once(races, log):
+    """Compiled once more, as a trainer does between training and evaluation, a graph is told of in one line."""
+    for _ in range(3):
+        torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
+        torch._dynamo.reset()
+    lines = [line.splitlines() for line in log.messages if line.startswith("auto: ")]
+    assert [len(each) > 1 for each in lines] == [True, False, False]
+    assert lines[1] == [f"{lines[0][0]}, as decided before"]
 
 
 def test_inputs_without_memory_are_not_raced(races, log):
@@ -295,7 +314,7 @@ def test_a_checkpoint_that_draws_nothing_is_raced(auto, store):
     x = torch.randn(8, 64, requires_grad=True)
     auto(checkpointed(0.0))(x).backward()
     (decision,) = Store(store).all()
-    assert {row["name"]: row["status"] for row in decision.rows} == {"eager": "pass", "default": "pass"}
+    assert {row.name: row.status for row in decision.rows} == {"eager": "pass", "default": "pass"}
 
 
 def test_a_graph_with_state_is_not_raced(log):

@@ -4,13 +4,11 @@ import io
 import json
 import logging
 import sys
-from dataclasses import asdict
 
 import pytest
 import torch
 
-from backend_kwargs.compilers.auto.decisions import Decision
-from backend_kwargs.compilers.auto.judging import Row
+from backend_kwargs.compilers.auto.decisions import Decision, Row
 from backend_kwargs.compilers.auto.telling import ARTIFACT, progress, table
 
 
@@ -48,6 +46,19 @@ def test_the_decision_is_in_torchs_trace(auto, caplog):
 
 
 @pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        pytest.param(Row("a", seconds=1e-4), "  a" + " " * 28 + "100.0 µs", id="time"),
+        pytest.param(Row("a", reason="no time"), "  a" + " " * 27 + "not timed  no time", id="untimed"),
+        pytest.param(Row("a", status="oom", reason="no memory"), "  a" + " " * 24 + "oom: no memory", id="failed"),
+    ],
+)
+def test_each_row_has_a_time_or_a_reason(row, shown):
+    """The table leaves no row without a figure or a word on why there is none."""
+    assert table(Decision("key", "graph", "default", rows=(row,))).splitlines()[1].startswith(shown)
+
+
+@pytest.mark.parametrize(
     ("peak_bytes", "shown"),
     [
         pytest.param(3 * 2**12, "compiled in 2.0 s, peak 0.012 MiB  <- kept", id="known"),
@@ -58,4 +69,4 @@ def test_the_decision_is_in_torchs_trace(auto, caplog):
 def test_the_table_shows_peaks_of_memory(peak_bytes, shown):
     """Where a candidate's memory was measured, the table says how much it took."""
     row = Row("default", seconds=1e-4, compile_s=2.0, peak_bytes=peak_bytes, won=True)
-    assert table(Decision("key", "graph", "default", rows=(asdict(row),))).endswith(shown)
+    assert table(Decision("key", "graph", "default", rows=(row,))).endswith(shown)

@@ -9,8 +9,8 @@ from graphs import chain, rows_of
 import backend_kwargs
 from backend_kwargs.compilers.auto import race
 from backend_kwargs.compilers.auto.candidates import Candidate, Costs
-from backend_kwargs.compilers.auto.decisions import Store
 from backend_kwargs.compilers.auto.limit import Slack
+from backend_kwargs.compilers.auto.store import Store
 
 OPS = 4  # of chain
 OPTIONS = ({"epilogue_fusion": False}, {"max_fusion_size": 2}, {"realize_reads_threshold": 1})
@@ -45,9 +45,9 @@ def test_what_cannot_end_in_time_is_not_begun(raced, store, options):
     """A candidate predicted to take longer than what is left of the budget is skipped; a larger budget may try it."""
     decision = raced({"long": (0.5, 400.0)}, **options)
     row = rows_of(store)["long"]
-    assert (row["status"], row["predicted_s"], row["compile_s"]) == ("skipped", 400.0, 0.0)
+    assert (row.status, row.predicted_s, row.compile_s) == ("skipped", 400.0, 0.0)
     reason = r"it is predicted to exceed the budget: about 400 s of compiling, (\d+) s are left"
-    assert 0 < int(re.fullmatch(reason, row["reason"])[1]) <= 300
+    assert 0 < int(re.fullmatch(reason, row.reason)[1]) <= 300
     assert decision.cut_s == 300.0
 
 
@@ -55,8 +55,8 @@ def test_a_prediction_stands_beside_its_outcome(raced, store):
     """The row of a candidate that is tried holds both; default, by which others are predicted, has no prediction."""
     raced({"step": (0.5, 5.0)})
     rows = rows_of(store)
-    assert (rows["step"]["predicted_s"], rows["default"]["predicted_s"]) == (5.0, None)
-    assert rows["step"]["compile_s"] > 0
+    assert (rows["step"].predicted_s, rows["default"].predicted_s) == (5.0, None)
+    assert rows["step"].compile_s > 0
 
 
 @pytest.mark.parametrize("effort", ["quick", "full"])
@@ -64,7 +64,7 @@ def test_what_gains_little_is_skipped(raced, store, effort):
     """A candidate that could save less than 3 % is not compiled, and no larger budget would try it."""
     decision = raced({"little": (0.029, 1.0)}, effort=effort)
     row = rows_of(store)["little"]
-    assert (row["status"], row["reason"]) == ("skipped", "it could save 2.9% at most")
+    assert (row.status, row.reason) == ("skipped", "it could save 2.9% at most")
     assert decision.cut_s == 0
 
 
@@ -72,8 +72,8 @@ def test_what_gains_little_per_second_is_skipped(raced, store):
     """By default a second of compiling has to gain 0.3 %."""
     raced({"slowly": (0.05, 20.0), "as well": (0.05, 10.0)})
     row = rows_of(store)["slowly"]
-    assert (row["status"], row["reason"]) == ("skipped", "it could save 5.0%, for about 20 s of compiling")
-    assert rows_of(store)["as well"]["status"] != "skipped"
+    assert (row.status, row.reason) == ("skipped", "it could save 5.0%, for about 20 s of compiling")
+    assert rows_of(store)["as well"].status != "skipped"
 
 
 @pytest.mark.parametrize(
@@ -88,19 +88,19 @@ def test_what_gains_little_per_second_is_skipped(raced, store):
 def test_what_is_asked_for_is_tried(raced, store, share, options):
     """Full effort does not ask what a gain costs in seconds, named candidates and memory not how large it is."""
     raced({"slowly": (share, 20.0)}, **options)
-    assert rows_of(store)["slowly"]["status"] != "skipped"
+    assert rows_of(store)["slowly"].status != "skipped"
 
 
 def test_what_gains_most_per_second_comes_first(raced):
     """The order is that of gain by predicted second, whatever the order of the table."""
     decision = raced({"large": (0.4, 100.0), "none": (0.0, 1.0), "quick": (0.2, 10.0)})
-    assert [row["name"] for row in decision.rows] == ["eager", "default", "quick", "large", "none"]
+    assert [row.name for row in decision.rows] == ["eager", "default", "quick", "large", "none"]
 
 
 def test_named_candidates_keep_their_order(raced):
     """Who names candidates says which comes first."""
     decision = raced({"first": (0.1, 100.0), "second": (0.2, 1.0)}, candidates=["aten"])
-    assert [row["name"] for row in decision.rows] == ["eager", "default", "first", "second"]
+    assert [row.name for row in decision.rows] == ["eager", "default", "first", "second"]
 
 
 def test_what_is_saved_once_is_not_saved_again(raced, store, monkeypatch):
@@ -110,7 +110,7 @@ def test_what_is_saved_once_is_not_saved_again(raced, store, monkeypatch):
     monkeypatch.setattr(race, "_code", lambda fn: ())
     raced({"winner": (0.5, 1.0), "late": (0.3, 1.0)})
     row = rows_of(store)["late"]
-    assert (row["status"], row["reason"]) == ("skipped", "it could save 0.3% at most")
+    assert (row.status, row.reason) == ("skipped", "it could save 0.3% at most")
 
 
 def test_what_nothing_is_known_of_is_tried(raced, store, monkeypatch, log):
@@ -121,7 +121,7 @@ def test_what_nothing_is_known_of_is_tried(raced, store, monkeypatch, log):
 
     monkeypatch.setattr(race, "slack_of", fails)
     raced({"step": (0.0, 1.0)})
-    assert rows_of(store)["step"]["status"] != "skipped"
+    assert rows_of(store)["step"].status != "skipped"
     assert "What default leaves to save is unknown: RuntimeError: planted" in log.messages
 
 

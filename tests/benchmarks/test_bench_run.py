@@ -197,7 +197,7 @@ def test_shards_share_out_the_groups(tmp_path):
 
 def test_each_compile_has_a_process_of_its_own(tmp_path):
     """Apart, peers compile cold and warm before they are timed; each compile is on the disk, and its cache goes."""
-    aot = Peer("aot", "mode", "aot_eager")
+    aot = Peer("aot", "control", "aot_eager")
     plan = plan_of(tmp_path / "r.jsonl", DOUBLE, modes=("fwd",), globs=("eager",), beside=False, jobs=2, extra=(aot,))
     made = next(cell.compile for cell in run(plan).cells if cell.peer == "aot")
     assert (made.fresh, made.cold_s > 0, made.warm_s > 0) == (True, True, True)
@@ -209,9 +209,22 @@ def test_each_compile_has_a_process_of_its_own(tmp_path):
     assert run(replace(plan, resume=True)).cells == []
 
 
+def test_what_another_machine_compiled_is_compiled_again(tmp_path):
+    """Its record is in the file and its cache is not: else autos would race again beside what is timed."""
+    aot = Peer("aot", "mode", "aot_eager")
+    given = {"modes": ("fwd",), "globs": ("eager",), "beside": False, "extra": (aot,)}
+    plan = plan_of(tmp_path / "r.jsonl", DOUBLE, **given)
+    run(plan)
+    kept = [line for line in lines_of(plan.out) if line["record"] in ("environment", "compile")]
+    plan.out.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    run(replace(plan, resume=True))
+    compiled = [line["key"].split()[-1] for line in lines_of(plan.out) if line["record"] == "compile"]
+    assert compiled == ["eager", "aot", "aot", "aot", "aot"]
+
+
 def test_eagers_memory_is_of_a_process_of_its_own(tmp_path):
     """Apart, what eager takes is learnt as its peers' is: nothing that another peer left counts, or hides any of it."""
-    aot = Peer("aot", "mode", "aot_eager")
+    aot = Peer("aot", "control", "aot_eager")
     plan = plan_of(tmp_path / "r.jsonl", DOUBLE, modes=("fwd",), globs=("eager",), beside=False, extra=(aot,))
     made = {cell.peer: cell.compile for cell in run(plan).cells}
     assert (made["eager"].fresh, made["eager"].cold_s, made["aot"].fresh) == (True, None, True)

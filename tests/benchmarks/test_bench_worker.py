@@ -16,7 +16,7 @@ from benchmarks import timers, worker
 from benchmarks.peers import Peer
 from benchmarks.records import AGAIN
 from benchmarks.study import CaseStudy
-from benchmarks.trial import cache_at, decided
+from benchmarks.trial import cache_at, decided, restart_workers
 from benchmarks.worker import compile_peer
 
 QUICK = Peer("auto", "auto", "tmpl-inductor:auto", options={"candidates": []})
@@ -248,3 +248,18 @@ def test_compile_in_a_process_of_its_own(job):
     assert (cold.status, cold.compile.fresh, cold.compile.warm_s, warm.compile.cold_s) == ("pass", True, None, None)
     assert cold.compile.cold_s > 0
     assert warm.compile.warm_s > 0
+
+
+def test_compile_workers_begin_with_the_cache_to_fill(tmp_path):
+    """Workers that were started before would go on with theirs."""
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+    try:
+        for name in ("one", "two"):
+            restart_workers(tmp_path / name)
+            pool = AsyncCompile.process_pool()
+            assert isinstance(pool, SubprocPool)
+            assert pool.submit(os.getenv, "TORCHINDUCTOR_CACHE_DIR").result(60) == str(tmp_path / name)
+    finally:
+        shutdown_compile_workers()

@@ -11,7 +11,7 @@ from torch import nn
 
 import backend_kwargs
 from backend_kwargs.compilers.auto import deciding
-from backend_kwargs.compilers.auto.decisions import Store
+from backend_kwargs.compilers.auto.store import Store
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -54,7 +54,7 @@ def softmax(x):
 
 def rows_of(store):
     (decision,) = Store(store).all()
-    return {row["name"]: row for row in decision.rows}
+    return {row.name: row for row in decision.rows}
 
 
 def auto(model, **options):
@@ -76,7 +76,7 @@ def test_reductions_win_where_memory_binds(store):
     x = normal(8192, 8192)
     assert torch.allclose(auto(softmax, candidates=["persistent_reductions"])(x), softmax(x), atol=1e-2)
     row = rows_of(store)["persistent_reductions"]
-    assert row["won"], row
+    assert row.won, row
 
 
 def test_a_norms_backward_pass_is_tuned(store):
@@ -84,7 +84,7 @@ def test_a_norms_backward_pass_is_tuned(store):
     norm, x = nn.LayerNorm(4096).to("cuda", torch.bfloat16), normal(131072, 4096).requires_grad_()
     auto(norm, candidates=["mix_order_reductions"])(x).sum().backward()
     row = rows_of(store)["mix_order_reductions"]
-    assert row["won"], row
+    assert row.won, row
 
 
 @torch.no_grad()
@@ -93,8 +93,8 @@ def test_unaligned_rows_are_padded(store):
     model, x = nn.Linear(2047, 4093).to("cuda", torch.bfloat16), normal(1021, 2047)
     assert torch.allclose(auto(model)(x), model(x), atol=2e-2)
     row = rows_of(store)["padded"]
-    by_default = row["status"] == "same code" and row["reason"] == "as default"
-    assert by_default or row["speedup"]["low"] > 1.02, row
+    by_default = row.status == "same code" and row.reason == "as default"
+    assert by_default or row.speedup.low > 1.02, row
 
 
 @torch.no_grad()

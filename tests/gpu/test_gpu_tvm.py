@@ -1,7 +1,12 @@
 """TVM on a GPU: right numbers, the caller's stream, CUDA graphs, gradients."""
 
+import composition
 import pytest
 import torch
+from composition import same, wrong
+from exact_examples import EXAMPLES
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import backend_kwargs
@@ -112,6 +117,27 @@ def test_mathematics_is_exact(function, scale, fresh_dynamo):
     torch.testing.assert_close(compiled(x), wanted, rtol=1e-6, atol=0)
     (graph,) = backend_kwargs.report(compiled).graphs
     assert sum(part.operators for part in graph.relax.partitions) > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("function", "args", "code"), EXAMPLES.values(), ids=EXAMPLES)
+def test_fused_code_is_eagers(function, args, code, fresh_dynamo):
+    """Bit for bit: floats are no reals, integers wrap, and a product is rounded before it is added."""
+    args = [each.to("cuda") for each in args]
+    assert same(by_tvm(function, fallback="error")(*args), function(*args))
+
+
+@settings(
+    max_examples=5, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
+@given(composition.GRAPH, st.sampled_from(composition.SHAPES))
+def test_compositions_are_eagers(expressions, shape):
+    """Twenty expressions in a graph, of which eager computes the same, bit for bit or by the distance to float64."""
+    torch._dynamo.reset()
+    tensors = {name: each.to("cuda") for name, each in composition.inputs(shape).items()}
+    with torch.no_grad():
+        found = wrong(expressions, tensors, by_tvm(composition.graph_of(expressions))(**tensors))
+    assert [str(expressions[at]) for at in found] == []
 
 
 @torch.no_grad()

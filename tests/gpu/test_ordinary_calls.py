@@ -118,7 +118,7 @@ class Decoder(nn.Module):
 
 
 @torch.no_grad()
-def test_a_greedy_decode_loop(recorded):
+def test_a_greedy_decode_loop():
     """Tokens and all kept logits are eager's."""
     torch.manual_seed(0)
     eager = Decoder().cuda()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from backend_kwargs.compilers.auto.decisions import Decision, packed, unpacked
+from backend_kwargs.compilers.auto.decisions import COLUMNS, Decision, packed, unpacked
 from backend_kwargs.compilers.auto.settings import Settings
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -36,13 +36,13 @@ def agreed(key: str, decide: Callable[[], Decision], stand_in: Decision, setting
     except Exception:  # noqa: BLE001 - each kind of store has a timeout of its own
         logger.warning("No decision for a graph came from the rank that races it; default is compiled.")
         return stand_in
-    return unpacked(tuple(json.loads(store.get(word))))
+    return unpacked(dict(zip(COLUMNS, json.loads(store.get(word)), strict=True)))
 
 
 def _written(decision: Decision, stand_in: Decision) -> str:
     try:
         return json.dumps(packed(decision))
-    except TypeError:  # an option's value that JSON has no form for: then no rank may compile under it
+    except (TypeError, ValueError):  # an option's value that JSON has no form for: then no rank may compile under it
         return json.dumps(packed(stand_in))
 
 

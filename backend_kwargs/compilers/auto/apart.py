@@ -162,6 +162,8 @@ def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[
     """
     from torch._inductor import cudagraph_trees
 
+    from backend_kwargs.compilers.outputs import trees_of_thread
+
     generation = 0
 
     class OwnTrees(cudagraph_trees.TreeManagerContainer):
@@ -171,7 +173,7 @@ def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[
             manager.user_invoked_mark_step = lambda: False
             return manager
 
-    containers = cudagraph_trees.get_obj(cudagraph_trees.local, "tree_manager_containers")
+    containers = trees_of_thread()
     held, own = dict(containers), {device: OwnTrees(device) for device in devices}
 
     def put_back() -> None:

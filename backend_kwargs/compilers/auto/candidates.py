@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, unknown
+from backend_kwargs.layers import same
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, template_names
 
@@ -90,7 +91,7 @@ ROUNDED = {
 }
 # Shares and costs are of 11 models and 41 kernels raced in full on an H200 (torch 2.11). On the models only CUDA graphs
 # won more than 1.2 %; what changes generated kernels won most of a softmax's slack, and little where kernels are many.
-AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.55), Costs(0.6), Costs(1.0, op_s=0.3), 0.3
+AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.65), Costs(0.65), Costs(1.0, op_s=0.3), 0.3
 
 STEPS: tuple[Candidate, ...] = (
     # Of symbolic sizes each is recorded once, which pays where few come again; graphs that write gain where they write
@@ -230,18 +231,21 @@ def trusted(
     winner: str,
     options: Mapping[str, Any],
     options_of: Callable[[str], Mapping[str, Any]],
-    beside: Iterable[str] = (),
+    listed: Iterable[str] = (),
 ) -> bool:
-    """Tell whether the winner, a step or one of the templates `beside` it, over which it was laid, sets each option so.
+    """Tell whether the winner is a step or one of the candidates `listed`, and these set each option so.
 
-    Others, from a file, are never compiled under: an option may name a program that Inductor runs.
+    A stored decision that says anything else is not followed: a template that was not asked for may freeze weights or
+    write files, and an option may name a program that Inductor runs.
     """
+    steps, templates = step_names(), set(listed)
+    if winner not in steps and winner not in templates:
+        return False
     known = [step.options for step in STEPS]
-    for name in dict.fromkeys((winner, *beside)) if options else ():
-        if name not in step_names():
-            try:
-                known.append(options_of(name))
-            except BackendKwargsError:  # a template that this process does not have
-                if name == winner:
-                    return False
-    return all(any(name in each and each[name] == value for each in known) for name, value in options.items())
+    for name in templates.difference(steps) if options else ():
+        try:
+            known.append(options_of(name))
+        except BackendKwargsError:  # a template that this process does not have
+            if name == winner:
+                return False
+    return all(any(name in each and same(each[name], value) for each in known) for name, value in options.items())

@@ -4,7 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.agreement import agreed, ranks
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
-from backend_kwargs.compilers.auto.decisions import FILE, Decision, Store, plain, store_path
+from backend_kwargs.compilers.auto.decisions import Decision, Row, plain
 from backend_kwargs.compilers.auto.facts import (
     communicates,
     has_memory,
@@ -24,9 +24,10 @@ from backend_kwargs.compilers.auto.facts import (
 )
 from backend_kwargs.compilers.auto.key import ambient, computation_of, key_of, machine, spelled
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
-from backend_kwargs.compilers.auto.telling import progress, tell
+from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
+from backend_kwargs.compilers.auto.telling import forget_told, progress, tell
 from backend_kwargs.compilers.freezing import copy_of_graph
-from backend_kwargs.errors import said, warn_once
+from backend_kwargs.errors import printable, said, warn_once
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both costs less than its race, whoever wins
 
@@ -73,6 +74,8 @@ def forget_process() -> None:
     """Forget what this process has decided, so that the store is asked again."""
     _decided.clear()
     _spent.clear()
+    forget_trouble()
+    forget_told()
 
 
 @contextmanager
@@ -92,9 +95,9 @@ def nothing_decided() -> Iterator[None]:
 
 
 def _warn_where_none_is_right(decision: Decision) -> None:
-    compiled = [row for row in decision.rows if row["name"] != EAGER]
-    if compiled and not any(row["status"] == "pass" for row in compiled):
-        reasons = "; ".join(f"{row['name']}: {row['reason']}" for row in compiled if row["status"] != "skipped")
+    compiled = [row for row in decision.rows if row.name != EAGER]
+    if compiled and not any(row.status == "pass" for row in compiled):
+        reasons = "; ".join(f"{row.name}: {printable(row.reason)}" for row in compiled if row.status != "skipped")
         warn_once(f"A graph runs in eager, as no candidate is right: {reasons}.")
 
 
@@ -143,7 +146,7 @@ class _Deciding:
     @cached_property
     def store(self) -> Store:
         settings = self.request.settings
-        return Store(_instead[-1] if _instead and settings.race != "never" else store_path(settings.store))
+        return Store(_instead[-1]) if _instead and settings.race != "never" else open_store(settings.store)
 
     def decision(self) -> Decision:
         """Return what all ranks compile this graph under; as `aot_compile` needs it, where that is at work."""
@@ -180,8 +183,10 @@ class _Deciding:
         return None if cut and settings.race != "never" else found
 
     def remembered(self) -> Decision | None:
-        """Return what is decided, unless its options are no candidate's."""
-        found = _decided.get(self.place) or self.store.find(self.key)
+        """Return what is decided, unless no candidate of this request sets its options."""
+        found = _decided.get(self.place)
+        if found is None and (found := self.store.find(self.key)) and not found.lasting:
+            return None
         if found is None or not self.trusts(found.winner, found.options):
             return None
         return _decided.setdefault(self.place, found)
@@ -213,7 +218,7 @@ class _Deciding:
             self.graph,
             outcome.winner.name,
             outcome.winner.options,
-            tuple(asdict(row) for row in outcome.rows),
+            outcome.rows,
             machine(),
             str(outcome.facts),
             outcome.seconds,
@@ -221,7 +226,8 @@ class _Deciding:
             fixed=plain(self.request.tools.fixed),
         )
         _decided[self.place] = decision
-        self.store.put(decision)
+        if decision.lasting:
+            self.store.put(decision)
         return decision
 
     def not_raced(self) -> Decision | None:
@@ -229,12 +235,13 @@ class _Deciding:
         settings = self.request.settings
         if why := self.why_never():
             return self.default(why)
-        if self.circles and self.is_tiny():
+        always = settings.race == "always"
+        if not always and self.circles and self.is_tiny():
             return self.remembered() or self.like(self.kin or self.neighbours, "it is tiny")
         if sum(_spent) >= settings.process_budget_s:
             spent = f"the process has spent its {settings.process_budget_s:g} s on races"
             return self.remembered() or self.like(self.kin, spent)
-        if sum(each.key != self.key for each in self.kin) >= settings.most_races:
+        if not always and sum(each.key != self.key for each in self.kin) >= settings.most_races:
             return self.like(self.kin, f"it was raced for {settings.most_races} other sizes")
         return None
 
@@ -300,12 +307,11 @@ class _Deciding:
 
     def compiled(self, decision: Decision) -> Decision:
         """Return the fastest that can be saved; eager, which then fails, where all that was compiled is wrong."""
-        rows = [row for row in decision.rows if row["name"] != EAGER]
-        passed = [row for row in rows if row["status"] == "pass" and row["seconds"]]
+        rows = [row for row in decision.rows if row.name != EAGER]
+        passed = [row for row in rows if row.status == "pass" and row.seconds]
         if rows and not passed:
             return decision
-        savable = [row for row in passed if self.can_be_saved(row["name"], row["options"])]
-        known = [row for row in savable if self.trusts(row["name"], row["options"])]
-        default: Mapping[str, Any] = {"name": DEFAULT, "options": {}}
-        best = min(known, key=lambda row: row["seconds"], default=default)
-        return replace(decision, winner=best["name"], options=best["options"])
+        savable = [row for row in passed if self.can_be_saved(row.name, row.options)]
+        known = [row for row in savable if self.trusts(row.name, row.options)]
+        best = min(known, key=lambda row: row.seconds or 0.0, default=Row(DEFAULT))
+        return replace(decision, winner=best.name, options=best.options)

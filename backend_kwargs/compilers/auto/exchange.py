@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.compilers.auto.candidates import EAGER, step_names, trusted
-from backend_kwargs.compilers.auto.decisions import Decision, checked, has_form
+from backend_kwargs.compilers.auto.decisions import Decision, has_form, parsed
 from backend_kwargs.errors import BackendKwargsError, said, shown, warn_once
 from backend_kwargs.files import write_whole
 from backend_kwargs.templates import ENTRY_POINT_GROUP, template_names
@@ -81,10 +81,10 @@ def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) 
     if not KEY.fullmatch(key):
         raise BackendKwargsError(f"[decisions.{shown(key)}] is no decision: a key is 64 hexadecimal digits.")
     try:
-        decision = checked({"fixed": {}, **dict(table), "key": key, "rows": []})
-    except (ValueError, TypeError) as error:
+        decision = parsed({**dict(table), "key": key, "rows": []})
+    except (ValueError, TypeError, RecursionError) as error:
         raise BackendKwargsError(f"[decisions.{key}] is no decision: {error}.") from None
-    if not trusted(decision.winner, decision.options, options_of, template_names()):
+    if not trusted(decision.winner, decision.options, options_of, (decision.winner, *template_names())):
         raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, options_of)}")
     return decision
 

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import EAGER, GRAPHS_RANK, Candidate
+from backend_kwargs.compilers.auto.decisions import Row
 from backend_kwargs.measure import Interval
 
 MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
@@ -19,26 +20,6 @@ SETTLED_S = 0.3  # after which the least rounds are enough
 BOUT_S = 4.0  # after which no further round is begun
 FEW = 5  # rounds below which their spread tells nothing
 LITTLE = 1 << 20  # bytes by which peaks of one callable differ
-
-
-@dataclass(slots=True)
-class Row:
-    """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds.
-
-    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by.
-    """
-
-    name: str
-    options: dict[str, Any] = field(default_factory=dict)
-    status: str = "pass"
-    reason: str = ""
-    seconds: float | None = None
-    speedup: Interval | None = None
-    against: str = ""
-    compile_s: float = 0.0
-    predicted_s: float | None = None
-    peak_bytes: int | None = None
-    won: bool = False
 
 
 @dataclass(slots=True)

@@ -17,8 +17,9 @@ from backend_kwargs import measure
 from backend_kwargs.compilers.auto.apart import Task, apart, has_drawn, own_libdevice
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
 from backend_kwargs.compilers.auto.capped import OutOfTime, capped
+from backend_kwargs.compilers.auto.decisions import Row
 from backend_kwargs.compilers.auto.facts import Facts, Product, recomputes, seen_facts
-from backend_kwargs.compilers.auto.judging import Row, Runner, alike, better, in_turns, speedup
+from backend_kwargs.compilers.auto.judging import Runner, alike, better, in_turns, speedup
 from backend_kwargs.compilers.auto.limit import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.freezing import copy_of_graph
@@ -36,7 +37,9 @@ LEAST_GAIN_PER_S = 0.003  # nor is one that gains less for a second of compiling
 LEAST_COMPILE_S = 0.5  # what a compile of default takes at least where little of it was in Inductor's cache
 OVER_BUDGET = "it is predicted to exceed the budget"
 PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # of dynamo, for each call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
-LARGEST_REFERENCE = 2 << 30  # bytes of inputs: the reference takes up to four times as many
+LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as many
+REFERENCES = 6  # that fit into a GPU's free memory: with what its operators take meanwhile
+GRACE = 1.1  # of a budget: what is compiled when it ends is still timed
 SLOWER_IN_PRECISION = 10
 
 
@@ -104,6 +107,11 @@ class _Race:
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
+        if not any(row is champion.row for row in self.rows):  # nothing else could be compiled
+            self.rows.append(champion.row)
+        for row in self.rows:
+            if row.status == "pass" and row.seconds is None:
+                row.reason = "it met no other for as long as a timing takes"
         unfinished = any(row.reason == self._capped or row.reason.startswith(OVER_BUDGET) for row in self.rows)
         cut = unfinished or not self._may_time
         return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)
@@ -150,11 +158,18 @@ class _Race:
 
     def _reference(self) -> Any | None:
         # A copy in higher precision, leaf by leaf, would take apart what shares memory.
-        if self.facts.random or self.task.inputs.aliased or self.task.inputs.bytes > LARGEST_REFERENCE:
+        if self.facts.random or self.task.inputs.aliased or self.task.inputs.bytes > self._largest_reference:
             return None
         if SLOWER_IN_PRECISION * self.eager_s > self._left_s:
             return None
         return measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
+
+    @property
+    def _largest_reference(self) -> float:
+        if self.device.type != "cuda":
+            return LARGEST_REFERENCE
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free / REFERENCES
 
     def _in_precision(self, gm: Any, args: Any) -> Any:
         # Not the module itself, which would print the traceback of a graph that cannot run in float64.
@@ -172,7 +187,8 @@ class _Race:
     @property
     def _may_time(self) -> bool:
         """Whether there is time for the least calls that tell two candidates apart."""
-        return self._left_s > LEAST_CALLS * self.eager_s
+        spent = time.perf_counter() - self.started
+        return GRACE * self.settings.budget_s - spent > LEAST_CALLS * self.eager_s
 
     @property
     def _out_of_time(self) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from backend_kwargs.options import Where, declared
 from backend_kwargs.requirements import Rule
+from backend_kwargs.trust import AUTO_DATA
 
 Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]
 Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
@@ -30,9 +31,10 @@ class Settings:
     race_custom_ops: Annotated[
         bool, "race graphs with operators that are not torch's, which then run many times; False: they take default"
     ] = True
-    race: Annotated[Literal["missing", "never", "always"], "when to race; missing: where no decision is stored"] = (
-        "missing"
-    )
+    race: Annotated[
+        Literal["missing", "never", "always"],
+        "when to race; missing: unless a decision is stored; always: tiny graphs and all sizes too",
+    ] = "missing"
     store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
 
     @classmethod
@@ -41,7 +43,7 @@ class Settings:
         return cls(**{name: options[name] for name in OPTIONS if name in options})
 
 
-OPTIONS = declared(Settings)
+OPTIONS = declared(Settings, AUTO_DATA)
 RULES = tuple(
     Rule(name, unless=lambda value: "" if value("auto") else "it is read only under auto")
     for name in OPTIONS

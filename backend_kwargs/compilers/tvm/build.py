@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from backend_kwargs.compilers.tvm.exact import exact_math
+from backend_kwargs.compilers.tvm.opaque import hide
 from backend_kwargs.compilers.tvm.schedules import schedule
 from backend_kwargs.compilers.tvm.target import target_of
 from backend_kwargs.errors import BackendKwargsError
@@ -57,6 +58,8 @@ def build(mod: tvm.IRModule, settings: Any, device: torch.device) -> Built:
     with target, _context(settings, device):
         mod = _pipeline(settings.pipeline)(mod)
         mod, tuned, notes = schedule(mod, settings, target)
+        if device.type == "cpu":  # a GPU's sums over threads are known by their operator until code is generated
+            mod = hide(mod, totals=True)
         # Every pipeline that finishes a module takes its purity checks away first.
         if "relax.force_pure" not in mod["main"].attrs:
             mod = tvm.transform.Sequential(FINISH)(mod)

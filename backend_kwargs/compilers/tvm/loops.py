@@ -10,7 +10,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, TensorLoad
+from tvm.ir import Call, Op, TensorLoad
 from tvm.s_tir import Schedule
 from tvm.sym import Analyzer, detect_linear_equation
 from tvm.target import Target, codegen
@@ -18,6 +18,7 @@ from tvm_ffi import get_global_func, register_global_func
 
 from backend_kwargs.compilers.tvm.lowering.pointwise import maximum, minimum
 from backend_kwargs.compilers.tvm.lowering.reductions import highest, lowest
+from backend_kwargs.compilers.tvm.opaque import is_opaque, opaque
 
 ROWS = 8  # of a tile: with two vectors each, its sums fit in AVX-512's registers
 WORTH_PACKING = 4  # rows that read a packed panel
@@ -35,6 +36,7 @@ def _teach_extrema() -> None:
     """Tell TVM of our max and min, once: it splits only reductions that it knows, and its own lose a nan."""
     _teach("max", maximum, lowest)
     _teach("min", minimum, highest)
+    _teach("prod", mul, lambda dtype: tirx.const(1, dtype))
 
 
 def _teach(name: str, better: Callable[..., Any], worst: Callable[..., Any]) -> None:
@@ -42,7 +44,7 @@ def _teach(name: str, better: Callable[..., Any], worst: Callable[..., Any]) -> 
     combine, start = f"backend_kwargs.{name}.combine", f"backend_kwargs.{name}.start"
     get_global_func("s_tir.schedule.RegisterReducer")(
         1,
-        register_global_func(combine, lambda x, y: [better(x[0], y[0])], override=True),
+        register_global_func(combine, lambda x, y: [opaque(better(x[0], y[0]), x[0], y[0])], override=True),
         register_global_func(start, lambda x: [worst(x[0].ty.dtype)], override=True),
     )
 
@@ -123,7 +125,7 @@ def _walked(node: Any, kind: type) -> list[Any]:
 
 def _costly(block: Any) -> bool:
     # Calls are exp, tanh, a padding's if_then_else; loads, arithmetic and casts cost less than a trip to memory.
-    return bool(_walked(block.body, Call))
+    return any(not is_opaque(call) for call in _walked(block.body, Call))
 
 
 def _fits(sch: Schedule, block: Block, consumer: Block) -> bool:
@@ -134,7 +136,7 @@ def _fits(sch: Schedule, block: Block, consumer: Block) -> bool:
     inner, outer = sch.get(block), sch.get(consumer)
     loads = [each for each in _walked(outer.body, TensorLoad) if each.source.same_as(inner.writes[0].source)]
     nested = _walked(inner.body, tirx.Select) and _walked(outer.body, tirx.Select)
-    return not nested and len(loads) * len(_walked(inner.body, tirx.Expr)) <= LARGEST
+    return not nested and len(loads) * (len(_walked(inner.body, tirx.Expr)) - len(_walked(inner.body, Op))) <= LARGEST
 
 
 class Axes:

@@ -10,6 +10,7 @@ from backend_kwargs.compilers.tvm.checks import KIND, TUNING
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options import Option, declared, lookup
 from backend_kwargs.requirements import Limit, Rule
+from backend_kwargs.trust import TVM_DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Settings:
         return cls(**{**options, **reuses})
 
 
-OPTIONS = declared(Settings)
+OPTIONS = declared(Settings, TVM_DATA)
 
 GONE = "was removed from TVM"
 # Options that users of older releases, of other backends or of torch.compile know.

@@ -18,6 +18,7 @@ from tvm import relax, tirx
 from backend_kwargs.compilers.tvm.lowering.linear import join_transposed
 from backend_kwargs.compilers.tvm.lowering.node import Node, Unsupported, dtype, is_float
 from backend_kwargs.compilers.tvm.lowering.table import RESHAPED, SAME, converter, names_of
+from backend_kwargs.compilers.tvm.opaque import hide
 from backend_kwargs.compilers.tvm.shapes import ShapeSource, UnknownSize, expression, symbols_of, to_tvm, unread
 from backend_kwargs.errors import said
 
@@ -58,7 +59,7 @@ class _Lowering:
         self.values |= {node: relax.Var(node.name, self._type(node)) for node in tensors}
         sizes = relax.Var("sizes", relax.ShapeType([self.variables[source.symbol] for source in sources]))
         count = self._main([*(self.values[node] for node in tensors), *([sizes] if sources else [])])
-        return Lowered(self.bb.get(), tuple(node.name for node in tensors), tuple(sources), count)
+        return Lowered(hide(self.bb.get()), tuple(node.name for node in tensors), tuple(sources), count)
 
     def _main(self, parameters: list[Any]) -> int:
         """Build the function "main", and return how many outputs it has."""

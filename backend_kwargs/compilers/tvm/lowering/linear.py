@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from tvm import te, tirx
+from tvm import te
 
 from backend_kwargs.compilers.tvm.lowering.node import Node, cast, compute, computed_in, load
 from backend_kwargs.compilers.tvm.lowering.reductions import cast_to
+from backend_kwargs.compilers.tvm.opaque import number
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default)
@@ -79,11 +80,11 @@ def addmm(node: Node, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: floa
     xy = product(x, y, node.shape, within)
 
     def element(i: tuple[Any, ...]) -> Any:
-        scaled = xy(*i) if alpha == 1 else xy(*i) * tirx.const(alpha, within)
+        scaled = xy(*i) if alpha == 1 else xy(*i) * number(alpha, within)
         if beta == 0:
             return cast(scaled, node.dtype)
         start = cast(load(bias, i), within)
-        return cast(scaled + (start if beta == 1 else start * tirx.const(beta, within)), node.dtype)
+        return cast(scaled + (start if beta == 1 else start * number(beta, within)), node.dtype)
 
     return compute(node.shape, element)
 

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from tvm import te, tirx
 
+from backend_kwargs.compilers.tvm import opaque
 from backend_kwargs.compilers.tvm.shapes import to_tvm
 
 DTYPES = {
@@ -110,7 +111,7 @@ def is_float(name: Any) -> bool:
 def cast(x: Any, to: str) -> Any:
     """Return a value in another type; anything but zero is true."""
     if isinstance(x, bool | int | float):
-        return tirx.const(x, to)
+        return opaque.number(x, to)
     if x.ty.dtype == to:
         return x
     if to == "bool":
@@ -118,12 +119,12 @@ def cast(x: Any, to: str) -> Any:
         return unequal(x, tirx.const(0, x.ty.dtype))
     if str(x.ty.dtype) == "bool" and is_float(to):
         return x.astype("int32").astype(to)
-    return x.astype(to)
+    return opaque.as_bfloat16(cast(x, "float32")) if to == "bfloat16" else x.astype(to)
 
 
 def isnan(x: Any) -> Any:
     """Return whether a number is nan; an int never is."""
-    return tirx.isnan(x) if is_float(x.ty.dtype) else tirx.const(False, "bool")
+    return opaque.isnan(x) if is_float(x.ty.dtype) else tirx.const(False, "bool")
 
 
 def equal(x: Any, y: Any) -> Any:

@@ -24,6 +24,7 @@ from backend_kwargs.compilers.tvm.lowering.node import (
     unequal,
 )
 from backend_kwargs.compilers.tvm.lowering.vector import const
+from backend_kwargs.compilers.tvm.opaque import value_of
 
 SAME, FLOAT, BOOL, LONG = KIND.DEFAULT, KIND.INT_TO_FLOAT, KIND.ALWAYS_BOOL, KIND.BOOL_TO_LONG
 
@@ -81,7 +82,8 @@ def minimum(x: Any, y: Any) -> Any:
 
 def first_wins(x: Any, beyond: Any) -> Any:
     """Return when to choose x, so that a nan is chosen: a comparison with one fails, which leaves y."""
-    return beyond if isinstance(x, tirx.FloatImm) and not math.isnan(x.value) else tirx.any(isnan(x), beyond)
+    value = value_of(x)
+    return beyond if value is not None and not math.isnan(value) else tirx.any(isnan(x), beyond)
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:
@@ -97,7 +99,7 @@ def add(x: Any, y: Any, alpha: float = 1) -> Any:
 
 def nonzero(x: Any) -> Any:
     """Return the divisor of an int, which has to be a number other than zero: eager raises for zeros, TVM cannot."""
-    if not isinstance(x, tirx.IntImm) or not int(x):
+    if not value_of(x):
         raise Unsupported("division", "an int divided by what may be zero")
     return x
 
@@ -137,6 +139,11 @@ def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     return {None: lambda x, y: x / y, "floor": floor_divide, "trunc": truncate_divide}[rounding_mode](x, y)
 
 
+def isinf(x: Any) -> Any:
+    """Return whether a number is infinite; an int never is."""
+    return equal(tirx.abs(x), const(math.inf, x)) if is_float(x.ty.dtype) else tirx.const(False, "bool")
+
+
 def sign(x: Any) -> Any:
     """Return -1, 0 or 1; 0 for nan, as ATen does."""
     return cast(x > zero(x), x.ty.dtype) - cast(x < zero(x), x.ty.dtype)
@@ -174,12 +181,13 @@ def expm1(x: Any) -> Any:
 
 def power(x: Any, y: Any) -> Any:
     """Return x to the y; small whole powers by multiplication."""
-    if isinstance(y, tirx.FloatImm | tirx.IntImm) and y.value in POWERS and is_float(x.ty.dtype):
-        return POWERS[y.value](x)
+    exponent = value_of(y)
+    if exponent in POWERS and is_float(x.ty.dtype):
+        return POWERS[exponent](x)
     if is_float(x.ty.dtype):
         return tirx.pow(x, y)
-    if isinstance(y, tirx.IntImm) and 0 <= y.value <= 64:
-        return math.prod([x] * y.value, start=const(1, x))
+    if exponent is not None and 0 <= exponent <= 64:
+        return math.prod([x] * exponent, start=const(1, x))
     raise Unsupported("pow", "an int to a power that is no small number")
 
 
@@ -272,7 +280,7 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "round.default": Pointwise(rounded(tirx.nearbyint)),
     "copysign": Pointwise(tirx.copysign, FLOAT),
     "isnan": Pointwise(isnan, BOOL),
-    "isinf": Pointwise(lambda x: tirx.isinf(x) if is_float(x.ty.dtype) else tirx.const(False, "bool"), BOOL),
+    "isinf": Pointwise(isinf, BOOL),
     "eq": compared(equal),
     "ne": compared(unequal),
     "lt": compared(lambda x, y: x < y),

@@ -20,6 +20,7 @@ from backend_kwargs.compilers.tvm.lowering.node import (
     isnan,
 )
 from backend_kwargs.compilers.tvm.lowering.pointwise import maximum, minimum
+from backend_kwargs.compilers.tvm.opaque import number
 
 # Past so many elements one float32 total loses digits that ATen's pairwise sums keep.
 LONG = 4096
@@ -158,7 +159,7 @@ def moments(node: Node, x: Any, dims: Any, correction: Any, keepdim: bool, dtype
         return apart * apart
 
     squares = reduce(x, over, keepdim, SUM, within, square)
-    free = tirx.max(count - cast(1.0 * correction, within), tirx.const(0.0, within))
+    free = tirx.max(count - cast(1.0 * correction, within), number(0.0, within))
     variance = compute(squares.shape, lambda i: cast(squares(*i) / free, dtype), "variance")
     if keepdim:
         return variance, cast_to(average, dtype)

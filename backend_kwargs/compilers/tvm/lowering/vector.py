@@ -7,6 +7,8 @@ from typing import Any
 
 from tvm import tirx
 
+from backend_kwargs.compilers.tvm.opaque import isnan, number, product
+
 LOG2E, LN2_HIGH, LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4  # Cephes' expf
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 # Eigen's rational forms of tanh and erf for float32.
@@ -24,12 +26,13 @@ ERF = (
 
 def const(value: Any, like: Any) -> Any:
     """Return a constant of an expression's type."""
-    return tirx.const(value, like.ty.dtype)
+    return number(value, str(like.ty.dtype))
 
 
 def horner(x: Any, coefficients: Sequence[float]) -> Any:
     """Return the polynomial whose coefficients are given from the highest power down."""
-    return functools.reduce(lambda total, c: total * x + const(c, x), coefficients[1:], const(coefficients[0], x))
+    first, *others = (const(c, x) for c in coefficients)
+    return functools.reduce(lambda total, c: product(total, x) + c, others, first)
 
 
 def clamped(x: Any, low: float, high: float) -> Any:
@@ -39,7 +42,7 @@ def clamped(x: Any, low: float, high: float) -> Any:
 
 def unless_nan(x: Any, value: Any) -> Any:
     """Return a value computed of x, nan where x is."""
-    return tirx.Select(tirx.isnan(x), x, value)
+    return tirx.Select(isnan(x), x, value)
 
 
 def exp(x: Any) -> Any:
@@ -47,8 +50,8 @@ def exp(x: Any) -> Any:
     if x.ty.dtype != "float32":
         return tirx.exp(x)
     within = clamped(x, -105.0, 89.0)
-    n = tirx.floor(within * const(LOG2E, x) + const(0.5, x))
-    return unless_nan(x, scaled(within - n * const(LN2_HIGH, x) - n * const(LN2_LOW, x), n))
+    n = tirx.floor(product(within, const(LOG2E, x)) + const(0.5, x))
+    return unless_nan(x, scaled(within - product(n, const(LN2_HIGH, x)) - product(n, const(LN2_LOW, x)), n))
 
 
 def exp2(x: Any) -> Any:
@@ -62,7 +65,7 @@ def exp2(x: Any) -> Any:
 
 def scaled(r: Any, n: Any) -> Any:
     """Return e to the r, times 2 to the n, for small r."""
-    small = horner(r, EXP) * r * r + r + const(1.0, r)
+    small = product(horner(r, EXP) * r, r) + r + const(1.0, r)
     # In two steps, since 2 to the n may be too large or too small for float32 where the product is not.
     half = tirx.floor(n * const(0.5, n))
     return small * power_of_two(half) * power_of_two(n - half)

@@ -1,0 +1,416 @@
+"""The file of decisions, in SQLite: safe under many processes and `kill -9`, and no reason for a compile to fail."""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.compilers.auto.decisions import COLUMNS, Decision, packed, unpacked
+from backend_kwargs.errors import BackendKwargsError, printable, said, warn_once
+
+VARIABLE = "BACKEND_KWARGS_STORE"
+FILE = "decisions.sqlite"
+SCHEMA = 2
+APPLICATION_ID = 0x626B7761  # "bkwa", in the header of each store; those of before have 0
+COLUMNS_OF = {1: COLUMNS[:10], 2: COLUMNS}  # by schema
+WAIT_S = 10.0  # for a lock
+LATER_S = 0.1  # for all locks of a process together, once it waited for one in vain
+LONGEST = 16 << 20  # bytes of a value
+LOOK_EVERY, LOOKS = 10_000, 10_000  # instructions of SQLite's machine: some seconds
+MOST_LOOKUPS = 100_000
+MOST_TRIES = 5
+HEADER = 100  # bytes of an SQLite file before anything else
+FOREIGN = "it is not a store of decisions, and is left alone; name another file"
+BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG)
+TABLE = f"CREATE TABLE decisions ({', '.join(COLUMNS_OF[1])}".encode()
+CREATES = (b"CREATE TABLE ", b"CREATE INDEX ", b"CREATE UNIQUE INDEX ")
+INSERT = f"INSERT OR REPLACE INTO decisions ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608 - of our own words
+BEGINS = "WHERE substr(key, 1, ?) = ? ORDER BY made DESC"
+TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError)
+
+Held = dict[str, Any]  # a row by column, texts as bytes
+
+# What this process knows of stores by path: seconds that it still waits for locks, and of which trouble it has warned.
+_patience: dict[Path, float] = {}
+_warned: set[Path] = set()
+
+
+class NotOursError(ValueError):
+    """A file is no store that this release may write."""
+
+
+class DamagedError(sqlite3.DatabaseError):
+    """A store has a page that cannot be read."""
+
+
+def forget_trouble() -> None:
+    """Forget which stores were in trouble."""
+    _patience.clear()
+    _warned.clear()
+
+
+def store_path(given: str | None = None) -> Path:
+    """Return the file of decisions: as given, or BACKEND_KWARGS_STORE, or in the user's data directory."""
+    return open_store(given).path
+
+
+def open_store(given: str | None = None) -> "Store":
+    """Return the store that is given, or BACKEND_KWARGS_STORE's, or the one in the user's data directory."""
+    if named := given or os.environ.get(VARIABLE):
+        return Store(Path(os.path.expanduser(named)))  # noqa: PTH111 - pathlib's raises where a home is unknown
+    from platformdirs import user_data_path
+
+    try:
+        folder = user_data_path("backend_kwargs", appauthor=False)
+    except RuntimeError:  # it finds no home; earlier ones return "~/..."
+        folder = Path("~")
+    return Store(folder / FILE, private=True)
+
+
+class Store:
+    """The decisions in one file. Looking things up changes nothing; a damaged file is replaced at the next write.
+
+    A rollback journal and no write-ahead log: that needs memory shared by all processes, which network disks lack, and
+    could not be read from a folder that cannot be written. Where `private`, what is created is the user's alone.
+    """
+
+    def __init__(self, path: Path, *, private: bool = False) -> None:
+        self.path = path
+        self.private = private
+
+    def find(self, key: str) -> Decision | None:
+        """Return the decision for `key`, None where there is none."""
+        return next(iter(self._sound(self._rows("WHERE key = ?", (key,)))), None)
+
+    def all(self, prefix: str = "") -> list[Decision]:
+        """Return the decisions whose key begins with `prefix`, the latest first."""
+        return self._sound(self._rows(BEGINS, (len(prefix), prefix)))
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin with `prefix`, also of what cannot be read."""
+        return [_key(row) for row in self._rows(BEGINS, (len(prefix), prefix))]
+
+    def add(self, *decisions: Decision) -> None:
+        """Keep `decisions`, all or none; raise BackendKwargsError where the file cannot be written."""
+        with self._writing() as connection:
+            connection.executemany(INSERT, map(packed, decisions))
+
+    def put(self, decision: Decision) -> None:
+        """Keep `decision`; warn where that cannot be done."""
+        try:
+            self.add(decision)
+        except BackendKwargsError as error:
+            self._warn(f"{error} Decisions hold in this process alone.")
+
+    def forget(self, keys: Iterable[str]) -> int:
+        """Delete the decisions called `keys`; return how many there were."""
+        delete = "DELETE FROM decisions WHERE key = CAST(? AS TEXT)"  # of bytes, since a broken key may be no UTF-8
+        with self._writing() as connection:
+            return sum(connection.execute(delete, (key.encode(errors="surrogateescape"),)).rowcount for key in keys)
+
+    def clear(self) -> int:
+        """Delete all decisions, also what cannot be read; return how many there were."""
+        with self._writing() as connection:
+            return connection.execute("DELETE FROM decisions").rowcount
+
+    # ---- reading
+
+    def _rows(self, where: str, values: Sequence[Any]) -> list[Held]:
+        try:
+            if not self._size():
+                return []
+            # Not "ro", which could not undo what a killed writer left; SQLite reads where it may not write.
+            with contextlib.closing(self._connected("rw", "BEGIN")) as connection:
+                return _selected(connection, where, values)
+        except TROUBLE as error:
+            self._warn(f"Decisions in {str(self.path)!r} cannot be read: {_why(error)}. auto goes on without them.")
+            return self._salvaged(where, values) if _is_damage(error) else []
+
+    def _salvaged(self, where: str, values: Sequence[Any]) -> list[Held]:
+        """Return the rows that `where` selects among those that can still be read."""
+        with contextlib.closing(_connection(":memory:", 0)) as connection:
+            connection.execute(f"CREATE TABLE decisions ({', '.join(COLUMNS)})")
+            connection.executemany(INSERT, map(_values, _readable(self.path)))
+            return _selected(connection, where, values)
+
+    def _sound(self, rows: list[Held]) -> list[Decision]:
+        """Return the decisions of `rows`, but for those that hold something else, which one warning names."""
+        sound: list[Decision] = []
+        broken: dict[str, Exception] = {}
+        for row in rows:
+            try:
+                sound.append(unpacked(row))
+            except ValueError as error:
+                broken[printable(_key(row)[:12])] = error
+        if broken:
+            why = next(iter(broken.values()))
+            warn_once(f"Decisions {', '.join(broken)} in {str(self.path)!r} cannot be read: {why}.")
+        return sound
+
+    # ---- writing
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with contextlib.closing(self._writable()) as connection, connection:
+                yield connection
+        except TROUBLE as error:  # TypeError: an option's value that JSON has no form for
+            raise BackendKwargsError(f"Cannot write {str(self.path)!r}: {_why(error)}.") from error
+
+    def _writable(self) -> "_Connection":
+        """Return a connection that alone may write, to a file that is whole."""
+        for _ in range(MOST_TRIES):
+            self._create()
+            inode = self._inode()
+            try:
+                connection = self._connected("rw", "BEGIN IMMEDIATE", whole=True)
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):  # busy, read-only, no space: the file itself may be sound
+                    raise
+                self._mend(error, inode)
+                continue
+            if inode == self._inode():
+                return connection
+            connection.close()  # another process has replaced the file meanwhile
+        raise sqlite3.OperationalError("it is damaged again and again")
+
+    def _create(self) -> None:
+        folder = self._located().parent
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700 if self.private else 0o777)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if self.private else 0o666))
+
+    def _mend(self, error: sqlite3.Error, inode: int) -> None:
+        """Put a file with all rows that can be read in the place of a damaged one, which is kept beside it."""
+        rows = _readable(self.path)
+        stamp = f"{os.getpid()}-{time.time_ns()}"
+        aside = self.path.with_name(f"{self.path.name}.unreadable-{stamp}")
+        beside = self.path.with_name(f".{self.path.name}.{stamp}")
+        try:
+            with Store(beside, private=True)._writing() as connection:
+                connection.executemany(INSERT, map(_values, rows))
+            shutil.copymode(self.path, beside)
+            if inode != self._inode():  # another process has mended it
+                return
+            _keep(self.path, aside)
+            beside.replace(self.path)
+        finally:
+            beside.unlink(missing_ok=True)
+        warn_once(
+            f"The store {str(self.path)!r} is damaged ({_why(error)}). A new one holds the {len(rows)} decisions that "
+            f"can be read; the damaged file is now {aside.name!r}."
+        )
+
+    # ---- the file
+
+    def _located(self) -> Path:
+        """Return the path if it can name a file; else raise."""
+        if str(self.path).startswith("~"):  # what expanduser() could not expand
+            raise ValueError(f"no home directory is known for {self.path.parts[0]!r}")
+        return self.path
+
+    def _size(self) -> int:
+        try:
+            found = self._located().stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+        if not stat.S_ISREG(found.st_mode):
+            raise NotOursError("it is no regular file")
+        if 0 < found.st_size < HEADER:  # SQLite would write over it
+            raise NotOursError(FOREIGN)
+        return found.st_size
+
+    def _inode(self) -> int:
+        return self.path.stat().st_ino
+
+    def _connected(self, mode: str, begin: str, *, whole: bool = False) -> "_Connection":
+        """Return a connection within a transaction to an empty file or a store; where `whole`, one to be written."""
+        self._size()
+        left, began = _patience.get(self.path, WAIT_S), time.monotonic()
+        connection = _connection(f"{self.path.absolute().as_uri()}?mode={mode}", left)
+        try:
+            connection.execute(begin)
+            schema = _schema(connection)
+            if whole:
+                _prepare(connection, schema)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, sqlite3.OperationalError) and _code(error) in BUSY:
+                waited = time.monotonic() - began
+                _patience[self.path] = LATER_S if left == WAIT_S else max(left - waited, 0.0)
+            if _is_damage(error) and not _looks_ours(self.path):
+                raise NotOursError(FOREIGN) from None
+            raise
+        return connection
+
+    def _warn(self, message: str) -> None:
+        """Warn of the first trouble with this file."""
+        if self.path not in _warned:
+            _warned.add(self.path)
+            warn_once(message)
+
+
+class _Connection(sqlite3.Connection):
+    """A connection whose statements end: after some seconds of work, or with Ctrl-C, which SQLite would swallow."""
+
+    looks = 0
+
+    def look(self) -> bool:
+        self.looks += 1
+        return self.looks > LOOKS
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self.execute(statement, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if _code(error) == sqlite3.SQLITE_INTERRUPT and self.looks <= LOOKS:
+                raise KeyboardInterrupt from None
+            raise
+
+
+def _connection(name: str, wait_s: float) -> _Connection:
+    connection = sqlite3.connect(name, uri=True, timeout=wait_s, factory=_Connection)
+    connection.isolation_level = None  # transactions begin where they are begun
+    connection.text_factory = bytes  # so that what is no UTF-8 breaks its own row alone
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+    connection.set_progress_handler(connection.look, LOOK_EVERY)
+    return connection
+
+
+def _schema(connection: _Connection) -> int:
+    """Return the schema of a store, 0 of an empty file; raise NotOursError where the file is anything else.
+
+    Asked before any other SELECT: a view called `decisions` could run for ever, and a trigger drop what is written.
+    """
+    found = connection.rows("SELECT name, rootpage, sql FROM sqlite_master")
+    application, schema = (_pragma(connection, each) for each in ("application_id", "user_version"))
+    if not (found or application or schema):
+        return 0
+    columns = _columns(connection)
+    # By the text, as SQLite does: `type` may say anything. A virtual table has no page.
+    strange = any(sql is not None and not sql.startswith(CREATES) for *_, sql in found)
+    table = any(name == b"decisions" and rootpage for name, rootpage, _ in found)
+    ours = application == APPLICATION_ID and schema and set(COLUMNS_OF[1]) <= set(columns)
+    of_before = application == 0 and COLUMNS_OF.get(schema) == columns
+    if strange or not table or not (ours or of_before):
+        raise NotOursError(FOREIGN)
+    return schema
+
+
+def _pragma(connection: _Connection, name: str) -> int:
+    return int(connection.rows(f"PRAGMA {name}")[0][0])
+
+
+def _columns(connection: _Connection) -> tuple[str, ...]:
+    """Return the columns that hold values; generated ones, which compute, are none."""
+    found = connection.rows("PRAGMA table_xinfo(decisions)")
+    return tuple(name.decode(errors="replace") for _, name, *_, hidden in found if not hidden)
+
+
+def _prepare(connection: _Connection, schema: int) -> None:
+    """Check a file as a whole; give a new one its table, and an older store what it lacks."""
+    if schema > SCHEMA:
+        raise NotOursError("a newer release of backend-kwargs wrote it; update this one, or name another file")
+    if (told := connection.rows("PRAGMA integrity_check(1)")[0][0]) != b"ok":
+        raise DamagedError(told.decode(errors="replace"))
+    connection.execute(f"CREATE TABLE IF NOT EXISTS decisions ({', '.join(COLUMNS)}, PRIMARY KEY (key))")
+    held = _columns(connection)
+    for name in COLUMNS:
+        if name not in held:
+            connection.execute(f"ALTER TABLE decisions ADD COLUMN {name} DEFAULT '{{}}'")
+    for name, value in (("application_id", APPLICATION_ID), ("user_version", SCHEMA)):
+        if _pragma(connection, name) != value:
+            connection.execute(f"PRAGMA {name} = {value}")
+
+
+def _selected(connection: _Connection, where: str, values: Sequence[Any]) -> list[Held]:
+    held = _columns(connection)
+    names = [name for name in COLUMNS if name in held]
+    if not names:
+        return []
+    rows = connection.rows(f"SELECT {', '.join(names)} FROM decisions {where}", values)  # noqa: S608 - our own words
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _readable(path: Path) -> list[Held]:
+    """Return the rows that can be read of a file some pages of which cannot, and that hold decisions."""
+    found: dict[int, Held] = {}
+    with contextlib.suppress(*TROUBLE), contextlib.closing(_connection(f"{path.absolute().as_uri()}?mode=rw", 0)) as at:
+        _schema(at)
+        names = [name for name in COLUMNS if name in _columns(at)]
+        select = f"SELECT rowid, {', '.join(names)} FROM decisions"  # noqa: S608 - our own words
+
+        def read(clause: str) -> None:
+            with contextlib.suppress(sqlite3.DatabaseError):
+                for rowid, *row in at.execute(f"{select} {clause}"):
+                    found[rowid] = dict(zip(names, row, strict=True))
+
+        read("ORDER BY rowid")
+        read("ORDER BY rowid DESC")
+        # Each of the others by itself: its way through the tree may meet no broken page.
+        ends = [1, *(end + by for end in found for by in (-1, 1))]
+        for end in ("min", "max"):
+            with contextlib.suppress(sqlite3.DatabaseError):
+                ends += [int(row[0] or 0) for row in at.rows(f"SELECT {end}(rowid) FROM decisions")]  # noqa: S608
+        for rowid in range(min(ends), min(max(ends), MOST_LOOKUPS) + 1):
+            if rowid not in found:
+                read(f"WHERE rowid = {rowid}")
+    return [row for row in found.values() if _is_sound(row)]
+
+
+def _is_sound(row: Held) -> bool:
+    try:
+        unpacked(row)
+    except ValueError:
+        return False
+    return True
+
+
+def _values(row: Held) -> list[Any]:
+    """Return a row as it was read, texts as texts, for INSERT."""
+    values = [row.get(name, b"{}") for name in COLUMNS]
+    return [value.decode() if isinstance(value, bytes) else value for value in values]
+
+
+def _key(row: Held) -> str:
+    key = row["key"]
+    return key.decode(errors="surrogateescape") if isinstance(key, bytes) else str(key)
+
+
+def _keep(path: Path, aside: Path) -> None:
+    """Give a damaged file the name `aside`, with the journal of a writer that was killed, which is no other file's."""
+    try:
+        os.link(path, aside)  # so that there is always a file at `path`
+    except OSError:  # not every file system has links
+        path.replace(aside)
+    with contextlib.suppress(FileNotFoundError):
+        Path(f"{path}-journal").replace(f"{aside}-journal")
+
+
+def _looks_ours(path: Path) -> bool:
+    """Tell by its first bytes whether a file that SQLite cannot read is a store."""
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+    application, schema = (int.from_bytes(head[at : at + 4], "big") for at in (68, 60))
+    return application == APPLICATION_ID or (application == 0 and schema in COLUMNS_OF and TABLE in head)
+
+
+def _code(error: BaseException) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _is_damage(error: BaseException) -> bool:
+    return isinstance(error, DamagedError) or _code(error) in DAMAGE
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, NotOursError) else said(error)

@@ -1,0 +1,72 @@
+"""A compiler without templates, whose options are the fields of a dataclass."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from backend_kwargs.compilers import Reading
+from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.layers import Layer, copied
+from backend_kwargs.options import Option
+from backend_kwargs.requirements import Requirement, Rule, impeded, inert, machine
+from backend_kwargs.trust import Check
+
+
+@dataclass(frozen=True)
+class DeclaredCompiler(ABC):
+    """What such compilers share, under one of the names that a spec may spell each by."""
+
+    name: str
+
+    registered: ClassVar[str]  # by dynamo
+    line: ClassVar[str]
+    declared: ClassVar[Mapping[str, Option]]
+    rules: ClassVar[tuple[Rule, ...]]
+
+    def dynamo_name(self, templates: Sequence[str]) -> str:
+        return self.registered
+
+    def summary(self, templates: Sequence[str]) -> str:
+        return self.line
+
+    def options(self) -> Mapping[str, Option]:
+        return self.declared
+
+    def unchecked(self) -> str:
+        return ""
+
+    @abstractmethod
+    def option(self, name: str) -> Option: ...
+
+    @abstractmethod
+    def checked(self, option: Option, value: Any, check: Check) -> Any:
+        """Return `value` as the option's type, or raise."""
+
+    def template(self, name: str) -> Layer:
+        raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
+
+    def read(self, source: str, given: Mapping[str, Any], check: Check) -> Reading:
+        given = dict(given)
+        if "template" in given:
+            self.template(given["template"])
+        mapping = given.pop("options", None) or {}
+        if not isinstance(mapping, Mapping):
+            raise wrong_value("'options'", "a mapping of options", mapping)
+        known = [(self.option(name), value) for name, value in {**mapping, **given}.items()]
+        return Reading((), (Layer(source, {o.name: copied(self.checked(o, value, check)) for o, value in known}),))
+
+    def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
+        return inert(options, self._default, machine(), self.rules)
+
+    def impeded(self, options: Mapping[str, Any]) -> Mapping[str, Requirement]:
+        return impeded(options, self._default, machine(), self.rules)
+
+    def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: options.get(name, option.default) for name, option in self.declared.items()}
+
+    def reset(self, options: Mapping[str, Any]) -> None:
+        return None
+
+    def _default(self, name: str) -> Any:
+        return self.declared[name].default

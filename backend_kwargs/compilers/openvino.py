@@ -1,0 +1,189 @@
+"""OpenVINO: the dynamo backend it brings, with checked options, and with what fell back from it known.
+
+That backend gives a graph that it cannot compile to Inductor, and runs a partition that fails in eager. It logs both
+below the level that its loggers let through.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib import import_module
+from typing import Annotated, Any, ClassVar
+
+from backend_kwargs.compilers.declared import DeclaredCompiler
+from backend_kwargs.errors import warn_once
+from backend_kwargs.options import Option, declared, lookup
+from backend_kwargs.requirements import CannotWorkError, Limit, Rule, limits
+from backend_kwargs.trust import OPENVINO_DATA, Check
+
+KIND = "OpenVINO option"
+BACKEND = "openvino.frontend.pytorch.torchdynamo.backend"
+PARTITION = "fused_"  # how the names of OpenVINO's partitions begin
+LOG = f"logging.getLogger({BACKEND!r}).setLevel(logging.DEBUG) makes OpenVINO log why"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every option that OpenVINO documents for torch.compile, with its default."""
+
+    device: Annotated[str, "where to run: CPU, GPU, GPU.0, NPU, as openvino.Core().available_devices has it"] = "CPU"
+    aot_autograd: Annotated[bool, "capture by AOTAutograd, for dynamic shapes, training and inputs that change"] = False
+    model_caching: Annotated[bool, "save compiled models to files, for later processes"] = False
+    cache_dir: Annotated[str, "the folder of these files"] = "./cache"
+    decompositions: Annotated[list[Callable[..., Any]], "further operators to decompose"] = field(default_factory=list)
+    disabled_ops: Annotated[
+        list[str | Callable[..., Any]], "operators left to eager, such as torch.ops.aten.add.Tensor"
+    ] = field(default_factory=list)
+    config: Annotated[dict[str, Any], "OpenVINO's own properties, such as {'PERFORMANCE_HINT': 'LATENCY'}"] = field(
+        default_factory=dict
+    )
+
+
+OPTIONS = declared(Settings, OPENVINO_DATA)
+
+
+def _without_files(value: Callable[[str], Any]) -> str:
+    return "" if value("model_caching") else "it is read only under model_caching=True"
+
+
+@dataclass(frozen=True)
+class OpenVINOCompiler(DeclaredCompiler):
+    """The dynamo backend of the installed OpenVINO."""
+
+    registered: ClassVar[str] = "tmpl-openvino"  # OpenVINO's own "openvino" is another
+    line: ClassVar[str] = "OpenVINO under options; what fell back to Inductor or to eager is told"
+    declared: ClassVar[Mapping[str, Option]] = OPTIONS
+    rules: ClassVar[tuple[Rule, ...]] = (Rule("cache_dir", unless=_without_files),)
+
+    def option(self, name: str) -> Option:
+        return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend openvino` shows all.")
+
+    def checked(self, option: Option, value: Any, check: Check) -> Any:
+        return check(option, value, KIND)
+
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        subject = f"Backend {self.name!r}"
+        if lacking := limits(subject, ("openvino",)):
+            raise CannotWorkError(*lacking)
+        device = options.get("device", "CPU")
+        if device != "CPU" and device not in _devices():
+            reason = f"OpenVINO finds no device {device!r}, only {', '.join(map(repr, _devices()))}"
+            raise CannotWorkError(Limit(subject, reason, "name one of them as 'device'"))
+
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        from torch._dynamo.backends.common import fake_tensor_unsupported
+        from torch._dynamo.eval_frame import innermost_fn
+
+        attempts: list[Attempt] = []
+        steps = _aot if options.get("aot_autograd") else _attempt
+        compiled: Any = fake_tensor_unsupported(partial(steps, attempts, options))(gm, list(example_inputs))
+        compiled.openvino_attempts = innermost_fn(compiled).openvino_attempts = attempts  # type: ignore[attr-defined]
+        return compiled  # type: ignore[no-any-return]
+
+
+class Attempt:
+    """What OpenVINO made of one forward or backward graph; a partition may fail at any call."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        model = inspect.getclosurevars(call).nonlocals["compiled_model"] if call.__module__ == BACKEND else None
+        self.by_inductor = model is None
+        # The partitioned graph; a model that was read from a file is OpenVINO's as a whole.
+        self._gm = model if hasattr(model, "named_children") else None
+
+    @property
+    def partitions(self) -> int:
+        """How many pieces of the graph OpenVINO took, those included that run in eager since they failed."""
+        return int(not self.by_inductor) if self._gm is None else len(self._pieces())
+
+    @property
+    def failed(self) -> int:
+        """How many of them failed."""
+        return sum(not hasattr(piece, "graph") and piece.perm_fallback for piece in self._pieces())
+
+    @property
+    def in_eager(self) -> tuple[str, ...]:
+        """The operators in no partition."""
+        nodes = self._gm.graph.nodes if self._gm is not None else ()
+        return tuple(dict.fromkeys(str(node.target) for node in nodes if hasattr(node.target, "_schema")))
+
+    def _pieces(self) -> list[Any]:
+        # Read anew each time: OpenVINO replaces them at the first call.
+        children = self._gm.named_children() if self._gm is not None else ()
+        return [child for name, child in children if name.startswith(PARTITION)]
+
+
+def _attempt(
+    attempts: list[Attempt], options: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    theirs = _backend()
+    with _no_options_of_others(theirs):
+        call = theirs.fx_openvino(gm, list(example_inputs), _as_theirs(options))
+    attempts.append(attempt := Attempt(call))
+    if attempt.by_inductor:
+        warn_once(f"OpenVINO failed to compile a graph, which Inductor compiled instead; {LOG}.")
+        return call  # type: ignore[no-any-return]
+
+    # A partition fails in a call, and only then.
+    def run(*args: Any) -> Any:
+        result = call(*args)
+        if attempt.failed:
+            warn_once(f"OpenVINO failed to run a partition of a graph, which runs in eager from now on; {LOG}.")
+        return result
+
+    if hasattr(call, "_boxed_call"):
+        run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _aot(
+    attempts: list[Attempt], options: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """Do what OpenVINO does under aot_autograd, but for keeping `options` for every later graph of the process."""
+    from torch._decomp import get_decompositions
+    from torch._dynamo.backends.common import aot_autograd
+
+    theirs, step = _backend(), partial(_attempt, attempts, options)
+    ops = [*options.get("decompositions", ()), *theirs.get_inf_decomposition_list()]
+    table = get_decompositions([*ops, *theirs.get_aot_decomposition_list()])
+    return aot_autograd(fw_compiler=step, bw_compiler=step, decompositions=table)(gm, example_inputs)
+
+
+@contextmanager
+def _no_options_of_others(theirs: Any) -> Iterator[None]:
+    """Hide what a graph compiled by OpenVINO's own name under aot_autograd left there: it would beat our options."""
+    left, theirs.openvino_options = theirs.openvino_options, {}
+    try:
+        yield
+    finally:
+        theirs.openvino_options = left
+
+
+def _as_theirs(options: Mapping[str, Any]) -> dict[str, Any]:
+    # OpenVINO documents operators here and looks them up by text. It writes into `config`.
+    disabled = [op if isinstance(op, str) else f"torch.ops.{op}" for op in options.get("disabled_ops", ())]
+    return {**options, "disabled_ops": disabled, "config": dict(options.get("config", {}))}
+
+
+@cache
+def _backend() -> Any:
+    """Import OpenVINO's backend, and leave dynamo's config as it was."""
+    from torch._dynamo import config
+
+    with warnings.catch_warnings():
+        # From torch 2.13 on the option that it sets does nothing but warn.
+        warnings.simplefilter("ignore", FutureWarning)
+        inlines = config.inline_inbuilt_nn_modules
+        try:
+            return import_module(BACKEND)
+        finally:
+            config.inline_inbuilt_nn_modules = inlines
+
+
+@cache
+def _devices() -> tuple[str, ...]:
+    return tuple(import_module("openvino").Core().available_devices)

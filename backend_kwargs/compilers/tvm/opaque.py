@@ -1,0 +1,230 @@
+"""Arithmetic on data as intrinsics that TVM's passes do not know, until code is generated.
+
+TVM simplifies floats as if they were real numbers, and integers as if they never overflowed: right for indices, wrong
+for data. Each operator becomes an operator again in TVM's last pass, `LowerIntrin`, on every path to code.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, Op, TensorLoad, register_op_attr
+from tvm.tirx import CallEffectKind
+from tvm_ffi import register_global_func
+
+PREFIX = "backend_kwargs."
+COMPUTES = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
+COMPARES = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+NAMES: Mapping[type, str] = {operator: f"{PREFIX}{operator.__name__.lower()}" for operator in (*COMPUTES, *COMPARES)}
+NUMBER, PRODUCT, ROUNDED, ISNAN = (f"{PREFIX}{name}" for name in ("number", "product", "rounded", "isnan"))
+WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul)
+
+
+def is_opaque(expr: Any) -> bool:
+    """Return whether an expression is arithmetic on data, which costs what an operator does and not a call."""
+    return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name.startswith(PREFIX)
+
+
+def number(value: Any, dtype: str) -> Any:
+    """Return a constant; a float is opaque, since TVM folds as soon as it is written: 0 * x is 0, also for nan."""
+    found = tirx.const(value, dtype)
+    return _call(NUMBER, dtype, found) if isinstance(found, tirx.FloatImm) else found
+
+
+def value_of(expr: Any) -> Any:
+    """Return the number that an expression is, None where it is none."""
+    while is_opaque(expr) and expr.op.name == NUMBER:
+        (expr,) = expr.args
+    return expr.value if isinstance(expr, tirx.FloatImm | tirx.IntImm) else None
+
+
+def product(x: Any, y: Any) -> Any:
+    """Return x * y, which may be fused with the sum that it is a term of: one rounding instead of two."""
+    return _call(PRODUCT, x.ty, x, y)
+
+
+def isnan(x: Any) -> Any:
+    """Return whether a float is nan: TVM puts no loop into vectors that calls its own."""
+    return _call(ISNAN, "bool", x)
+
+
+def as_bfloat16(x: Any) -> Any:
+    """Return a float32 as bfloat16: rounded, since TVM computes these in float32 and rounds them where it stores."""
+    return _call(ROUNDED, x.ty, x).astype("bfloat16")
+
+
+def hide(mod: tvm.IRModule, *, totals: bool = False) -> tvm.IRModule:
+    """Make all arithmetic on data opaque in what a module's functions store.
+
+    What adds up a sum stays, as schedules know sums by it; `totals` hides that of integers too, when all is scheduled.
+    """
+    hidden = {
+        var: func.with_body(tvm_ffi.structural_mutate(func.body, (tirx.BufferStore, partial(_store, totals))))
+        for var, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc)
+    }
+    mod.update(tvm.IRModule(hidden))
+    return mod
+
+
+def _store(totals: bool, store: Any, _: Any) -> Any:
+    value = store.value
+    if not _is_total(store) or (totals and not _is_float(value)):
+        value = opaque(value)
+    else:
+        term = opaque(value.b)
+        if _is_float(term) and is_opaque(term) and term.op.name == NAMES[tirx.Mul]:
+            term = product(*term.args)
+        value = tirx.Add(value.a, term)
+    return tirx.BufferStore(store.buffer, value, store.indices)
+
+
+def _is_total(store: Any) -> bool:
+    load = store.value.a if isinstance(store.value, tirx.Add) else None
+    return (
+        isinstance(load, TensorLoad)
+        and load.source.same_as(store.buffer)
+        and tvm_ffi.structural_equal(load.indices, store.indices)
+    )
+
+
+def opaque(expr: Any, *variables: Any) -> Any:
+    """Return an expression with all arithmetic on data opaque: on floats, on what is loaded, on data's `variables`."""
+
+    def operator(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if not (_is_float(node.a) or _of_data(node, variables)):
+            return node
+        return _call(NAMES[type(node)], node.ty, node.a, node.b)
+
+    def call(node: Any, mutator: Any) -> Any:
+        if isinstance(node.op, Op) and node.op.name == NUMBER:
+            return node.args[0]
+        return mutator.default_mutate(node)
+
+    # What a load reads is data; how it is indexed is not.
+    callbacks = [(TensorLoad, lambda node, _: node), (tuple(NAMES), operator), (Call, call)]
+    return tvm_ffi.structural_mutate(expr, callbacks)
+
+
+def _of_data(expr: Any, variables: Any) -> bool:
+    found: list[Any] = []
+    # A lambda, since TVM takes what a visitor returns, and reads its signature.
+    kinds = TensorLoad, tirx.FloatImm, tirx.Var
+    tvm_ffi.structural_walk(expr, (kinds, lambda node: found.append(node)))  # noqa: PLW0108
+    return any(not isinstance(node, tirx.Var) or any(node.same_as(each) for each in variables) for node in found)
+
+
+def _is_float(expr: Any) -> bool:
+    return "float" in str(expr.ty.dtype)
+
+
+def _call(name: str, ty: Any, *args: Any) -> Any:
+    return Call(Op.get(name), [getattr(x, "asobject", lambda x=x: x)() for x in args], ret_ty=ty)
+
+
+# ---- how they become operators again
+
+
+def _operator(operator: type, call: Any) -> Any:
+    # TVM narrows an index to 32 bits also where it is an operand of data.
+    return operator(*_in(max((x.ty.dtype for x in call.args), key=lambda dtype: dtype.bits), call.args))
+
+
+def _in(dtype: Any, args: Any) -> list[Any]:
+    return [x if x.ty.dtype == dtype else tirx.Cast(str(dtype), x) for x in args]
+
+
+def _wraps(call: Any) -> bool:
+    return "int" in str(call.ty.dtype)
+
+
+def _llvm(operator: type, call: Any) -> Any:
+    """Wrap integers, and round each product: LLVM takes overflow for impossible, and fuses products with sums."""
+    dtype = call.ty.dtype
+    if operator in WRAPPING and _wraps(call):
+        return tirx.Cast(str(dtype), operator(*_in(_typed("int", 2 * dtype.bits, dtype), call.args)))
+    if operator is not tirx.Mul:
+        return _operator(operator, call)
+    if dtype.lanes > 1:
+        return tirx.call_llvm_pure_intrin(str(dtype), "llvm.arithmetic.fence", tirx.Mul(*call.args))
+    return _with_own_sign(*call.args)
+
+
+def _with_own_sign(x: Any, y: Any) -> Any:
+    """Return x * y with the sign that it has: unlike the fence, this lets LLVM put the loop around it into vectors."""
+    dtype, bits = str(x.ty.dtype), f"int{x.ty.dtype.bits}"
+    a, b = tirx.Var("a", dtype), tirx.Var("b", dtype)
+    sign = tirx.reinterpret(dtype, tirx.bitwise_xor(tirx.reinterpret(bits, a), tirx.reinterpret(bits, b)))
+    signed = tirx.call_llvm_pure_intrin(dtype, "llvm.copysign", tirx.Mul(a, b), sign)
+    return tirx.Let(a, x, tirx.Let(b, y, signed))  # trees share nothing: each operand is written once
+
+
+def _cuda(operator: type, call: Any) -> Any:
+    """Wrap integers, and round each product: signed overflow is undefined, and nvcc fuses products with sums."""
+    dtype = call.ty.dtype
+    if operator in WRAPPING and _wraps(call):
+        return tirx.Cast(str(dtype), operator(*_in(_typed("uint", max(dtype.bits, 32), dtype), call.args)))
+    if operator is not tirx.Mul:
+        return _operator(operator, call)
+    return tirx.call_pure_extern(str(dtype), {32: "__fmul_rn", 64: "__dmul_rn"}[dtype.bits], *call.args)
+
+
+def _typed(code: str, bits: int, like: Any) -> Any:
+    return tvm_ffi.dtype(f"{code}{bits}").with_lanes(like.lanes)
+
+
+def _rounded(call: Any) -> Any:
+    """Round to the nearest number whose low 16 bits are zero, to even between two."""
+    dtype = call.ty.dtype
+    uint, (x,) = str(_typed("uint", 32, dtype)), call.args
+    value, bits = tirx.Var("value", str(dtype)), tirx.Var("bits", uint)
+
+    def const(number: int) -> Any:
+        return tirx.const(number, uint)
+
+    up = tirx.Add(const(0x7FFF), tirx.bitwise_and(tirx.shift_right(bits, const(16)), const(1)))
+    found = tirx.reinterpret(str(dtype), tirx.bitwise_and(tirx.Add(bits, up), const(0xFFFF0000)))
+    found = tirx.Select(tirx.EQ(value, value), found, tirx.const(math.nan, str(dtype)))
+    return tirx.Let(value, x, tirx.Let(bits, tirx.reinterpret(uint, value), found))
+
+
+def _isnan(call: Any) -> Any:
+    (x,) = call.args
+    value = tirx.Var("value", str(x.ty.dtype))
+    # TVM's NE says no for nan.
+    return tirx.Let(value, x, tirx.Not(tirx.EQ(value, value)))
+
+
+RULES: Mapping[str, Mapping[str, Any]] = {
+    **{
+        name: {
+            "default": partial(_operator, operator),
+            "llvm": partial(_llvm, operator),
+            "cuda": partial(_cuda, operator),
+        }
+        for operator, name in NAMES.items()
+    },
+    PRODUCT: {"default": partial(_operator, tirx.Mul)},
+    ROUNDED: {"default": _rounded},
+    ISNAN: {"default": _isnan},
+    NUMBER: {},
+}
+
+
+def _register() -> None:
+    for name, rules in RULES.items():
+        register_op_attr(name, "TCallEffectKind", CallEffectKind.Pure.value)
+        register_op_attr(name, "TVectorizable", True)
+        register_op_attr(name, "TScriptPrinterName", name)
+        for target, rule in rules.items():
+            # Named, since TVM keeps what has a name, and frees the rest after Python has ended, which crashes.
+            lowers = register_global_func(f"{name}.{target}", rule, override=True)
+            tirx.register_intrin_lowering(name, target, f=lowers)
+
+
+_register()

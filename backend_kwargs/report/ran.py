@@ -1,0 +1,51 @@
+"""What ran a graph, where that is not plainly the backend it was compiled by."""
+
+from collections.abc import Iterable, Sequence
+
+from backend_kwargs.records import Record
+from backend_kwargs.report.graphs import Code, OpenVINO, Ran, Relax, number
+
+ATTEMPTS = "openvino_attempts"
+RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph as it was")
+UNKNOWN = Ran("unknown", "unknown what runs it: this backend does not tell whether it fell back")
+
+
+def openvino_of(record: Record) -> OpenVINO | None:
+    """Return what OpenVINO has of a graph so far, None where another compiler did it."""
+    attempts = getattr(record.compiled(), ATTEMPTS, None)
+    if attempts is None:
+        return None
+    return OpenVINO(
+        sum(each.partitions for each in attempts),
+        sum(each.failed for each in attempts),
+        sum(each.by_inductor for each in attempts),
+        tuple(dict.fromkeys(op for each in attempts for op in each.in_eager)),
+    )
+
+
+def ran_of(record: Record, codes: Sequence[Code], relax: Relax | None, openvino: OpenVINO | None) -> Ran | None:
+    """Return what ran a graph, None where it was its own backend."""
+    if openvino:
+        return _of_openvino(openvino)
+    if relax:
+        return None if relax.partitions else Ran("fell_back", "ran in eager: no partition of TVM")
+    if record.backend.takes_inductor_options or record.spec == "dynamo:inductor":
+        return None
+    if codes:
+        return Ran("unknown", "ran by Inductor, which this backend is built on or falls back to")
+    return RETURNED if record.came_back else UNKNOWN
+
+
+def _of_openvino(share: OpenVINO) -> Ran | None:
+    if share.by_inductor:
+        return Ran("fell_back", "ran by Inductor: OpenVINO failed to compile it")
+    if share.failed:
+        failed = f"{share.failed} of {number(share.partitions, 'partition')}"
+        return Ran("fell_back", f"ran in eager: OpenVINO failed to run {failed}")
+    return None if share.partitions else Ran("fell_back", "ran in eager: no partition of OpenVINO")
+
+
+def worst(all_ran: Iterable[Ran | None]) -> Ran | None:
+    """Return the first that fell back, else the first that is unknown, else None."""
+    told = sorted(filter(None, all_ran), key=lambda ran: ran.status != "fell_back")
+    return told[0] if told else None

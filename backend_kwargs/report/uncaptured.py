@@ -1,0 +1,58 @@
+"""Why no graph of a callable reached a backend, where dynamo still knows it."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from backend_kwargs.report.advice import reason_and_hint
+
+COMPILE_IT = "torch.compile(module), or call it in a function or a module of your own"
+LOG = "TORCH_LOGS=graph_breaks tells more"
+
+
+def why_no_graph(owner: Callable[..., Any], module: Any, code: Any) -> str | None:
+    """Return the cause and what to change for `owner`, which torch.compile was given; None where nothing is known.
+
+    `module` is what it calls, and `code` what dynamo compiles for that.
+    """
+    import torch
+
+    inside = list(module.modules()) if isinstance(module, torch.nn.Module) else []
+    attempts = _attempts(owner, code)
+    if hasattr(owner, "__wrapped__"):
+        # torch calls its own modules through one function, whose frame it is for all of them.
+        names = [type(each).__name__ for each in inside]
+        attempts = [each for each in attempts if any(name in (each.fail_reason or "") for name in names)]
+        inside = inside[1:] if isinstance(module, torch.nn.parallel.DistributedDataParallel) else []
+    if any(attempt.graph_op_count for attempt in attempts):
+        return None  # another backend compiled a graph
+    if failed := _one(attempt.fail_reason for attempt in attempts):
+        return "{} -> {}".format(*reason_and_hint(failed, LOG))
+    if inside and all(map(_skipped, inside)):
+        first = type(inside[0]).__name__
+        return f"dynamo skips torch's own modules, such as {first}, unless torch.compile is given one -> {COMPILE_IT}"
+    if broke := _one(reason for attempt in attempts for reason in attempt.restart_reasons or ()):
+        return "a graph break comes before any operation: {} -> {}".format(*reason_and_hint(broke, LOG))
+    return "dynamo found no operation on tensors in it -> nothing, as there is nothing to compile" if attempts else None
+
+
+def _attempts(owner: Callable[..., Any], code: Any) -> list[Any]:
+    """Return dynamo's metrics of the frames of `owner` and `code`, for as long as it keeps them."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    codes = filter(None, (getattr(owner, "__code__", None), code))
+    places = {(each.co_name, each.co_filename, each.co_firstlineno) for each in codes}
+    return [m for m in get_compilation_metrics() if (m.co_name, m.co_filename, m.co_firstlineno) in places]
+
+
+def _one(reasons: Iterable[str | None]) -> str:
+    """Return the reason where there is one, "" where there are several: some may be of other callables."""
+    found = set(filter(None, reasons))
+    return found.pop() if len(found) == 1 else ""
+
+
+def _skipped(module: Any) -> bool:
+    """Tell whether dynamo compiles no frame of the module's forward."""
+    from torch._dynamo import trace_rules
+
+    forward = getattr(module.forward, "__func__", module.forward)
+    return hasattr(forward, "__code__") and trace_rules.check(forward)

@@ -1,0 +1,41 @@
+"""Small functions that are wrong once floats are simplified as reals, or integers as if they never overflowed."""
+
+import torch
+
+NAN, INF = float("nan"), float("inf")
+X = torch.tensor([NAN, 0.3, 1.7, -0.0, INF, 1e8, -3.5, 1e-40]).repeat(12)
+Y = torch.linspace(-1e3, 1e3, 96)
+V = torch.tensor([2**31 - 1, -(2**31), 2**31 - 50, -7, 0, 46341], dtype=torch.int32).repeat(16)
+
+
+def two_sum(a, b):
+    """Return what a sum in floating point loses."""
+    s = a + b
+    bb = s - a
+    return (a - (s - bb)) + (b - bb)
+
+
+# By what they show: a function, its arguments, and what of its CUDA code is the proof.
+EXAMPLES = {
+    "isfinite": (torch.isfinite, (X,), "CUDART_INF_F"),
+    "a nan is not itself": (lambda x: torch.where(x.eq(x), x, 0), (X,), "=="),
+    "not less is no greater or equal": (lambda x: ~(x < 1), (X,), "!("),
+    "rounding by a magic number": (lambda x: (x + 12582912.0) - 12582912.0, (X,), "+ 0x1.8p+23f"),
+    "two_sum": (two_sum, (torch.full((96,), 1e8), torch.full((96,), 3.3)), ") - "),
+    "isclose to itself": (lambda x: torch.isclose(x, x), (X,), ""),
+    "equal sines": (lambda x: x.sin() == x.sin(), (X,), "sinf"),
+    "what cancels": (lambda x: (x + 1) - x, (X,), "+ 0x1p+0f"),
+    "a product is rounded before it is added": (lambda x, y: (x * 1e6 + y) - x * 1e6, (X, Y), "__fmul_rn"),
+    "a loop of eleven": (lambda x, y: (x * 1e6 + y) - x * 1e6, (X[:11], Y[:11]), "__fmul_rn"),
+    "a double's product": (lambda x, y: (x * 0.1 + y) - x * 0.1, (X.double(), Y.double()), "__dmul_rn"),
+    "int32 overflows": (lambda v: (v + 100) // 7, (V,), "((uint)100)"),
+    "int64 overflows": (lambda v: (v.long() * 2**33 + 100) // 7, (V,), "uint64_t"),
+    "int8 overflows": (lambda v: (v.to(torch.int8) * 7) > 0, (V,), "(signed char)((("),
+    "a sum of integers overflows": (lambda v: (v.long() * 2**40).sum(), (V,), "uint64_t"),
+    "zero times nan": (lambda x: x * 0.0, (X,), "__fmul_rn"),
+    "negative zero": (lambda x: (-x) + 0.0, (X,), "+ 0x0p+0f"),
+    "zero through nan": (lambda x: 0.0 / x, (X,), " / "),
+    "a constant zero": (lambda x: torch.zeros_like(x) * x, (X,), "__fmul_rn"),
+    "float32 through bfloat16": (lambda x: x.bfloat16().float() - x, (X,), "4294901760"),
+    "float64 through float32": (lambda x: (x.double() * 1.1).float().double(), (X,), "(double)((float)"),
+}

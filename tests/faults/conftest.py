@@ -1,0 +1,91 @@
+"""Attacks: stores to spoil, and races that cost no time."""
+
+import contextlib
+import sqlite3
+import warnings
+
+import pytest
+import torch
+
+import backend_kwargs
+from backend_kwargs import errors
+from backend_kwargs.compilers.auto import deciding, race
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    path = tmp_path / "decisions.sqlite"
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
+    torch._dynamo.reset()
+    deciding.forget_process()
+    yield path
+    deciding.forget_process()
+    torch._dynamo.reset()
+
+
+class Races:
+    """Races that default wins at once; `count` of them."""
+
+    count = 0
+
+    def __call__(self, request, tick):
+        self.count += 1
+        rows = [race.Row("eager", seconds=1.0), race.Row("default", seconds=1e-4, won=True)]
+        return race.Outcome(rows[1], tuple(rows), "3 ops", 0.1, False)
+
+
+@pytest.fixture
+def races(monkeypatch):
+    stand_in = Races()
+    monkeypatch.setattr(race, "race", stand_in)
+    return stand_in
+
+
+@pytest.fixture
+def begin_anew():
+    """Return what makes this process as one that has just started."""
+
+    def begin_anew():
+        torch._dynamo.reset()
+        deciding.forget_process()
+        errors.warn_once.cache_clear()
+
+    return begin_anew
+
+
+@pytest.fixture
+def auto():
+    def compiled(model, candidates=(), options=None, **kwargs):
+        backend = backend_kwargs.make_backend("tmpl-inductor:auto", options, candidates=list(candidates), **kwargs)
+        return torch.compile(model, backend=backend)
+
+    return compiled
+
+
+@pytest.fixture
+def warned():
+    """Return what collects the warnings of ours within a block."""
+
+    @contextlib.contextmanager
+    def collecting():
+        told = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield told
+        told += [str(each.message) for each in caught if issubclass(each.category, errors.BackendKwargsWarning)]
+
+    return collecting
+
+
+@pytest.fixture
+def execute(store):
+    """Return what changes the store behind our back."""
+
+    def execute(script, values=None):
+        with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:
+            if values is None:
+                connection.executescript(script)
+            else:
+                connection.execute(script, values)
+
+    return execute

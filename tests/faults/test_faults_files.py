@@ -1,0 +1,188 @@
+"""Files of templates, decisions and configs that were written by somebody else."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from attempts import TIMES
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import backend_kwargs
+from backend_kwargs import Backend, BackendKwargsError
+from backend_kwargs.catalogue import inductor_options
+from backend_kwargs.compilers.auto import race
+from backend_kwargs.compilers.auto.deciding import Decision, Store
+from backend_kwargs.compilers.auto.exchange import write_decisions
+from backend_kwargs.compilers.auto.telling import table
+from backend_kwargs.compilers.inductor import OWN
+from backend_kwargs.options import Option
+
+CODE = "which a file may set only where it is trusted: pass trust=True if you trust who wrote it."
+KEY = "ab" * 32
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """Put a module on the path that tells of its import; return its file."""
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "planted_module.py"
+    module.write_text("import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\ndef change(graph): pass\n")
+    yield module.with_suffix(".ran")
+    sys.modules.pop("planted_module", None)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        pytest.param("cpp.cxx", ["x.sh"], id="program"),
+        pytest.param("post_grad_custom_pre_pass", "planted_module:change", id="module"),
+        pytest.param("inductor_choices_class", "planted_module:change", id="class"),
+        pytest.param("cpp.march", "native -fplugin=evil.so", id="flags"),
+        pytest.param("trace.debug_dir", "/tmp/anywhere", id="folder"),
+        pytest.param("cuda.cuda_cxx", "x.sh", id="nvcc"),
+    ],
+)
+@pytest.mark.parametrize("head", ["templates.other", "tool.backend_kwargs.templates.other"])
+def test_a_file_of_templates_is_data(tmp_path, planted, option, value, head):
+    """A TOML file that sets what is code is refused before anything is imported, and taken where it is trusted."""
+    (tmp_path / "t.toml").write_text(f'[{head}]\noptions = {{ "{option}" = {json.dumps(value)} }}\n')
+    with pytest.raises(BackendKwargsError) as error:
+        backend_kwargs.load_templates(tmp_path / "t.toml")
+    assert str(error.value) == f"Inductor option {option!r} is code, {CODE}"
+    assert not planted.exists()
+    assert backend_kwargs.list_templates().count("other") == 0
+    assert backend_kwargs.load_templates(tmp_path / "t.toml", trust=True) == ["other"]
+
+
+def test_an_export_with_code_is_not_loaded(tmp_path):
+    """An export holds the user's options: those that are code need trust where it is loaded as templates."""
+    made = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, fixed={"cpp.cxx": "x.sh"}, facts="3 ops")
+    write_decisions([made], tmp_path / "d.toml")
+    with pytest.raises(BackendKwargsError) as error:
+        backend_kwargs.load_templates(tmp_path / "d.toml")
+    assert str(error.value) == f"Inductor option 'cpp.cxx' is code, {CODE}"
+
+
+def test_what_is_data_needs_no_trust(tmp_path):
+    """Numbers, words of a list and the names of kernel generators come from any file."""
+    text = 'auto = true\ncandidates = ["aten"]\n"triton.cudagraphs" = false\nmax_autotune_gemm_backends = "ATEN"\n'
+    (tmp_path / "t.toml").write_text(f"[templates.plain.options]\n{text}")
+    assert backend_kwargs.load_templates(tmp_path / "t.toml") == ["plain"]
+
+
+# ---- what is code, what is data
+
+
+def test_every_option_is_classified():
+    """Of the installed torch, each option that may hold a text, a callable or anything is in one table of the two."""
+    from backend_kwargs import trust
+
+    code = set(" ".join(trust.INDUCTOR_CODE.values()).split())
+    assert not code & trust.INDUCTOR_DATA
+    unknown = [name for name, option in inductor_options().items() if not trust.chooses(option.type)]
+    assert not set(unknown) - code - trust.INDUCTOR_DATA
+
+
+def test_nothing_that_is_called_is_data():
+    """No table can make data of an option whose type takes a callable."""
+    from backend_kwargs import trust
+    from backend_kwargs.options import describe
+
+    assert not [
+        name
+        for name in trust.INDUCTOR_DATA & {*inductor_options()}
+        if "callable" in describe(inductor_options()[name].type)
+    ]
+    assert [name for name in OWN if not trust.is_data(OWN[name])] == ["store"]
+
+
+def test_what_nobody_has_looked_at_is_code():
+    """An option of a torch to come, or of somebody's own backend, is code while it may hold a text."""
+    from backend_kwargs import trust
+
+    types = {
+        bool: True,
+        int | None: True,
+        list[int]: True,
+        str: False,
+        list: False,
+        list[str]: False,
+        dict[str, int]: False,
+    }
+    assert {wanted: trust.is_data(Option("new", wanted)) for wanted in types} == types
+
+
+# ---- what is printed
+
+SAID = "\x1b]0;owned\x07\x1b[2J\nfake   cudagraphs  <- kept\r\u202e[bold]x[/bold]\x9b31m"
+
+
+def controls(text):
+    return [each for each in text if not each.isprintable() and each != "\n"]
+
+
+def test_a_table_prints_no_control_characters():
+    """What a store says reaches a log escaped: no row is forged, no terminal obeys."""
+    row = race.Row(SAID, status="fail_to_run", reason=SAID)
+    told = table(Decision(KEY, "graph", SAID, rows=(row,), facts=SAID))
+    assert not controls(told)
+    assert len(told.splitlines()) == 2
+    assert "[bold]" in told
+
+
+def test_the_command_prints_no_control_characters(store):
+    """Neither list nor show nor an error lets a text of the store speak to the terminal."""
+    made = Decision(KEY, "graph", SAID, facts=SAID, machine={SAID: SAID})
+    Store(store).add(made, replace(made, key=SAID))
+    for arguments in (["list"], ["show", "abab"]):
+        command = [sys.executable, "-m", "backend_kwargs", "decisions", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0
+        assert not controls(done.stdout + done.stderr)
+        assert "[bold]" in done.stdout
+        assert not [line for line in done.stdout.splitlines() if line.startswith("fake")]
+
+
+# ---- configs of any kind
+
+names = st.sampled_from(
+    [*sorted(inductor_options()), *OWN, "template", "mode", "options", "inductor_config", "backend"]
+)
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+values = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+)
+specs = st.sampled_from(
+    ["tmpl-inductor", "inductor:freezing", "eager", "tvm", "os:system", "planted_module:change", "x:y"]
+)
+configs = st.dictionaries(names | st.text(max_size=9), values, max_size=4) | st.fixed_dictionaries(
+    {"backend": specs},
+    optional={"version": plain, "options": st.dictionaries(names, values, max_size=3)},
+)
+
+
+@settings(max_examples=300 * TIMES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(config=configs)
+def test_any_config_is_a_backend_or_an_error(planted, config):
+    """`from_config` gives a backend that is written and read back the same, or raises our error; it imports nothing."""
+    try:
+        made = Backend.from_config(config)
+        written = made.to_config()
+    except BackendKwargsError:
+        pass
+    else:
+        assert Backend.from_config(json.dumps(written), trust=True) == made
+    assert not planted.exists()
+    assert "planted_module" not in sys.modules
+
+
+@settings(max_examples=300 * TIMES, deadline=None)
+@given(text=st.text(max_size=200) | st.binary(max_size=200).map(lambda data: data.decode("latin-1")))
+def test_any_text_is_a_backend_or_an_error(text):
+    """So does a text that is neither JSON nor base64."""
+    with contextlib.suppress(BackendKwargsError):
+        Backend.from_config(text)

@@ -1,0 +1,212 @@
+"""OpenVINO: options that are checked, and each graph that fell back from it told."""
+
+import inspect
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+import backend_kwargs as bk
+from backend_kwargs.compilers import openvino
+from backend_kwargs.errors import BackendKwargsWarning
+from backend_kwargs.report import OpenVINO
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+here = pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
+EXACT = {"INFERENCE_PRECISION_HINT": "f32"}  # where a CPU has bfloat16, OpenVINO takes it
+BROKEN = {"NO_SUCH_PROPERTY": "1"}  # the device refuses it when it is given the model, at the first call
+SETTER = "logging.getLogger('openvino.frontend.pytorch.torchdynamo.backend').setLevel(logging.DEBUG)"
+NOT_RUN = (
+    f"OpenVINO failed to run a partition of a graph, which runs in eager from now on; {SETTER} makes OpenVINO log why."
+)
+NOT_COMPILED = f"OpenVINO failed to compile a graph, which Inductor compiled instead; {SETTER} makes OpenVINO log why."
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+
+
+def report_of(fn, *args, spec="openvino", **options):
+    """Compile `fn`, check one call against eager, and return the report."""
+    compiled = torch.compile(fn, backend=bk.make_backend(spec, {"config": EXACT, **options}))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*args), fn(*args), rtol=1e-4, atol=1e-4)
+    return bk.report(compiled)
+
+
+def ours(warned):
+    return [str(each.message) for each in warned if each.category is BackendKwargsWarning]
+
+
+@here
+@pytest.mark.parametrize("aot", [False, True], ids=["dynamo's graph", "AOTAutograd's graph"])
+def test_compiled_by_openvino(model, aot):
+    """A graph that OpenVINO has whole is one partition, and a plain pass."""
+    told = report_of(model, torch.randn(4, 8), aot_autograd=aot)
+    (graph,) = told.graphs
+    assert (graph.openvino.partitions, graph.openvino.failed, graph.openvino.in_eager) == (1, 0, ())
+    assert told.ran is None
+    assert "  1 partition of OpenVINO" in str(told).splitlines()
+
+
+@here
+@pytest.mark.parametrize("aot", [False, True], ids=["dynamo's graph", "AOTAutograd's graph"])
+def test_failed_execution_is_told(model, aot):
+    """A partition that OpenVINO fails to run warns at that call, and the report says that eager runs it."""
+    with pytest.warns(BackendKwargsWarning) as warned:
+        told = report_of(model, torch.randn(4, 8), aot_autograd=aot, config=BROKEN)
+    assert ours(warned) == [NOT_RUN]
+    assert (told.ran.status, told.ran.what) == (
+        "fell_back",
+        "ran in eager: OpenVINO failed to run 1 of 1 partition",
+    )
+    assert f"  {told.ran.what}" in str(told).splitlines()
+
+
+@here
+def test_failed_compile_is_told(model):
+    """A graph that OpenVINO fails to compile warns, and the report says that Inductor compiled it."""
+    with pytest.warns(BackendKwargsWarning) as warned:
+        told = report_of(model, torch.randn(4, 8), disabled_ops=["no such operator"])
+    assert ours(warned) == [NOT_COMPILED]
+    assert (told.ran.status, told.ran.what) == ("fell_back", "ran by Inductor: OpenVINO failed to compile it")
+    assert told.graphs[0].codes
+
+
+@here
+def test_graph_of_one_operator_runs_in_eager():
+    """OpenVINO leaves a lone operator to eager, which is no pass of OpenVINO's."""
+    told = report_of(torch.sin, torch.randn(4))
+    assert (told.ran.status, told.ran.what) == ("fell_back", "ran in eager: no partition of OpenVINO")
+    assert "  0 partitions of OpenVINO; in eager: aten.sin.default" in str(told).splitlines()
+
+
+@here
+@pytest.mark.parametrize("op", [torch.ops.aten.relu.default, "torch.ops.aten.relu.default"], ids=["operator", "text"])
+def test_disabled_operator_runs_in_eager(model, op):
+    """An operator that is disabled, as OpenVINO documents it or as OpenVINO names it, is told to be in eager."""
+    (graph,) = report_of(model, torch.randn(4, 8), disabled_ops=[op]).graphs
+    assert graph.openvino.in_eager == ("aten.relu.default",)
+
+
+@here
+def test_trains(model):
+    """Under aot_autograd the backward graph is OpenVINO's too, and its gradients are eager's."""
+    backend = bk.make_backend("openvino", aot_autograd=True, config=EXACT)
+    x = torch.randn(4, 8, requires_grad=True)
+    compiled = torch.compile(lambda x: (x * 2 + 1).relu().sum(), backend=backend)
+    (got,) = torch.autograd.grad(compiled(x), x)
+    (wanted,) = torch.autograd.grad((x * 2 + 1).relu().sum(), x)
+    torch.testing.assert_close(got, wanted)
+    assert bk.report(compiled).graphs[0].openvino.partitions == 2
+
+
+@here
+def test_found_by_name(model):
+    """dynamo finds it as tmpl-openvino, and hands on torch.compile's options."""
+    compiled = torch.compile(model, backend="tmpl-openvino", options={"config": EXACT})
+    with torch.no_grad():
+        compiled(torch.randn(4, 8))
+    assert bk.report(compiled).graphs[0].options == {"config": EXACT}
+
+
+@here
+def test_model_from_a_file(tmp_path):
+    """A model that an earlier compile saved is OpenVINO's as a whole."""
+    for _ in range(2):
+        torch._dynamo.reset()
+        told = report_of(lambda x: x.sin() * 2, torch.randn(4), model_caching=True, cache_dir=str(tmp_path))
+    assert told.graphs[0].openvino == OpenVINO(partitions=1, failed=0, by_inductor=0, in_eager=())
+    assert told.ran is None
+
+
+@here
+def test_options_end_with_their_backend(model):
+    """Options under aot_autograd, which OpenVINO keeps for the whole process, reach no other backend of ours."""
+    module = openvino._backend()
+    theirs = bk.make_backend("dynamo:openvino", aot_autograd=True, config=BROKEN)
+    try:
+        torch.compile(lambda x: x.sin() + 1, backend=theirs)(torch.randn(3))
+        assert report_of(model, torch.randn(4, 8)).ran is None
+        assert module.openvino_options == {"aot_autograd": True, "config": BROKEN}
+    finally:
+        module.openvino_options = {}
+    assert report_of(lambda x: x.sin() * 2, torch.randn(3), aot_autograd=True).ran is None
+    assert module.openvino_options == {}
+
+
+@here
+def test_dynamo_config_is_left_alone():
+    """Loading OpenVINO's backend leaves dynamo's config as it was, and warns of nothing."""
+    code = (
+        "import torch, torch._dynamo as dynamo, backend_kwargs as bk\n"
+        "x, before = torch.randn(3), dynamo.config.get_config_copy()\n"
+        "print(torch.compile(lambda x: x.sin() + 1, backend=bk.make_backend('openvino'))(x).shape)\n"
+        "assert dynamo.config.get_config_copy() == before"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@here
+def test_schema_has_what_openvino_reads():
+    """Each option that OpenVINO reads is ours, but for one that is for its own tests."""
+    from openvino.frontend.pytorch.torchdynamo import backend_utils
+
+    read = set(re.findall(r'"(\w+)" in options', inspect.getsource(backend_utils)))
+    assert read == {*openvino.OPTIONS, "testing"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"devic": "CPU"}, "Unknown OpenVINO option 'devic'. Did you mean 'device'?", id="near"),
+        pytest.param(
+            {"qqq": 1},
+            "Unknown OpenVINO option 'qqq'. `backend-kwargs options --backend openvino` shows all.",
+            id="unknown",
+        ),
+        pytest.param({"device": 1}, "OpenVINO option 'device' wants str, got 1 (int).", id="type"),
+        pytest.param(
+            {"disabled_ops": "aten.sin"},
+            "OpenVINO option 'disabled_ops' wants list[str | callable], got 'aten.sin' (str).",
+            id="list",
+        ),
+        pytest.param({"template": "aten"}, "Backend 'openvino' has no templates, got 'aten'.", id="template"),
+        pytest.param(
+            {"device": "GPU.9"},
+            "Backend 'openvino' cannot work here: OpenVINO finds no device 'GPU.9', only 'CPU'; "
+            "name one of them as 'device'.",
+            id="device",
+            marks=here,
+        ),
+    ],
+)
+def test_refuses(options, message):
+    """A wrong option, value or device is an error at once."""
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.make_backend("openvino", options)
+    assert " ".join(map(str, raised.value.args)) == message
+
+
+def test_absent():
+    """Where OpenVINO is not installed it is said at once, with what to install."""
+    code = "import sys; sys.modules['openvino'] = None; import backend_kwargs as bk; bk.make_backend('tmpl-openvino')"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    message = (
+        "Backend 'tmpl-openvino' cannot work here: openvino is not importable; "
+        'pip install "backend-kwargs[openvino]".'
+    )
+    assert ran.stderr.splitlines()[-1].partition(": ")[2] == message
+
+
+def test_explain_tells_an_idle_cache_dir():
+    """`explain` says that cache_dir waits for model_caching."""
+    status = {effect.option: effect.status for effect in bk.explain("openvino", cache_dir="x").effects}
+    assert status == {"cache_dir": "inert because it is read only under model_caching=True"}

@@ -1,0 +1,100 @@
+"""Fused code has IEEE's floats and wrapping integers: TVM simplifies indices, and nothing that is data."""
+
+import pytest
+
+tvm = pytest.importorskip("tvm")
+
+import torch  # noqa: E402 - TVM's tests are skipped whole where it is missing
+import tvm_ffi  # noqa: E402
+from composition import same  # noqa: E402
+from exact_examples import EXAMPLES, X, Y, two_sum  # noqa: E402
+from lowered import traced  # noqa: E402
+from tvm import tirx  # noqa: E402
+
+from backend_kwargs.compilers.tvm.build import build  # noqa: E402
+from backend_kwargs.compilers.tvm.lowering import lower  # noqa: E402
+from backend_kwargs.compilers.tvm.opaque import NUMBER, hide, is_opaque, number, opaque  # noqa: E402
+from backend_kwargs.compilers.tvm.settings import Settings  # noqa: E402
+
+GPU = {"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024, "thread_warp_size": 32}
+GPU |= {"max_shared_memory_per_block": 49152}
+EACH = pytest.mark.parametrize(("function", "args", "code"), EXAMPLES.values(), ids=EXAMPLES)
+
+
+@EACH
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"scheduler": "dlight"}, {"pipeline": "default"}], ids=str)
+def test_fused_code_is_eagers(compiled, function, args, code, options):
+    """Bit for bit, in one part that TVM has all of."""
+    call = compiled(function, fallback="error", **options)
+    assert same(call(*args), function(*args))
+
+
+@torch.no_grad()
+def test_tuned_code_is_eagers(compiled):
+    """A search's own passes leave data alone too."""
+
+    def function(x, y):
+        z = (x * 1e6 + y) - x * 1e6
+        rounded = (x + 12582912.0) - 12582912.0
+        return z.amax(-1), rounded.amin(-1), (~(x < 1)).long().sum(-1), two_sum(x, y).amax(-1)
+
+    x, y = X[:88].view(8, 11).nan_to_num(0, 7, -7), Y[:88].view(8, 11)
+    call = compiled(function, fallback="error", scheduler="meta_schedule", trials=8, max_trials_per_task=2, seed=0)
+    assert all(map(same, call(x, y), function(x, y)))
+    assert any(part.tuned for summary in call.summaries for part in summary.partitions)
+
+
+@torch.no_grad()
+def test_frozen_constants_are_not_folded_as_reals(compiled):
+    """What TVM computes of constants while it compiles is computed as later."""
+    module = torch.nn.Module()
+    module.register_buffer("c", X.clone())
+    module.forward = lambda y: (y, (module.c + 12582912.0) - 12582912.0, module.c * 0.0)
+    call = compiled(module, fallback="error", freeze=True)
+    assert all(map(same, call(Y), module(Y)))
+
+
+def source(function, *args):
+    """Return the CUDA code of a function, which takes no GPU to write."""
+    built = build(lower(traced(function, *args)).mod, Settings(target=GPU), torch.device("cuda"))
+    return "".join(each.inspect_source() for host in built.executable.mod.imports for each in host.imports)
+
+
+@EACH
+def test_cuda_code_keeps_what_was_written(function, args, code):
+    if not code:
+        pytest.skip("it takes AOTAutograd to trace")
+    assert code in source(function, *args)
+
+
+def test_sums_of_products_are_fused():
+    """A product's terms need no rounding of their own, and run at half the speed with it."""
+    assert "__fmul_rn" not in source(lambda x: x @ x.T, torch.randn(64, 64))
+
+
+def loops(function, *args):
+    """Return the text of the one function that a lowered graph has."""
+    (func,) = [f for f in lower(traced(function, *args)).mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    return func.script()
+
+
+def test_indices_stay_tvms_own():
+    """Only data is opaque: padding is decided and addressed by indices that TVM can simplify."""
+    text = loops(lambda x: torch.nn.functional.pad(x, (1, 2)), torch.randn(4, 8))
+    assert "backend_kwargs." not in text
+    assert "if_then_else" in text
+
+
+def test_hidden_twice_is_hidden_once():
+    mod = lower(traced(lambda x: (x * 2 + 1).sum(), torch.randn(8))).mod
+    assert tvm_ffi.structural_equal(hide(mod, totals=True), mod)
+
+
+def test_numbers_are_plain_again_within_a_function():
+    """What keeps TVM from folding a constant as it is written is in nobody's way afterwards."""
+    x = tirx.Var("x", "float32")
+    zero = number(0.0, "float32")
+    assert is_opaque(zero)
+    assert NUMBER not in str(opaque(x * zero))
+    assert "mul" in str(opaque(x * zero))
