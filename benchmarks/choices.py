@@ -73,10 +73,12 @@ def _choice(runs: list[Told]) -> Choice:
     """Return one row: the first compile's decision, the ratios over all compiles."""
     cells = [one.cell for one in runs]
     ratios: dict[str, list[Interval]] = {}
+    clock: verdicts.Clock = "wall" if any(cell.wall_s for cell in cells) else "dropped"  # all that older files have
     for one in runs:
         for mode in _modes(one.group):
-            if mode.wall_s and one.cell.wall_s:
-                ratios.setdefault(mode.peer, []).append(measure.ratio_interval(mode.wall_s, one.cell.wall_s))
+            theirs, mine = (verdicts.samples(cell, clock) for cell in (mode, one.cell))
+            if theirs and mine:
+                ratios.setdefault(mode.peer, []).append(measure.ratio_interval(theirs, mine))
     modes = [mode for one in runs for mode in _modes(one.group)]
     known = [mode.compile.cold_s for mode in modes if mode.compile.cold_s is not None]
     told: list[dict[str, Any]] = [cell.decided or {"options": {}, "seconds": None} for cell in cells]
@@ -88,7 +90,7 @@ def _choice(runs: list[Told]) -> Choice:
         race_s=verdicts.middle(each["seconds"] for each in told),
         compile_s=verdicts.middle(cell.compile.cold_s for cell in cells),
         over={mode: verdicts.over_compiles(found) for mode, found in ratios.items()},
-        noise=verdicts.widest(runs, "wall"),
+        noise=verdicts.widest(runs, clock),
         modes_s=sum(known) / len(runs) if known else None,
         fresh=all(cell.compile.fresh for cell in (*cells, *modes)),
     )

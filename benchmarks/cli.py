@@ -344,12 +344,12 @@ def _print(cells: "list[Cell]") -> None:
 
     rows = []
     for cell in cells:
-        clocks = [f"{percentile(s, 0.5) * 1e6:.1f}" if s else "" for s in (cell.device_s, cell.wall_s)]
+        clocks = [f"{percentile(s, 0.5) * 1e6:.1f}" if s else "" for s in (cell.device_s, cell.wall_s, cell.dropped_s)]
         made = f"{cell.compile.cold_s:.1f}" if cell.compile.cold_s is not None else ""
         rows.append(
             (cell.case, cell.mode, cell.peer, *clocks, made, " ".join(filter(None, (cell.status, cell.reason))))
         )
-    print_table(("case", "mode", "peer", "device µs", "wall µs", "compile s", "status"), rows)
+    print_table(("case", "mode", "peer", "device µs", "wall µs", "dropped µs", "compile s", "status"), rows)
 
 
 def main() -> None:

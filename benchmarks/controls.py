@@ -7,6 +7,7 @@ work, which must be seen, and at its size. The `FAULTY` ones are wrong in one wa
 
 import functools
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backend_kwargs.harness.study import tensors_of
 from backend_kwargs.measure import Interval, Status, interleave, percentile, ratio_interval
 from benchmarks.peers import Peer
 from benchmarks.records import AGAIN
@@ -148,6 +150,20 @@ def _mapped(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
         return change(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     return pytree.tree_map(leaf, tree)
+
+
+def slow_while_held(fn: Function, spin: Callable[[], None]) -> Function:
+    """Return `fn` with `spin` before it while its last result is alive: fast only in a loop that drops results."""
+    last: list[weakref.ref[torch.Tensor]] = []
+
+    def run(*args: Any) -> Any:
+        if any(ref() is not None for ref in last):
+            spin()
+        result = fn(*args)
+        last[:] = map(weakref.ref, tensors_of(result))
+        return result
+
+    return run
 
 
 # ---- functions that do not stay one graph

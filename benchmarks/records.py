@@ -36,15 +36,16 @@ class Compile:
 
 @dataclass(slots=True)
 class Cell:
-    """One peer of one case in one mode: its status, raw samples of both clocks, and what the figures rest on.
+    """One peer of one case in one mode: its status, raw samples of each clock, and what the figures rest on.
 
-    `wall_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the other cells of the
-    same `group_id` (one timing process). `wall_s` is of a loop that holds each result until the next call returns,
-    `dropped_s` of one that drops it at once. `device_s` is empty where the device has no events. A cell that did not
-    pass has no samples. `repeats` says by clock, "wall" or "events", how many calls a sample is the mean of; it is
-    empty in older files. `exposed`: launches outlast what covers them, so that `device_s` holds time of the host.
-    `one_cache`: peers shared what they compiled. `decided` is what auto's race came to: winner, options, seconds, and
-    rows of name, status, seconds, compile_s, reason, whom it met, and its speedup over it: low, median, high.
+    `wall_s`, `dropped_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the
+    other cells of the same `group_id` (one timing process). `wall_s` is of a loop that holds each result until the next
+    call returns, `dropped_s` of one that drops results at once; older files have only the latter. `device_s` is
+    empty where the device has no events. A cell that did not pass has no samples. `repeats` says by clock, "wall",
+    "dropped" or "events", how many calls a sample is the mean of; it is empty in older files. `exposed`: launches
+    outlast what covers them, so that `device_s` holds time of the host. `one_cache`: peers shared what they compiled.
+    `decided` is what auto's race came to: winner, options, seconds, and rows of name, status, seconds, compile_s,
+    reason, whom it met, and its speedup over it: low, median, high.
     """
 
     case: str
@@ -177,6 +178,10 @@ def _check_version(line: Mapping[str, Any]) -> None:
 def _cell(line: dict[str, Any]) -> Cell:
     known = {each.name for each in fields(Cell)}
     held = {name: value for name, value in line.items() if name in known}
+    if "dropped_s" not in line:
+        # Before results were held, all were dropped.
+        held["wall_s"], held["dropped_s"] = [], held.get("wall_s", [])
+        held["repeats"] = {"dropped" if clock == "wall" else clock: n for clock, n in held.get("repeats", {}).items()}
     return Cell(**held | {"compile": Compile(**line.get("compile") or {})})
 
 
@@ -184,6 +189,7 @@ def _cell(line: dict[str, Any]) -> Cell:
 
 METRICS = {
     "wall_time(s)": lambda cell: cell.wall_s,
+    "wall_time_results_dropped(s)": lambda cell: cell.dropped_s,
     "device_time(s)": lambda cell: cell.device_s,
     "compile_time_cold(s)": lambda cell: _given(cell.compile.cold_s if cell.compile.fresh else None),
     "compile_time_warm(s)": lambda cell: _given(cell.compile.warm_s),

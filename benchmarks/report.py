@@ -1,4 +1,4 @@
-"""Results as Markdown: each peer over all cases, each case by both clocks, and what they were measured with."""
+"""Results as Markdown: each peer over all cases, each case by each clock, and what they were measured with."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,9 +43,10 @@ so that this device time holds time of the host, and enters no ratio. Limits are
 A wall time is of a loop that holds each result until the next call has returned; "results dropped" is of one that drops
 it at once. Kernels are those that one call launches or replays."""
 CHOICES = """\
-Wall time of what `auto` chose over each mode of torch.compile and the fastest of them, all in the latest process that
-holds this `auto`: above 1 is faster. The race is how long it took to decide; beside its compile, which holds the race,
-stand the compiles of all modes that pass, together. In *italics*: within the noise floor."""
+Wall time, in older files of results dropped at once, of what `auto` chose over each mode of torch.compile and the
+fastest of them, all in the latest process that holds this `auto`: above 1 is faster. The race is how long it took to
+decide; beside its compile, which holds the race, stand the compiles of all modes that pass, together. In *italics*:
+within the noise floor."""
 REAL = """\
 Wall time of models from transformers and timm, medians in ms. In the loop each result is held until the next call has
 returned; "dropped" are the same calls whose results are dropped at once. "Kept" is the fastest mode whose results stay
@@ -119,9 +120,14 @@ def ceilings_of(results: Results) -> Ceilings | None:
 
 
 def tables_of(results: Results) -> Tables:
-    """Return the tables of each case by the clocks that any peer was timed by; the wall's where none was."""
+    """Return the tables of each case by the clocks that any peer was timed by; the wall's where none was.
+
+    Times of results dropped have tables of their own only where no result was held, in older files; else a column.
+    """
     tables = {clock: verdicts.entries(results.cells, clock, ceilings_of(results)) for clock in CLOCKS}
     timed = {clock: found for clock, found in tables.items() if any(entry.time for entry in _entries(found))}
+    if "wall" in timed:
+        timed.pop("dropped", None)
     return timed or {"wall": tables["wall"]}
 
 
@@ -216,11 +222,11 @@ def _floors(highs: Sequence[float]) -> str:
 def _case_table(clock: Clock, table: Sequence[Entry]) -> Iterator[str]:
     columns: dict[str, Callable[[Entry], str]] = {"peer": lambda e: e.cell.peer, "time": _time_or_status}
     columns["p20, p80"] = _spread
+    if any(entry.dropped for entry in table):
+        columns["results dropped"] = lambda e: _interval(e.dropped) if e.dropped else ""
     if clock == "device" and any(entry.share for entry in table):
         columns["of the limit"] = _share
     columns |= {f"x {what}": lambda e, what=what: _speedup(e, what) for what in AGAINST}
-    if clock == "wall" and any(entry.cell.dropped_s for entry in table):
-        columns["results dropped"] = lambda e: _time(percentile(e.cell.dropped_s, 0.5)) if e.cell.dropped_s else ""
     columns |= {"compile cold, warm": _compiled, "peak": lambda e: _bytes(e.peak_bytes)}
     if any(entry.kernels is not None for entry in table):
         columns["kernels"] = lambda e: _number(e.kernels, "{}")

@@ -1,6 +1,8 @@
 """Device time of many calls, interleaved, each with a cold L2: how long the device works, launches not counted.
 
 Wall time, with guards, launches and copies of inputs, is `backend_kwargs.measure.interleave`'s; the two never mix.
+Neither marks steps of CUDA-graph trees: that changes a counter of the process, after which a loop that holds its
+results records anew at each call. dynamo begins a generation at each call of a compiled function anyway.
 """
 
 import time
@@ -109,7 +111,6 @@ class _Bench(measure.Calls):
     def prepare(self, name: str, warmup: int) -> None:
         self.covers[name], self.repeats[name], self.samples[name] = 1, 1, []
         for _ in range(warmup):
-            self.step_begin()
             self.calls[name]()
         exposed, seconds = self.probe(name)
         if self.l2 == "warm":
@@ -142,7 +143,6 @@ class _Bench(measure.Calls):
 
     def sample(self, name: str) -> tuple[Any, Any]:
         call, start, end = self.calls[name], self.event(), self.event()
-        self.step_begin()
         for _ in range(self.covers[name]):
             self.scratch.flush()
         if self.l2 == "warm":
@@ -158,8 +158,3 @@ class _Bench(measure.Calls):
 
     def event(self) -> Any:
         return self.accelerator.Event(enable_timing=True) if self.accelerator else _Instant()
-
-    def step_begin(self) -> None:
-        if self.device.type == "cuda":
-            # CUDA-graph trees would record anew for each order in which the calls follow one another.
-            torch.compiler.cudagraph_mark_step_begin()

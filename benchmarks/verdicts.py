@@ -16,17 +16,18 @@ from benchmarks.limits import Limit, limit, over, per_cent
 from benchmarks.records import AGAIN, Cell
 
 Verdict = Literal["SAME", "FAST", "SLOW", "AMBIGUOUS"]
-Clock = Literal["device", "wall"]
+Clock = Literal["device", "wall", "dropped"]
 Against = Literal["eager", "default", "strongest"]
 Mark = Literal["win", "tie", "loss"]
 Key = tuple[str, str, str, str, str]
 
-CLOCKS: tuple[Clock, ...] = ("device", "wall")
+# "wall" holds each result until the next call returns, as a loop of a user does; "dropped" is the wall time without.
+CLOCKS: tuple[Clock, ...] = ("device", "wall", "dropped")
 AGAINST: tuple[Against, ...] = ("eager", "default", "strongest")
 DEFAULT = "default"
 RIVALS = ("eager", "graph", "mode", "hand", "tvm")  # what a user could pick without this package
 BESIDE_MODES = ("eager", "graph", "mode", "control")
-SAMPLED: Mapping[Clock, str] = {"device": "events", "wall": "wall"}
+SAMPLED: Mapping[Clock, str] = {"device": "events", "wall": "wall", "dropped": "dropped"}
 # A/A is of one compile and one place in memory: on an H200 it spans down to 0.05 %, while of 52 pairs of equal code,
 # each compiled for itself, 51 lie within 1 % of each other on the device's clock.
 LEAST_REACH = 1.01
@@ -35,8 +36,8 @@ UNKNOWN = Interval(1.0, 0.0, math.inf)  # the noise of a group without its contr
 
 
 def samples(cell: Cell, clock: Clock) -> list[float]:
-    """Return a cell's samples on one clock; the two are never mixed."""
-    return cell.device_s if clock == "device" else cell.wall_s
+    """Return a cell's samples on one clock; clocks are never mixed."""
+    return {"device": cell.device_s, "wall": cell.wall_s, "dropped": cell.dropped_s}[clock]
 
 
 def comparable(cell: Cell, clock: Clock) -> list[float]:
@@ -46,7 +47,9 @@ def comparable(cell: Cell, clock: Clock) -> list[float]:
 
 def clock_name(clock: Clock, tables: Iterable[Key]) -> str:
     """Return what a clock shows, in tables of one state of the L2."""
-    return f"Device time, {next(iter(tables))[3]} L2" if clock == "device" else "Wall time"
+    if clock == "device":
+        return f"Device time, {next(iter(tables))[3]} L2"
+    return "Wall time" if clock == "wall" else "Wall time, results dropped at once"
 
 
 def key(cell: Cell) -> Key:
@@ -82,14 +85,16 @@ class Entry:
     With several compiles the middle is the median of theirs and the interval reaches over all: the compile is the unit.
     `speedups` hold no baseline of another numerics class. `share` is per cent of the limit, None on the wall's clock.
     `repeats` is how many calls a sample is, 0 where not known; `exposed` that a device time holds the host's, for which
-    there is neither speedup nor share. `fresh` says that each compile had a process of its own; where some had,
-    `cold_s` is theirs. `spread` are the 20th and 80th percentile of all samples, `memory` is the peak over eager's.
+    there is neither speedup nor share. `dropped` is the time of results dropped, beside the wall time. `fresh` says
+    that each compile had a process of its own; where some had, `cold_s` is theirs. `spread` are the 20th and 80th
+    percentile of all samples, `memory` is the peak over eager's.
     """
 
     cell: Cell
     compiles: int
     rounds: int
     time: Interval | None
+    dropped: Interval | None
     spread: tuple[float, float] | None
     speedups: Mapping[Against, Interval]
     marks: Mapping[Against, Mark]
@@ -222,11 +227,13 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
     made = [run.cell.compile for run in runs]
     compiles = [each for each in made if each.fresh] or made
     timed = [sample for run in ok for sample in samples(run.cell, clock)]
+    dropped = [run.cell.dropped_s for run in ok if clock == "wall" and run.cell.dropped_s]
     return Entry(
         cell=cell,
         compiles=len(ok),
         rounds=min((len(samples(run.cell, clock)) for run in ok), default=0),
         time=time,
+        dropped=over_compiles([measure.median_interval(found) for found in dropped]) if dropped else None,
         spread=(measure.percentile(timed, 0.2), measure.percentile(timed, 0.8)) if timed else None,
         speedups=speedups,
         marks={what: mark(found, floor) for what, found in speedups.items()},

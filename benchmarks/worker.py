@@ -25,7 +25,7 @@ from benchmarks.records import Cell, Compile
 from benchmarks.study import CaseStudy
 from benchmarks.trial import PeerTrial, cache_at, kernels_per_call, restart_workers
 
-Clock = Literal["events", "wall"]
+Clock = Literal["events", "wall", "dropped"]
 TIMING = "timing"  # the step of a process in which all peers run
 
 
@@ -36,7 +36,7 @@ class Timed:
     "dropped" is the wall's clock where results are dropped at once.
     """
 
-    seconds: dict[Clock | Literal["dropped"], dict[str, list[float]]] = field(default_factory=dict)
+    seconds: dict[Clock, dict[str, list[float]]] = field(default_factory=dict)
     repeats: dict[str, dict[Clock, int]] = field(default_factory=dict)
     exposed: set[str] = field(default_factory=set)
     injected: dict[str, float] = field(default_factory=dict)  # the share of work that a control adds
@@ -47,9 +47,9 @@ class Timed:
 
     def of(self, name: str) -> dict[str, Any]:
         """Return a cell's fields."""
-        fields: dict[str, Any] = {"wall_s": "wall", "dropped_s": "dropped", "device_s": "events"}
-        seconds = {field: self.seconds.get(clock, {}).get(name, []) for field, clock in fields.items()}
-        return {**seconds, "repeats": dict(self.repeats.get(name, {})), "exposed": name in self.exposed}
+        fields = {"wall_s": "wall", "dropped_s": "dropped", "device_s": "events"}
+        found = {field: self.seconds.get(clock, {}).get(name, []) for field, clock in fields.items()}
+        return {**found, "repeats": dict(self.repeats.get(name, {})), "exposed": name in self.exposed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,10 @@ def _start_compilers(chosen: list[Peer], job: Job) -> None:
 
 
 def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
-    """Time on each clock, with the baseline's controls; a peer that fails meanwhile leaves both."""
+    """Time on each clock, with the baseline's controls; a peer that fails meanwhile leaves all.
+
+    Wall time is measured twice: with each result held until the next call returns, and with results dropped at once.
+    """
     device = torch.device(job.device)
     calls = {name: trial.step for name, trial in racing.items()}
     timed = Timed()
@@ -227,11 +230,11 @@ def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
         timed.repeats.setdefault(name, {})[clock] = calls
 
     told: dict[str, Any] = {"rounds": job.rounds, "device": device, "failed": failed}
-    if "wall" in job.clocks or device.type == "cpu":
-        timed.seconds["wall"] = measure.interleave(calls, repeated=partial(repeated, "wall"), **told)
-        calls = {name: call for name, call in calls.items() if name in timed.seconds["wall"]}
-        timed.seconds["dropped"] = measure.interleave(calls, hold=False, **told)
-        calls = {name: call for name, call in calls.items() if name in timed.seconds["dropped"]}
+    clocks: tuple[Clock, ...] = ("wall", "dropped") if "wall" in job.clocks or device.type == "cpu" else ()
+    for clock in clocks:
+        found = measure.interleave(calls, hold=clock == "wall", repeated=partial(repeated, clock), **told)
+        timed.seconds[clock] = found
+        calls = {name: call for name, call in calls.items() if name in found}
     if events:
         timed.seconds["events"] = timers.device_times(
             calls, l2=job.l2, repeated=partial(repeated, "events"), exposed=timed.exposed.add, **told

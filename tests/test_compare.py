@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from backend_kwargs import make_backend
-from backend_kwargs.compare import Candidate, Row, compare
+from backend_kwargs.compare import Candidate, Row, compare, fastest
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.harness import isolation as isolating
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
+from benchmarks.controls import slow_while_held
 
 ROUNDS = 3
 EAGER = Candidate("eager")
@@ -396,6 +397,21 @@ def test_slow_candidate_is_seen():
     fast, slower = rows_of(mlp(), [Candidate("fast", forward), Candidate("slow", slow)], x, rounds=5)
     assert fast.verdict == "baseline"
     assert slower.speedup.median < 0.5
+
+
+def test_what_is_fast_only_while_results_are_dropped_loses():
+    """A planted candidate, much slower than the baseline while its last result is alive, is seen as slower."""
+
+    def steady(gm, example_inputs):
+        return lambda *args: time.sleep(0.03) or gm(*args)
+
+    def planted(gm, example_inputs):
+        return slow_while_held(gm.forward, lambda: time.sleep(0.5))
+
+    found = compare(mlp(), torch.randn(2, 16), [Candidate("steady", steady), Candidate("planted", planted)], rounds=3)
+    assert min(found.rows[1].samples) >= 0.5
+    assert found.rows[1].speedup.median < 1
+    assert fastest(found) is None
 
 
 @pytest.mark.parametrize(

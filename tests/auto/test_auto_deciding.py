@@ -372,7 +372,7 @@ def test_aot_compile_takes_no_strangers_options(races, store, log):
     x = torch.randn(8, 64)
     torch.compile(chain, backend=backend_of())(x)
     (decision,) = Store(store).all()
-    row = {**decision.rows[-1], "name": "cpp_wrapper", "options": {"cpp.threads": 7}, "seconds": 1e-9}
+    row = replace(decision.rows[-1], name="cpp_wrapper", options={"cpp.threads": 7}, seconds=1e-9)
     stored(store, rows=(*decision.rows, row))
     torch.compile(chain, backend=backend_of(), fullgraph=True).aot_compile(((x,), {}))
     assert told(log) == "auto: default for 3 ops (0.1 s)"

@@ -54,6 +54,15 @@ def test_older_files_are_read(tmp_path):
     assert records.read(tmp_path / "r.jsonl").cells == [PASSED]
 
 
+def test_wall_times_of_older_files_are_of_dropped_results(tmp_path):
+    """A cell written before results were held has no time of a loop that holds them, and all it has is of the other."""
+    line = records.line_of(replace(PASSED, repeats={"wall": 9, "events": 1}))
+    del line["dropped_s"]
+    records.append(tmp_path / "r.jsonl", [ENVIRONMENT, line, records.group_line("key", ["g"])])
+    told = {"wall_s": [], "dropped_s": PASSED.wall_s, "repeats": {"dropped": 9, "events": 1}}
+    assert records.read(tmp_path / "r.jsonl").cells == [replace(PASSED, **told)]
+
+
 @pytest.mark.parametrize(
     ("compiled", "told", "shared"),
     [

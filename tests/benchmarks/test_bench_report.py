@@ -322,6 +322,27 @@ def test_a_cpu_has_wall_time_alone(tmp_path):
     assert "out_speedup.png" in text
 
 
+def test_dropped_results_are_a_second_column(tmp_path):
+    """Beside the wall time stands that with results dropped, which has no ratios; where it is unknown, nothing."""
+    cells = [cell("eager"), dataclasses.replace(cell("t"), dropped_s=[1e-3, 2e-3, 3e-3])]
+    wall = cases_text(cells, tmp_path).partition("\nWall time.")[2]
+    head, _, eager, t = (line.split(" | ") for line in wall.strip().splitlines()[2:6])
+    at = head.index("results dropped")
+    assert (eager[at], t[at]) == ("", "2 ms [1, 3]")
+    assert "results dropped at once." not in wall
+
+
+def test_an_older_file_has_a_table_of_dropped_results(tmp_path):
+    """Where no result was held, the tables are those of dropped results, and say so."""
+    cells = [
+        dataclasses.replace(one, wall_s=[], dropped_s=one.wall_s, device_s=[])
+        for one in (cell("eager"), cell("t", 5e-4))
+    ]
+    text = cases_text(cells, tmp_path)
+    assert "Wall time, results dropped at once. No noise floor." in text
+    assert "\nWall time. " not in text
+
+
 def test_three_plots(results, tmp_path):
     """Three images stand beside the report, which shows them."""
     out = write_report([results], tmp_path / "h200.md")

@@ -211,7 +211,7 @@ def test_each_compile_has_a_process_of_its_own(tmp_path):
 
 def test_what_another_machine_compiled_is_compiled_again(tmp_path):
     """Its record is in the file and its cache is not: else autos would race again beside what is timed."""
-    aot = Peer("aot", "mode", "aot_eager")
+    aot = Peer("aot", "control", "aot_eager")
     given = {"modes": ("fwd",), "globs": ("eager",), "beside": False, "extra": (aot,)}
     plan = plan_of(tmp_path / "r.jsonl", DOUBLE, **given)
     run(plan)
@@ -232,7 +232,7 @@ def test_eagers_memory_is_of_a_process_of_its_own(tmp_path):
 
 def test_groups_ahead_compile_before_any_is_timed(tmp_path):
     """Two groups' compiles come first, in whatever order; each group is timed while no other compiles or is timed."""
-    aot = Peer("aot", "mode", "aot_eager")
+    aot = Peer("aot", "control", "aot_eager")
     given = {"modes": ("fwd",), "globs": ("eager",), "beside": False, "jobs": 2, "ahead": 2, "extra": (aot,)}
     plan = plan_of(tmp_path / "r.jsonl", DOUBLE, MUTATING, **given)
     assert {cell.status for cell in run(plan).cells} == {"pass"}

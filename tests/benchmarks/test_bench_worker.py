@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import tiny_cases
 import torch
-from tiny_cases import DOUBLE, MUTATING, NOISY, SEVERAL, SWEEP, TRAINED
+from tiny_cases import DOUBLE, HELD, MUTATING, NOISY, SEVERAL, SWEEP, TRAINED
 
 from backend_kwargs import make_backend, measure
 from backend_kwargs.harness.isolation import isolated
-from benchmarks import timers, worker
+from benchmarks import timers, verdicts, worker
 from benchmarks.peers import Peer
 from benchmarks.records import AGAIN
 from benchmarks.study import CaseStudy
@@ -102,6 +102,15 @@ def test_arguments_that_calls_change_are_not_copied(timed, monkeypatch):
     assert len({step.args[0].data_ptr() for step in steps}) == 1
 
 
+def test_what_is_fast_only_while_results_are_dropped_loses(timed):
+    """A planted peer, much slower than eager while its last result is alive, wins only in the second column."""
+    cells = timed(HELD, ("eager", "hand:planted"))
+    (table,) = verdicts.entries(list(cells.values()), "wall").values()
+    planted = next(entry for entry in table if entry.cell.peer == "hand:planted")
+    assert planted.speedups["eager"].median < 1
+    assert planted.dropped.median < min(cells["eager"].dropped_s)
+
+
 def test_a_cell_says_how_many_calls_a_sample_is(timed):
     """Calls far below a millisecond are repeated, the baseline's controls too; nothing is said of who was not timed."""
     cells = timed(DOUBLE, ("eager", "hand:*"))
@@ -121,7 +130,7 @@ def test_a_cell_says_on_whom_the_host_shows(job, monkeypatch):
     monkeypatch.setattr(timers, "device_times", device_times)
     racing = {name: SimpleNamespace(step=None) for name in "ab"}
     timed = worker._time(job(DOUBLE, device="meta", clocks=("events",)), racing)
-    told = {"wall_s": [], "device_s": [1e-3] * 3, "repeats": {"events": 1}}
+    told = {"wall_s": [], "dropped_s": [], "device_s": [1e-3] * 3, "repeats": {"events": 1}}
     assert timed.of("a") == {**told, "exposed": False}
     assert timed.of("b") == {**told, "exposed": True}
 

@@ -7,6 +7,7 @@ import time
 import torch
 from torch import nn
 
+from benchmarks import controls
 from benchmarks.case import Case, Problem, Work
 
 
@@ -82,6 +83,15 @@ def build_trained(device, dtype, scale):
     return Problem(model, _args(device, dtype), optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.1))
 
 
+def build_held(device, dtype, scale):
+    def steady(x):
+        time.sleep(0.03)
+        return x * 2
+
+    planted = controls.slow_while_held(double, controls.spinning(0.24, device))
+    return Problem(steady, _args(device, dtype), None, {"planted": planted})
+
+
 def build_sweep(device, dtype, scale):
     args = tuple(torch.randn(rows, 4, device=device, dtype=dtype) for rows in (3, 5, 9))
     return Problem(double, args, sweep=True)
@@ -98,4 +108,5 @@ SEVERAL = tiny("several", build_several)
 MUTATING = tiny("mutating", build_mutating)
 NOISY = tiny("noisy", build_noisy)
 TRAINED = tiny("trained", build_trained, modes=("train",))
+HELD = tiny("held", build_held)
 SWEEP = tiny("sweep", build_sweep)

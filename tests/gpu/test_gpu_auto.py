@@ -91,7 +91,7 @@ def test_a_norms_backward_pass_is_tuned(store):
 def test_unaligned_rows_are_padded(store):
     """A product of odd sizes is padded by auto, unless Inductor's own timing, which says so at times, has done it."""
     model, x = nn.Linear(2047, 4093).to("cuda", torch.bfloat16), normal(1021, 2047)
-    assert torch.allclose(auto(model)(x), model(x), atol=2e-2)
+    assert torch.allclose(auto(model, candidates=["padded"])(x), model(x), atol=2e-2)
     row = rows_of(store)["padded"]
     by_default = row.status == "same code" and row.reason == "as default"
     assert by_default or row.speedup.low > 1.02, row
