@@ -178,14 +178,13 @@ def test_a_wrong_default_of_a_random_graph_never_wins(auto, planted):
 
 
 def test_after_the_budget_default_stands(monkeypatch, auto, planted, store):
-    """A race whose time ends while default is compiled times and compiles nothing more, and is known to be cut."""
-    left = property(lambda self: 0.0 if self.default_s else 30.0)
+    """A race whose time ends while default is compiled compiles nothing more, and is known to be cut."""
+    left = property(lambda self: 0.0 if self.default_s else 300.0)
     monkeypatch.setattr(race._Race, "_left_s", left)
     auto(chain, ["slow"])(torch.randn(8, 64))
     (decision,) = Store(store).all()
     rows = rows_of(store)
-    assert (decision.winner, decision.cut_s) == ("default", 300)
-    assert (rows["default"].seconds, rows["eager"].seconds) == (None, None)
+    assert (decision.cut_s, rows["default"].status) == (300, "pass")
     assert (rows["slow"].status, rows["slow"].reason) == ("skipped", "the budget of 300 s is spent")
 
 
@@ -354,7 +353,7 @@ def test_memory_as_the_objective(store):
     assert all(row.peak_bytes is not None for row in rows.values())
     least = min(row.peak_bytes for row in rows.values())
     winner = next(row for row in rows.values() if row.won)
-    assert winner["peak_bytes"] <= 1.05 * least
+    assert winner.peak_bytes <= 1.05 * least
 
 
 def test_a_report_tells_the_race(store):

@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backend_kwargs.compilers.auto.capped import capped_backward
+from backend_kwargs.compilers.auto.capped import capped_backward, restored_by
 from backend_kwargs.compilers.auto.facts import has_memory
 from backend_kwargs.compilers.freezing import copy_of_graph, lends_its_data, may_be_written
 
@@ -45,7 +45,7 @@ def apart(gm: GraphModule) -> Iterator[Callable[[], None]]:
     context = TracingContext.try_get()
     fake_mode = context.fake_mode if context else None
     devices = _cuda_devices()
-    with ExitStack() as stack:
+    with ExitStack() as stack, stack:  # the outer one undoes what a Ctrl-C keeps the inner one from
         _keep_garbage(stack)
         # dynamo counts one compile at a time; a backward graph that a candidate's first run compiles would be a second.
         stack.callback(setattr, _metrics_context_tls, "metrics_context", get_metrics_context())
@@ -64,12 +64,6 @@ def apart(gm: GraphModule) -> Iterator[Callable[[], None]]:
 
 def _nothing() -> None:
     pass
-
-
-def restored_by(stack: ExitStack, undo: Callable[[], object]) -> None:
-    """Have `stack` call `undo`, which may run more than once, also where a Ctrl-C ends its first run."""
-    stack.callback(undo)
-    stack.callback(undo)
 
 
 def _unpacked() -> AbstractContextManager[None]:
@@ -98,7 +92,7 @@ def _keep_garbage(stack: ExitStack) -> None:
 @contextmanager
 def own_libdevice() -> Iterator[None]:
     """Put back which mathematics Triton links: Inductor changes it for good where a graph is to round as eager does."""
-    with ExitStack() as stack:
+    with ExitStack() as stack, stack:
         if LIBDEVICE not in os.environ:
             restored_by(stack, _forget_libdevice)
         yield

@@ -1,11 +1,11 @@
 """An end to a candidate's tuning: before Inductor times a kernel, it is asked whether there is time left."""
 
-import functools
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -14,7 +14,12 @@ from torch.autograd.graph import Node
 TIMERS = ("benchmark_gpu", "benchmark_cpu")
 COMPILED = "CompiledFunctionBackward"  # as AOTAutograd calls its autograd functions
 _ends: dict[int, float] = {}  # by thread
-_lock = threading.Lock()
+
+
+def restored_by(stack: ExitStack, undo: Callable[[], object]) -> None:
+    """Have `stack` call `undo`, which may run more than once, also where a Ctrl-C ends its first run."""
+    stack.callback(undo)
+    stack.callback(undo)
 
 
 class OutOfTime(BaseException):
@@ -27,18 +32,25 @@ def capped(ends: float) -> Iterator[None]:
     from torch._inductor.runtime.benchmarking import benchmarker
 
     thread, held = threading.get_ident(), vars(benchmarker)
-    with _lock:
+
+    # Without a lock, which a Ctrl-C might leave locked: who takes the timers away looks whether another has come.
+    def install() -> None:
+        for name in TIMERS:
+            held.setdefault(name, _asking(partial(getattr(type(benchmarker), name), benchmarker)))
+
+    def lift() -> None:
+        _ends.pop(thread, None)
         if not _ends:
-            held.update({name: _asking(getattr(benchmarker, name)) for name in TIMERS})
+            for name in TIMERS:
+                held.pop(name, None)
+        if _ends:
+            install()
+
+    with ExitStack() as stack, stack:  # the outer one undoes what a Ctrl-C keeps the inner one from
+        restored_by(stack, lift)
         _ends[thread] = ends
-    try:
+        install()
         yield
-    finally:
-        with _lock:
-            del _ends[thread]
-            if not _ends:
-                for name in TIMERS:
-                    held.pop(name, None)
 
 
 @contextmanager
@@ -53,26 +65,22 @@ def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
         return
 
     def before(*_: Any) -> None:
-        with _lock:
-            thread = threading.get_ident()
-            if thread not in _ends:
-                _ends[thread] = ends
-                entered.add(thread)
+        thread = threading.get_ident()
+        if thread not in _ends:
+            entered.add(thread)
+            _ends[thread] = ends
 
     def after(*_: Any) -> None:
-        with _lock:
-            for thread in entered:
-                del _ends[thread]
-            entered.clear()
+        for thread in tuple(entered):
+            _ends.pop(thread, None)
+        entered.clear()
 
-    nodes = _compiled([out.grad_fn for out in outputs])
-    handles = [handle for node in nodes for handle in (node.register_prehook(before), node.register_hook(after))]
-    try:
+    with ExitStack() as stack, stack:
+        restored_by(stack, after)  # where it failed, no hook was called
+        for node in _compiled([out.grad_fn for out in outputs]):
+            for handle in (node.register_prehook(before), node.register_hook(after)):
+                stack.callback(handle.remove)
         yield
-    finally:
-        after()  # where it failed, no hook was called
-        for handle in handles:
-            handle.remove()
 
 
 def _compiled(nodes: Sequence[Node | None]) -> list[Node]:
@@ -88,7 +96,7 @@ def _compiled(nodes: Sequence[Node | None]) -> list[Node]:
 
 
 def _asking(timer: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(timer)
+    @wraps(timer)
     def timed(*args: Any, **kwargs: Any) -> Any:
         if time.perf_counter() > _ends.get(threading.get_ident(), math.inf):
             raise OutOfTime

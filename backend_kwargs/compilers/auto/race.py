@@ -112,7 +112,8 @@ class _Race:
         for row in self.rows:
             if row.status == "pass" and row.seconds is None:
                 row.reason = "it met no other for as long as a timing takes"
-        unfinished = any(row.reason == self._capped or row.reason.startswith(OVER_BUDGET) for row in self.rows)
+        ended = (self._capped, self._out_of_time, OVER_BUDGET)
+        unfinished = any(row.reason.startswith(ended) for row in self.rows)
         cut = unfinished or not self._may_time
         return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)
 

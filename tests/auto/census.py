@@ -1,0 +1,305 @@
+"""What a process holds that a race could change: `python census.py NAME` prints it after a race of that name, as JSON.
+
+`python census.py interrupts SECONDS` interrupts one race at each line of ours that it comes to, each in a fork of its
+own, and prints what is otherwise afterwards: all lines of MUST, and of the others a spread sample of so many seconds.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo.config
+import torch._functorch.config
+import torch._inductor.config
+from torch._dynamo.utils import _metrics_context_tls
+from torch._guards import TracingContext
+from torch._inductor import cudagraph_trees
+from torch._inductor.runtime.benchmarking import benchmarker
+
+import backend_kwargs
+from backend_kwargs.compilers.auto import capped, deciding, judging, race
+
+ROOT = str(Path(backend_kwargs.__file__).parent)
+MUST = ("compilers/auto/apart.py", "compilers/auto/capped.py")
+PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
+SECONDS_A_CHILD = 60
+
+
+def census() -> dict[str, Any]:
+    """Return what of this process outlives a call: each value as JSON has it."""
+    trees = getattr(cudagraph_trees.local, "tree_manager_containers", {})
+    configs = {"dynamo": torch._dynamo.config, "inductor": torch._inductor.config, "functorch": torch._functorch.config}
+    return {
+        **{
+            f"{name} config": {k: repr(v) for k, v in config.get_config_copy().items()}
+            for name, config in configs.items()
+        },
+        "mark step": cudagraph_trees.MarkStepBox.mark_step_counter,
+        "generation": cudagraph_trees.GenerationTracker.generation,
+        "CUDA-graph containers": {str(device): repr(each.tree_manager) for device, each in trees.items()},
+        "cached tensors": torch._C._is_cached_tensor(torch.empty(0)),
+        "generators": [
+            _hash(state) for state in (torch.get_rng_state().numpy().tobytes(), random.getstate(), np_state())
+        ],
+        "grad mode": [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")],
+        "saved tensors hooks": repr(torch._C._autograd._top_saved_tensors_default_hooks(True)),
+        "dispatch modes": len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
+        "default dtype": str(torch.get_default_dtype()),
+        "default device": str(torch.get_default_device()),
+        "threads": [torch.get_num_threads(), torch.get_num_interop_threads(), threading.active_count()],
+        "warnings filters": [repr(each) for each in warnings.filters],
+        "environment": dict(os.environ),
+        "excepthook": sys.excepthook.__qualname__,
+        "signals": {
+            each.name: repr(signal.getsignal(each)) for each in signal.valid_signals() if hasattr(each, "name")
+        },
+        "path": list(sys.path),
+        "recursion limit": sys.getrecursionlimit(),
+        "gc": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), len(gc.callbacks)],
+        "open files": sorted(_open_files()),
+        "tracing context": repr(TracingContext.try_get()),
+        "metrics context": repr(type(getattr(_metrics_context_tls, "metrics_context", None)._on_exit))
+        if hasattr(_metrics_context_tls, "metrics_context")
+        else "",
+        "benchmarker": sorted(vars(benchmarker).keys() & {*capped.TIMERS}),
+        "ends": len(capped._ends),
+        "locks": [capped._lock.locked()],
+    }
+
+
+def np_state() -> tuple[Any, ...]:
+    """Return the state of NumPy's generator as plain values."""
+    name, keys, *rest = np.random.get_state()
+    return name, keys.tobytes(), *rest
+
+
+def _hash(state: Any) -> str:
+    return hashlib.sha256(repr(state).encode()).hexdigest()
+
+
+def _open_files() -> Iterator[str]:
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the listing itself
+            target = str(each.readlink())
+            yield target.partition(":")[0] if ":[" in target else target
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return what differs, by "part" or "part: name"."""
+    found = {}
+    for part, old in before.items():
+        new = after[part]
+        if isinstance(old, dict):
+            for name in sorted(old.keys() | new.keys()):
+                if old.get(name) != new.get(name):
+                    found[f"{part}: {name}"] = [old.get(name), new.get(name)]
+        elif old != new:
+            found[part] = [old, new]
+    return found
+
+
+# ---- what is raced
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    """Compute a little."""
+    return torch.relu(x * 2 + 1).sum(-1)
+
+
+def _seed() -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+
+
+def _output(graph: Any, change: Callable[[Any], Any]) -> None:
+    (output,) = graph.find_nodes(op="output")
+    with graph.inserting_before(output):
+        output.args = ([each if each is None else change(each) for each in output.args[0]],)
+
+
+@torch.library.custom_op("backend_kwargs_census::burst", mutates_args=())
+def burst(x: torch.Tensor) -> torch.Tensor:
+    """Fail."""
+    raise RuntimeError("planted in a call")
+
+
+burst.register_fake(torch.empty_like)
+
+
+def fails_to_compile(graph: Any) -> None:
+    """Fail when Inductor compiles."""
+    raise RuntimeError("planted")
+
+
+def fails_accuracy(graph: Any) -> None:
+    """Double each output."""
+    _output(graph, lambda each: graph.call_function(torch.ops.aten.mul.Tensor, (each, 2)))
+
+
+def fails_in_a_call(graph: Any) -> None:
+    """Fail when it is called."""
+    _output(graph, lambda each: graph.call_function(torch.ops.backend_kwargs_census.burst.default, (each,)))
+
+
+PLANTED = {"compile": fails_to_compile, "accuracy": fails_accuracy, "call": fails_in_a_call}
+
+
+def after_a_race(name: str) -> dict[str, Any]:
+    """Return the census after a race that default wins: "race" has no other candidate, others one that fails there."""
+    race.better = lambda *_: True  # type: ignore[assignment]
+    candidates = [name] if name in PLANTED else []
+    if candidates:
+        backend_kwargs.register_template(name, {PASS: PLANTED[name], "fx_graph_cache": False})
+    backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=candidates, budget_s=300.0)
+    return after(backend)
+
+
+def after(backend: Any) -> dict[str, Any]:
+    """Return the census after compiling and calling twice."""
+    _seed()
+    x = torch.ones(8, 64)
+    compiled = torch.compile(chain, backend=backend)
+    for _ in range(2):
+        assert torch.allclose(compiled(x), chain(x))
+    return census()
+
+
+# ---- interrupted anywhere
+
+
+def interrupts(seconds: float) -> dict[str, Any]:
+    """Return how many lines were interrupted, how many of them were reached, and what each one left."""
+    torch.set_num_threads(1)  # forks do not inherit the threads of OpenMP
+    judging.BOUT = judging.LEAST_ROUNDS = judging.ROUNDS = 2
+    race.better = lambda *_: True  # type: ignore[assignment]
+    backend_kwargs.register_template("call", {PASS: fails_in_a_call, "fx_graph_cache": False})
+    _race()  # all is imported and cached
+    points = _lines_of(_race)
+    _race()
+    must = [point for point in points if point[0].endswith(MUST)]
+    others = [point for point in points if point not in must]
+    spread = sorted(range(len(others)), key=lambda at: at * 0.6180339887 % 1)
+    began, report = time.monotonic(), {"lines": len(points), "tried": 0, "reached": 0, "left": {}}
+    for at, point in enumerate([*must, *(others[at] for at in spread)]):
+        if at >= len(must) and time.monotonic() - began > seconds:
+            break
+        report["tried"] += 1
+        reached, left = _in_a_fork(point)
+        report["reached"] += reached
+        if left:
+            report["left"]["{}:{} ({})".format(*point)] = left
+    return report
+
+
+MODEL = torch.nn.Linear(16, 4)
+
+
+def _race() -> None:
+    torch._dynamo.reset()
+    deciding.forget_process()
+    options = {"candidates": ["call", "simd_256"], "budget_s": 300.0, "race": "always"}
+    backend = backend_kwargs.make_backend("tmpl-inductor:auto", options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.compile(MODEL, backend=backend)(torch.ones(8, 16))
+
+
+Point = tuple[str, int, int]
+
+
+def _lines_of(run: Callable[[], None]) -> list[Point]:
+    """Return each line of ours that `run` comes to: its first time, its last where there are more."""
+    times: dict[tuple[str, int], int] = {}
+
+    def seen(file: str, line: int) -> None:
+        times[file, line] = times.get((file, line), 0) + 1
+
+    with _traced(seen):
+        run()
+    return [(file, line, nth) for (file, line), last in times.items() for nth in sorted({1, last})]
+
+
+@contextlib.contextmanager
+def _traced(seen: Callable[[str, int], None]) -> Iterator[None]:
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(ROOT):
+            return None
+        if event == "line":
+            seen(frame.f_code.co_filename, frame.f_lineno)
+        return trace
+
+    sys.settrace(trace)
+    threading.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)
+
+
+def _in_a_fork(point: Point) -> tuple[bool, dict[str, Any]]:
+    """Interrupt a race at `point`; tell whether it came there, and what is otherwise than before."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        faulthandler.dump_traceback_later(SECONDS_A_CHILD, exit=True)  # what hangs says where, and ends
+        with os.fdopen(writing, "w") as pipe:
+            try:
+                json.dump(_interrupted(point), pipe)
+            except BaseException:  # noqa: BLE001 - the parent says what it was
+                json.dump([True, {"error": traceback.format_exc()}], pipe)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    reached, left = json.loads(said) if said else (True, {"died": status})
+    return reached, left
+
+
+def _interrupted(point: Point) -> tuple[bool, dict[str, Any]]:
+    *place, nth = point
+    times, reached = 0, False
+
+    def seen(*line: Any) -> None:
+        nonlocal times, reached
+        if not reached and [*line] == place:
+            times += 1
+            if times == nth:
+                reached = True
+                raise KeyboardInterrupt
+
+    _seed()
+    before = json.loads(json.dumps(census()))
+    with contextlib.suppress(KeyboardInterrupt), _traced(seen):
+        _race()
+    after = json.loads(json.dumps(census()))
+    return reached, differences(before, after)
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:]
+    if what == "interrupts":
+        found = interrupts(float(*rest))
+    elif what == "alone":
+        found = after(backend_kwargs.make_backend("tmpl-inductor"))
+    else:
+        found = after_a_race(what)
+    sys.stdout.write(json.dumps(found))
