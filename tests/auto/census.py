@@ -1,7 +1,8 @@
-"""What a process holds that a race could change: `python census.py NAME` prints it after a race of that name, as JSON.
+"""What a process holds that a race could change: `python census.py NAME` prints it as JSON after a race of that name.
 
-`python census.py interrupts SECONDS` interrupts one race at each line of ours that it comes to, each in a fork of its
-own, and prints what is otherwise afterwards: all lines of MUST, and of the others a spread sample of so many seconds.
+`python census.py interrupts SECONDS SHARD SHARDS CANDIDATE...` interrupts a race of these candidates at each line of
+ours that it comes to, each in a fork of its own, and prints for each what is otherwise afterwards: all lines of MUST,
+and of the others a spread sample, until so many seconds are over. Of all lines it takes each SHARDS-th.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from backend_kwargs.compilers.auto import capped, deciding, judging, race
 ROOT = str(Path(backend_kwargs.__file__).parent)
 MUST = ("compilers/auto/apart.py", "compilers/auto/capped.py")
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
-SECONDS_A_CHILD = 60
+SECONDS_A_CHILD = 30
 
 
 def census() -> dict[str, Any]:
@@ -78,7 +80,6 @@ def census() -> dict[str, Any]:
         else "",
         "benchmarker": sorted(vars(benchmarker).keys() & {*capped.TIMERS}),
         "ends": len(capped._ends),
-        "locks": [capped._lock.locked()],
     }
 
 
@@ -96,7 +97,7 @@ def _open_files() -> Iterator[str]:
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # that of the listing itself
             target = str(each.readlink())
-            yield target.partition(":")[0] if ":[" in target else target
+            yield target.partition(":")[0].removesuffix(" (deleted)")
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
@@ -183,37 +184,34 @@ def after(backend: Any) -> dict[str, Any]:
 # ---- interrupted anywhere
 
 
-def interrupts(seconds: float) -> dict[str, Any]:
-    """Return how many lines were interrupted, how many of them were reached, and what each one left."""
+def interrupts(seconds: float, shard: int, shards: int, candidates: list[str]) -> Iterator[dict[str, Any]]:
+    """Interrupt one line after the other: tell whether the race came to it, and what it left."""
     torch.set_num_threads(1)  # forks do not inherit the threads of OpenMP
     judging.BOUT = judging.LEAST_ROUNDS = judging.ROUNDS = 2
     race.better = lambda *_: True  # type: ignore[assignment]
     backend_kwargs.register_template("call", {PASS: fails_in_a_call, "fx_graph_cache": False})
-    _race()  # all is imported and cached
-    points = _lines_of(_race)
-    _race()
-    must = [point for point in points if point[0].endswith(MUST)]
+    run = partial(_race, candidates)
+    run()  # all is imported and cached
+    points = [point for point in _lines_of(run) if point[1] % shards == shard]
+    run()
+    must = [point for point in points if point[0].endswith(MUST) and point[2] == 1]
     others = [point for point in points if point not in must]
     spread = sorted(range(len(others)), key=lambda at: at * 0.6180339887 % 1)
-    began, report = time.monotonic(), {"lines": len(points), "tried": 0, "reached": 0, "left": {}}
+    began = time.monotonic()
     for at, point in enumerate([*must, *(others[at] for at in spread)]):
         if at >= len(must) and time.monotonic() - began > seconds:
             break
-        report["tried"] += 1
-        reached, left = _in_a_fork(point)
-        report["reached"] += reached
-        if left:
-            report["left"]["{}:{} ({})".format(*point)] = left
-    return report
+        reached, left = _in_a_fork(point, run)
+        yield {"line": "{}:{} ({})".format(*point), "reached": reached, "left": left}
 
 
 MODEL = torch.nn.Linear(16, 4)
 
 
-def _race() -> None:
+def _race(candidates: list[str]) -> None:
     torch._dynamo.reset()
     deciding.forget_process()
-    options = {"candidates": ["call", "simd_256"], "budget_s": 300.0, "race": "always"}
+    options = {"candidates": candidates, "budget_s": 300.0, "race": "always"}
     backend = backend_kwargs.make_backend("tmpl-inductor:auto", options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -253,7 +251,7 @@ def _traced(seen: Callable[[str, int], None]) -> Iterator[None]:
         threading.settrace(None)
 
 
-def _in_a_fork(point: Point) -> tuple[bool, dict[str, Any]]:
+def _in_a_fork(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, Any]]:
     """Interrupt a race at `point`; tell whether it came there, and what is otherwise than before."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -262,7 +260,7 @@ def _in_a_fork(point: Point) -> tuple[bool, dict[str, Any]]:
         faulthandler.dump_traceback_later(SECONDS_A_CHILD, exit=True)  # what hangs says where, and ends
         with os.fdopen(writing, "w") as pipe:
             try:
-                json.dump(_interrupted(point), pipe)
+                json.dump(_interrupted(point, run), pipe)
             except BaseException:  # noqa: BLE001 - the parent says what it was
                 json.dump([True, {"error": traceback.format_exc()}], pipe)
         os._exit(0)
@@ -274,7 +272,7 @@ def _in_a_fork(point: Point) -> tuple[bool, dict[str, Any]]:
     return reached, left
 
 
-def _interrupted(point: Point) -> tuple[bool, dict[str, Any]]:
+def _interrupted(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, Any]]:
     *place, nth = point
     times, reached = 0, False
 
@@ -289,7 +287,7 @@ def _interrupted(point: Point) -> tuple[bool, dict[str, Any]]:
     _seed()
     before = json.loads(json.dumps(census()))
     with contextlib.suppress(KeyboardInterrupt), _traced(seen):
-        _race()
+        run()
     after = json.loads(json.dumps(census()))
     return reached, differences(before, after)
 
@@ -297,9 +295,10 @@ def _interrupted(point: Point) -> tuple[bool, dict[str, Any]]:
 if __name__ == "__main__":
     what, *rest = sys.argv[1:]
     if what == "interrupts":
-        found = interrupts(float(*rest))
-    elif what == "alone":
-        found = after(backend_kwargs.make_backend("tmpl-inductor"))
+        seconds, shard, shards, *candidates = rest
+        found = interrupts(float(seconds), int(shard), int(shards), candidates)
     else:
-        found = after_a_race(what)
-    sys.stdout.write(json.dumps(found))
+        found = [after(backend_kwargs.make_backend("tmpl-inductor")) if what == "alone" else after_a_race(what)]
+    for each in found:
+        sys.stdout.write(json.dumps(each) + "\n")
+        sys.stdout.flush()
