@@ -323,7 +323,10 @@ def test_lost_mutation_is_caught():
     """A backend that forgets to update a buffer fails, though its outputs are right."""
 
     def backend(gm, example_inputs):
-        return lambda *args: gm(*(arg.clone() if arg.dtype != torch.float32 or arg.ndim == 1 else arg for arg in args))
+        def call(*args):
+            return gm(*(arg.clone() if torch.is_tensor(arg) and arg.ndim < 2 else arg for arg in args))
+
+        return call
 
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8))
     good, bad = rows_of(model, [Candidate("good", "eager"), Candidate("bad", backend)], mode="training")
