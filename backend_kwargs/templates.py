@@ -39,7 +39,7 @@ ORDINARY_KERNELS = "ordinary kernels are compiled"
 _TUNED = Template(
     "Time candidate kernels for GEMMs, tune the others, replay CUDA graphs",
     {"max_autotune": True, "coordinate_descent_tuning": True, "triton.cudagraphs": True},
-    costs="minutes of compile time, memory of its own for each graph",
+    costs="minutes of compile time, memory of its own for each graph; the next call overwrites results",
     needs=("gpu", "triton", "large_gpu"),
     otherwise="only the C++ GEMM templates are tried, where weights are frozen",
 )
@@ -55,7 +55,10 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
         "cudagraphs": Template(
             "Replay a recorded CUDA graph, so that a call costs one launch",
             {"triton.cudagraphs": True},
-            costs="memory of its own for each graph; inputs that are not static are copied at each call",
+            costs=(
+                "memory of its own for each graph; non-static inputs are copied at each call; "
+                "the next call overwrites results"
+            ),
             needs=("gpu",),
             otherwise="kernels are launched one by one",
         ),

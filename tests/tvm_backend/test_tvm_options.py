@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, explain, make_backend
-from backend_kwargs.compilers import tvm as compiler
+from backend_kwargs.compilers import declared
 from backend_kwargs.compilers.tvm import checks
 from backend_kwargs.compilers.tvm.settings import OPTIONS, Settings
 from backend_kwargs.compilers.tvm.versions import require_tvm, unfit
@@ -275,14 +275,14 @@ INERT = [
 @pytest.mark.parametrize(("options", "machine", "reason"), INERT)
 def test_inert(options, machine, reason, monkeypatch):
     """explain says of an option that cannot act here why."""
-    monkeypatch.setattr(compiler, "machine", lambda: machine)
+    monkeypatch.setattr(declared, "machine", lambda: machine)
     assert explain("tvm", options).effects[-1].status == f"inert because {reason}"
 
 
 def test_every_option_can_act(monkeypatch):
     """Where a search runs on a GPU, nothing but opt_level is inert."""
     whole = Machine(gpu="H200", tvm_cuda=True, packages=frozenset({"psutil", "xgboost"}))
-    monkeypatch.setattr(compiler, "machine", lambda: whole)
+    monkeypatch.setattr(declared, "machine", lambda: whole)
     given = {**{name: option.default for name, option in OPTIONS.items()}, "scheduler": "meta_schedule"}
     given |= {"target": "cuda", "cuda_graph": True, "cost_model": "xgb"}
     assert set(make_backend("tvm", given).inert()) == {"opt_level"}
