@@ -163,7 +163,8 @@ def seen_facts(
     `inputs` are the storages of the graph's inputs.
     """
     seen = _Seen(inputs)
-    with seen:
+    with contextlib.ExitStack() as stack, stack:  # the outer one leaves it where a Ctrl-C keeps the inner one from it
+        stack.enter_context(seen)
         result = run()
     named = seen.names
 

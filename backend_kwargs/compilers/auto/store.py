@@ -6,7 +6,9 @@ import shutil
 import sqlite3
 import stat
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +284,9 @@ def _connection(name: str, wait_s: float) -> _Connection:
     connection.isolation_level = None  # transactions begin where they are begun
     connection.text_factory = bytes  # so that what is no UTF-8 breaks its own row alone
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
-    connection.set_progress_handler(connection.look, LOOK_EVERY)
+    # By a weak reference, so that one that a Ctrl-C lost is closed at once, and with it its lock.
+    watched: Any = weakref.proxy(connection)
+    connection.set_progress_handler(partial(_Connection.look, watched), LOOK_EVERY)
     return connection
 
 
