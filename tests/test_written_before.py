@@ -11,11 +11,11 @@ from backend_kwargs import Backend, load_templates, make_backend
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compare import Row, to_json
 from backend_kwargs.compare.rows import Comparison
-from backend_kwargs.compilers.auto.decisions import Decision
-from backend_kwargs.compilers.auto.decisions import Row as Tried
-from backend_kwargs.compilers.auto.exchange import read_decisions
+from backend_kwargs.compilers.auto.decision import Decision
+from backend_kwargs.compilers.auto.decision import Row as Tried
+from backend_kwargs.compilers.auto.decisions_toml import read_decisions
 from backend_kwargs.compilers.auto.store import Store
-from benchmarks import records
+from benchmarks.execution import records
 
 # All written by commit 3aa9903, on torch 2.13: the pickle by pickle.dumps, the config by Backend.to_json, the store by
 # a race on a CPU and by Store.put, the rest by the commands `decisions export`, `compare` and `benchmarks run`.

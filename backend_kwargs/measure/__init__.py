@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.accuracy import Accuracy, Status, check, cotangents, fresh_inputs, reference, upcast, worst
 from backend_kwargs.interval import Interval
+from backend_kwargs.measure.accuracy import Accuracy, Status, check, cotangents, fresh_inputs, reference, upcast, worst
 
 __all__ = [
     "Accuracy",

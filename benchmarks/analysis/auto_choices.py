@@ -10,9 +10,9 @@ from typing import Any
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
-from benchmarks import verdicts
-from benchmarks.records import Cell
-from benchmarks.verdicts import Mark, Told
+from benchmarks.analysis import verdicts
+from benchmarks.analysis.verdicts import Mark, Told
+from benchmarks.execution.records import Cell
 
 LEAST = 0.97  # of the best mode's speed, on every case
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, said
 from backend_kwargs.measure import Interval
-from benchmarks import verdicts
-from benchmarks.controls import BASELINE
-from benchmarks.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, Summary, clock_name
+from benchmarks.analysis import verdicts
+from benchmarks.analysis.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, Summary, clock_name
+from benchmarks.execution.controls import BASELINE
 
 Box = tuple[float, float, float, float]
 Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]

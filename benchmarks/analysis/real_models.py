@@ -6,11 +6,11 @@ from statistics import geometric_mean, median
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
-from benchmarks import verdicts
-from benchmarks.cases import CASES
-from benchmarks.choices import LEAST
-from benchmarks.peers import MODELS, TEMPLATES
-from benchmarks.records import Cell
+from benchmarks.analysis import verdicts
+from benchmarks.analysis.auto_choices import LEAST
+from benchmarks.execution.records import Cell
+from benchmarks.workloads.cases import CASES
+from benchmarks.workloads.peers import MODELS, TEMPLATES
 
 AUTO = f"{TEMPLATES}auto"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

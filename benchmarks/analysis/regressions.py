@@ -10,11 +10,12 @@ from rich.table import Table
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
-from benchmarks import records, verdicts
-from benchmarks.controls import BASELINE
-from benchmarks.peers import chooses_by_times
-from benchmarks.records import Results
-from benchmarks.verdicts import CLOCKS, UNKNOWN, Clock, Key, Told
+from benchmarks.analysis import verdicts
+from benchmarks.analysis.verdicts import CLOCKS, UNKNOWN, Clock, Key, Told
+from benchmarks.execution import records
+from benchmarks.execution.controls import BASELINE
+from benchmarks.execution.records import Results
+from benchmarks.workloads.peers import chooses_by_times
 
 SAME, REGRESSION, NOT_COMPARABLE = 0, 1, 2
 COLOURS = {"FAST": "green", "SLOW": "red", "AMBIGUOUS": "yellow", "SAME": "dim"}

@@ -7,14 +7,15 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval, percentile
-from benchmarks import records, verdicts
-from benchmarks.cases import CASES as TABLE
-from benchmarks.ceilings import Ceilings
-from benchmarks.choices import LEAST, Choice, choices, geomeans
-from benchmarks.controls import INJECTED, SLOWED, is_seen
-from benchmarks.real_models import AUTO, KEPT, MODES, RealModel, mean_over, middle_and_most, real_models
-from benchmarks.records import AGAIN, Cell, Results
-from benchmarks.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, Summary, clock_name
+from benchmarks.analysis import verdicts
+from benchmarks.analysis.auto_choices import LEAST, Choice, choices, geomeans
+from benchmarks.analysis.real_models import AUTO, KEPT, MODES, RealModel, mean_over, middle_and_most, real_models
+from benchmarks.analysis.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, Summary, clock_name
+from benchmarks.execution import records
+from benchmarks.execution.ceilings import Ceilings
+from benchmarks.execution.controls import INJECTED, SLOWED, is_seen
+from benchmarks.execution.records import AGAIN, Cell, Results
+from benchmarks.workloads.cases import CASES as TABLE
 
 Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
 
@@ -75,7 +76,7 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
     out.parent.mkdir(parents=True, exist_ok=True)
     drawn: Mapping[str, Path] = {}
     if plots:
-        from benchmarks.plots import draw  # matplotlib is asked for here alone
+        from benchmarks.analysis.plots import draw  # matplotlib is asked for here alone
 
         drawn = draw(tables, out)
     reading = _reading(out)

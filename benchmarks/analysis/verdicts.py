@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
-from benchmarks.case import Work
-from benchmarks.ceilings import Ceilings
-from benchmarks.controls import BASELINE
-from benchmarks.limits import Limit, limit, over, per_cent
-from benchmarks.records import AGAIN, Cell
+from benchmarks.execution.ceilings import Ceilings
+from benchmarks.execution.controls import BASELINE
+from benchmarks.execution.records import AGAIN, Cell
+from benchmarks.execution.roofline import Limit, limit, over, per_cent
+from benchmarks.workloads.case import Work
 
 Verdict = Literal["SAME", "FAST", "SLOW", "AMBIGUOUS"]
 Clock = Literal["device", "wall", "dropped"]

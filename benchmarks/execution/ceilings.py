@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from backend_kwargs import measure
-from benchmarks import timers
-from benchmarks.kernels import kernel
+from benchmarks.execution import device_timer
+from benchmarks.workloads.kernels import kernel
 
 ROUNDS = 30
 BANDWIDTHS = ("copy", "read", "write")
@@ -99,7 +99,7 @@ def measure_ceilings(device: torch.device, rounds: int = ROUNDS, sizes: Sizes | 
         for figure, found in _race(attempts, rounds, device):
             best[figure] = _better(best.get(figure, found), found)
     name = str(measure.environment(device)["device_name"])
-    return Ceilings(name, timers.l2_bytes(device), best)
+    return Ceilings(name, device_timer.l2_bytes(device), best)
 
 
 def _better(one: Figure, other: Figure) -> Figure:
@@ -109,7 +109,7 @@ def _better(one: Figure, other: Figure) -> Figure:
 def _race(attempts: list[_Attempt], rounds: int, device: torch.device) -> Iterator[tuple[str, Figure]]:
     calls = {f"{attempt.figure} {attempt.how}": attempt.call for attempt in attempts}
     # A dtype that this device does not multiply leaves the race, and its figure is not there.
-    samples = timers.device_times(calls, rounds, device, failed=lambda name, error: None)
+    samples = device_timer.device_times(calls, rounds, device, failed=lambda name, error: None)
     for attempt in attempts:
         if times := samples.get(f"{attempt.figure} {attempt.how}"):
             yield attempt.figure, _figure(attempt, times)

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs.harness.study import tensors_of
 from backend_kwargs.measure import Interval, Status, interleave, percentile, ratio_interval
-from benchmarks.peers import Peer
-from benchmarks.records import AGAIN
-from benchmarks.timers import L2, device_times
+from benchmarks.execution.device_timer import L2, device_times
+from benchmarks.execution.records import AGAIN
+from benchmarks.workloads.peers import Peer
 
 BASELINE = "eager"
 SLOWED = "+5 %"

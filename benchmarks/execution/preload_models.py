@@ -2,7 +2,7 @@
 
 import contextlib
 
-import benchmarks.preload  # noqa: F401
+import benchmarks.execution.preload  # noqa: F401
 
 for package in ("transformers.modeling_utils", "timm"):
     with contextlib.suppress(Exception):  # a case that needs it tells why it is not there

@@ -20,7 +20,7 @@ Tell = Callable[[str], None]
 EXIT_S = 3
 START_S = 120  # imports are nobody's step
 POLL_S, TELL_S = 0.02, 30.0
-PRELOAD = "benchmarks.preload"
+PRELOAD = "benchmarks.execution.preload"
 METHODS = ("forkserver", "spawn")  # the second where CUDA does not survive the first
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backend_kwargs.measure import Interval
-from benchmarks.case import Work
-from benchmarks.ceilings import BANDWIDTHS, Ceilings, Figure
+from benchmarks.execution.ceilings import BANDWIDTHS, Ceilings, Figure
+from benchmarks.workloads.case import Work
 
 Bound = Literal["compute", "memory", "launch", "L2"]
 OTHERWISE = {"tf32": "fp32"}  # a device without such a unit, a CPU say, computes in the other

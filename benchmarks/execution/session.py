@@ -19,13 +19,14 @@ from typing import Any, Literal
 import torch
 
 from backend_kwargs.errors import BackendKwargsError, warn_once
-from benchmarks import limits, peers, process, records, worker
-from benchmarks.case import Case, Mode, Work
-from benchmarks.ceilings import Ceilings
-from benchmarks.peers import MODELS, Peer, UnavailableError
-from benchmarks.process import Outcome
-from benchmarks.records import Cell, Compile
-from benchmarks.worker import Clock, Compiled, Job
+from benchmarks.execution import process, records, roofline, worker
+from benchmarks.execution.ceilings import Ceilings
+from benchmarks.execution.process import Outcome
+from benchmarks.execution.records import Cell, Compile
+from benchmarks.execution.worker import Clock, Compiled, Job
+from benchmarks.workloads import peers
+from benchmarks.workloads.case import Case, Mode, Work
+from benchmarks.workloads.peers import MODELS, Peer, UnavailableError
 
 Suite = Literal["smoke", "dev", "start", "full", "models"]
 Say = Callable[[str, float], None]
@@ -33,7 +34,7 @@ ROUNDS = {"smoke": 5, "dev": 30, "start": 30, "full": 30, MODELS: 30}
 CEILING_ROUNDS = {"smoke": 3}
 HEADLINE_COMPILES = 3
 SHARED = "all"  # the folder of what groups of one cache compile
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ class _Run:
             log=self.plan.where / "log.txt",
             heard=lambda step: self._say(f"{doing} {step}"),
             method=self.method,
-            preload="benchmarks.preload_models" if self.plan.suite == MODELS else process.PRELOAD,
+            preload="benchmarks.execution.preload_models" if self.plan.suite == MODELS else process.PRELOAD,
         )
         if outcome.out_of_time:
             raise OutOfTimeError
@@ -376,7 +377,7 @@ class _Run:
 
     def _limited(self, cell: Cell) -> Cell:
         if cell.work and self.known:
-            found = limits.limit(Work(**cell.work), self.known)
+            found = roofline.limit(Work(**cell.work), self.known)
             cell.limit_s, cell.bound = (found.seconds, found.bound) if found else (None, "")
         return cell
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.harness.study import SEED, Inputs, Study, Subject, move, tensors_of
-from benchmarks.case import Case, Mode, Problem
+from benchmarks.workloads.case import Case, Mode, Problem
 
 
 @dataclass(kw_only=True)

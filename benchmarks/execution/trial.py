@@ -15,10 +15,10 @@ from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.study import tensors_of
 from backend_kwargs.harness.trial import WARM_CALLS, Trial, TrialError, UnavailableError
 from backend_kwargs.interval import Interval
-from benchmarks import peers
-from benchmarks.peers import Peer
-from benchmarks.records import Compile
-from benchmarks.study import CaseStudy
+from benchmarks.execution.records import Compile
+from benchmarks.execution.study import CaseStudy
+from benchmarks.workloads import peers
+from benchmarks.workloads.peers import Peer
 
 
 @dataclass(eq=False)
@@ -176,7 +176,7 @@ def cache_at(folder: Path) -> Iterator[None]:
     """Have Inductor, Triton and `auto` keep what they compile and decide in `folder`, and forget what they hold."""
     from torch._inductor.utils import clear_caches
 
-    from backend_kwargs.compilers.auto.deciding import forget_process
+    from backend_kwargs.compilers.auto.decide import forget_process
 
     there = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder),

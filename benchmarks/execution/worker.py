@@ -15,15 +15,16 @@ from backend_kwargs import measure
 from backend_kwargs.harness.isolation import start_inductor
 from backend_kwargs.harness.trial import UnavailableError, learn
 from backend_kwargs.measure import Status
-from benchmarks import controls, peers, timers
-from benchmarks.case import Case, Mode
-from benchmarks.ceilings import measure_ceilings
-from benchmarks.controls import BASELINE, Slowed
-from benchmarks.peers import Peer
-from benchmarks.process import Tell, taking_turns
-from benchmarks.records import Cell, Compile
-from benchmarks.study import CaseStudy
-from benchmarks.trial import PeerTrial, cache_at, kernels_per_call, restart_workers
+from benchmarks.execution import controls, device_timer
+from benchmarks.execution.ceilings import measure_ceilings
+from benchmarks.execution.controls import BASELINE, Slowed
+from benchmarks.execution.process import Tell, taking_turns
+from benchmarks.execution.records import Cell, Compile
+from benchmarks.execution.study import CaseStudy
+from benchmarks.execution.trial import PeerTrial, cache_at, kernels_per_call, restart_workers
+from benchmarks.workloads import peers
+from benchmarks.workloads.case import Case, Mode
+from benchmarks.workloads.peers import Peer
 
 Clock = Literal["events", "wall", "dropped"]
 TIMING = "timing"  # the step of a process in which all peers run
@@ -81,7 +82,7 @@ class Job:
     globs: tuple[str, ...]
     group_id: str = ""
     rounds: int = 30
-    l2: timers.L2 = "cold"
+    l2: device_timer.L2 = "cold"
     clocks: tuple[Clock, ...] = ("events", "wall")
     run: int = 0
     compiled: Mapping[str, Compiled] = field(default_factory=dict)
@@ -236,7 +237,7 @@ def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
         timed.seconds[clock] = found
         calls = {name: call for name, call in calls.items() if name in found}
     if events:
-        timed.seconds["events"] = timers.device_times(
+        timed.seconds["events"] = device_timer.device_times(
             calls, l2=job.l2, repeated=partial(repeated, "events"), exposed=timed.exposed.add, **told
         )
     return timed

@@ -1,7 +1,7 @@
 """What each template gains and costs on a GPU: timed against default on a case for it and on one against it.
 
     BACKEND_KWARGS_EVIDENCE=seen.jsonl python -m pytest tests/gpu
-    python benchmarks/templates.py --evidence seen.jsonl --out benchmarks/results/h200
+    python benchmarks/studies/templates.py --evidence seen.jsonl --out benchmarks/results/h200
 
 writes `templates.md` and the samples, `templates.json`. What stands below "## Reading" in an earlier `templates.md` is
 kept. All peers of a case run in one process, interleaved; a row that is wrong, or does not compile, has no time.
@@ -24,7 +24,7 @@ from backend_kwargs.compare import Candidate, Comparison, Row, compare, to_json
 
 COMMANDS = """\
 BACKEND_KWARGS_EVIDENCE=seen.jsonl python -m pytest tests/gpu
-python benchmarks/templates.py --evidence seen.jsonl --out benchmarks/results/h200"""
+python benchmarks/studies/templates.py --evidence seen.jsonl --out benchmarks/results/h200"""
 EVIDENCE = (
     "What `tests/gpu` saw in generated code, traces and autotuning, on a case where the template acts and on one where"
     " it should not."

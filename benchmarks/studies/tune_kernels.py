@@ -1,7 +1,7 @@
 """Run each Triton kernel of the suite in every configuration, check it, and time it beside the libraries.
 
-    python -m benchmarks.tune_kernels --out tuned.json
-    python -m benchmarks.tune_kernels --out tuned.json --report benchmarks/results/h200/kernels.md
+    python -m benchmarks.studies.tune_kernels --out tuned.json
+    python -m benchmarks.studies.tune_kernels --out tuned.json --report benchmarks/results/h200/kernels.md
 
 A first pass compiles in several processes; a second, alone on the GPU, checks and times. A configuration that does not
 compile, run or agree is a line of the result and ends nothing else; after an error that sticks to the device, and after
@@ -25,9 +25,9 @@ import torch
 import typer
 
 from backend_kwargs import measure
-from benchmarks import timers
-from benchmarks.case import Case, Problem, Work
-from benchmarks.cases import attention, elementwise, gemm, norms
+from benchmarks.execution import device_timer
+from benchmarks.workloads.case import Case, Problem, Work
+from benchmarks.workloads.cases import attention, elementwise, gemm, norms
 
 CASES = {case.name: case for module in (gemm, norms, attention, elementwise) for case in module.CASES}
 MODULES = ("attention", "cross_entropy", "elementwise", "matmul", "norms", "softmax")
@@ -41,8 +41,8 @@ REPORT = """# Hand-written kernels beside the libraries
 Written by:
 
 ```sh
-python -m benchmarks.tune_kernels --out tuned.json
-python -m benchmarks.tune_kernels --out tuned.json --report benchmarks/results/h200/kernels.md
+python -m benchmarks.studies.tune_kernels --out tuned.json
+python -m benchmarks.studies.tune_kernels --out tuned.json --report benchmarks/results/h200/kernels.md
 ```
 
 Environment: {device}.
@@ -180,7 +180,7 @@ def time_case(name: str, device: str, scale: str) -> list[Row]:
                 return [*rows, {"case": name, "error": "the device is lost", "lost": True}]
     del expected
     names = {f"{peer} {config}": key for key in racing for peer, config in [key]}
-    samples = timers.device_times(
+    samples = device_timer.device_times(
         {label: racing[key] for label, key in names.items()}, TIMED, place, failed=lambda *_: None
     )
     for row in rows:
@@ -224,7 +224,7 @@ def tuners() -> dict[str, Any]:
 
     found = {}
     for module in MODULES:
-        for name, value in vars(import_module(f"benchmarks.kernels.{module}")).items():
+        for name, value in vars(import_module(f"benchmarks.workloads.kernels.{module}")).items():
             if isinstance(value, triton.runtime.autotuner.Autotuner):
                 found[f"{module}.{name}"] = value
     return found

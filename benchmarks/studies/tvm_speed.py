@@ -1,6 +1,6 @@
 """The speed of tmpl-tvm beside eager and Inductor.
 
-    python benchmarks/tvm_speed.py [--device cuda] [--trials 64] [--out FILE]
+    python benchmarks/studies/tvm_speed.py [--device cuda] [--trials 64] [--out FILE]
 
 Each candidate's numbers are checked against eager's first; then all run in turns, and a speedup is the median of the
 paired ratios with its bootstrap 95 % interval. It runs on one thread of the CPU. What TVM could not have or failed at

@@ -64,7 +64,7 @@ class Case:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A case of the table travels to another process by its name: `build` may be a lambda.
-        from benchmarks.cases import CASES
+        from benchmarks.workloads.cases import CASES
 
         if CASES.get(self.name) is self:
             return _case_of_table, (self.name,)
@@ -72,6 +72,6 @@ class Case:
 
 
 def _case_of_table(name: str) -> Case:
-    from benchmarks.cases import CASES
+    from benchmarks.workloads.cases import CASES
 
     return CASES[name]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from backend_kwargs import list_templates, make_backend
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.trial import UnavailableError
-from benchmarks.case import Case, Mode
+from benchmarks.workloads.case import Case, Mode
 
 Kind = Literal["eager", "graph", "mode", "clone", "template", "auto", "winner", "hand", "tvm", "control"]
 TEMPLATES = "tmpl-inductor:"

@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 from backend_kwargs import BackendKwargsError
 from backend_kwargs.cli.compare import built
 from backend_kwargs.errors import said, unknown, wrong_value
-from benchmarks.case import Case, Mode, Problem
-from benchmarks.cases.models import ADAMW
-from benchmarks.nets.libraries import Called, imported
+from benchmarks.workloads.case import Case, Mode, Problem
+from benchmarks.workloads.cases.models import ADAMW
+from benchmarks.workloads.nets.libraries import Called, imported
 
 FORMS = "'transformers:CLASS?option=value', 'timm:NAME?option=value' or 'FILE:FACTORY'"
 BATCH, TOKENS, SAMPLES, IMAGE = 8, 128, 16_000, 224

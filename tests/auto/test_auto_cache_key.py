@@ -8,8 +8,8 @@ import pytest
 import torch
 from graphs import chain
 
-from backend_kwargs.compilers.auto import deciding
-from backend_kwargs.compilers.auto.key import ambient, computation_of, spelled, structure
+from backend_kwargs.compilers.auto import decide
+from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, spelled, structure
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_other_candidates_are_another_decision(auto, races, monkeypatch):
     """What the table of steps held when a graph was raced is part of the key: a release that tries more races again."""
     auto(chain)(torch.randn(8, 64))
     torch._dynamo.reset()
-    deciding.forget_process()
-    monkeypatch.setattr(deciding, "STEPS", deciding.STEPS[1:])
+    decide.forget_process()
+    monkeypatch.setattr(decide, "STEPS", decide.STEPS[1:])
     auto(chain)(torch.randn(8, 64))
     assert races.count == 2
 
@@ -150,7 +150,8 @@ def test_which_of_equal_devices_is_no_part_of_the_key():
 def test_a_key_is_the_same_in_every_process():
     """Neither an address nor the order of a set, which is another in each process, is part of it."""
     script = (
-        "from backend_kwargs.compilers.auto.key import spelled; print(spelled([{'a', 'b', 'c'}, spelled, object()]))"
+        "from backend_kwargs.compilers.auto.cache_key import spelled\n"
+        "print(spelled([{'a', 'b', 'c'}, spelled, object()]))"
     )
     seen = {
         subprocess.run(

@@ -10,7 +10,7 @@ import torch
 from torch._inductor.runtime.benchmarking import benchmarker
 
 from backend_kwargs.compilers.auto import race
-from backend_kwargs.compilers.auto.capped import TIMERS, OutOfTime, capped, capped_backward
+from backend_kwargs.compilers.auto.deadline import TIMERS, OutOfTime, capped, capped_backward
 from backend_kwargs.compilers.auto.store import Store
 
 

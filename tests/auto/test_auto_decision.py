@@ -14,15 +14,15 @@ import pytest
 import torch
 from graphs import KEY, MADE, spoil
 
-from backend_kwargs.compilers.auto import deciding
-from backend_kwargs.compilers.auto.decisions import packed, plain
+from backend_kwargs.compilers.auto import decide
+from backend_kwargs.compilers.auto.decision import packed, plain
 from backend_kwargs.compilers.auto.store import SCHEMA, Store, store_path
 from backend_kwargs.errors import BackendKwargsWarning
 
 WRITER = """
 import sys
 from pathlib import Path
-from backend_kwargs.compilers.auto.decisions import Decision
+from backend_kwargs.compilers.auto.decision import Decision
 from backend_kwargs.compilers.auto.store import Store
 store = Store(Path(sys.argv[1]))
 for at in range(int(sys.argv[3])):
@@ -263,6 +263,6 @@ def test_nothing_is_compiled_under_the_users_options_of_a_file(auto, races, stor
     (decision,) = Store(store).all()
     Store(store).put(replace(decision, fixed={"cpp.cxx": "/tmp/evil", "fx_graph_cache": False}))
     torch._dynamo.reset()
-    deciding.forget_process()
+    decide.forget_process()
     assert torch.equal(auto(torch.relu)(x), torch.relu(x))
     assert races.count == 1

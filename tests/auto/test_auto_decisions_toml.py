@@ -9,8 +9,8 @@ import pytest
 from graphs import KEY, MADE, spoil
 
 import backend_kwargs
-from backend_kwargs.compilers.auto.decisions import plain
-from backend_kwargs.compilers.auto.exchange import read_decisions, template_name, write_decisions
+from backend_kwargs.compilers.auto.decision import plain
+from backend_kwargs.compilers.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.templates import find_template

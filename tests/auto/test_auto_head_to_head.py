@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto import judging, race
+from backend_kwargs.compilers.auto import head_to_head, race
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
 
 
 def runner(*, rank=1, speedup=None, peak_mib=None):
-    row = judging.Row("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
-    return judging.Runner(Candidate("a step", rank=rank), row, None, ())
+    row = head_to_head.Row("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
+    return head_to_head.Runner(Candidate("a step", rank=rank), row, None, ())
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def runner(*, rank=1, speedup=None, peak_mib=None):
 def test_who_is_faster_is_clear(ratios, clear):
     """It is when the interval lies on one side of the margin, or within it."""
     samples = {"champion": ratios * 4, "challenger": [1.0] * len(ratios * 4)}
-    assert judging._certain(samples) is clear
+    assert head_to_head._certain(samples) is clear
 
 
 def napping(*naps):
@@ -40,14 +40,16 @@ def napping(*naps):
 @pytest.mark.parametrize(
     ("challenger", "least", "most"),
     [
-        pytest.param(napping(4e-3), judging.BOUT, judging.BOUT, id="clear"),
-        pytest.param(napping(1e-3, 2e-3, 4e-3), judging.LEAST_ROUNDS, judging.ROUNDS, id="noisy"),
+        pytest.param(napping(4e-3), head_to_head.BOUT, head_to_head.BOUT, id="clear"),
+        pytest.param(napping(1e-3, 2e-3, 4e-3), head_to_head.LEAST_ROUNDS, head_to_head.ROUNDS, id="noisy"),
     ],
 )
 def test_what_is_not_clear_is_timed_longer(challenger, least, most):
     """One bout is enough where the challenger is far off; where noise hides it, the least rounds and more are made."""
-    runners = [judging.Runner(Candidate(""), judging.Row(""), call, ()) for call in (challenger, napping(2e-3))]
-    samples = judging.in_turns(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
+    runners = [
+        head_to_head.Runner(Candidate(""), head_to_head.Row(""), call, ()) for call in (challenger, napping(2e-3))
+    ]
+    samples = head_to_head.in_turns(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
     assert least <= len(samples["champion"]) == len(samples["challenger"]) <= most
 
 
@@ -55,10 +57,10 @@ def test_what_fails_late_ends_it():
     """A call that raises after some rounds is told, and no further round is made."""
     naps, left, told = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
     calls = (lambda: (next(left), naps())), napping(2e-3)
-    runners = [judging.Runner(Candidate(""), judging.Row(""), call, ()) for call in calls]
-    samples = judging.in_turns(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
+    runners = [head_to_head.Runner(Candidate(""), head_to_head.Row(""), call, ()) for call in calls]
+    samples = head_to_head.in_turns(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
     assert isinstance(told.pop("challenger"), StopIteration)
-    assert (told, len(samples["champion"]) <= 3 * judging.BOUT) == ({}, True)
+    assert (told, len(samples["champion"]) <= 3 * head_to_head.BOUT) == ({}, True)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +98,13 @@ def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, agains
 def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_mib, wins):
     """Within noise and at the same rank, over 5 % less memory decides; else the earlier stays."""
     challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_mib=peak_mib)
-    assert judging.better(challenger, runner(peak_mib=100), "latency") is wins
+    assert head_to_head.better(challenger, runner(peak_mib=100), "latency") is wins
 
 
 def test_some_pages_are_no_memory():
     """Peaks that differ by less than a mebibyte do not decide, even where memory is what is asked for."""
     lighter = runner(speedup=measure.Interval(0.8, 0.7, 0.9), peak_mib=0.1)
-    assert not judging.better(lighter, runner(peak_mib=0.2), "memory")
+    assert not head_to_head.better(lighter, runner(peak_mib=0.2), "memory")
 
 
 @pytest.mark.parametrize("objective", ["latency", "memory"])
@@ -113,16 +115,16 @@ def test_some_pages_are_no_memory():
 def test_noise_picks_none_of_equal_peaks(objective, ratio, wins):
     """Where both need as much memory, the challenger wins only where the whole interval says that it is faster."""
     challenger = runner(rank=2, speedup=measure.Interval(*ratio), peak_mib=100)
-    assert judging.better(challenger, runner(peak_mib=100), objective) is wins
+    assert head_to_head.better(challenger, runner(peak_mib=100), objective) is wins
 
 
 @pytest.mark.parametrize(("rounds", "wins"), [pytest.param(4, False, id="few"), pytest.param(5, True, id="enough")])
 def test_few_rounds_show_little(rounds, wins):
     """The spread of fewer than five rounds is not taken for the noise: 1.05x of what costs less is no win."""
     samples = {"champion": [1.05] * rounds, "challenger": [1.0] * rounds}
-    challenger = runner(rank=2, speedup=judging.speedup(samples))
-    assert judging._certain(samples) is wins
-    assert judging.better(challenger, runner(), "latency") is wins
+    challenger = runner(rank=2, speedup=head_to_head.speedup(samples))
+    assert head_to_head._certain(samples) is wins
+    assert head_to_head.better(challenger, runner(), "latency") is wins
 
 
 def test_memory_decides_between_no_replays():
@@ -130,15 +132,15 @@ def test_memory_decides_between_no_replays():
     lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
     replayed, eager = runner(peak_mib=100), runner(peak_mib=100)
     replayed.code, eager.candidate = (("code", True),), Candidate(EAGER)
-    assert not judging.better(lighter, replayed, "latency")
-    assert not judging.better(lighter, eager, "latency")
+    assert not head_to_head.better(lighter, replayed, "latency")
+    assert not head_to_head.better(lighter, eager, "latency")
 
 
 def test_cuda_graphs_cost_whichever_step_brought_them():
     """Within noise a candidate with CUDA graphs does not replace one without, however little memory it needs."""
     graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
     graphed.row.options["triton.cudagraphs"] = True
-    assert not judging.better(graphed, runner(peak_mib=100), "latency")
+    assert not head_to_head.better(graphed, runner(peak_mib=100), "latency")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_cuda_graphs_cost_whichever_step_brought_them():
 )
 def test_default_is_kept_within_noise(ratio, wins):
     """Default stands before eager unless it is slower beyond noise."""
-    default = judging.Runner(Candidate(DEFAULT, over=False, rank=0), judging.Row(DEFAULT), None, ())
+    default = head_to_head.Runner(Candidate(DEFAULT, over=False, rank=0), head_to_head.Row(DEFAULT), None, ())
     default.row.speedup = measure.Interval(*ratio)
-    eager = judging.Runner(Candidate(EAGER), judging.Row(EAGER), None, ())
-    assert judging.better(default, eager, "latency") is wins
+    eager = head_to_head.Runner(Candidate(EAGER), head_to_head.Row(EAGER), None, ())
+    assert head_to_head.better(default, eager, "latency") is wins

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from backend_kwargs.compilers.auto.decisions import Decision, Row
-from backend_kwargs.compilers.auto.telling import ARTIFACT, progress, table
+from backend_kwargs.compilers.auto.decision import Decision, Row
+from backend_kwargs.compilers.auto.reporting import ARTIFACT, progress, table
 
 
 class Terminal(io.StringIO):

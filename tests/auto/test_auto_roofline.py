@@ -8,9 +8,9 @@ import torch
 from graphs import TOLD
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto import limit
-from backend_kwargs.compilers.auto.facts import Product, seen_facts
-from backend_kwargs.compilers.auto.limit import Ceilings, Slack, slack_of, time_library
+from backend_kwargs.compilers.auto import roofline
+from backend_kwargs.compilers.auto.graph_stats import Product, seen_facts
+from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, slack_of, time_library
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CEILINGS = Ceilings(copy=4.0, fill=5.0, half=100.0, single=10.0)  # bytes and flops per second
@@ -36,8 +36,8 @@ def product(flops=0.0, nbytes=0.0, activations=0.0, itemsize=2, count=1):
 )
 def test_the_limit(monkeypatch, told, seconds):
     """Memory that is only read is faster than memory that is copied; the larger of both limits holds."""
-    monkeypatch.setattr(limit, "_ceilings", lambda device: CEILINGS)
-    assert limit.limit_of(facts_of(lambda: None, **{"device": "cuda"} | told), CUDA) == seconds
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
+    assert roofline.limit_of(facts_of(lambda: None, **{"device": "cuda"} | told), CUDA) == seconds
 
 
 def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
@@ -46,9 +46,9 @@ def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
     def full(device):
         raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(limit, "_measured", full)
+    monkeypatch.setattr(roofline, "_measured", full)
     facts = facts_of(lambda: None, device="cuda", bytes_read=10.0)
-    assert limit.limit_of(facts, torch.device("cuda:7")) == 0
+    assert roofline.limit_of(facts, torch.device("cuda:7")) == 0
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_slack_on_a_cpu():
     facts = facts_of(lambda: torch.ones(2) + 1, products=(kernel,))
     assert facts.ops == 2
     slack = slack_of(pytest.fail, 1e-3, facts, {kernel: 1e-4}, CPU)
-    assert (slack.launches, slack.library, slack.generated) == pytest.approx((2 * limit.LAUNCH_S, 2e-4, 8e-4))
+    assert (slack.launches, slack.library, slack.generated) == pytest.approx((2 * roofline.LAUNCH_S, 2e-4, 8e-4))
 
 
 def test_no_part_of_the_slack_exceeds_the_call():
@@ -103,7 +103,7 @@ def test_an_opaque_graph_may_save_all():
 )
 def test_slack_on_a_gpu(monkeypatch, busy, read, activations, slack):
     """Idle time is launches', a library kernel's is what it takes beyond its least, the rest what exceeds the limit."""
-    monkeypatch.setattr(limit, "_ceilings", lambda device: CEILINGS)
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
     monkeypatch.setattr(measure, "device_seconds", lambda call, device: busy)
     kernel = product(flops=300.0, activations=activations)  # 3 s at least, and takes 4
     facts = facts_of(lambda: None, device="cuda", bytes_read=read, products=(kernel,))

@@ -7,8 +7,8 @@ import pytest
 from bench_cells import cell, write
 from rich.console import Console
 
-from benchmarks.compare import compare_files
-from benchmarks.records import AGAIN
+from benchmarks.analysis.regressions import compare_files
+from benchmarks.execution.records import AGAIN
 
 PEERS = ("eager", AGAIN, "default", "t")
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from backend_kwargs.measure import Interval
-from benchmarks.case import Work
-from benchmarks.ceilings import Ceilings, Figure
-from benchmarks.limits import Limit, limit, over, per_cent
+from benchmarks.execution.ceilings import Ceilings, Figure
+from benchmarks.execution.roofline import Limit, limit, over, per_cent
+from benchmarks.workloads.case import Work
 
 L2 = 60 * 10**6
 

@@ -15,9 +15,9 @@ import torch
 from tiny_cases import DOUBLE, FAULTY, MUTATING, SEVERAL
 
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
-from benchmarks import process, records
-from benchmarks.peers import Peer
-from benchmarks.run import SHARED, Plan, groups, key_of, run, select
+from benchmarks.execution import process, records
+from benchmarks.execution.session import SHARED, Plan, groups, key_of, run, select
+from benchmarks.workloads.peers import Peer
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,8 +156,8 @@ def test_killed_run_keeps_finished_groups(tmp_path):
     out = tmp_path / "r.jsonl"
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from pathlib import Path; from test_bench_run import plan_of; from tiny_cases import *\n"
-        "from benchmarks.run import run\n"
+        "from pathlib import Path; from test_bench_session import plan_of; from tiny_cases import *\n"
+        "from benchmarks.execution.session import run\n"
         "run(plan_of(Path(sys.argv[1]), MUTATING, FAULTY))"
     )
     command = [sys.executable, "-c", code, str(out), str(ROOT), str(Path(__file__).parent)]

@@ -5,12 +5,12 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
-from benchmarks import controls
-from benchmarks.case import Case, Problem
-from benchmarks.controls import FAULTY, SLOWED, Control, is_seen
-from benchmarks.records import AGAIN
-from benchmarks.study import CaseStudy
-from benchmarks.trial import PeerTrial
+from benchmarks.execution import controls
+from benchmarks.execution.controls import FAULTY, SLOWED, Control, is_seen
+from benchmarks.execution.records import AGAIN
+from benchmarks.execution.study import CaseStudy
+from benchmarks.execution.trial import PeerTrial
+from benchmarks.workloads.case import Case, Problem
 
 CPU = torch.device("cpu")
 CLOCK = controls.Timer(CPU, events=False)

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from benchmarks import timers
-from benchmarks.timers import device_times
+from benchmarks.execution import device_timer
+from benchmarks.execution.device_timer import device_times
 
 CPU = torch.device("cpu")
 
@@ -31,8 +31,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(timers, "time", clock)
-    monkeypatch.setattr(timers.Scratch, "flush", clock.call("flush", 5.0))
+    monkeypatch.setattr(device_timer, "time", clock)
+    monkeypatch.setattr(device_timer.Scratch, "flush", clock.call("flush", 5.0))
     return clock
 
 
@@ -78,11 +78,11 @@ def test_launches_that_show_are_covered_for_longer(clock, monkeypatch):
     """Where the device began before all was launched, more is put before the sample until it does not."""
     shows = iter([True, True, False])
 
-    class Event(timers._Instant):
+    class Event(device_timer._Instant):
         def query(self):
             return next(shows)
 
-    monkeypatch.setattr(timers._Bench, "event", lambda self: Event())
+    monkeypatch.setattr(device_timer._Bench, "event", lambda self: Event())
     told = []
     device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
     assert not told
@@ -92,10 +92,10 @@ def test_launches_that_show_are_covered_for_longer(clock, monkeypatch):
 def test_covering_ends(clock, monkeypatch):
     """A call that waits for the device can never be covered: it is timed as it is, and told."""
     told = []
-    monkeypatch.setattr(timers._Instant, "query", lambda self: True)
+    monkeypatch.setattr(device_timer._Instant, "query", lambda self: True)
     device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
     assert told == ["a"]
-    assert clock.events.count("flush") == sum(2**n for n in range(8)) + timers.MOST_COVERS
+    assert clock.events.count("flush") == sum(2**n for n in range(8)) + device_timer.MOST_COVERS
 
 
 def test_a_failing_call_leaves_the_race(clock):
@@ -130,8 +130,8 @@ def test_a_cpu_sleeps_as_long_as_it_slept():
 
 def test_the_scratch_is_larger_than_the_l2():
     """Going through it leaves nothing else in the L2."""
-    scratch = timers.Scratch(CPU)
-    assert scratch.buffer.nbytes == 4 * timers.l2_bytes(CPU)
+    scratch = device_timer.Scratch(CPU)
+    assert scratch.buffer.nbytes == 4 * device_timer.l2_bytes(CPU)
     scratch.buffer.fill_(1.0)
     scratch.flush()
     assert not scratch.buffer.any()

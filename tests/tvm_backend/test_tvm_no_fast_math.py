@@ -15,8 +15,8 @@ from lowered import traced  # noqa: E402
 from tvm.support import nvcc  # noqa: E402
 
 from backend_kwargs.compilers.tvm.build import build  # noqa: E402
-from backend_kwargs.compilers.tvm.exact import FAST, MODE, NVCC_IS_EXACT, exact_math  # noqa: E402
 from backend_kwargs.compilers.tvm.lowering import lower  # noqa: E402
+from backend_kwargs.compilers.tvm.no_fast_math import FAST, MODE, NVCC_IS_EXACT, exact_math  # noqa: E402
 from backend_kwargs.compilers.tvm.settings import Settings  # noqa: E402
 
 KEPT = b"--device-int128"  # another option of TVM's

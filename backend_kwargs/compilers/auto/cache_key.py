@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from backend_kwargs.compilers.auto.agreement import ranks
+from backend_kwargs.compilers.auto.ranks import ranks
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 SYMBOL = re.compile(r"\b[suz]\d+\b")

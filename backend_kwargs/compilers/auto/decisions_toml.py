@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compilers.auto.candidates import EAGER, step_names, trusted
-from backend_kwargs.compilers.auto.decisions import Decision, has_form, parsed
+from backend_kwargs.compilers.auto.decision import Decision, has_form, parsed
 from backend_kwargs.errors import BackendKwargsError, said, shown, warn_once
-from backend_kwargs.files import write_whole
 from backend_kwargs.templates import ENTRY_POINT_GROUP, template_names
 
 HEAD = """\

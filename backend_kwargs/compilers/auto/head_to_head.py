@@ -9,7 +9,7 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import EAGER, GRAPHS_RANK, Candidate
-from backend_kwargs.compilers.auto.decisions import Row
+from backend_kwargs.compilers.auto.decision import Row
 from backend_kwargs.measure import Interval
 
 MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine

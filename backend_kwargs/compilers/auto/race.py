@@ -14,16 +14,16 @@ from torch._dynamo.utils import get_metrics_context
 from torch._guards import TracingContext
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.apart import Task, apart, has_drawn, own_libdevice
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
-from backend_kwargs.compilers.auto.capped import OutOfTime, capped
-from backend_kwargs.compilers.auto.decisions import Row
-from backend_kwargs.compilers.auto.facts import Facts, Product, recomputes, seen_facts
-from backend_kwargs.compilers.auto.judging import Runner, alike, better, in_turns, speedup
-from backend_kwargs.compilers.auto.limit import Slack, slack_of, time_library
+from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
+from backend_kwargs.compilers.auto.decision import Row
+from backend_kwargs.compilers.auto.graph_stats import Facts, Product, recomputes, seen_facts
+from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, in_turns, speedup
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
+from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
+from backend_kwargs.compilers.auto.sandbox import Task, apart, has_drawn, own_libdevice
 from backend_kwargs.compilers.freezing import copy_of_graph
-from backend_kwargs.compilers.generated import comparable, compiled_graphs
+from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
 from backend_kwargs.measure import Accuracy
 
 logger = logging.getLogger("backend_kwargs.auto")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from backend_kwargs.compilers.auto.decisions import COLUMNS, Decision, packed, unpacked
+from backend_kwargs.compilers.auto.decision import COLUMNS, Decision, packed, unpacked
 from backend_kwargs.compilers.auto.settings import Settings
 
 logger = logging.getLogger("backend_kwargs.auto")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from backend_kwargs.compilers.auto.candidates import EAGER
-from backend_kwargs.compilers.auto.decisions import Decision, Row
+from backend_kwargs.compilers.auto.decision import Decision, Row
 from backend_kwargs.errors import printable
 
 logger = logging.getLogger("backend_kwargs.auto")

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.facts import Facts, Product
+from backend_kwargs.compilers.auto.graph_stats import Facts, Product
 
 Part = Literal["launches", "library", "generated"]
 LAUNCH_S = 2e-6  # of a kernel on a CPU, from Python; on a GPU the gaps are measured

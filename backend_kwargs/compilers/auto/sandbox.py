@@ -24,8 +24,8 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backend_kwargs.compilers.auto.capped import capped_backward, restored_by
-from backend_kwargs.compilers.auto.facts import has_memory
+from backend_kwargs.compilers.auto.deadline import capped_backward, restored_by
+from backend_kwargs.compilers.auto.graph_stats import has_memory
 from backend_kwargs.compilers.freezing import copy_of_graph, lends_its_data, may_be_written
 
 SEED = 0
@@ -156,7 +156,7 @@ def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[
     """
     from torch._inductor import cudagraph_trees
 
-    from backend_kwargs.compilers.outputs import trees_of_thread
+    from backend_kwargs.compilers.inductor.cudagraph_outputs import trees_of_thread
 
     generation = 0
 

@@ -14,7 +14,7 @@ from backend_kwargs.catalogue import KIND, inductor_option, inductor_options
 from backend_kwargs.compilers import Reading
 from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.compilers.auto.candidates import check_candidates
-from backend_kwargs.compilers.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
+from backend_kwargs.compilers.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.errors import BackendKwargsError, unknown, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check
@@ -113,14 +113,14 @@ class InductorCompiler:
         compiled = step(gm, example_inputs, options, name)
         if not (options.get("clone_outputs") and _records(options)):
             return compiled
-        from backend_kwargs.compilers.outputs import with_independent_outputs
+        from backend_kwargs.compilers.inductor.cudagraph_outputs import with_independent_outputs
 
         return with_independent_outputs(compiled)
 
     def _compile_fastest(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
-        from backend_kwargs.compilers.auto.deciding import compile_fastest
+        from backend_kwargs.compilers.auto.decide import compile_fastest
         from backend_kwargs.compilers.auto.request import Request, Tools
 
         fixed = {option: value for option, value in options.items() if option not in auto.OPTIONS}
@@ -236,7 +236,7 @@ def _compile(
     )
     if not constants:
         return compiled  # type: ignore[no-any-return]
-    from backend_kwargs.compilers.outputs import with_copies_of
+    from backend_kwargs.compilers.inductor.cudagraph_outputs import with_copies_of
 
     return with_copies_of(compiled, constants)
 

@@ -12,7 +12,7 @@ import torch
 from torch._inductor import cudagraph_trees
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from backend_kwargs.compilers.generated import autograd_functions
+from backend_kwargs.compilers.generated_code import autograd_functions
 from backend_kwargs.errors import BackendKwargsError
 
 CONTAINERS = "tree_manager_containers"

@@ -18,7 +18,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backend_kwargs import accuracy
 from backend_kwargs.compilers.freezing import compile_frozen
 from backend_kwargs.compilers.tvm.build import build
 from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
@@ -34,8 +33,9 @@ from backend_kwargs.compilers.tvm.partition import (
     unwanted,
     writes_in_place,
 )
-from backend_kwargs.compilers.tvm.run import runner
+from backend_kwargs.compilers.tvm.runtime import runner
 from backend_kwargs.errors import BackendKwargsError, said, warn_once
+from backend_kwargs.measure import accuracy
 
 Boxed = Callable[[list[Any]], Any]
 

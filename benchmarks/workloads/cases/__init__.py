@@ -1,7 +1,7 @@
 """Every case of the suite, in one table."""
 
-from benchmarks.case import Case
-from benchmarks.cases import attention, elementwise, gemm, libraries, models, norms, optimizer, segments
+from benchmarks.workloads.case import Case
+from benchmarks.workloads.cases import attention, elementwise, gemm, libraries, models, norms, optimizer, segments
 
 CASES: dict[str, Case] = {
     case.name: case

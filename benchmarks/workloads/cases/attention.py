@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.case import Case, Problem
-from benchmarks.cases.gemm import START, contraction
-from benchmarks.kernels import kernel
+from benchmarks.workloads.case import Case, Problem
+from benchmarks.workloads.cases.gemm import START, contraction
+from benchmarks.workloads.kernels import kernel
 
 HEADS = (32, 8, 128)  # of queries, of keys and values, and their width: Llama 3 8B's
 SMOKE_HEADS = (4, 2, 32)

@@ -3,10 +3,10 @@
 import torch
 from torch.nn import functional
 
-from benchmarks.case import Case, Problem
-from benchmarks.cases.gemm import START
-from benchmarks.cases.norms import moved
-from benchmarks.kernels import kernel
+from benchmarks.workloads.case import Case, Problem
+from benchmarks.workloads.cases.gemm import START
+from benchmarks.workloads.cases.norms import moved
+from benchmarks.workloads.kernels import kernel
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

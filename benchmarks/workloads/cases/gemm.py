@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.case import Case, Problem, Unit, Work
-from benchmarks.kernels import kernel
+from benchmarks.workloads.case import Case, Problem, Unit, Work
+from benchmarks.workloads.kernels import kernel
 
 UNITS: dict[torch.dtype, Unit] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 Shape = tuple[int, int, int]  # rows, depth, columns

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.case import Case, Problem
-from benchmarks.cases.models import ADAMW, tokens
-from benchmarks.nets.libraries import Cached, Called, Classifier, imported
+from benchmarks.workloads.case import Case, Problem
+from benchmarks.workloads.cases.models import ADAMW, tokens
+from benchmarks.workloads.nets.libraries import Cached, Called, Classifier, imported
 
 SUITE = "models"
 Sizes = Mapping[str, Any]

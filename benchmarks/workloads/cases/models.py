@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.case import Case, Problem, Unit, Work
-from benchmarks.nets.convs import ResNet
-from benchmarks.nets.counting import made, nbytes, traced, unit
-from benchmarks.nets.encoders import Bert, ViT
-from benchmarks.nets.llama import Decode, Llama, Loss, Prefill, Shape
+from benchmarks.workloads.case import Case, Problem, Unit, Work
+from benchmarks.workloads.nets.convs import ResNet
+from benchmarks.workloads.nets.counting import made, nbytes, traced, unit
+from benchmarks.workloads.nets.encoders import Bert, ViT
+from benchmarks.workloads.nets.llama import Decode, Llama, Loss, Prefill, Shape
 
 # The layers of Llama 3.2 1B. Of its vocabulary a quarter, or the head would outweigh four layers.
 LLAMA = {

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchmarks.case import Case, Problem, Work
-from benchmarks.cases.gemm import START
-from benchmarks.kernels import kernel
+from benchmarks.workloads.case import Case, Problem, Work
+from benchmarks.workloads.cases.gemm import START
+from benchmarks.workloads.kernels import kernel
 
 EPS = 1e-5
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw
 
-from benchmarks.case import Case, Problem
-from benchmarks.cases.norms import moved
+from benchmarks.workloads.case import Case, Problem
+from benchmarks.workloads.cases.norms import moved
 
 Tensors = list[torch.Tensor]
 # What torch.optim.AdamW would choose; a CPU's foreach kernels take no tensor for a step size, which compiling makes it.

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.case import Case, Problem, Work
-from benchmarks.cases.models import attention_flops
-from benchmarks.nets.convs import UNetLevel
-from benchmarks.nets.counting import made, nbytes, traced, unit
-from benchmarks.nets.llama import Decoder, Shape
-from benchmarks.nets.scan import Scan
-from benchmarks.nets.sparse import Dlrm, MoE
+from benchmarks.workloads.case import Case, Problem, Work
+from benchmarks.workloads.cases.models import attention_flops
+from benchmarks.workloads.nets.convs import UNetLevel
+from benchmarks.workloads.nets.counting import made, nbytes, traced, unit
+from benchmarks.workloads.nets.llama import Decoder, Shape
+from benchmarks.workloads.nets.scan import Scan
+from benchmarks.workloads.nets.sparse import Dlrm, MoE
 
 LLAMA = {
     "full": (4, Shape(layers=2, hidden=4096, heads=32, kv_heads=8, inner=14_336, vocab=0, length=2048)),

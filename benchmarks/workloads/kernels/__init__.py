@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers import UnavailableError
+from benchmarks.workloads.peers import UnavailableError
 
 
 def interpreted() -> bool:

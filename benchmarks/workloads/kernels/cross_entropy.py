@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.kernels.launch import config, multiprocessors, persistent, tuned
-from benchmarks.kernels.softmax import online
+from benchmarks.workloads.kernels.launch import config, multiprocessors, persistent, tuned
+from benchmarks.workloads.kernels.softmax import online
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 PROGRAMS_PER_SM = 8

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.kernels.launch import config, persistent, tuned
+from benchmarks.workloads.kernels.launch import config, persistent, tuned
 
 
 @tuned(

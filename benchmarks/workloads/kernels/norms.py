@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.kernels.launch import config, persistent, tuned
+from benchmarks.workloads.kernels.launch import config, persistent, tuned
 
 SMALL = config(4, ROWS=2, PER_SM=1)
 # Few wide rows a program keep 16-byte loads in flight; many narrow ones share the weights.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.case import Unit
+from benchmarks.workloads.case import Unit
 
 UNITS: dict[torch.dtype, Unit] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
