@@ -5,8 +5,9 @@ import os
 import pytest
 import torch
 
-from backend_kwargs.compilers.auto import sandbox
-from backend_kwargs.compilers.auto.sandbox import LIBDEVICE, Inputs, Task, own_libdevice
+from backend_kwargs.compilers.auto import workload
+from backend_kwargs.compilers.auto.sandbox import LIBDEVICE, own_libdevice
+from backend_kwargs.compilers.auto.workload import Inputs, Task
 
 SQUARE = torch.arange(1.0, 17.0).reshape(4, 4)
 LAYOUTS = {
@@ -53,8 +54,8 @@ def test_what_is_written_is_seen(layout):
 
 def test_cotangents_are_drawn_once(monkeypatch):
     """A call that is timed goes backward from the cotangents of the first: to draw them waits for the device."""
-    draw, drawn = sandbox._cotangent, []
-    monkeypatch.setattr(sandbox, "_cotangent", lambda end: drawn.append(end) or draw(end))
+    draw, drawn = workload._cotangent, []
+    monkeypatch.setattr(workload, "_cotangent", lambda end: drawn.append(end) or draw(end))
     x = torch.randn(4, 8, requires_grad=True)
     task = Task(torch.fx.symbolic_trace(torch.nn.Tanh()), Inputs([x], frozenset()), training=True)
     call = task.caller(lambda x: (x.tanh(), x.exp()))
@@ -67,7 +68,7 @@ def test_cotangents_differ_from_row_to_row():
     """A batch norm takes the mean over the batch out of a gradient; of equal rows nothing would be left to compare."""
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)), torch.randn(32, 8)
     weight = model[0].weight
-    (gradient,) = torch.autograd.grad(out := model(x), weight, sandbox._cotangent(out))
+    (gradient,) = torch.autograd.grad(out := model(x), weight, workload._cotangent(out))
     assert gradient.abs().max() > 0.1
 
 
@@ -81,7 +82,7 @@ def test_cotangents_differ_from_row_to_row():
 )
 def test_cotangents_lie_as_outputs_do(end):
     """Of another layout a backward pass would copy them first, which is none of its own time."""
-    made = sandbox._cotangent(end.requires_grad_())
+    made = workload._cotangent(end.requires_grad_())
     assert (made.shape, made.stride(), made.dtype, made.requires_grad) == (end.shape, end.stride(), end.dtype, False)
     assert made.abs().min() > 0
 

@@ -15,18 +15,12 @@ from torch._functorch import config as functorch_config
 from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, key_of, machine, spelled
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
 from backend_kwargs.compilers.auto.decision import Decision, Row, plain
-from backend_kwargs.compilers.auto.graph_stats import (
-    communicates,
-    has_memory,
-    has_side_effects,
-    holds_state,
-    may_communicate,
-)
+from backend_kwargs.compilers.auto.eligibility import communicates, has_side_effects, holds_state, may_communicate
 from backend_kwargs.compilers.auto.ranks import agreed, ranks
 from backend_kwargs.compilers.auto.reporting import forget_told, progress, tell
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
-from backend_kwargs.compilers.freezing import copy_of_graph
+from backend_kwargs.compilers.graphs import copy_of_graph, has_memory
 from backend_kwargs.errors import printable, said, warn_once
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both costs less than its race, whoever wins

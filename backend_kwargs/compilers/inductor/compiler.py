@@ -1,11 +1,9 @@
 """Inductor: templates, modes and options in; what `compile_fx` returns out."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from inspect import signature
+from functools import partial
 from itertools import combinations
 from types import MappingProxyType
 from typing import Any
@@ -15,10 +13,12 @@ from backend_kwargs.compilers import Reading
 from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.compilers.auto.candidates import check_candidates
 from backend_kwargs.compilers.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
-from backend_kwargs.errors import BackendKwargsError, unknown, warn_once, wrong_value
+from backend_kwargs.compilers.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
+from backend_kwargs.compilers.inductor.torch_fixes import keeping_cubins, mode_options, name_torchs_ptxas, region_name
+from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check
-from backend_kwargs.requirements import RULES, Limit, Machine, Requirement, generators, impeded, inert, limits, machine
+from backend_kwargs.requirements import RULES, Limit, Machine, Requirement, impeded, inert, limits, machine
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, is_published
 from backend_kwargs.trust import Check
@@ -41,9 +41,6 @@ OWN: Mapping[str, Option] = MappingProxyType(
 )
 # Options that torch.compile itself acts on; a backend never sees them.
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
-# torch's "max-autotune-no-cudagraphs" leaves CUDA graphs as it finds them.
-MODE_ADDITIONS = {"max-autotune-no-cudagraphs": {"triton.cudagraphs": False}}
-AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +160,6 @@ def _of(source: str) -> str:
     return "" if source == "spec" else f" ({source})"
 
 
-def mode_options(mode: str) -> dict[str, Any]:
-    """Return what `mode` sets: torch's table, made to do what its names say."""
-    from torch._inductor import list_mode_options
-
-    modes = list_mode_options()
-    if mode not in list(modes):  # a list, which may be asked for what has no hash
-        raise unknown("mode", mode, modes, otherwise=f"Modes are {', '.join(modes)}.")
-    return {**modes[mode], **MODE_ADDITIONS.get(mode, {})}
-
-
 def _machine(options: Mapping[str, Any]) -> Machine:
     """Return this machine, with what `options` say of where things are."""
     here = machine()
@@ -217,9 +204,9 @@ def _compile(
 
     wrapper, here = _torch_wrapper(options), _machine(options)
     if here.triton and not here.hip and any(getattr(value, "is_cuda", False) for value in example_inputs):
-        _name_torchs_ptxas()
+        name_torchs_ptxas()
     if not options.get("strict"):
-        wrapper.config |= _aten_where_alone(wrapper.config, here)
+        wrapper.config |= aten_where_alone(wrapper.config, here)
     if options.get("use_aoti"):
         wrapper.name = name
         with found_by_inductor(here.nvcc) if asks_for_cutlass(wrapper.config, here) else nullcontext():
@@ -232,7 +219,7 @@ def _compile(
         inner_compile = noting_constants(inner_compile, constants)
     # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
     compiled: Any = compile_fx(
-        gm, example_inputs, inner_compile, config_patches=wrapper.config, **_region(compile_fx, name)
+        gm, example_inputs, inner_compile, config_patches=wrapper.config, **region_name(compile_fx, name)
     )
     if not constants:
         return compiled  # type: ignore[no-any-return]
@@ -241,54 +228,14 @@ def _compile(
     return with_copies_of(compiled, constants)
 
 
-@cache
-def _name_torchs_ptxas() -> None:
-    """Name torch's ptxas to Triton in this process, as torch 2.11 and 2.12 do in those that compile for it.
-
-    torch does so here too, where this process compiles a kernel itself, but has asked Triton for its version before,
-    which is part of a kernel's key and remembered. So what the others have compiled is not found, and each kernel
-    that tuning times is compiled once more, one after the other.
-    """
-    with suppress(ImportError, AttributeError):  # none is public; where one is gone there is nothing to mend
-        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
-        from torch.utils._triton import triton_hash_with_backend
-        from triton.backends.nvidia.compiler import get_ptxas_version  # type: ignore[import-untyped]
-
-        triton_hash_with_backend()  # as stock Inductor has it: what it has tuned is kept by it
-        _set_triton_ptxas_path()
-        get_ptxas_version.cache_clear()
-
-
 def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:
     """Return what compiles each lowered graph, forward and backward."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    hindered = any(each.instead(config) for each in HINDRANCES)
-    inner_compile = partial(_compile_unhindered, strict=strict) if hindered else compile_fx_inner
+    inner_compile = partial(compile_with_fallback, strict=strict) if can_fall_back(config) else compile_fx_inner
     if config.get("cpp_wrapper"):
-        inner_compile = _keeping_cubins(inner_compile)
+        inner_compile = keeping_cubins(inner_compile)
     return finding_cutlass(inner_compile, here.nvcc) if asks_for_cutlass(config, here) else inner_compile
-
-
-def _keeping_cubins(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the cubins that a C++ wrapper calls: torch 2.11 forgets to when the backward graph comes."""
-    from torch._inductor import config
-    from torch._inductor.compile_fx import get_cpp_wrapper_config
-
-    if "log_cudagraph_skip" in signature(get_cpp_wrapper_config).parameters:
-        return inner_compile
-
-    def compile_one(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        with config.patch(get_cpp_wrapper_config()):
-            return inner_compile(gm, example_inputs, **kwargs)
-
-    return compile_one
-
-
-def _aten_where_alone(config: Mapping[str, Any], here: Machine) -> dict[str, str]:
-    """Return the lists of backends with ATen, where none of the kernel generators asked for can serve here."""
-    alone = "max_autotune_gemm_backends" in impeded(config, lambda name: inductor_option(name).default, here)
-    return _with_aten(_without_aten(config)) if alone else {}
 
 
 def _torch_wrapper(options: Mapping[str, Any]) -> Any:
@@ -302,77 +249,3 @@ def _torch_wrapper(options: Mapping[str, Any]) -> Any:
     patches = {name: copied(value) for name, value in options.items() if name not in OWN}
     wrapper.config = patches | {k: v for k, v in wrapper.config.items() if k != "triton.cudagraphs"}
     return wrapper
-
-
-def _region(compile_fx: Callable[..., Any], name: str | None) -> dict[str, Any]:
-    # torch 2.11 has no region names.
-    return {"compile_region_name": name} if "compile_region_name" in signature(compile_fx).parameters else {}
-
-
-def _without_aten(config: Mapping[str, Any]) -> dict[str, str]:
-    asked = {name: config.get(name, "ATEN") for name in AUTOTUNED_BACKENDS}
-    return {name: backends for name, backends in asked.items() if "ATEN" not in generators(backends)}
-
-
-def _with_aten(without_aten: Mapping[str, str]) -> dict[str, str]:
-    return {name: f"{backends},ATEN" for name, backends in without_aten.items()}
-
-
-def _no_kernel(config: Mapping[str, Any]) -> str:
-    names = " or ".join(dict.fromkeys(_without_aten(config).values()))
-    return f"A GEMM or convolution of this graph has no {names} kernel"
-
-
-@dataclass(frozen=True, slots=True)
-class Hindrance:
-    """What Inductor cannot compile some graphs under, by the text of its error.
-
-    Of the options asked for, `instead` returns what to take in place of those that hinder, {} where none does; `reason`
-    says what hinders, `remedy` what is done about it.
-    """
-
-    error: str
-    instead: Callable[[Mapping[str, Any]], dict[str, Any]]
-    reason: Callable[[Mapping[str, Any]], str]
-    remedy: str
-
-
-HINDRANCES = (
-    Hindrance(
-        "NoValidChoicesError",
-        lambda config: _with_aten(_without_aten(config)),
-        _no_kernel,
-        "ATEN's serve the graph as well",
-    ),
-    # A list of tensors that is changed in place, as an optimizer does, has no fallback.
-    Hindrance(
-        "<built-in function getitem> is not an OpOverload",
-        lambda config: {"fallback_by_default": False} if config.get("fallback_by_default") else {},
-        lambda config: "Inductor cannot leave what this graph does to ATen's operators alone",
-        "it generates code",
-    ),
-)
-
-
-def _compile_unhindered(gm: Any, example_inputs: Sequence[Any], *, strict: bool, **kwargs: Any) -> Any:
-    """Compile a lowered graph; where the options asked for hinder it, compile it without these, or say so."""
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch.fx import GraphModule
-
-    # Its attributes are shared: weights packed for mkldnn, as freezing makes them, cannot be copied.
-    spare = GraphModule(gm, copy.deepcopy(gm.graph))
-    spare.meta = dict(gm.meta)
-    asked = {name: getattr(config, name) for name in (*AUTOTUNED_BACKENDS, "fallback_by_default")}
-    try:
-        return compile_fx_inner(gm, example_inputs, **kwargs)
-    except Exception as error:
-        hindrance = next((h for h in HINDRANCES if h.error in str(error) and h.instead(asked)), None)
-        if hindrance is None:
-            raise
-        why = hindrance.reason(asked)
-        if strict:
-            raise BackendKwargsError(f"{why}; without strict=True {hindrance.remedy}.") from None
-    warn_once(f"{why}; {hindrance.remedy}.")
-    with config.patch(hindrance.instead(asked)):
-        return compile_fx_inner(spare, example_inputs, **kwargs)
