@@ -20,7 +20,7 @@ from backend_kwargs.compilers import Compiler
 from backend_kwargs.compilers.dynamo import DynamoCompiler
 from backend_kwargs.compilers.inductor.compiler import InductorCompiler
 from backend_kwargs.compilers.openvino import OpenVINOCompiler
-from backend_kwargs.compilers.tvm import TVMCompiler
+from backend_kwargs.compilers.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, said, shown, unknown, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check, convert

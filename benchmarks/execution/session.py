@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.harness.trial import UnavailableError
 from benchmarks.execution import process, records, roofline, worker
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.process import Outcome
@@ -26,7 +27,7 @@ from benchmarks.execution.records import Cell, Compile
 from benchmarks.execution.worker import Clock, Compiled, Job
 from benchmarks.workloads import peers
 from benchmarks.workloads.case import Case, Mode, Work
-from benchmarks.workloads.peers import MODELS, Peer, UnavailableError
+from benchmarks.workloads.peers import MODELS, Peer
 
 Suite = Literal["smoke", "dev", "start", "full", "models"]
 Say = Callable[[str, float], None]

@@ -1,7 +1,7 @@
 """What the suite measures: a case, what one instance of it holds, and the least work that it must do."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -61,17 +61,3 @@ class Case:
     suites: frozenset[str] = frozenset()
     headline: bool = False  # three fresh compiles
     gpus_only: bool = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A case of the table travels to another process by its name: `build` may be a lambda.
-        from benchmarks.workloads.cases import CASES
-
-        if CASES.get(self.name) is self:
-            return _case_of_table, (self.name,)
-        return Case, tuple(getattr(self, each.name) for each in fields(self))
-
-
-def _case_of_table(name: str) -> Case:
-    from benchmarks.workloads.cases import CASES
-
-    return CASES[name]

@@ -123,7 +123,7 @@ def test_at_most_four_headlines():
 def test_triton_kernels_say_why_a_cpu_cannot_run_them(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     problem = CASES["softmax"].build(CPU, torch.float32, "smoke")
-    from benchmarks.workloads.peers import UnavailableError
+    from backend_kwargs.harness.trial import UnavailableError
 
     with pytest.raises(UnavailableError) as e:
         problem.peers["triton_softmax"](*problem.args)

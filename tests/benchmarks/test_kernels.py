@@ -203,7 +203,7 @@ def unaligned():
 
 
 def test_matmul_tma_says_why_it_cannot(interpreted):
-    from benchmarks.workloads.peers import UnavailableError
+    from backend_kwargs.harness.trial import UnavailableError
 
     with pytest.raises(UnavailableError) as e:
         interpreted(unaligned)

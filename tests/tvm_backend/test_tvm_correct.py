@@ -169,12 +169,12 @@ def test_aten_ops_are_no_failure(compiled, fallback):
 def test_failing_build_runs_in_eager(compiled, monkeypatch):
     """One part that cannot be built leaves that part to eager, with a warning and the reason."""
     require_tvm()
-    from backend_kwargs.compilers.tvm import capture
+    from backend_kwargs.compilers.tvm import compile_graph
 
     def build(*_):
         raise RuntimeError("no luck\nat all")
 
-    monkeypatch.setattr(capture, "build", build)
+    monkeypatch.setattr(compile_graph, "build", build)
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(4)
     with pytest.warns(BackendKwargsWarning) as told:
         assert_close(call(x), x.sin() + 1)

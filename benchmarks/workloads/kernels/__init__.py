@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.workloads.peers import UnavailableError
+from backend_kwargs.harness.trial import UnavailableError
 
 
 def interpreted() -> bool:

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from backend_kwargs.harness.trial import UnavailableError
 from benchmarks.workloads.kernels.launch import INTERPRETED, config, dot, multiprocessors, tuned
-from benchmarks.workloads.peers import UnavailableError
 
 LOG2_E = 1.4426950408889634
 FEWEST_ROWS = 16  # of a tile that tensor cores multiply

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch.nn.functional import pad
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from backend_kwargs.harness.trial import UnavailableError
 from benchmarks.workloads.kernels.launch import config, dot, multiprocessors, tuned
-from benchmarks.workloads.peers import UnavailableError
 
 GROUP = 8
 FEW_ROWS = 16  # one tile of tensor cores: the weights' way through memory is all that counts
