@@ -90,7 +90,7 @@ class Races:
         self.count += 1
         row = decision.Row(self.winner, self.options, seconds=1e-4, won=True)
         others = [decision.Row(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
-        return race.Outcome(row, (*others, row), "3 ops", 0.1, self.cut)
+        return race.RaceResult(row, (*others, row), "3 ops", 0.1, self.cut)
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_what_is_not_clear_is_timed_longer(challenger, least, most):
     runners = [
         head_to_head.Runner(Candidate(""), head_to_head.Row(""), call, ()) for call in (challenger, napping(2e-3))
     ]
-    samples = head_to_head.in_turns(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
+    samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
     assert least <= len(samples["champion"]) == len(samples["challenger"]) <= most
 
 
@@ -58,7 +58,7 @@ def test_what_fails_late_ends_it():
     naps, left, told = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
     calls = (lambda: (next(left), naps())), napping(2e-3)
     runners = [head_to_head.Runner(Candidate(""), head_to_head.Row(""), call, ()) for call in calls]
-    samples = head_to_head.in_turns(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
+    samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
     assert isinstance(told.pop("challenger"), StopIteration)
     assert (told, len(samples["champion"]) <= 3 * head_to_head.BOUT) == ({}, True)
 

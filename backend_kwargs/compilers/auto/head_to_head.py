@@ -42,7 +42,7 @@ class Runner:
         return any(replayed for _, replayed in self.code)
 
 
-def in_turns(
+def interleaved(
     challenger: Runner,
     champion: Runner,
     device: torch.device,

@@ -18,8 +18,8 @@ from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, 
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
 from backend_kwargs.compilers.auto.decision import Row
 from backend_kwargs.compilers.auto.eligibility import recomputes
-from backend_kwargs.compilers.auto.graph_stats import Facts, Product, seen_facts
-from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, in_turns, speedup
+from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats
+from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
@@ -50,17 +50,17 @@ class UnfitError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RaceResult:
     """The race's end: the winner's row, all rows as they were tried, what the graph held; `cut` where time ran out."""
 
     winner: Row
     rows: tuple[Row, ...]
-    facts: Facts
+    stats: GraphStats
     seconds: float
     cut: bool
 
 
-def race(request: Request, tell: Progress) -> Outcome:
+def race(request: Request, tell: Progress) -> RaceResult:
     """Return the fastest candidate that is right; leaves no trace in torch, in the inputs or in the generators."""
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm) as begin:
@@ -86,11 +86,11 @@ class _Race:
         self.library: dict[Product, float] | None = None
         self.base: tuple[float, Slack] | None = None  # what candidates are merged onto: its seconds, and what they hold
 
-    def run(self) -> Outcome:
+    def run(self) -> RaceResult:
         began = time.perf_counter()
-        self.eager, self.facts = self._seen()
+        self.eager, self.stats = self._seen()
         self.eager_s = time.perf_counter() - began
-        if self.facts.random and recomputes(self.request.gm):
+        if self.stats.random and recomputes(self.request.gm):
             raise UnfitError("it recomputes what it draws, in eager from other random numbers")
         if self._over:
             spent = time.perf_counter() - self.started
@@ -117,11 +117,11 @@ class _Race:
         ended = (self._capped, self._out_of_time, OVER_BUDGET)
         unfinished = any(row.reason.startswith(ended) for row in self.rows)
         cut = unfinished or not self._may_time
-        return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)
+        return RaceResult(champion.row, tuple(self.rows), self.stats, time.perf_counter() - self.started, cut)
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after all candidates that are worth their time, those that gain most per second first."""
-        left = candidates_for(self.facts, self.settings.effort, self.settings.candidates, self.tools.options_of)
+        left = candidates_for(self.stats, self.settings.effort, self.settings.candidates, self.tools.options_of)
         field = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
@@ -139,9 +139,9 @@ class _Race:
 
     # ---- before
 
-    def _seen(self) -> tuple[dict[str, Any], Facts]:
+    def _seen(self) -> tuple[dict[str, Any], GraphStats]:
         """Return what eager gives, and what the graph holds."""
-        result, facts = seen_facts(
+        result, stats = observed_stats(
             partial(self.task.observe, self.task.copy()),
             _bytes,
             self.task.inputs.storages,
@@ -152,7 +152,7 @@ class _Race:
             dynamic=any(isinstance(value, torch.SymInt) for value in self.task.inputs.values),
         )
         # Of what an operator of a higher order holds only the generators tell.
-        return result, replace(facts, random=facts.random or has_drawn())
+        return result, replace(stats, random=stats.random or has_drawn())
 
     @property
     def slow(self) -> bool:
@@ -161,7 +161,7 @@ class _Race:
 
     def _reference(self) -> Any | None:
         # A copy in higher precision, leaf by leaf, would take sandboxed what shares memory.
-        if self.facts.random or self.task.inputs.aliased or self.task.inputs.bytes > self._largest_reference:
+        if self.stats.random or self.task.inputs.aliased or self.task.inputs.bytes > self._largest_reference:
             return None
         if SLOWER_IN_PRECISION * self.eager_s > self._left_s:
             return None
@@ -229,7 +229,7 @@ class _Race:
 
     def _predicted_s(self, candidate: Candidate) -> float:
         """Return the seconds that compiling and tuning are predicted to take, by those of default."""
-        return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.facts)
+        return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
 
     def _gain(self, candidate: Candidate, champion: Runner) -> float:
         """Return the share of the champion's time that the candidate may save, by what its kind has saved before."""
@@ -271,8 +271,8 @@ class _Race:
             return
         try:
             if self.library is None:
-                self.library = time_library(self.facts.products, self.device)
-            slack = slack_of(runner.call, row.seconds, self.facts, self.library, self.device)
+                self.library = time_library(self.stats.products, self.device)
+            slack = slack_of(runner.call, row.seconds, self.stats, self.library, self.device)
             self.base = row.seconds, slack
             logger.info("%s could save at most %s of %.1f µs", row.name, slack, row.seconds * 1e6)
         except Exception as error:  # noqa: BLE001 - the race goes on without an order
@@ -326,7 +326,7 @@ class _Race:
         and the other candidates against default, whose draws they share.
         """
         seen = self.task.observe(fn)
-        own_draws = self.facts.random and not self.tools.fixed.get("fallback_random")
+        own_draws = self.stats.random and not self.tools.fixed.get("fallback_random")
         if candidate.name != DEFAULT or not own_draws:
             return self._compare(seen)
         accuracy = self._compare(self.task.observe(self._compiled({"fallback_random": True})))
@@ -352,7 +352,7 @@ class _Race:
         if not self._may_time:
             return challenger.candidate.name == DEFAULT
         failed: dict[str, Exception] = {}
-        samples = in_turns(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=not self.slow)
+        samples = interleaved(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=not self.slow)
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])

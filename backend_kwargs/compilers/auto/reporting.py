@@ -17,7 +17,7 @@ logger = logging.getLogger("backend_kwargs.auto")
 ARTIFACT = "backend_kwargs_race"
 MOST_KEPT = 1000
 _by_compile_id: OrderedDict[str, Decision] = OrderedDict()
-_told: set[tuple[str, float]] = set()
+_reported: set[tuple[str, float]] = set()
 
 
 @contextmanager
@@ -40,9 +40,9 @@ def tell(decision: Decision) -> None:
     """Log the decision, with its table the first time; put it into torch's trace, and keep it for the report."""
     if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
-    again = (decision.key, decision.made) in _told
+    again = (decision.key, decision.made) in _reported
     if decision.rows:
-        _told.add((decision.key, decision.made))
+        _reported.add((decision.key, decision.made))
     logger.info("%s", f"{_head(decision)}, as decided before" if again else table(decision))
     from torch._guards import CompileContext
     from torch._logging._internal import trace_structured
@@ -68,9 +68,9 @@ def table(decision: Decision) -> str:
     return "\n".join([_head(decision), *(f"  {printable(_line(row))}" for row in decision.rows)])
 
 
-def forget_told() -> None:
+def forget_reported() -> None:
     """Forget which decisions were logged with their tables."""
-    _told.clear()
+    _reported.clear()
 
 
 def _head(decision: Decision) -> str:
