@@ -61,8 +61,8 @@ class OpenVINOCompiler(DeclaredCompiler):
     def option(self, name: str) -> Option:
         return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend openvino` shows all.")
 
-    def checked(self, option: Option, value: Any, check: Check) -> Any:
-        return check(option, value, KIND)
+    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
+        return coerce(option, value, KIND)
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         subject = f"Backend {self.name!r}"

@@ -285,7 +285,7 @@ def test_every_option_can_act(monkeypatch):
     monkeypatch.setattr(declared, "machine", lambda: whole)
     given = {**{name: option.default for name, option in OPTIONS.items()}, "scheduler": "meta_schedule"}
     given |= {"target": "cuda", "cuda_graph": True, "cost_model": "xgb"}
-    assert set(make_backend("tvm", given).inert()) == {"opt_level"}
+    assert set(make_backend("tvm", given).limits()) == {"opt_level"}
 
 
 def test_fields_of_settings_have_defaults_of_their_type():

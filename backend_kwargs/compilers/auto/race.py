@@ -209,7 +209,8 @@ class _Race:
         """Return why the candidate is not tried against this champion, "" where it is."""
         fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
         options = self._options(candidate, champion)
-        inert = {**self.tools.inert({**options, **self.tools.fixed}), **fixed}
+        limits = self.tools.limits({**options, **self.tools.fixed})
+        inert = {name: limit.reason for name, limit in limits.items()} | fixed
         if candidate.options and all(name in inert for name in candidate.options):
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         if tried := [r.name for r in self.rows if r.options == options and r.status != "skipped" and r.name != EAGER]:
