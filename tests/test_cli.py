@@ -281,6 +281,7 @@ def leave():
     sys.exit("which data?")
 
 def interrupt():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     signal.raise_signal(signal.SIGINT)
 """
 TWELVE = (

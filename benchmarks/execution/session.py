@@ -43,11 +43,11 @@ class Plan:
     """What to run. None where the case, the suite or the device decides.
 
     `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has a process of its
-    own, `jobs` at a time of those that time nothing meanwhile, `tuners` of those that time kernels, of autos one; the
-    peers of `ahead` groups compile before the first of these groups is timed. `beside` compiles in the timing process
-    alone, and under `one_cache` all share what they compile, once, so that no compile time is told. `shard` is (i, n),
-    from 1; `also` are files whose groups are done too. `step_s` bounds one peer's compile, or the timing of a group;
-    `budget_s` the run.
+    own, `jobs` at a time of those that time nothing meanwhile, `tuners` of those that time kernels, then autos one by
+    one; the peers of `ahead` groups compile before the first of these groups is timed. `beside` compiles in the timing
+    process alone, and under `one_cache` all share what they compile, once, so that no compile time is told. `shard` is
+    (i, n), from 1; `also` are files whose groups are done too. `step_s` bounds one peer's compile, or the timing of a
+    group; `budget_s` the run.
     """
 
     cases: tuple[Case, ...]
@@ -317,17 +317,15 @@ class _Run:
                 seconds = {"warm_s": self._warm_s(one.job, one.peer.name)}
             note(one, found, **seconds)
 
-        def due() -> list[_Compile]:
-            return [one for one in wanted if one.key in made and self._wants_warm(one, made[one.key])]
-
         left = [one for one in wanted if one.key not in made]
         tuners = [one for one in left if peers.tunes(one.peer)]
         autos = [one for one in tuners if one.peer.kind == "auto"]
-        self._stage((cold, [one for one in left if one not in tuners], self.plan.jobs), (cold, autos, 1))
-        self._stage(
-            (cold, [one for one in tuners if one not in autos], self.plan.tuners), (warm, due(), self.plan.jobs)
-        )
-        self._stage((warm, due(), self.plan.jobs))
+        modes = [one for one in tuners if one not in autos]
+        self._stage((cold, [one for one in left if one not in tuners], self.plan.jobs), (cold, modes, self.plan.tuners))
+        # What an auto times decides, so that nothing else of this shard runs meanwhile.
+        self._stage((cold, autos, 1))
+        warm_left = [one for one in wanted if one.key in made and self._wants_warm(one, made[one.key])]
+        self._stage((warm, warm_left, self.plan.jobs))
         kept = [one for one in wanted if one.peer.compiles or made[one.key].status == "pass"]
         return [replace(job, compiled={one.peer.name: made[one.key] for one in kept if one.job is job}) for job in jobs]
 

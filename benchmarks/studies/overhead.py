@@ -27,6 +27,14 @@ PEERS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "make_backend": lambda: {"backend": backend_kwargs.make_backend("tmpl-inductor", OPTIONS)},
     "auto, decided": lambda: {"backend": backend_kwargs.make_backend("tmpl-inductor:auto", OPTIONS, race="never")},
 }
+# What copies of CUDA graphs' results cost, of a graph with two.
+CUDA_GRAPHS = "CUDA graphs, two results"
+COPYING: Mapping[str, Callable[[], dict[str, Any]]] = {
+    CUDA_GRAPHS: lambda: {"backend": "inductor", "options": {"triton.cudagraphs": True}},
+    "CUDA graphs, copied results": lambda: {
+        "backend": backend_kwargs.make_backend("tmpl-inductor:cudagraphs", clone_outputs=True)
+    },
+}
 COUNTED_CALLS = 10
 EVENTS = {"call": "python_calls", "c_call": "c_calls", "opcode": "bytecodes"}
 # Each list runs in a fresh process; what has a name is timed.
@@ -63,11 +71,15 @@ def measure_overhead(
     """Return one row per figure, as JSON takes it; `kind` is "call" or "step": an import or a look-up.
 
     A call's row has the wall time of calling an almost empty graph (the device's work included), its difference to
-    plain torch.compile paired by round, both in nanoseconds with 95 % intervals, and what one call executes:
-    Python calls, C calls made from Python, bytecode instructions. These are exact, but blind to work inside C.
+    plain torch.compile paired by round (to plain CUDA graphs, for those with copied results), both in nanoseconds with
+    95 % intervals, and what one call executes: Python calls, C calls made from Python, bytecode instructions. These
+    are exact, but blind to work inside C.
     """
-    calls = _calls(torch.device(device))
-    return [*_call_rows(calls, torch.device(device), rounds), *_step_rows(processes)]
+    device = torch.device(device)
+    rows = list(_call_rows(_calls(_step, PEERS, device), PLAIN, device, rounds))
+    if device.type == "cuda":
+        rows += _call_rows(_calls(_two_steps, COPYING, device), CUDA_GRAPHS, device, rounds)
+    return [*rows, *_step_rows(processes)]
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
@@ -110,19 +122,25 @@ def _traced(seen: Counter[str], frame: Any, event: str, arg: Any) -> Callable[..
     return partial(_traced, seen)
 
 
-def _calls(device: torch.device) -> dict[str, Callable[[], object]]:
+def _calls(
+    function: FunctionType, peers: Mapping[str, Callable[[], dict[str, Any]]], device: torch.device
+) -> dict[str, Callable[[], object]]:
     x = torch.ones(4, device=device)
     calls = {
-        name: partial(torch.compile(_fresh(_step), fullgraph=True, **kwargs()), x) for name, kwargs in PEERS.items()
+        name: partial(torch.compile(_fresh(function), fullgraph=True, **kwargs()), x) for name, kwargs in peers.items()
     }
     with torch.no_grad():
-        for call in calls.values():
+        for _, call in itertools.product(range(4), calls.values()):  # CUDA graphs warm up, then record
             call()
     return calls
 
 
 def _step(x: torch.Tensor) -> torch.Tensor:
     return x + 1
+
+
+def _two_steps(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + 1, x * 2
 
 
 def _fresh(function: FunctionType) -> FunctionType:
@@ -132,12 +150,12 @@ def _fresh(function: FunctionType) -> FunctionType:
 
 @torch.no_grad()
 def _call_rows(
-    calls: Mapping[str, Callable[[], object]], device: torch.device, rounds: int
+    calls: Mapping[str, Callable[[], object]], plain: str, device: torch.device, rounds: int
 ) -> Iterator[dict[str, Any]]:
     with torch.compiler.set_stance("fail_on_recompile"):
-        samples = measure.interleave(calls, rounds=rounds, device=device)
+        samples = measure.interleave(calls, rounds=rounds, device=device, hold=True)
     for name, call in calls.items():
-        pairs = zip(samples[name], samples[PLAIN], strict=True)
+        pairs = zip(samples[name], samples[plain], strict=True)
         yield {
             "kind": "call",
             "name": name,
