@@ -25,7 +25,7 @@ compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers
 compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting compilers.auto.deadline compilers.auto.workload
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.head_to_head compilers.auto.race compilers.auto.decide
 compilers.inductor.compiler
-compilers.tvm
+compilers.tvm compilers.tvm.summary
 compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
 compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
 compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
@@ -82,6 +82,7 @@ BEFORE_A_GRAPH = (
     "tvm/checks",
     "tvm/compiler",
     "tvm/settings",
+    "tvm/summary",
     "tvm/versions",
 )
 FILES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}

@@ -9,6 +9,7 @@ from typing import Any
 
 from backend_kwargs.compile_records import WRAPPER, Record, records
 from backend_kwargs.compilers.generated_code import comparable
+from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.generated import codes_of, unknown_here
@@ -17,7 +18,6 @@ from backend_kwargs.report.graphs import (
     Code,
     Graph,
     OpenVINO,
-    Partition,
     Race,
     Ran,
     Relax,

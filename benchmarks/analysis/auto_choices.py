@@ -11,7 +11,7 @@ from typing import Any
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
-from benchmarks.analysis.verdicts import Mark, Told
+from benchmarks.analysis.verdicts import LatestResult, Mark
 from benchmarks.execution.records import Cell
 
 LEAST = 0.97  # of the best mode's speed, on every case
@@ -61,7 +61,7 @@ class Choice:
 def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
     """Return what each auto chose, by peer, case by case; older files tell no winner."""
     found: dict[str, list[Choice]] = {}
-    for peers in verdicts.told(cells).values():
+    for peers in verdicts.latest_results(cells).values():
         for peer, runs in peers.items():
             passed = [one for one in runs if one.cell.passed and one.cell.kind == "auto"]
             if passed:
@@ -69,7 +69,7 @@ def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
     return found
 
 
-def _choice(runs: list[Told]) -> Choice:
+def _choice(runs: list[LatestResult]) -> Choice:
     """Return one row: the first compile's decision, the ratios over all compiles."""
     cells = [one.cell for one in runs]
     ratios: dict[str, list[Interval]] = {}

@@ -11,7 +11,7 @@ from rich.table import Table
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
-from benchmarks.analysis.verdicts import CLOCKS, UNKNOWN, Clock, Key, Told
+from benchmarks.analysis.verdicts import CLOCKS, UNKNOWN, Clock, Key, LatestResult
 from benchmarks.execution import records
 from benchmarks.execution.controls import BASELINE
 from benchmarks.execution.records import Results
@@ -137,13 +137,13 @@ def _all(values: set[str]) -> str:
     return " and ".join(sorted(values)) or "unknown"
 
 
-def _peers(results: Results) -> dict[tuple[Key, str], list[Told]]:
-    told = verdicts.told(results.cells)
+def _peers(results: Results) -> dict[tuple[Key, str], list[LatestResult]]:
+    told = verdicts.latest_results(results.cells)
     found = {(what, peer): runs for what, peers in told.items() for peer, runs in peers.items()}
     return {which: runs for which, runs in found.items() if runs[0].cell.kind != "control"}
 
 
-def _lines(old: list[Told], new: list[Told], judged: Sequence[Clock]) -> list[Line]:
+def _lines(old: list[LatestResult], new: list[LatestResult], judged: Sequence[Clock]) -> list[Line]:
     case, peer = verdicts.name(old[0].cell), old[0].cell.peer
     was, now = (next((o.cell for o in runs if not o.cell.passed), runs[0].cell).status for runs in (old, new))
     if was != "pass" or now != "pass":
@@ -167,7 +167,7 @@ def _lines(old: list[Told], new: list[Told], judged: Sequence[Clock]) -> list[Li
     return lines or [Line(case, peer, note="not timed beside eager")]
 
 
-def _beside_eager(runs: list[Told], clock: Clock) -> list[tuple[list[float], list[float]]]:
+def _beside_eager(runs: list[LatestResult], clock: Clock) -> list[tuple[list[float], list[float]]]:
     """Return eager's samples and the peer's, of each process that has timed both."""
     cells = [(eager, one.cell) for one in runs for eager in one.group if eager.peer == BASELINE]
     pairs = [(verdicts.comparable(eager, clock), verdicts.comparable(peer, clock)) for eager, peer in cells]

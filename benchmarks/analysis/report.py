@@ -319,7 +319,7 @@ def _choices(cells: Sequence[Cell]) -> Iterator[str]:
         head = ["case", "winner", "options", "race", "compile", "all modes", "best mode", "x best"]
         yield from _table([*head, *(f"x {mode}" for mode in modes)], [*_choice_rows(found, modes)])
         yield from ["", *_held_against_goals(found)]
-        told = [one.cell for peers in verdicts.told(cells).values() for one in peers.get(peer, ())]
+        told = [one.cell for peers in verdicts.latest_results(cells).values() for one in peers.get(peer, ())]
         lost = [f"{verdicts.name(c)} ({c.status})" for c in told if c.status not in FINE]
         if lost:
             yield f"- Not passed: {', '.join(dict.fromkeys(lost))}."

@@ -116,7 +116,7 @@ class Entry:
         return self.limit is not None and over(self.limit, self.share)
 
 
-class Told(NamedTuple):
+class LatestResult(NamedTuple):
     """A cell that stands, and the group that timed it; `whole`: every rival that passes anywhere passes in it."""
 
     cell: Cell
@@ -144,12 +144,12 @@ def noise(group: Sequence[Cell], clock: Clock) -> Interval:
     return Interval(1.0, min(floor.low, 1 / LEAST_REACH), max(floor.high, LEAST_REACH))
 
 
-def widest(runs: Iterable[Told], clock: Clock) -> Interval:
+def widest(runs: Iterable[LatestResult], clock: Clock) -> Interval:
     """Return the widest noise floor of several runs' groups."""
     return max((noise(one.group, clock) for one in runs), key=lambda noise: noise.high)
 
 
-def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
+def latest_results(cells: Iterable[Cell]) -> dict[Key, dict[str, list[LatestResult]]]:
     """Return what stands, by what is computed and by peer, one for each run: of the latest group that holds the peer.
 
     A group is what one process has timed; ratios and noise floors are its own. The latest is the one read last; where
@@ -159,7 +159,7 @@ def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
     runs: dict[Key, dict[int, dict[str, list[Cell]]]] = {}
     for cell in cells:
         runs.setdefault(key(cell), {}).setdefault(cell.run, {}).setdefault(cell.group_id, []).append(cell)
-    found: dict[Key, dict[str, list[Told]]] = {}
+    found: dict[Key, dict[str, list[LatestResult]]] = {}
     for what, each in runs.items():
         for groups in each.values():
             for one in _latest(list(groups.values())):
@@ -167,7 +167,7 @@ def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
     return found
 
 
-def _latest(groups: list[list[Cell]]) -> list[Told]:
+def _latest(groups: list[list[Cell]]) -> list[LatestResult]:
     latest: dict[str, tuple[tuple[bool, int], Cell, list[Cell]]] = {}
     for group in groups:
         modes = sum(cell.kind == "mode" and cell.status != "unavailable" for cell in group)
@@ -176,23 +176,23 @@ def _latest(groups: list[list[Cell]]) -> list[Told]:
             if cell.peer not in latest or rank >= latest[cell.peer][0]:
                 latest[cell.peer] = rank, cell, group
     fit = {peer for peer, (_, cell, _) in latest.items() if cell.passed and cell.kind in RIVALS}
-    return [Told(cell, group, fit <= {c.peer for c in group if c.passed}) for _, cell, group in latest.values()]
+    return [LatestResult(cell, group, fit <= {c.peer for c in group if c.passed}) for _, cell, group in latest.values()]
 
 
 def entries(cells: Sequence[Cell], clock: Clock, ceilings: Ceilings | None = None) -> dict[Key, list[Entry]]:
     """Return the table of each case: its peers, controls included, in the order in which they were run."""
     return {
         what: [_entry([_timed(one, clock) for one in runs], clock, ceilings) for runs in peers.values()]
-        for what, peers in told(cells).items()
+        for what, peers in latest_results(cells).items()
     }
 
 
-def _timed(of: Told, clock: Clock) -> _Timed:
+def _timed(of: LatestResult, clock: Clock) -> _Timed:
     time = measure.median_interval(found) if (found := samples(of.cell, clock)) else None
     return _Timed(of.cell, time, _speedups(of, clock), noise(of.group, clock), _memory(of))
 
 
-def _memory(of: Told) -> float | None:
+def _memory(of: LatestResult) -> float | None:
     """Return the peak over eager's: both in processes of their own, where libraries' workspaces count, or neither."""
     own, eager = of.cell.compile, next((c.compile for c in of.group if c.peer == BASELINE), None)
     if eager is None or own.fresh != eager.fresh or min(own.peak_bytes or 0, eager.peak_bytes or 0) < LEAST_PEAK:
@@ -200,7 +200,7 @@ def _memory(of: Told) -> float | None:
     return own.peak_bytes / eager.peak_bytes
 
 
-def _speedups(of: Told, clock: Clock) -> dict[Against, Interval]:
+def _speedups(of: LatestResult, clock: Clock) -> dict[Against, Interval]:
     cell, group, whole = of
     others = [c for c in group if c is not cell and c.numerics == cell.numerics and comparable(c, clock)]
     mine = comparable(cell, clock)

@@ -9,8 +9,9 @@ import backend_kwargs as bk
 from backend_kwargs.cli.compare import _cells
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compilers.tvm.versions import unfit
+from backend_kwargs.report import Graph, Partition, Relax
 from backend_kwargs.report.advice import advice_on
-from backend_kwargs.report.graphs import Graph, Partition, Relax, lines_of
+from backend_kwargs.report.graphs import lines_of
 
 if unfit():  # the tables below hold backends
     pytest.skip(f"no TVM: {unfit()}", allow_module_level=True)

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,10 @@ from backend_kwargs.compilers.auto.decision import Row
 from backend_kwargs.compilers.auto.eligibility import recomputes
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats
 from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
-from backend_kwargs.compilers.auto.request import RESTARTS, Request
+from backend_kwargs.compilers.auto.request import RESTARTS, Request, Tools
 from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
+from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
 from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
 from backend_kwargs.compilers.graphs import copy_of_graph
@@ -64,41 +65,76 @@ def race(request: Request, tell: Progress) -> RaceResult:
     """Return the fastest candidate that is right; leaves no trace in torch, in the inputs or in the generators."""
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm) as begin:
-        return _Race(request, tell, begin, dynamo_s).run()
+        return _begun(request, tell, begin, dynamo_s).run()
+
+
+def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "_Race":
+    """Run the graph once in eager; raise UnfitError where that shows that it is not to be raced."""
+    started = time.perf_counter()
+    # A copy: to have run shows in a graph, and so in AOTAutograd's key, by which the next process finds the winner.
+    task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin)
+    device = _device(task.inputs.values)
+    began = time.perf_counter()
+    eager, stats = _seen(task, device)
+    ended = time.perf_counter()
+    if stats.random and recomputes(request.gm):
+        raise UnfitError("it recomputes what it draws, in eager from other random numbers")
+    spent, budget_s = ended - started, request.settings.budget_s
+    if spent >= budget_s:
+        raise UnfitError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
+    return _Race(request, tell, dynamo_s, started, task, device, stats, eager_s=ended - began, expected=eager)
+
+
+def _seen(task: Task, device: torch.device) -> tuple[dict[str, Any], GraphStats]:
+    """Return what eager gives, and what the graph holds."""
+    result, stats = observed_stats(
+        partial(task.observe, task.copy()),
+        _bytes,
+        task.inputs.storages,
+        bytes_read=task.inputs.bytes,
+        device=device.type,
+        training=task.training,
+        writes=bool(task.inputs.written),
+        dynamic=any(isinstance(value, torch.SymInt) for value in task.inputs.values),
+    )
+    # Of what an operator of a higher order holds only the generators tell.
+    return result, replace(stats, random=stats.random or has_drawn())
 
 
 @dataclass
 class _Race:
+    """One race: what it is of, and below that what it has learned so far.
+
+    `expected` is what results are compared with, None where nothing may be; `reference` the same in higher precision.
+    `base` is what candidates are merged onto: its seconds, and what they hold.
+    """
+
     request: Request
     tell: Progress
-    begin: Callable[[], None]
     dynamo_s: float
+    started: float
+    task: Task
+    device: torch.device
+    stats: GraphStats
+    eager_s: float
+    expected: dict[str, Any] | None
+    reference: Any = None
+    rows: list[Row] = field(default_factory=list)
+    codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    default_s: float = 0.0
+    library: dict[Product, float] | None = None
+    base: tuple[float, Slack] | None = None
 
-    def __post_init__(self) -> None:
-        self.started = time.perf_counter()
-        self.settings, self.tools = self.request.settings, self.request.tools
-        # A copy: to have run shows in a graph, and so in AOTAutograd's key, by which the next process finds the winner.
-        self.task = Task.of(copy_of_graph(self.request.gm), self.request.example_inputs, self.begin)
-        self.rows: list[Row] = []
-        self.codes: dict[tuple[Any, ...], str] = {}
-        self.device = _device(self.task.inputs.values)
-        self.default_s = 0.0
-        self.library: dict[Product, float] | None = None
-        self.base: tuple[float, Slack] | None = None  # what candidates are merged onto: its seconds, and what they hold
+    @property
+    def settings(self) -> Settings:
+        return self.request.settings
+
+    @property
+    def tools(self) -> Tools:
+        return self.request.tools
 
     def run(self) -> RaceResult:
-        began = time.perf_counter()
-        self.eager, self.stats = self._seen()
-        self.eager_s = time.perf_counter() - began
-        if self.stats.random and recomputes(self.request.gm):
-            raise UnfitError("it recomputes what it draws, in eager from other random numbers")
-        if self._over:
-            spent = time.perf_counter() - self.started
-            raise UnfitError(
-                f"one call in eager took {spent:.2g} s, over budget_s={self.settings.budget_s:g}; raise budget_s"
-            )
-        self.expected: dict[str, Any] | None = self.eager
-        self.reference: Any = None  # which differs as well where two runs of eager do
+        # Before there is a reference, which differs as well where two runs of eager do.
         eager = self._entered(Candidate(EAGER), self.task.copy(), Row(EAGER))
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
@@ -109,20 +145,22 @@ class _Race:
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
-        if not any(row is champion.row for row in self.rows):  # nothing else could be compiled
-            self.rows.append(champion.row)
+        self._list(champion.row)  # nothing else could be compiled
         for row in self.rows:
             if row.status == "pass" and row.seconds is None:
                 row.reason = "it met no other for as long as a timing takes"
         ended = (self._capped, self._out_of_time, OVER_BUDGET)
-        unfinished = any(row.reason.startswith(ended) for row in self.rows)
-        cut = unfinished or not self._may_time
+        cut = any(row.reason.startswith(ended) for row in self.rows) or not self._may_time
         return RaceResult(champion.row, tuple(self.rows), self.stats, time.perf_counter() - self.started, cut)
+
+    def _list(self, row: Row) -> None:
+        if not any(row is each for each in self.rows):
+            self.rows.append(row)
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after all candidates that are worth their time, those that gain most per second first."""
         left = candidates_for(self.stats, self.settings.effort, self.settings.candidates, self.tools.options_of)
-        field = len(left)
+        count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
             fitting = [each for each in left if not reasons[id(each)]]
@@ -133,31 +171,11 @@ class _Race:
                 break
             following = fitting[0] if self._named else max(fitting, key=lambda each: self._gain_per_s(each, champion))
             left.remove(following)
-            self.tell(following.name, 1 - (len(left) + 1) / (field + 1))
+            self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             champion = self._meet(champion, following)
         return champion
 
     # ---- before
-
-    def _seen(self) -> tuple[dict[str, Any], GraphStats]:
-        """Return what eager gives, and what the graph holds."""
-        result, stats = observed_stats(
-            partial(self.task.observe, self.task.copy()),
-            _bytes,
-            self.task.inputs.storages,
-            bytes_read=self.task.inputs.bytes,
-            device=self.device.type,
-            training=self.task.training,
-            writes=bool(self.task.inputs.written),
-            dynamic=any(isinstance(value, torch.SymInt) for value in self.task.inputs.values),
-        )
-        # Of what an operator of a higher order holds only the generators tell.
-        return result, replace(stats, random=stats.random or has_drawn())
-
-    @property
-    def slow(self) -> bool:
-        """Whether a call takes so long that few are made."""
-        return self.eager_s > SLOW_S
 
     def _reference(self) -> Any | None:
         # A copy in higher precision, leaf by leaf, would take sandboxed what shares memory.
@@ -347,18 +365,22 @@ class _Race:
     # ---- the race of two
 
     def _beats(self, challenger: Runner, champion: Runner) -> bool:
-        for runner in (champion, challenger):
-            if not any(row is runner.row for row in self.rows):
-                self.rows.append(runner.row)
+        self._list(champion.row)
+        self._list(challenger.row)
         if not self._may_time:
             return challenger.candidate.name == DEFAULT
         failed: dict[str, Exception] = {}
-        samples = interleaved(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=not self.slow)
+        warm = self.eager_s <= SLOW_S
+        samples = interleaved(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=warm)
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
         if failed:
             return "challenger" not in failed
+        self._note_figures(challenger, champion, samples)
+        return better(challenger, champion, self.settings.objective)
+
+    def _note_figures(self, challenger: Runner, champion: Runner, samples: Mapping[str, list[float]]) -> None:
         challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name
         # By the ratio, not as it was timed: clocks drift from one meeting to the next, and ranks would contradict it.
         champion.row.seconds = champion.row.seconds or measure.percentile(samples["champion"], 0.5)
@@ -366,7 +388,6 @@ class _Race:
         if self.device.type == "cuda" and alike(challenger, champion):
             for runner in (champion, challenger):
                 runner.row.peak_bytes = runner.row.peak_bytes or self._peak(runner)
-        return better(challenger, champion, self.settings.objective)
 
     def _peak(self, runner: Runner) -> int | None:
         try:

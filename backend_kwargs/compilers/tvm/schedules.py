@@ -11,6 +11,7 @@ from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
 from backend_kwargs.compilers.tvm.cpu_schedule import schedule_cpu
+from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.errors import said, warn_once
 
 SCHEDULED = "tirx.is_scheduled"
@@ -25,7 +26,7 @@ class NoRuleFitsError(Exception):
     """None of dlight's rules is for a function."""
 
 
-def schedule(mod: tvm.IRModule, settings: Any, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
+def schedule(mod: tvm.IRModule, settings: Settings, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
     """Return the module with its functions scheduled, how many of them were tuned, and notes for the report."""
     ours = partial(_dlight if settings.scheduler == "dlight" or _is_gpu(target) else schedule_cpu, target=target)
     notes: tuple[str, ...] = ()
