@@ -264,6 +264,7 @@ def machine() -> Machine:
 
     has_gpu = torch.cuda.is_available()
     properties = torch.cuda.get_device_properties(0) if has_gpu else None
+    tvm = _version("apache-tvm")
     return Machine(
         gpu=properties.name if properties else None,
         capability=(properties.major, properties.minor) if properties else (0, 0),
@@ -279,7 +280,7 @@ def machine() -> Machine:
         driver=_driver(),
         triton_version=_version("triton", "pytorch-triton"),
         cutlass=_cutlass(),
-        tvm=_tvm(),
+        tvm=tvm and f"apache-tvm {tvm}, apache-tvm-ffi {_version('apache-tvm-ffi')}",
         tvm_cuda=_tvm_has_cuda(),
     )
 
@@ -309,11 +310,6 @@ def _cutlass() -> str | None:
         return theirs
     specs = [find_spec(name) for name in CUTLASS_PACKAGES]
     return f"nvidia-cutlass {_version('nvidia-cutlass')}" if all(specs) else None
-
-
-def _tvm() -> str | None:
-    found = _version("apache-tvm")
-    return found and f"apache-tvm {found}, apache-tvm-ffi {_version('apache-tvm-ffi')}"
 
 
 def _tvm_has_cuda() -> bool:

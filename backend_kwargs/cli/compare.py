@@ -212,17 +212,21 @@ def _cells(row: "Row") -> tuple[str, ...]:
         else (
             f"{row.speedup.median:.2f}x" if row.speedup else "",
             f"{row.speedup.low:.2f} to {row.speedup.high:.2f}" if row.speedup else "",
-            _seconds(row.latency.median),
+            (
+                f"{row.latency.median * 1e3:.3g} ms"
+                if row.latency.median >= 1e-3
+                else f"{row.latency.median * 1e6:.3g} µs"
+            ),
         )
     )
     compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
     memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
-    return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, _remarks(row))
-
-
-def _remarks(row: "Row") -> str:
-    return ", ".join(filter(None, (row.reason or row.verdict, row.tuning)))
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    return (
+        row.label,
+        *figures,
+        compiled,
+        memory,
+        str(row.graphs or ""),
+        row.status,
+        ", ".join(filter(None, (row.reason or row.verdict, row.tuning))),
+    )

@@ -55,16 +55,12 @@ def draw(tables: Tables, out: Path) -> dict[str, Path]:
         path = out.with_name(f"{out.stem}_{suffix}.png")
         path.unlink(missing_ok=True)
         if figure is not None:
-            _save(figure, path)
+            try:
+                figure.savefig(path)
+            except OSError as error:
+                raise BackendKwargsError(f"Cannot write {str(path)!r}: {said(error)}.") from error
             drawn[title] = path
     return drawn
-
-
-def _save(figure: Any, path: Path) -> None:
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise BackendKwargsError(f"Cannot write {str(path)!r}: {said(error)}.") from error
 
 
 # ---- speedups
@@ -75,7 +71,7 @@ def speedups(make: Any, tables: Tables) -> Any | None:
     tables = {
         clock: rows
         for clock, found in tables.items()
-        if (rows := {key: table for key, table in found.items() if any(e.speedups.get("eager") for e in table)})
+        if rows := {key: table for key, table in found.items() if any(e.speedups.get("eager") for e in table)}
     }
     cases = list(dict.fromkeys(key for found in tables.values() for key in found))
     if not cases:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval, percentile
@@ -79,7 +78,8 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
         from benchmarks.analysis.plots import draw  # matplotlib is asked for here alone
 
         drawn = draw(tables, out)
-    reading = _reading(out)
+    earlier = out.read_text() if out.exists() else ""
+    reading = READING + earlier.partition(f"\n{READING}")[2] if f"\n{READING}" in earlier else f"{READING}\n\nNone yet."
     each = cases_of(out)
     out.write_text("\n".join([*_lines(results, tables, drawn, each), "", reading.rstrip(), ""]))
     each.write_text("\n".join([_title("Each case", results), "", CASES, *_cases(tables), ""]))
@@ -108,11 +108,6 @@ def _check_alike(results: Results) -> None:
     for field, values in found.items():
         if len(values) > 1:
             raise BackendKwargsError(f"A report is of one {field}, got {sorted(values)}: report these files apart.")
-
-
-def _reading(out: Path) -> str:
-    earlier = out.read_text() if out.exists() else ""
-    return READING + earlier.partition(f"\n{READING}")[2] if f"\n{READING}" in earlier else f"{READING}\n\nNone yet."
 
 
 def ceilings_of(results: Results) -> Ceilings | None:
@@ -227,8 +222,11 @@ def _case_table(clock: Clock, table: Sequence[Entry]) -> Iterator[str]:
         columns["results dropped"] = lambda e: _interval(e.dropped) if e.dropped else ""
     if clock == "device" and any(entry.share for entry in table):
         columns["of the limit"] = _share
-    columns |= {f"x {what}": lambda e, what=what: _speedup(e, what) for what in AGAINST}
-    columns |= {"compile cold, warm": _compiled, "peak": lambda e: _bytes(e.peak_bytes)}
+    columns |= {f"x {what}": lambda e, what=what: _ratio(e.speedups.get(what), e.noise) for what in AGAINST}
+    columns |= {
+        "compile cold, warm": _compiled,
+        "peak": lambda e: "" if e.peak_bytes is None else f"{e.peak_bytes / 2**20:.0f} MiB",
+    }
     if any(entry.kernels is not None for entry in table):
         columns["kernels"] = lambda e: _number(e.kernels, "{}")
     yield from _table(list(columns), ([show(entry) for show in columns.values()] for entry in table))
@@ -397,10 +395,6 @@ def _share(entry: Entry) -> str:
     return f"{said} {OVER}" if entry.over else said
 
 
-def _speedup(entry: Entry, what: Against) -> str:
-    return _ratio(entry.speedups.get(what), entry.noise)
-
-
 def _ratio(found: Interval | None, noise: Interval) -> str:
     if not found:
         return ""
@@ -427,10 +421,6 @@ def _about(seconds: float | None, fresh: bool) -> str:
     return "" if seconds is None else f"{'' if fresh else '~'}{seconds:.1f} s"
 
 
-def _bytes(count: int | None) -> str:
-    return "" if count is None else f"{count / 2**20:.0f} MiB"
-
-
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
@@ -449,7 +439,9 @@ def _controls(tables: Tables) -> Iterator[str]:
         slowed = [e for e in _entries(found) if e.cell.peer == SLOWED and e.time]
         shares = [_injected(e) for e in slowed] or [INJECTED]
         unseen = [e for e in slowed if e.marks.get("eager") != "loss"]
-        unsized = [e for e in slowed if not _is_sized(e)]
+        unsized = [
+            e for e in slowed if not ("eager" in e.speedups and is_seen(e.speedups["eager"], e.noise, _injected(e)))
+        ]
         yield (
             f"- {clock_name(clock, found)}: {min(shares):.1%} to {max(shares):.1%} more work, in {len(slowed)} groups. "
             f"Not seen: {_named(unseen)}. Not at its size: {_named(unsized)}."
@@ -462,10 +454,6 @@ def _controls(tables: Tables) -> Iterator[str]:
 
 def _injected(entry: Entry) -> float:
     return float(entry.cell.options.get("injected", INJECTED))
-
-
-def _is_sized(entry: Entry) -> bool:
-    return "eager" in entry.speedups and is_seen(entry.speedups["eager"], entry.noise, _injected(entry))
 
 
 def _named(entries: Iterable[Entry]) -> str:
@@ -499,16 +487,16 @@ def _commands(results: Results) -> list[str]:
 def _measured_with(results: Results) -> Iterator[str]:
     yield from _commands(results)
     environment = results.environments[-1]
-    about = {name: value for name, value in environment.items() if name != "command" and _plain(value)}
+    about = {
+        name: value
+        for name, value in environment.items()
+        if name != "command" and (isinstance(value, str | int | float) and value != "")
+    }
     yield from _table(["", "value"], ([name, str(value)] for name, value in about.items()))
     if found := ceilings_of(results):
         yield ""
         rows = ([name, _rate(figure.value, figure.unit), figure.attempt] for name, figure in found.figures.items())
         yield from _table(["ceiling", f"best of {len(results.ceilings)} runs", "attempt"], rows)
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, str | int | float) and value != ""
 
 
 def _rate(value: float, unit: str) -> str:

@@ -221,7 +221,7 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
     against = [what for what in AGAINST if ok and all(what in run.speedups for run in ok)]
     speedups = {what: over_compiles([run.speedups[what] for run in ok]) for what in against}
     floor = max((run.noise for run in runs), key=lambda noise: noise.high)
-    bound = _limit(cell, ceilings) if clock == "device" else None
+    bound = (limit(Work(**cell.work), ceilings) if cell.work and ceilings else None) if clock == "device" else None
     exposed = clock == "device" and any(run.cell.exposed for run in ok)
     time = over_compiles([run.time for run in ok if run.time]) if ok else None
     made = [run.cell.compile for run in runs]
@@ -267,10 +267,6 @@ def mark(speedup: Interval, noise: Interval) -> Mark:
     if measure.within_noise(speedup, noise):
         return "tie"
     return "win" if speedup.median > 1 else "loss"
-
-
-def _limit(cell: Cell, ceilings: Ceilings | None) -> Limit | None:
-    return limit(Work(**cell.work), ceilings) if cell.work and ceilings else None
 
 
 # ---- one peer over all cases

@@ -110,7 +110,11 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tags.update(tag for tag in func.tags if not (attends and tag == torch.Tag.nondeterministic_seeded))
         if packet.__name__ in PADDED:
             self.unaligned += any(map(_is_unaligned, (*args, result)))
-        if _is_product(packet.__name__):
+        if (
+            packet.__name__ in GEMMS | NARROW
+            or packet.__name__.startswith(CONVOLUTIONS)
+            or any(part in packet.__name__ for part in ATTENTIONS)
+        ):
             self._count_product(func, args, kwargs, result)
         return result
 
@@ -139,10 +143,6 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _is_product(name: str) -> bool:
-    return name in GEMMS | NARROW or name.startswith(CONVOLUTIONS) or any(part in name for part in ATTENTIONS)
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -73,7 +73,8 @@ def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s
     started = time.perf_counter()
     # A copy: to have run shows in a graph, and so in AOTAutograd's key, by which the next process finds the winner.
     task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin)
-    device = _device(task.inputs.values)
+    tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
+    device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
     began = time.perf_counter()
     eager, stats = _seen(task, device)
     ended = time.perf_counter()
@@ -169,7 +170,11 @@ class _Race:
                     row = Row(each.name, dict(each.options), "skipped", reasons[id(each)])
                     self.rows.append(replace(row, predicted_s=self._predicted_s(each)))
                 break
-            following = fitting[0] if self._named else max(fitting, key=lambda each: self._gain_per_s(each, champion))
+            following = (
+                fitting[0]
+                if self._named
+                else max(fitting, key=lambda each: self._gain(each, champion) / self._predicted_s(each))
+            )
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             champion = self._meet(champion, following)
@@ -256,9 +261,6 @@ class _Race:
             return 1.0
         seconds, slack = self.base
         return 1 - (seconds - slack.saves(candidate.shares)) / (champion.row.seconds or seconds)
-
-    def _gain_per_s(self, candidate: Candidate, champion: Runner) -> float:
-        return self._gain(candidate, champion) / self._predicted_s(candidate)
 
     def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
         under = champion.row.options if candidate.over else {}
@@ -427,11 +429,6 @@ def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
 
 def _replayed(graph: Any) -> bool:
     return bool(graph.cudagraph_info) and not graph.disabled_cudagraphs_reason
-
-
-def _device(values: Sequence[Any]) -> torch.device:
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
 
 
 def _bytes(seen: Mapping[str, Any]) -> float:

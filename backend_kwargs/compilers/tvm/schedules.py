@@ -36,7 +36,11 @@ def schedule(mod: tvm.IRModule, settings: Settings, target: Target) -> tuple[tvm
         mod, measured = tuned(mod, settings, target, ours)
         notes = (f"measured {measured} schedules",)
     found = sum(_is_scheduled(func) for _, func in mod.functions_items())
-    rest = {var: _guarded(func, ours) for var, func in mod.functions_items() if _is_plain(func)}
+    rest = {
+        var: _guarded(func, ours)
+        for var, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and not _is_scheduled(func)
+    }
     mod.update(tvm.IRModule(rest))
     return mod, found, notes
 
@@ -47,10 +51,6 @@ def _is_gpu(target: Target) -> bool:
 
 def _is_scheduled(func: Any) -> bool:
     return isinstance(func, tirx.PrimFunc) and bool(func.attrs and func.attrs.get(SCHEDULED))
-
-
-def _is_plain(func: Any) -> bool:
-    return isinstance(func, tirx.PrimFunc) and not _is_scheduled(func)
 
 
 def _guarded(func: tirx.PrimFunc, rule: Callable[[tirx.PrimFunc], Schedule]) -> tirx.PrimFunc:

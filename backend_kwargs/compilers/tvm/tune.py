@@ -95,7 +95,8 @@ class Known:
         known = cls()
         if directory and directory.is_dir():
             for search in sorted(path.parent for path in directory.rglob(WORKLOADS)):
-                known.add(*_records(search), _finished(search))
+                text = "".join(_lines(search / FINISHED))
+                known.add(*_records(search), int(text) if text.isdigit() else 0)
         return known
 
     def add(self, workloads: Iterable[Any], records: Iterable[Any], trials: int) -> None:
@@ -131,11 +132,6 @@ def _parsed(line: str, read: Callable[[Any], Any]) -> Any:
         return read(json.loads(line))
     except Exception:  # noqa: BLE001 - a line half written, or by another TVM: its schedule is just not known
         return None
-
-
-def _finished(directory: Path) -> int:
-    text = "".join(_lines(directory / FINISHED))
-    return int(text) if text.isdigit() else 0
 
 
 # ---- the search
