@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from backend_kwargs.compilers.tvm.summary import Partition
 
 if TYPE_CHECKING:
-    from backend_kwargs.compilers.auto.decision import Row
+    from backend_kwargs.compilers.auto.decision import RaceRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Race:
     winner: str
     options: Mapping[str, Any]
     seconds: float
-    rows: tuple["Row", ...]
+    rows: tuple["RaceRow", ...]
     table: str = field(repr=False)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from backend_kwargs.errors import BackendKwargsError, said
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
-from benchmarks.analysis.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, Summary, clock_name
+from benchmarks.analysis.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, PeerSummary, clock_name
 from benchmarks.execution.controls import BASELINE
 
 Box = tuple[float, float, float, float]
@@ -71,7 +71,7 @@ def speedups(make: Any, tables: Tables) -> Any | None:
     tables = {
         clock: rows
         for clock, found in tables.items()
-        if rows := {key: table for key, table in found.items() if any(e.speedups.get("eager") for e in table)}
+        if (rows := {key: table for key, table in found.items() if any(e.speedups.get("eager") for e in table)})
     }
     cases = list(dict.fromkeys(key for found in tables.values() for key in found))
     if not cases:
@@ -231,20 +231,20 @@ def compile_time(make: Any, tables: Tables) -> Any | None:
     return figure
 
 
-def _cost_label(of: Summary) -> Label:
+def _cost_label(of: PeerSummary) -> Label:
     name, speedup = CALLED.get(of.peer, of.peer.removeprefix(PREFIX)), of.geomeans["eager"]
     said = name if speedup >= SLOWEST else f"{name}: {speedup:.2g}x"
     return of.cold_s or 0.0, max(speedup, SLOWEST), said, KINDS[_kind(of)][0]
 
 
-def _costs(tables: Mapping[Key, Sequence[Entry]]) -> list[Summary]:
+def _costs(tables: Mapping[Key, Sequence[Entry]]) -> list[PeerSummary]:
     classes = verdicts.summaries(tables).values()
     largest = max(classes, key=lambda found: sum(of.passed for of in found), default=[])
     most = max((of.counts["eager"] for of in largest), default=0)
     return [of for of in largest if of.cold_s and min(of.counts["eager"], of.compiled) >= most / 2]
 
 
-def _kind(of: Summary) -> str:
+def _kind(of: PeerSummary) -> str:
     return {"template": "template", "auto": "template", "mode": "mode of torch.compile"}.get(of.kind, "other peer")
 
 

@@ -56,7 +56,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Regressions:
     """What `compare` found: `code` is its exit status (0 same or faster, 1 regression, 2 not comparable)."""
 
     code: int
@@ -74,7 +74,7 @@ class Outcome:
         return table
 
 
-def compare_files(old: Path, new: Path) -> Outcome:
+def compare_files(old: Path, new: Path) -> Regressions:
     """Compare two files of one device, one torch and equal versions of their cases; each clock for itself.
 
     As clocks cannot be locked, a peer is held against eager in its own process; of several compiles the interval
@@ -88,13 +88,13 @@ def compare_files(old: Path, new: Path) -> Outcome:
     lines = [line for what in was if what in now for line in _lines(was[what], now[what], judged)]
     told = any(line.verdict or line.regression for line in lines)
     if reason := _differs(before, after) or ("" if told else _apart(was, now)):
-        return Outcome(NOT_COMPARABLE, f"Not comparable: {reason}.")
+        return Regressions(NOT_COMPARABLE, f"Not comparable: {reason}.")
     worse = sum(line.regression for line in lines)
     counts = ", ".join(f"{sum(line.verdict == v for line in lines)} {v}" for v in COLOURS)
     alone = len(was.keys() ^ now.keys())
     said = [f"By speedup over eager {counts}; {worse} worse; {alone} peers of a case in one file only", *_eager(lines)]
     said += [f"no verdict by the wall's clock, which is the host's: {hosts}"] if hosts else []
-    return Outcome(REGRESSION if worse else SAME, "; ".join(said) + ".", lines)
+    return Regressions(REGRESSION if worse else SAME, "; ".join(said) + ".", lines)
 
 
 def _eager(lines: list[Line]) -> Iterator[str]:

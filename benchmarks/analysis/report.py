@@ -9,7 +9,7 @@ from backend_kwargs.measure import Interval, percentile
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.auto_choices import LEAST, Choice, choices, geomeans
 from benchmarks.analysis.real_models import AUTO, KEPT, MODES, RealModel, mean_over, middle_and_most, real_models
-from benchmarks.analysis.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, Summary, clock_name
+from benchmarks.analysis.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, PeerSummary, clock_name
 from benchmarks.execution import records
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.controls import INJECTED, SLOWED, is_seen
@@ -134,7 +134,7 @@ def _title(what: str, results: Results) -> str:
 
 def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Path) -> Iterator[str]:
     yield _title("Benchmarks", results)
-    yield from ["", "## Summary", "", SUMMARY]
+    yield from ["", "## PeerSummary", "", SUMMARY]
     yield f"Each case: [{each.name}]({each.name}). What to make of it: [Reading](#reading)."
     for clock, found in tables.items():
         yield from _summary(clock, found)
@@ -165,7 +165,7 @@ def _summary(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[st
         yield from _table(head, (_summary_row(summary, most) for summary in found))
 
 
-def _summary_row(of: Summary, most: Mapping[Against, int]) -> list[str]:
+def _summary_row(of: PeerSummary, most: Mapping[Against, int]) -> list[str]:
     return [
         of.peer,
         f"{of.cases}" + (f" (+{of.unavailable} unavailable)" if of.unavailable else ""),

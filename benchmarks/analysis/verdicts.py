@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import geometric_mean, median
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.controls import BASELINE
-from benchmarks.execution.records import AGAIN, Cell
-from benchmarks.execution.roofline import Limit, limit, over, per_cent
+from benchmarks.execution.records import AGAIN, Cell, Compile
+from benchmarks.execution.roofline import PhysicalLimit, limit, over, per_cent
 from benchmarks.workloads.case import Work
 
 Verdict = Literal["SAME", "FAST", "SLOW", "AMBIGUOUS"]
@@ -99,7 +99,7 @@ class Entry:
     speedups: Mapping[Against, Interval]
     marks: Mapping[Against, Mark]
     noise: Interval
-    limit: Limit | None
+    limit: PhysicalLimit | None
     share: Interval | None
     cold_s: float | None
     warm_s: float | None
@@ -224,31 +224,44 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
     bound = (limit(Work(**cell.work), ceilings) if cell.work and ceilings else None) if clock == "device" else None
     exposed = clock == "device" and any(run.cell.exposed for run in ok)
     time = over_compiles([run.time for run in ok if run.time]) if ok else None
-    made = [run.cell.compile for run in runs]
-    compiles = [each for each in made if each.fresh] or made
-    timed = [sample for run in ok for sample in samples(run.cell, clock)]
-    dropped = [run.cell.dropped_s for run in ok if clock == "wall" and run.cell.dropped_s]
     return Entry(
         cell=cell,
         compiles=len(ok),
-        rounds=min((len(samples(run.cell, clock)) for run in ok), default=0),
         time=time,
-        dropped=over_compiles([measure.median_interval(found) for found in dropped]) if dropped else None,
-        spread=(measure.percentile(timed, 0.2), measure.percentile(timed, 0.8)) if timed else None,
         speedups=speedups,
         marks={what: mark(found, floor) for what, found in speedups.items()},
         noise=floor,
         limit=bound,
         share=per_cent(bound, time) if bound and time and not exposed else None,
-        cold_s=middle(c.cold_s for c in compiles),
-        warm_s=middle(c.warm_s for c in compiles),
-        peak_bytes=max((run.cell.compile.peak_bytes for run in runs if run.cell.compile.peak_bytes), default=None),
         memory=middle(run.memory for run in ok),
         kernels=cell.compile.kernels,
-        fresh=all(c.fresh for c in compiles),
-        repeats=max((run.cell.repeats.get(SAMPLED[clock], 0) for run in ok), default=0),
         exposed=exposed,
+        **_of_samples(ok, clock),
+        **_of_compiles([run.cell.compile for run in runs]),
     )
+
+
+def _of_samples(ok: list[_Timed], clock: Clock) -> dict[str, Any]:
+    """Return what an entry has of all samples of the runs that passed."""
+    timed = [sample for run in ok for sample in samples(run.cell, clock)]
+    dropped = [run.cell.dropped_s for run in ok if clock == "wall" and run.cell.dropped_s]
+    return {
+        "rounds": min((len(samples(run.cell, clock)) for run in ok), default=0),
+        "dropped": over_compiles([measure.median_interval(found) for found in dropped]) if dropped else None,
+        "spread": (measure.percentile(timed, 0.2), measure.percentile(timed, 0.8)) if timed else None,
+        "repeats": max((run.cell.repeats.get(SAMPLED[clock], 0) for run in ok), default=0),
+    }
+
+
+def _of_compiles(made: list[Compile]) -> dict[str, Any]:
+    """Return what an entry has of the compiles: of those in a process of their own, where there are any."""
+    compiles = [each for each in made if each.fresh] or made
+    return {
+        "cold_s": middle(c.cold_s for c in compiles),
+        "warm_s": middle(c.warm_s for c in compiles),
+        "peak_bytes": max((each.peak_bytes for each in made if each.peak_bytes), default=None),
+        "fresh": all(c.fresh for c in compiles),
+    }
 
 
 def over_compiles(found: Sequence[Interval]) -> Interval:
@@ -273,7 +286,7 @@ def mark(speedup: Interval, noise: Interval) -> Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class PeerSummary:
     """One peer over the cases of one numerics class on one clock.
 
     `cases` are those that it is available for; one that fails counts as slow in `fast`, and so does one that is faster
@@ -304,7 +317,7 @@ class Summary:
 FAST = (1.0, 1.1, 2.0)
 
 
-def summaries(tables: Mapping[Key, Sequence[Entry]]) -> dict[str, list[Summary]]:
+def summaries(tables: Mapping[Key, Sequence[Entry]]) -> dict[str, list[PeerSummary]]:
     """Return the summaries of all peers but the controls, by numerics class."""
     found: dict[str, dict[str, list[Entry]]] = {}
     for table in tables.values():
@@ -314,17 +327,15 @@ def summaries(tables: Mapping[Key, Sequence[Entry]]) -> dict[str, list[Summary]]
     return {name: [_summary(each) for each in peers.values()] for name, peers in found.items()}
 
 
-def _summary(entries: list[Entry]) -> Summary:
+def _summary(entries: list[Entry]) -> PeerSummary:
     able = [entry for entry in entries if entry.cell.status != "unavailable"]
     passed = [entry for entry in able if entry.cell.status == "pass"]
     against_eager = [entry for entry in passed if "eager" in entry.speedups]
     medians = {what: [e.speedups[what].median for e in passed if what in e.speedups] for what in AGAINST}
     strongest = [entry.marks["strongest"] for entry in passed if "strongest" in entry.marks]
     ratios = [e.memory for e in passed if e.memory]
-    known = [entry for entry in passed if entry.cold_s is not None]
-    fresh = [entry for entry in known if entry.fresh]
-    compiled = fresh if len(fresh) > len(known) / 2 else known
-    return Summary(
+    compiled = _compiled_alike(passed)
+    return PeerSummary(
         peer=entries[0].cell.peer,
         kind=entries[0].cell.kind,
         cases=len(able),
@@ -342,6 +353,13 @@ def _summary(entries: list[Entry]) -> Summary:
         peaks=len(ratios),
         fresh=all(e.fresh for e in compiled),
     )
+
+
+def _compiled_alike(passed: list[Entry]) -> list[Entry]:
+    """Return the entries whose compile seconds may stand together: fresh ones, where these are most of the known."""
+    known = [entry for entry in passed if entry.cold_s is not None]
+    fresh = [entry for entry in known if entry.fresh]
+    return fresh if len(fresh) > len(known) / 2 else known
 
 
 def _fast(entries: list[Entry], failed: int) -> dict[float, float]:

@@ -13,7 +13,7 @@ from torch._inductor import config
 import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compilers.auto import decide, race
-from backend_kwargs.compilers.auto.decision import Row
+from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.store import Store
@@ -390,11 +390,11 @@ def test_a_winners_option_of_another_value_is_a_strangers(auto, races, store):
 @torch.no_grad()
 def test_aot_compile_takes_the_fastest_that_can_be_saved(monkeypatch, log, tmp_path):
     """The copies that CUDA graphs are given would be lost on disk: the next in line is saved."""
-    fastest = Row("cudagraphs", {"triton.cudagraphs": True}, seconds=1.0, won=True)
+    fastest = RaceRow("cudagraphs", {"triton.cudagraphs": True}, seconds=1.0, won=True)
     slower = [
-        Row("one_thread", {"cpp.threads": 1}, seconds=2.0),
-        Row("default", seconds=3.0),
-        Row("eager", seconds=1.5),
+        RaceRow("one_thread", {"cpp.threads": 1}, seconds=2.0),
+        RaceRow("default", seconds=3.0),
+        RaceRow("eager", seconds=1.5),
     ]
     monkeypatch.setattr(race, "race", lambda *_: race.RaceResult(fastest, (*slower, fastest), "3 ops", 0.1, False))
     x = torch.randn(8, 64)

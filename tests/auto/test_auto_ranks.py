@@ -122,7 +122,7 @@ from backend_kwargs.compilers.auto import decide, head_to_head, race, ranks
 rank, file = int(sys.argv[1]), sys.argv[2]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-row = head_to_head.Row("eager", won=True)
+row = head_to_head.RaceRow("eager", won=True)
 race.race = lambda request, tick: race.RaceResult(row, (row,), f"race of {rank}", 0.0, False)
 backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], budget_s=20)
 words = ranks._process_group_store()

@@ -14,7 +14,7 @@ from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, key_of, machine, spelled
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
-from backend_kwargs.compilers.auto.decision import Decision, Row, plain
+from backend_kwargs.compilers.auto.decision import Decision, RaceRow, plain
 from backend_kwargs.compilers.auto.eligibility import communicates, is_tiny, may_communicate, why_never
 from backend_kwargs.compilers.auto.ranks import agreed, ranks
 from backend_kwargs.compilers.auto.reporting import forget_reported, progress, tell
@@ -243,7 +243,7 @@ class _Question:
             return decision
         savable = [row for row in passed if self._can_be_saved(row.name, row.options)]
         known = [row for row in savable if self._trusts(row.name, row.options)]
-        best = min(known, key=lambda row: row.seconds or 0.0, default=Row(DEFAULT))
+        best = min(known, key=lambda row: row.seconds or 0.0, default=RaceRow(DEFAULT))
         return replace(decision, winner=best.name, options=best.options)
 
     # ---- what the question is

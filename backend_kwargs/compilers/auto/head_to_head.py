@@ -9,7 +9,7 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import EAGER, GRAPHS_RANK, Candidate
-from backend_kwargs.compilers.auto.decision import Row
+from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.measure import Interval
 
 MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
@@ -27,7 +27,7 @@ class Runner:
     """A candidate that passed: its row, how to call it, and what tells its code from another's."""
 
     candidate: Candidate
-    row: Row
+    row: RaceRow
     call: Callable[[], Any]
     code: tuple[tuple[str, bool], ...]
 

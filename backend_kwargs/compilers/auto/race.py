@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
-from backend_kwargs.compilers.auto.decision import Row
+from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.eligibility import recomputes
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats
 from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
@@ -54,8 +54,8 @@ class UnfitError(Exception):
 class RaceResult:
     """The race's end: the winner's row, all rows as they were tried, what the graph held; `cut` where time ran out."""
 
-    winner: Row
-    rows: tuple[Row, ...]
+    winner: RaceRow
+    rows: tuple[RaceRow, ...]
     stats: GraphStats
     seconds: float
     cut: bool
@@ -120,7 +120,7 @@ class _Race:
     eager_s: float
     expected: dict[str, Any] | None
     reference: Any = None
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RaceRow] = field(default_factory=list)
     codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
     default_s: float = 0.0
     library: dict[Product, float] | None = None
@@ -136,7 +136,7 @@ class _Race:
 
     def run(self) -> RaceResult:
         # Before there is a reference, which differs as well where two runs of eager do.
-        eager = self._entered(Candidate(EAGER), self.task.copy(), Row(EAGER))
+        eager = self._entered(Candidate(EAGER), self.task.copy(), RaceRow(EAGER))
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
         self.reference = self._reference()
@@ -154,7 +154,7 @@ class _Race:
         cut = any(row.reason.startswith(ended) for row in self.rows) or not self._may_time
         return RaceResult(champion.row, tuple(self.rows), self.stats, time.perf_counter() - self.started, cut)
 
-    def _list(self, row: Row) -> None:
+    def _list(self, row: RaceRow) -> None:
         if not any(row is each for each in self.rows):
             self.rows.append(row)
 
@@ -167,7 +167,7 @@ class _Race:
             fitting = [each for each in left if not reasons[id(each)]]
             if not fitting:
                 for each in left:
-                    row = Row(each.name, dict(each.options), "skipped", reasons[id(each)])
+                    row = RaceRow(each.name, dict(each.options), "skipped", reasons[id(each)])
                     self.rows.append(replace(row, predicted_s=self._predicted_s(each)))
                 break
             following = (
@@ -300,7 +300,7 @@ class _Race:
             logger.info("What %s leaves to save is unknown: %s", row.name, measure.status_of(error)[1])
 
     def _prepared(self, candidate: Candidate, champion: Runner) -> Runner | None:
-        first, row = candidate.name == DEFAULT, Row(candidate.name, self._options(candidate, champion))
+        first, row = candidate.name == DEFAULT, RaceRow(candidate.name, self._options(candidate, champion))
         row.predicted_s = None if first else self._predicted_s(candidate)
         runner, began = None, time.perf_counter()
         try:
@@ -329,7 +329,7 @@ class _Race:
         with get_metrics_context():
             return self.request.compile_one(self.task.copy(), self.request.example_inputs, options)
 
-    def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: Row) -> Runner:
+    def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
         call = _Call(fn, self.task, self.dynamo_s)
         accuracy = self._check(candidate, fn)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from backend_kwargs.compilers.auto.candidates import EAGER
-from backend_kwargs.compilers.auto.decision import Decision, Row
+from backend_kwargs.compilers.auto.decision import Decision, RaceRow
 from backend_kwargs.errors import printable
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -77,7 +77,7 @@ def _head(decision: Decision) -> str:
     return printable(f"auto: {decision.winner} for {decision.facts or 'this graph'} ({decision.seconds:.1f} s)")
 
 
-def _line(row: Row) -> str:
+def _line(row: RaceRow) -> str:
     if row.status != "pass":
         return f"{row.name:<24} {row.status}: {row.reason}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
@@ -87,6 +87,6 @@ def _line(row: Row) -> str:
     return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{kept}"
 
 
-def _against(row: Row) -> str:
+def _against(row: RaceRow) -> str:
     ratio = row.speedup
     return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else ""
