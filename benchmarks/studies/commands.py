@@ -28,6 +28,8 @@ def templates(
     """Time each template on a GPU, on a case for it and on one against it."""
     from benchmarks.studies.templates import write_page
 
+    if device_of(None) == "cpu":
+        raise BackendKwargsError("templates needs a GPU: its cases are of sizes for one.")
     write_page(out, evidence, rounds, cases, budget_s)
 
 
