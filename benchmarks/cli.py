@@ -203,7 +203,7 @@ def run(
         command=" ".join(["python -m benchmarks", *sys.argv[1:]]),
     )
     if timer == "events" and place == "cpu":
-        raise BackendKwargsError("--timer events wants a GPU: on a CPU the wall's clock is the only one.")
+        raise BackendKwargsError("--timer events requires a GPU: on a CPU the wall's clock is the only one.")
     if max(jobs, tuners, ahead) > 1 and not plan.apart:
         raise BackendKwargsError(
             "--jobs, --tuners and --ahead need --apart: beside its peers each compiles in turn, in one process."
@@ -253,7 +253,7 @@ def report(
     from benchmarks.execution import records
 
     if not out and not hud:
-        raise BackendKwargsError("report wants --out FILE.md or --hud FILE.json.")
+        raise BackendKwargsError("report requires --out FILE.md or --hud FILE.json.")
     if hud:
         hud.write_text(json.dumps(records.to_hud(records.read(*files)), indent=1) + "\n")
     if out:

@@ -49,7 +49,7 @@ def show(
     ] = False,
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; as the factory made it by default.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, in turns.")] = 30,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed; the timing is interleaved.")] = 30,
     tolerance: Annotated[
         float | None, typer.Option(help="Of numbers, absolute and relative; 1e-3 by default, in training 1e-2.")
     ] = None,
@@ -57,7 +57,7 @@ def show(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the speedups.")] = None,
     report: Annotated[bool, typer.Option("--report", help="Tell what each backend generated.")] = False,
 ) -> None:
-    """Compile one model under several backends, check the numbers, time them in turns, print the table.
+    """Compile one model under several backends, check the numbers, interleave their timing, print the table.
 
     A FILE.py and its factory import the files beside it, as with `python FILE.py`.
     """

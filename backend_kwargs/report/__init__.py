@@ -134,7 +134,7 @@ def _owner(compiled: Any) -> Any:
     if isinstance(compiled, torch.nn.Module):
         call = compiled._compiled_call_impl or compiled.forward  # by Module.compile(), or torch.compile(module)
     if not isinstance(call, types.FunctionType) or call.__code__.co_name != WRAPPER:
-        raise wrong_value("report", "what torch.compile returned", compiled)
+        raise wrong_value("report's argument", "what torch.compile returned", compiled)
     return inspect.getclosurevars(call).nonlocals["fn"]
 
 

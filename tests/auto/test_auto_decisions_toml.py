@@ -38,7 +38,7 @@ def test_export_says_what_has_no_form(tmp_path, value):
     """An option's value that TOML cannot hold is not left out in silence."""
     with pytest.raises(BackendKwargsError) as error:
         write_decisions([replace(MADE, options={"x": value})], tmp_path / "d.toml")
-    assert str(error.value) == f"Option 'x' is {value!r}, for which TOML has no form here; leave it out."
+    assert str(error.value) == f"Option 'x' is {value!r}, which cannot be written as TOML; leave it out."
 
 
 def test_an_export_is_a_template(store, tmp_path):
@@ -65,7 +65,7 @@ def test_an_exported_template_says_what_it_leaves_out(tmp_path):
         write_decisions([made], tmp_path / "d.toml")
     (read,) = read_decisions(tmp_path / "d.toml", options_of)
     wanted = (
-        f"Template {template_name(MADE)!r} leaves out 'post_grad_custom_post_pass', for which TOML has no form here."
+        f"Template {template_name(MADE)!r} leaves out 'post_grad_custom_post_pass', which cannot be written as TOML."
     )
     assert str(told[0].message) == wanted
     assert read.fixed == {"cpp.threads": 1}

@@ -91,7 +91,7 @@ class _Race:
         self.eager, self.facts = self._seen()
         self.eager_s = time.perf_counter() - began
         if self.facts.random and recomputes(self.request.gm):
-            raise UnfitError("it recomputes what it draws, in eager from other random numbers")
+            raise UnfitError("activation checkpointing with random operators is not reproducible in eager")
         if self._over:
             spent = time.perf_counter() - self.started
             raise UnfitError(
