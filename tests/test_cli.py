@@ -193,7 +193,8 @@ def test_explain_shows_the_environment():
         ),
         pytest.param(
             ["compare", "build"],
-            "FACTORY must be 'package.module:function' or 'file.py:function', got 'build' (str).",
+            "FACTORY must be 'package.module:function' or 'file.py:function', got 'build': write a function that "
+            "returns (model, example_inputs), such as build in my_model.py, and pass my_model.py:build.",
             id="no factory",
         ),
     ],

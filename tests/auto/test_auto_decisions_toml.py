@@ -147,7 +147,9 @@ def test_command_line(store, tmp_path):
     Store(store).add(MADE)
     assert json.loads(run("list", "--json"))[0]["winner"] == "cudagraphs"
     assert run("show", "abab").startswith("auto: cudagraphs for 3 ops (2.5 s)\n")
-    assert run("export", tmp_path / "d.toml") == f"1 written to {tmp_path / 'd.toml'}; as templates: auto-{KEY[:12]}\n"
+    assert (
+        run("export", tmp_path / "d.toml") == f"1 written to {tmp_path / 'd.toml'}, 1 as templates: auto-{KEY[:12]}.\n"
+    )
     assert run("forget") == "error: Name the decisions to forget, or give --all.\n"
     assert run("forget", "abab") == "1 forgotten.\n"
     assert run("show", "abab") == "error: No decision's key begins with 'abab'; `decisions list` shows all.\n"
@@ -158,7 +160,7 @@ def test_command_line(store, tmp_path):
 def test_command_line_exports_eager_as_no_template(store, tmp_path):
     """Where eager won there is no template to name."""
     Store(store).add(replace(MADE, winner="eager", options={}))
-    told = f"1 written to {tmp_path / 'd.toml'}; none as a template, as eager is none\n"
+    told = f"1 written to {tmp_path / 'd.toml'}, none as a template (1 kept eager, which is no template).\n"
     assert run("export", tmp_path / "d.toml") == told
 
 
