@@ -10,6 +10,9 @@ from backend_kwargs.layers import same, sources
 from backend_kwargs.options import Option
 from backend_kwargs.registry import make_backend
 from backend_kwargs.requirements import CannotWorkError, Limit
+from backend_kwargs.tables import as_html
+
+COLUMNS = ("option", "value", "layer", "default", "status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,13 @@ class Explanation:
     def __str__(self) -> str:
         lines = [f"{e.option} = {e.value!r}  ({e.layer}; default {e.default!r}; {e.status})" for e in self.effects]
         return "\n".join([self.backend, *(f"  {line}" for line in lines), *self.notes])
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a row for each option, as COLUMNS names its cells."""
+        return [(e.option, repr(e.value), e.layer, repr(e.default), e.status) for e in self.effects]
+
+    def _repr_html_(self) -> str:
+        return as_html(COLUMNS, self.rows(), self.backend, self.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; a value that JSON has no form for is left to the writer."""

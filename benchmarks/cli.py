@@ -263,7 +263,7 @@ def report(
     from benchmarks.execution import records
 
     if not out and not hud:
-        raise BackendKwargsError("report wants --out FILE.md or --hud FILE.json.")
+        raise BackendKwargsError("report requires --out FILE.md or --hud FILE.json.")
     if hud:
         hud.write_text(json.dumps(records.to_hud(records.read(*files)), indent=1) + "\n")
     if out:

@@ -13,7 +13,7 @@ import backend_kwargs
 ROOT = Path(backend_kwargs.__file__).parent
 # Each module imports only from those before it, at its head and inside its functions.
 PACKAGE_ORDER = """
-errors atomic_write interval spec layers templates options trust catalogue templates_toml requirements
+errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
 measure.inputs measure.accuracy measure.environment measure.failures measure.timing measure.memory measure.statistics
 measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.generated_code compilers.graphs
 compilers.freezing compilers.inductor

@@ -57,8 +57,7 @@ def main() -> None:
     except BackendKwargsError as error:
         complain(str(error))
     except ClickException as error:
-        message = " ".join(error.format_message().split()).rstrip(".")
-        complain(f"{message}. See '{error.ctx.command_path} --help'." if error.ctx else message)
+        complain(_usage(error))
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     sys.exit(USER_MISTAKE)
@@ -68,3 +67,10 @@ def _note(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -
     """Print a warning as one line; while compilers are quiet, our own only."""
     out = console(stderr=True) if issubclass(category, BackendKwargsWarning) else Console(stderr=True, highlight=False)
     out.print(f"note: {message}", soft_wrap=True, markup=False)
+
+
+def _usage(error: typer.BadParameter) -> str:
+    """Return a mistake in the arguments as one line, with the command whose help tells more."""
+    message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")  # pydantic's, in typer
+    end = "" if message.endswith("?") else "."
+    return f"{message}{end} See '{error.ctx.command_path} --help'." if error.ctx else message

@@ -31,15 +31,15 @@ loss is against it, and inside the noise floor is a tie. fast_p is the share of 
 more than p times as fast as eager. Worst is the lowest speedup over eager. Compiles are in processes of their own;
 those marked ~ were made beside the peers, where what was compiled before costs less. Memory is the peak over eager's,
 where both reach 1 MiB and were measured alike. Where either is known of fewer cases than pass, it says in how many.
-Classes of numerics are not compared with each other. A dagger †: launches outlast what covers them, so that a device
-time holds time of the host; it enters no ratio and no plot."""
+Classes of numerics are not compared with each other. A dagger †: launch-bound, device time includes host
+gaps; it enters no ratio and no plot."""
 CASES = """\
 Medians with bootstrap 95 % intervals, nothing trimmed, then the 20th and 80th percentile of the samples, in the unit of
 the time. Where a peer was compiled several times, the median of the compiles and an interval over all of them. Where
 several processes have timed a case, a peer's row is of the latest that holds it, and so are its ratios and its noise
 floor; eager, torch's modes and the controls are of the latest that holds most modes; times of two processes do not
-compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launches outlast what covers them,
-so that this device time holds time of the host, and enters no ratio. Limits are of the best ceilings over all runs.
+compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launch-bound,
+device time includes host gaps, and enters no ratio. Limits are of the best ceilings over all runs.
 A wall time is of a loop that holds each result until the next call has returned; "results dropped" is of one that drops
 it at once. Kernels are those that one call launches or replays."""
 CHOICES = """\
@@ -98,7 +98,7 @@ def cases_of(out: Path) -> Path:
 
 def _check_alike(results: Results) -> None:
     if not results.environments:
-        raise BackendKwargsError("report wants JSON lines of `run --out`, got files without any.")
+        raise BackendKwargsError("report requires JSON lines of `run --out`, got files without any.")
     said = [(field, str(each.get(field))) for field in ("device_name", "torch") for each in results.environments]
     for cell in results.cells:
         said += [("l2", cell.l2), ("scale", cell.scale), (f"dtype of {verdicts.name(cell)}", cell.dtype)]

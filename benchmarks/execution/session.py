@@ -84,7 +84,7 @@ class Plan:
                 f"--one-cache excludes --compiles {self.compiles}: what is compiled once is there for all."
             )
         if self.clocks == ("events",) and self.device == "cpu":
-            raise BackendKwargsError("--timer events wants a GPU: on a CPU the wall's clock is the only one.")
+            raise BackendKwargsError("--timer events requires a GPU: on a CPU the wall's clock is the only one.")
         if max(self.jobs, self.tuners, self.ahead) > 1 and not self.apart:
             raise BackendKwargsError(
                 "--jobs, --tuners and --ahead need --apart: beside its peers each compiles in turn, in one process."

@@ -2,9 +2,9 @@
 
     python -m benchmarks tvm-speed [--device cuda] [--trials 64] [--out FILE]
 
-Each candidate's numbers are checked against eager's first; then all run in turns, and a speedup is the median of the
-paired ratios with its bootstrap 95 % interval. It runs on one thread of the CPU. What TVM could not have or failed at
-ran in eager: the last column names it.
+Each candidate's numbers are checked against eager's first; then their timing is interleaved. A speedup is the median
+of the paired ratios with its bootstrap 95 % interval. It runs on one thread of the CPU. The last column names what ran
+in eager because TVM could not compile it.
 """
 
 import sys

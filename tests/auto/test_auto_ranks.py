@@ -96,7 +96,7 @@ def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, mon
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     monkeypatch.setattr(ranks, "GRACE_S", 0.1)
     auto(chain, budget_s=0.1)(x)
-    assert told(log).startswith("auto: default for a graph not raced: the rank that races it was not heard of in time")
+    assert told(log).startswith("auto: default for a graph not raced: timed out waiting for the racing rank")
     assert races.count == 0
 
 

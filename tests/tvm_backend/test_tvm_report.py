@@ -141,7 +141,7 @@ def test_explain_shows_every_option():
     assert str(bk.explain("tvm", {"freeze": True, "opt_level": 3, "trials": 64, "scheduler": "meta_schedule"})) == (
         "make_backend('tvm', {'freeze': True, 'opt_level': 3, 'trials': 64, 'scheduler': 'meta_schedule'})\n"
         "  freeze = True  (make_backend; default False; changed)\n"
-        "  opt_level = 3  (make_backend; default None; inert because no pass of Relax minds it)\n"
+        "  opt_level = 3  (make_backend; default None; inert because ignored by Relax)\n"
         "  trials = 64  (make_backend; default 64; same as default)\n"
         "  scheduler = 'meta_schedule'  (make_backend; default None; changed)"
     )

@@ -1,4 +1,4 @@
-"""What a race tries, by expected gain: steps laid over the fastest so far, or templates that stand alone."""
+"""The candidates of a race by expected gain: steps, merged onto the current best's options, or whole templates."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -224,7 +224,7 @@ def check_candidates(named: Iterable[str]) -> None:
         if part not in template_names():
             raise unknown("candidate", part, [*steps, *template_names()])
         if find_template(part).options.get("auto"):
-            raise BackendKwargsError(f"Candidate {part!r} is a race itself; leave it out.")
+            raise BackendKwargsError(f"Candidate {part!r} enables `auto`; races cannot be nested; leave it out.")
 
 
 def trusted(

@@ -100,7 +100,7 @@ def _warn_where_none_is_right(decision: Decision) -> None:
     compiled = [row for row in decision.rows if row.name != EAGER]
     if compiled and not any(row.status == "pass" for row in compiled):
         reasons = "; ".join(f"{row.name}: {printable(row.reason)}" for row in compiled if row.status != "skipped")
-        warn_once(f"A graph runs in eager, as no candidate is right: {reasons}.")
+        warn_once(f"A graph runs in eager, because no candidate passed the accuracy check: {reasons}.")
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Question:
             return self.default("other ranks may take part in an operator of it that is not torch's")
         if settings.race == "never":
             return self.remembered() or self.default("race='never', and no decision is stored")
-        stand_in = self.default("the rank that races it was not heard of in time")
+        stand_in = self.default("timed out waiting for the racing rank")
         # Before anything that one rank alone knows: another may know less, and would wait.
         decision = agreed(self.key, self._of_this_rank, stand_in, settings)
         if decision.rows:

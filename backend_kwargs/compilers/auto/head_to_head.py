@@ -1,4 +1,4 @@
-"""Who of two candidates is kept: timed in turns until that is clear, and judged by time, cost and memory."""
+"""Who of two candidates is kept: with interleaved timing until that is clear, and judged by time, cost and memory."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -79,7 +79,7 @@ def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s
     eager, stats = _seen(task, device)
     ended = time.perf_counter()
     if stats.random and recomputes(request.gm):
-        raise UnfitError("it recomputes what it draws, in eager from other random numbers")
+        raise UnfitError("activation checkpointing with random operators is not reproducible in eager")
     spent, budget_s = ended - started, request.settings.budget_s
     if spent >= budget_s:
         raise UnfitError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
