@@ -20,6 +20,7 @@ from torch._dynamo.utils import _metrics_context_tls, get_metrics_context
 from torch._functorch import config as functorch_config
 from torch._guards import GuardsContext, TracingContext, tracing
 from torch.autograd.graph import saved_tensors_hooks
+from torch.compiler._cache import CacheArtifactManager
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -47,6 +48,8 @@ def apart(gm: GraphModule) -> Iterator[Callable[[], None]]:
     devices = _cuda_devices()
     with ExitStack() as stack, stack:  # the outer one undoes what a Ctrl-C keeps the inner one from
         _keep_garbage(stack)
+        # Else torch.compiler.save_cache_artifacts() would save what losers compiled.
+        stack.enter_context(CacheArtifactManager.with_fresh_cache())
         # dynamo counts one compile at a time; a backward graph that a candidate's first run compiles would be a second.
         stack.callback(setattr, _metrics_context_tls, "metrics_context", get_metrics_context())
         _metrics_context_tls.metrics_context = MetricsContext(on_exit=lambda *_: None)

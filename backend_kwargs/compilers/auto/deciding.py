@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,6 +34,8 @@ TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both costs less than its race
 # What this process has decided, by circle and key: it holds where the store cannot be written, and tells what a
 # graph's kin chose.
 _decided: dict[tuple[str, str], Decision] = {}
+# What another process has decided, by key; it came with that process' cache artifacts.
+_lent: dict[str, Decision] = {}
 _spent: list[float] = []
 _instead: list[Path] = []
 
@@ -70,9 +72,20 @@ def _compiled_else_under_default(deciding: "_Deciding", decision: Decision) -> C
     return request.compile_one(spare, request.example_inputs, {})
 
 
+def lasting_decisions() -> list[Decision]:
+    """Return what this process has decided, or found decided, and others may rely on."""
+    return list({each.key: each for each in _decided.values() if each.lasting}.values())
+
+
+def lend_decisions(decisions: Iterable[Decision]) -> None:
+    """Let this process follow `decisions` as if its store held them."""
+    _lent.update({each.key: each for each in decisions})
+
+
 def forget_process() -> None:
     """Forget what this process has decided, so that the store is asked again."""
     _decided.clear()
+    _lent.clear()
     _spent.clear()
     forget_trouble()
     forget_told()
@@ -81,7 +94,7 @@ def forget_process() -> None:
 @contextmanager
 def nothing_decided() -> Iterator[None]:
     """Let races begin with nothing decided, and forget what they decide; `race="never"` still reads its store."""
-    kept = dict(_decided), list(_spent)
+    kept = dict(_decided), dict(_lent), list(_spent)
     forget_process()
     with tempfile.TemporaryDirectory() as folder:
         _instead.append(Path(folder) / FILE)
@@ -91,7 +104,8 @@ def nothing_decided() -> Iterator[None]:
             _instead.pop()
             forget_process()
             _decided.update(kept[0])
-            _spent.extend(kept[1])
+            _lent.update(kept[1])
+            _spent.extend(kept[2])
 
 
 def _warn_where_none_is_right(decision: Decision) -> None:
@@ -185,7 +199,7 @@ class _Deciding:
     def remembered(self) -> Decision | None:
         """Return what is decided, unless no candidate of this request sets its options."""
         found = _decided.get(self.place)
-        if found is None and (found := self.store.find(self.key)) and not found.lasting:
+        if found is None and (found := _lent.get(self.key) or self.store.find(self.key)) and not found.lasting:
             return None
         if found is None or not self.trusts(found.winner, found.options):
             return None
