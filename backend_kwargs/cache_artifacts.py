@@ -5,8 +5,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
+from backend_kwargs.compile_records import records
 from backend_kwargs.errors import warn_once, wrong_value
-from backend_kwargs.records import records
 
 if TYPE_CHECKING:
     from torch.compiler._cache import CacheInfo
@@ -25,8 +25,8 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
     import torch
     from torch.compiler._cache import CacheInfo
 
-    from backend_kwargs.compilers.auto.deciding import lasting_decisions
-    from backend_kwargs.compilers.auto.decisions import COLUMNS, packed
+    from backend_kwargs.compilers.auto.decide import lasting_decisions
+    from backend_kwargs.compilers.auto.decision import COLUMNS, packed
 
     if frozen := sum(bool(each.options.get("freezing")) and each.cache == "off" for each in records()):
         graphs = "1 graph is" if frozen == 1 else f"{frozen} graphs are"
@@ -53,8 +53,8 @@ def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
     """
     import torch
 
-    from backend_kwargs.compilers.auto.deciding import lend_decisions
-    from backend_kwargs.compilers.auto.decisions import unpacked
+    from backend_kwargs.compilers.auto.decide import lend_decisions
+    from backend_kwargs.compilers.auto.decision import unpacked
 
     try:
         with ZipFile(BytesIO(data)) as file:

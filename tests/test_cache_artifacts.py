@@ -11,7 +11,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.cache_artifacts import OF_TORCH
-from backend_kwargs.compilers.auto import deciding
+from backend_kwargs.compilers.auto import decide
 
 PROCESS = """
 import json, logging, os, sys, torch
@@ -94,9 +94,9 @@ print(len(info.inductor_artifacts))
 
 def test_lent_decision_is_followed_until_the_process_forgets(artifacts, fresh_dynamo):
     """A decision that was loaded stands for one of the store."""
-    from backend_kwargs.compilers.auto.decisions import Decision
+    from backend_kwargs.compilers.auto.decision import Decision
 
-    deciding.forget_process()
+    decide.forget_process()
     x, keys = torch.randn(8, 64), []
     backend = bk.make_backend("tmpl-inductor:auto", race="never")
     compiled = torch.compile(lambda x: torch.relu(x * 2 + 1).sum(-1), backend=backend)

@@ -9,7 +9,7 @@ from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.registry import decided
 
 if TYPE_CHECKING:
-    from backend_kwargs.compilers.auto.decisions import Row
+    from backend_kwargs.compilers.auto.decision import Row
 
 
 @dataclass(frozen=True, slots=True)

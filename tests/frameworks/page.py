@@ -21,6 +21,6 @@ def run(section: str, which: int = 0, **names: Any) -> dict[str, Any]:
 
 def compiled() -> list[str]:
     """Return the spec of each graph that is compiled and alive."""
-    from backend_kwargs.records import records
+    from backend_kwargs.compile_records import records
 
     return [record.spec for record in records()]

@@ -23,7 +23,7 @@ def test_generate_compiles_by_strings(causal_lm, tokens):
     expected = causal_lm.generate(prompt, max_new_tokens=4, pad_token_id=0)
     names = run("generate", model=causal_lm, prompt=prompt)
     assert torch.equal(names["tokens"], expected)
-    from backend_kwargs.records import records
+    from backend_kwargs.compile_records import records
 
     (record,) = records()
     assert record.spec == "tmpl-inductor:aten+fast_compile"

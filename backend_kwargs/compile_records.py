@@ -1,0 +1,196 @@
+"""What is known when a graph has been compiled: one small record of it, which lives as long as the compiled graph.
+
+All of it is read where torch leaves it for a moment, in the thread that compiles; no hook and no wrapper stays.
+"""
+
+import json
+import logging
+import sys
+import time
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ARTIFACT = "backend_kwargs_options"
+CACHES = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
+WRAPPER = "compile_wrapper"  # what torch.compile returns; its `fn` is what it was given
+OUTCOMES = ("hit", "miss", "bypass")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One graph, compiled. A text is "" where there is nothing to tell and None where this torch does not tell.
+
+    `owner` is the callable that torch.compile was given, `compiled` what the compiler returned; both are weak, and
+    `at` is when the compile began, in microseconds since the epoch. `came_back` tells whether the compiler returned
+    the graph as it was, `decision` what `auto` decided.
+    """
+
+    backend: Any
+    spec: str
+    options: Mapping[str, Any]
+    compile_id: str
+    function: str
+    place: str
+    break_reason: str
+    recompiled: str | None
+    cache: str
+    seconds: float
+    at: int
+    owner: Callable[[], Any]
+    compiled: Callable[[], Any]
+    came_back: bool
+    decision: Any
+
+
+_records: dict[int, Record] = {}
+
+
+def records() -> list[Record]:
+    """Return the record of each compiled graph that is alive, in the order of compiling."""
+    return sorted(_records.copy().values(), key=lambda record: record.at)
+
+
+def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """Return what `compile_graph` returns, as it is, and keep a record of it."""
+    reason = getattr(gm, "compile_subgraph_reason", None)  # the compiler takes `gm` over
+    _attempt(lambda: trace_options(backend))
+    before, at, started = _attempt(_cache_counts), time.time_ns() // 1000, time.perf_counter()
+    code = _attempt(lambda: gm.code)
+    compiled = compile_graph()
+    seconds = time.perf_counter() - started
+    came_back = bool(_attempt(lambda: returned_as_it_was(compiled, gm, code)))
+    _attempt(lambda: _keep(compiled, backend, reason, _cache(before), at, seconds, came_back))
+    return compiled
+
+
+def returned_as_it_was(compiled: Callable[..., Any], gm: Any, code: str) -> bool:
+    """Tell whether a compiler returned the graph that it was given, whose code was `code`: so it runs in eager."""
+    return _kept(compiled) is gm and gm.code == code
+
+
+def _attempt(step: Callable[[], Any]) -> Any:
+    """Return what `step` returns, None where it fails: what torch keeps elsewhere must not fail a compile."""
+    try:
+        return step()
+    except Exception:
+        logger.debug("Not recorded", exc_info=True)
+        return None
+
+
+def trace_options(backend: Any) -> None:
+    """Put the effective options into torch's structured trace, if it is on; tlparse shows them with the graph."""
+    from torch._logging._internal import trace_structured
+
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": ARTIFACT, "encoding": "json"},
+        payload_fn=lambda: json.dumps(
+            {"backend": backend.spec, "options": {name: _told(value) for name, value in backend.options.items()}}
+        ),
+    )
+
+
+def _told(value: Any) -> Any:
+    """Return `value`, or its repr where JSON has no form for it."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value
+
+
+def _keep(
+    compiled: Callable[..., Any], backend: Any, reason: Any, cache: str, at: int, seconds: float, came_back: bool
+) -> None:
+    from torch._guards import CompileContext
+
+    stack = getattr(reason, "user_stack", None) or []
+    kept = _kept(compiled)
+    key = id(kept)
+    record = Record(
+        backend=backend,
+        spec=backend.spec,
+        options=dict(backend.options),
+        compile_id=str(CompileContext.current_compile_id()),
+        function=stack[0].name if stack else "",
+        place=f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "",
+        break_reason=reason.reason if getattr(reason, "graph_break", False) else "",
+        recompiled=_recompiled(),
+        cache=cache,
+        seconds=seconds,
+        at=at,
+        owner=_weakly(_owner()),
+        compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
+        came_back=came_back,
+        decision=_decision() if backend.options.get("auto") else None,
+    )
+    _records[key] = record
+
+
+def _decision() -> Any:
+    from backend_kwargs.compilers.auto.reporting import last_decision
+
+    return last_decision()
+
+
+def _kept(compiled: Callable[..., Any]) -> Any:
+    """Return what stays alive for as long as dynamo has the graph: it unwraps `compiled` before it keeps it."""
+    from torch._dynamo.eval_frame import innermost_fn
+
+    innermost = innermost_fn(compiled)
+    return innermost.__self__ if isinstance(innermost, types.MethodType) else innermost
+
+
+def _owner() -> Callable[..., Any] | None:
+    """Return the callable given to the torch.compile whose call this compile serves, None where there is none.
+
+    Frames that dynamo could not inline, and what comes after a graph break, have no other link to it.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == WRAPPER and frame.f_globals["__name__"] == "torch._dynamo.eval_frame":
+            return frame.f_locals.get("fn")
+    return None
+
+
+def _weakly(owner: Any) -> Callable[[], Any]:
+    return (lambda: None) if owner is None else weakref.ref(owner)
+
+
+def _recompiled() -> str | None:
+    """Return the guard that failed, "" on a first compile."""
+    from torch._dynamo.utils import get_metrics_context
+
+    metrics = getattr(get_metrics_context(), "_metrics", {})
+    if "recompile_reason" not in metrics:
+        return None
+    reason = metrics["recompile_reason"] or ""
+    return "" if "BACKEND_MATCH" in reason else reason  # compiled before by another backend, and not by this one
+
+
+def _cache_counts() -> dict[str, int]:
+    """Count both caches; dynamo compiles one graph at a time, so that a difference is of one graph."""
+    from torch._dynamo.utils import counters
+
+    return {outcome: sum(counters[kind][f"{name}_{outcome}"] for kind, name in CACHES) for outcome in OUTCOMES}
+
+
+def _cache(before: Mapping[str, int]) -> str:
+    """Tell what a cache did for the graph just compiled: a hit of either cache is a hit."""
+    after = _cache_counts()
+    outcome = next((outcome for outcome in OUTCOMES if after[outcome] > before[outcome]), "off")
+    return f"{outcome}: {_bypass_reason()}" if outcome == "bypass" else outcome
+
+
+def _bypass_reason() -> str:
+    from torch._dynamo.utils import get_chromium_event_logger
+
+    # Inside a compile it holds the events of this thread that have not ended.
+    event = get_chromium_event_logger().get_event_data().get("backend_compile", {})
+    return event.get("cache_bypass_reason") or "reason unknown"
