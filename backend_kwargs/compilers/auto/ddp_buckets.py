@@ -48,7 +48,8 @@ class Bucket:
             real = producer.outputs.get(id(fake))
         else:
             real = getattr(node.meta.get("grapharg"), "example", None)  # the user's tensor, or a parameter
-        if real is None or not has_memory(real) or real.shape != value.shape:
+        symbolic = any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride()))
+        if real is None or symbolic or not has_memory(real):  # to compare a symbol would guard on it
             return None
         if real.stride() == value.stride():
             return real
