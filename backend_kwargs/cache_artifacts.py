@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 # The members of a zip file. torch's own is what torch.compiler.load_cache_artifacts() reads, without this package.
 OF_TORCH, DECISIONS = "torch_cache_artifacts.bin", "decisions.json"
-WHAT = "What load_cache_artifacts reads"
 
 
 def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
@@ -53,7 +52,7 @@ def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
     """
     import torch
 
-    from backend_kwargs.compilers.auto.decide import lend_decisions
+    from backend_kwargs.compilers.auto.decide import load_decisions
     from backend_kwargs.compilers.auto.decision import unpacked
 
     try:
@@ -61,6 +60,6 @@ def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
             of_torch, decisions = file.read(OF_TORCH), [unpacked(each) for each in json.loads(file.read(DECISIONS))]
     except (BadZipFile, KeyError, TypeError, ValueError, AttributeError):
         got = data[:20] if isinstance(data, bytes) else data
-        raise wrong_value(WHAT, "the bytes that save_cache_artifacts returned", got) from None
-    lend_decisions(decisions)
+        raise wrong_value("`data`", "what save_cache_artifacts returned", got) from None
+    load_decisions(decisions)
     return torch.compiler.load_cache_artifacts(of_torch) if of_torch else None

@@ -127,13 +127,13 @@ def case(kind: str, which: str, device: str, sizes: dict[str, int], options: dic
     xs = [torch.randn(sizes["rows"], sizes["width"], device=device) for _ in range(STEPS)]
     backend = bk.make_backend(TEMPLATES[which], options if which == "auto" else {})
     expected = trained(PARALLEL[kind](reference, device, None), xs)
-    began = time.perf_counter()
+    began = time.time()
     compiled = PARALLEL[kind](model, device, backend)
     got = trained(compiled, xs)
-    seconds = time.perf_counter() - began
+    seconds = time.time() - began
     from backend_kwargs.compile_records import records
 
-    found = [record for record in records() if record.spec == TEMPLATES[which]]
+    found = [record for record in records() if record.spec == TEMPLATES[which] and record.at > began * 1e6]
     return {
         "case": f"{kind}:{which}",
         "loss": largest(zip(got[0], expected[0], strict=True)),

@@ -29,15 +29,10 @@ class Bucket:
             _producers().setdefault(id(node.meta.get("example_value")), self)
 
     @cached_property
-    def inputs(self) -> list[Any] | None:
-        """The real inputs, laid out as the fake ones are; None where one is not known."""
-        found: list[Any] = []
-        for node, value in zip(self.gm.graph.find_nodes(op="placeholder"), self.example_inputs, strict=True):
-            real = self._real(node, value)
-            if real is None:
-                return None
-            found.append(real)
-        return found
+    def inputs(self) -> list[Any]:
+        """The inputs of this call, laid out as the fake ones; a fake one where it is not known."""
+        placeholders = self.gm.graph.find_nodes(op="placeholder")
+        return [self._real(*pair) for pair in zip(placeholders, self.example_inputs, strict=True)]
 
     def _real(self, node: Node, value: Any) -> Any:
         if not isinstance(value, FakeTensor):
@@ -50,7 +45,7 @@ class Bucket:
             real = getattr(node.meta.get("grapharg"), "example", None)  # the user's tensor, or a parameter
         symbolic = any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride()))
         if real is None or symbolic or not has_memory(real):  # to compare a symbol would guard on it
-            return None
+            return value
         if real.stride() == value.stride():
             return real
         laid_out = torch.empty_strided(real.shape, value.stride(), dtype=real.dtype, device=real.device)
@@ -59,7 +54,8 @@ class Bucket:
     @cached_property
     def outputs(self) -> dict[int, torch.Tensor]:
         """What the bucket returns in eager for its real inputs, by id of the fakes; {} where it is not to be run."""
-        if self.inputs is None or has_side_effects(self.gm) or holds_state(self.gm) or may_communicate(self.gm):
+        unknown = any(isinstance(each, FakeTensor) for each in self.inputs)
+        if unknown or has_side_effects(self.gm) or holds_state(self.gm) or may_communicate(self.gm):
             return {}
         # Copies of all: which of them it writes, running means say, the fakes of a part do not tell.
         inputs = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in self.inputs]
