@@ -27,7 +27,7 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
     from backend_kwargs.compilers.auto.decide import lasting_decisions
     from backend_kwargs.compilers.auto.decision import COLUMNS, packed
 
-    if frozen := sum(bool(each.options.get("freezing")) and each.cache == "off" for each in records()):
+    if frozen := sum(bool(each.options.get("freezing")) and each.cache not in ("hit", "miss") for each in records()):
         graphs = "1 graph is" if frozen == 1 else f"{frozen} graphs are"
         warn_once(f"{graphs} frozen, which bypasses Inductor's cache: expect a compile where the artifacts are loaded.")
     saved, decisions = torch.compiler.save_cache_artifacts(), lasting_decisions()

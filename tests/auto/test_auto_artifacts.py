@@ -55,9 +55,9 @@ def test_race_leaves_no_artifact_of_a_loser(auto, default_wins):
     from torch.compiler._cache import CacheArtifactManager
 
     with CacheArtifactManager.with_fresh_cache(), torch.no_grad():
-        compiled = auto(lambda x: torch.softmax(x * 2, -1) + 1, ["aten", "cpp_wrapper"])
+        compiled = auto(lambda x: torch.softmax(x * 2, -1) + 1, ["fast_compile"])
         compiled(torch.randn(64, 64))
         _, info = torch.compiler.save_cache_artifacts()
-    tried = [row for row in bk.report(compiled).graphs[0].race.rows if row.compile_s]
-    assert len(tried) > 2
+    tried = {row.name for row in bk.report(compiled).graphs[0].race.rows if row.compile_s}
+    assert {"default", "fast_compile"} <= tried
     assert len(info.inductor_artifacts) == 1

@@ -91,7 +91,7 @@ def test_a_race_gets_what_a_bucket_gets(wrapped, monkeypatch):
 def test_report_tells_each_buckets_own_decision(wrapped, races, monkeypatch):
     """Buckets share dynamo's id of their compile; each graph of a report has its own race."""
     count = itertools.count()
-    monkeypatch.setattr(race, "race", lambda *given: replace(races(*given), facts=f"graph {next(count)}"))
+    monkeypatch.setattr(race, "race", lambda *given: replace(races(*given), stats=f"graph {next(count)}"))
     model, _, tokens = models()
     compiled = torch.compile(wrapped(model), backend=backend_of())
     compiled(tokens)
