@@ -172,9 +172,9 @@ def _overview(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[s
     """Return one line for the models, and one for each family of kernels."""
     families: dict[str, list[Mapping[str, Entry]]] = {}
     for (case, *_), entries in tables.items():
-        if case in TABLE:
-            by_peer = {entry.cell.peer: entry for entry in entries if entry.time and not entry.exposed}
-            families.setdefault(FAMILIES.get(TABLE[case].group, TABLE[case].group), []).append(by_peer)
+        group = TABLE[case].group if case in TABLE else "others"
+        by_peer = {entry.cell.peer: entry for entry in entries if entry.time and not entry.exposed}
+        families.setdefault(FAMILIES.get(group, group), []).append(by_peer)
 
     def speedup(peers: Sequence[str], cases: Sequence[Mapping[str, Entry]]) -> str:
         best = [
