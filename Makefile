@@ -37,7 +37,7 @@ test: $(READY)
 
 # The snippets of docs/frameworks.md, with the real packages, which have an environment of their own above .venv.
 test-frameworks: $(FRAMEWORKS)/ready
-	$(FRAMEWORKS)/bin/python -m pytest -n 2 --benchmark-disable tests/frameworks $(PYTEST_ARGS)
+	$(FRAMEWORKS)/bin/python -m pytest -n 2 --dist loadfile --benchmark-disable tests/frameworks $(PYTEST_ARGS)
 
 # Every peer of the smoke suite, checked; its timings are nobody's verdict.
 bench: $(READY)
