@@ -83,7 +83,8 @@ class InductorCompiler:
         templates = [self.template(name) for name in names]
         _tell_contradictions(templates)
         modes = [Layer(f"mode {mode}", mode_options(mode))] if mode is not None else []
-        implied = [replace(layer, source=f"{layer.source}{_of(source)}") for layer in (*templates, *modes)]
+        asked = "" if source == "spec" else f" ({source})"
+        implied = [replace(layer, source=f"{layer.source}{asked}") for layer in (*templates, *modes)]
         options = [Layer(source, self._checked(mapping, coerce)) for mapping in (*explicit, given) if mapping]
         return Reading(names, (*implied, *options))
 
@@ -158,10 +159,6 @@ def _records(options: Mapping[str, Any]) -> bool:
     from torch._inductor import config
 
     return bool(options.get("triton.cudagraphs", config.triton.cudagraphs))
-
-
-def _of(source: str) -> str:
-    return "" if source == "spec" else f" ({source})"
 
 
 def _machine(options: Mapping[str, Any]) -> Machine:

@@ -60,7 +60,9 @@ class _Lowering:
             if bool(node.users) and isinstance(node.meta["val"], torch.Tensor) and node.name not in self.constants
         ]
         sources = self._sources(tensors)
-        self.values |= {node: relax.Var(node.name, self._type(node)) for node in tensors}
+        for node in tensors:
+            fake = node.meta["val"]
+            self.values[node] = relax.Var(node.name, relax.TensorType(self._shape(fake), dtype(fake)))
         sizes = relax.Var("sizes", relax.ShapeType([self.variables[source.symbol] for source in sources]))
         count = self._main([*(self.values[node] for node in tensors), *([sizes] if sources else [])])
         return Lowered(hide(self.bb.get()), tuple(node.name for node in tensors), tuple(sources), count)
@@ -88,9 +90,6 @@ class _Lowering:
             return unread([node.name for node in known], [node.meta["val"] for node in known], self.variables)
         except UnknownSize as error:
             raise Unsupported("sizes", str(error)) from error
-
-    def _type(self, node: fx.Node) -> relax.TensorType:
-        return relax.TensorType(self._shape(node.meta["val"]), dtype(node.meta["val"]))
 
     def _shape(self, fake: torch.Tensor) -> list[Any]:
         return [to_tvm(size, self.variables) for size in fake.shape]
