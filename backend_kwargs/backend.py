@@ -17,7 +17,7 @@ from typing import Any, get_args
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compile_records import recorded
 from backend_kwargs.compilers import Compiler
-from backend_kwargs.compilers.dynamo import DynamoCompiler
+from backend_kwargs.compilers.dynamo import DynamoCompiler, count_as_registered
 from backend_kwargs.compilers.inductor.compiler import InductorCompiler
 from backend_kwargs.compilers.openvino import OpenVINOCompiler
 from backend_kwargs.compilers.tvm.compiler import TVMCompiler
@@ -126,6 +126,7 @@ class Backend:
         given = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
         bound = self.bind("torch.compile", given).bind("dynamo's config_patches", config_patches or {})
         bound.verify()
+        count_as_registered()
         return recorded(bound, gm, lambda: bound._compiler.compile(gm, example_inputs, bound._options, name))
 
     def get_compiler_config(self) -> dict[str, Any]:

@@ -38,6 +38,32 @@ class Takes:
         return f"it takes {', '.join(names) or 'none'}"
 
 
+class _NamedAsRegistered:
+    """An entry of dynamo's registry, under no name that can be looked up: equal to all whose `compiler_name` is there.
+
+    After a compile dynamo drops its references to the caller's tensors, which else keep `torch.utils.swap_tensors` from
+    working, for the compilers of its registry alone: up to torch 2.14 those whose `compiler_name` is in it, since then
+    those that equal one of its values.
+    """
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        from torch._dynamo.backends import registry
+
+        return getattr(other, "compiler_name", None) in registry._BACKENDS
+
+
+_BY_NAME = _NamedAsRegistered()
+
+
+def count_as_registered() -> None:
+    """Let dynamo treat backends of this package as it treats those that their `compiler_name` names."""
+    from torch._dynamo.backends import registry
+
+    registry._COMPILER_FNS.setdefault("backend_kwargs, by compiler_name", _BY_NAME)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, eq=False)
 class DynamoCompiler:
     """A dynamo backend `compiler_fn(gm, example_inputs, **kwargs)`, known as `name`.
