@@ -107,6 +107,7 @@ def _with_environment(backend: Backend) -> Backend:
 
 
 def _intern(spec: str, backend: Backend) -> Backend:
+    # dynamo guards on the backend by `==` after `is`: an equal one that is another object costs two comparisons a call.
     if _interned.setdefault(spec, backend) != backend:  # the environment has changed
         _interned[spec] = backend
     return _interned[spec]
@@ -127,7 +128,7 @@ def _register(templates: Mapping[str, Template], coerce: Check) -> None:
 def _publish(name: str, backend: Backend) -> bool:
     """Tell dynamo of `backend`; return whether `name` now stands for it."""
     known = find_in_dynamo(name)
-    if known is None:
+    if known is None:  # register_backend() asserts that no backend has the name
         import torch._dynamo
 
         torch._dynamo.register_backend(backend, name=name)
