@@ -107,7 +107,7 @@ def _with_environment(backend: Backend) -> Backend:
 
 
 def _intern(spec: str, backend: Backend) -> Backend:
-    # dynamo guards on the backend by `==` after `is`: an equal one that is another object costs two comparisons a call.
+    # dynamo guards on the backend by `==`: an equal one that is another object costs two comparisons in each call.
     if _interned.setdefault(spec, backend) != backend:  # the environment has changed
         _interned[spec] = backend
     return _interned[spec]
