@@ -31,8 +31,8 @@ compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector c
 compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
 compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.graph
 compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers.tvm.target
-compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules compilers.tvm.build compilers.tvm.runtime
-compilers.tvm.compile_graph compilers.tvm.compiler
+compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
+compilers.tvm.build compilers.tvm.runtime compilers.tvm.compile_graph compilers.tvm.compiler
 compile_records backend registry regions entry_points explain
 report.graphs report.advice report.uncaptured report.generated report.ran report.relax report harness
 harness.isolation harness.study harness.trial
