@@ -1,6 +1,7 @@
 """Named, configured torch.compile backends that are values. Imports no torch until a backend is made."""
 
 from backend_kwargs.backend import Backend
+from backend_kwargs.cache_artifacts import load_cache_artifacts, save_cache_artifacts
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.explain import Explanation, explain
 from backend_kwargs.regions import compile_regions, region_options
@@ -28,10 +29,12 @@ __all__ = [
     "get_template",
     "list_backends",
     "list_templates",
+    "load_cache_artifacts",
     "load_templates",
     "make_backend",
     "region_options",
     "register_backend",
     "register_template",
     "report",
+    "save_cache_artifacts",
 ]

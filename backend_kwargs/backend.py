@@ -135,6 +135,17 @@ class Backend:
         """Return the compiler's whole configuration under these options."""
         return self._compiler.config(self._options)
 
+    def inductor_config(self) -> dict[str, Any]:
+        """Return the options as a plain dict: AOTInductor's `inductor_configs`, vLLM's `inductor_compile_config`.
+
+        Raises:
+            BackendKwargsError: where an option acts only when this package compiles, or the compiler is not Inductor.
+
+        """
+        if not isinstance(self._compiler, InductorCompiler):
+            raise BackendKwargsError(f"Backend {self.spec!r} has no options of Inductor.")
+        return self._compiler.plain(self._options)
+
     def reset(self) -> None:
         """Drop what compiling keeps in this process, such as CUDA-graph trees; torch._dynamo.reset() calls it."""
         self._compiler.reset(self._options)

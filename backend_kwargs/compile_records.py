@@ -27,7 +27,7 @@ class Record:
 
     `owner` is the callable that torch.compile was given, `compiled` what the compiler returned; both are weak, and
     `at` is when the compile began, in microseconds since the epoch. `came_back` tells whether the compiler returned
-    the graph as it was.
+    the graph as it was, `decision` what `auto` decided.
     """
 
     backend: Any
@@ -44,6 +44,7 @@ class Record:
     owner: Callable[[], Any]
     compiled: Callable[[], Any]
     came_back: bool
+    decision: Any
 
 
 _records: dict[int, Record] = {}
@@ -126,8 +127,15 @@ def _keep(
         owner=(lambda: None) if owner is None else weakref.ref(owner),
         compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
         came_back=came_back,
+        decision=_decision() if backend.options.get("auto") else None,
     )
     _records[key] = record
+
+
+def _decision() -> Any:
+    from backend_kwargs.compilers.auto.reporting import last_decision
+
+    return last_decision()
 
 
 def _kept(compiled: Callable[..., Any]) -> Any:

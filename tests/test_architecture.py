@@ -23,6 +23,7 @@ compilers.auto
 compilers.auto.settings compilers.auto.request compilers.auto.eligibility compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
 compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting compilers.auto.deadline compilers.auto.workload
+compilers.auto.ddp_buckets
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.head_to_head compilers.auto.race compilers.auto.decide
 compilers.inductor.compiler
 compilers.tvm compilers.tvm.summary
@@ -33,7 +34,7 @@ compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.loweri
 compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers.tvm.target
 compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
 compilers.tvm.build compilers.tvm.runtime compilers.tvm.compile_graph compilers.tvm.compiler
-compile_records backend registry regions entry_points explain
+compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain
 report.graphs report.advice report.uncaptured report.generated report.ran report.relax report harness
 harness.isolation harness.study harness.trial
 compare.rows compare.drawing compare.trial compare

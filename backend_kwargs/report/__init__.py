@@ -189,12 +189,11 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
 
 
 def _race(record: Record) -> Race | None:
-    if not record.options.get("auto"):
+    if (found := record.decision) is None:
         return None
-    from backend_kwargs.compilers.auto.reporting import decision_of, table
+    from backend_kwargs.compilers.auto.reporting import table
 
-    found = decision_of(record.compile_id)
-    return Race(found.winner, found.options, found.seconds, found.rows, table(found)) if found else None
+    return Race(found.winner, found.options, found.seconds, found.rows, table(found))
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:

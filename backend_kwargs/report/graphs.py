@@ -4,7 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from backend_kwargs.backend import find_backend
+from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.compilers.tvm.summary import Partition
+from backend_kwargs.registry import decided
 
 if TYPE_CHECKING:
     from backend_kwargs.compilers.auto.decision import RaceRow
@@ -104,6 +107,13 @@ class Graph:
     race: Race | None = None
     openvino: OpenVINO | None = None
     ran: Ran | None = None
+
+    def inductor_config(self) -> dict[str, Any]:
+        """Return `Backend.inductor_config()` of what compiled this graph: under auto, of what was decided for it."""
+        if self.race is None:
+            return find_backend(self.backend).bind("report", self.options).inductor_config()
+        fixed = {name: value for name, value in self.options.items() if name not in auto.OPTIONS}
+        return decided(self.race.winner, self.race.options, fixed).inductor_config()
 
 
 def seconds_of(graphs: Iterable[Graph]) -> float:
