@@ -15,6 +15,7 @@ from backend_kwargs.compilers import Reading
 from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.compilers.auto.candidates import check_candidates
 from backend_kwargs.compilers.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
+from backend_kwargs.compilers.step import stand_in
 from backend_kwargs.errors import BackendKwargsError, unknown, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check
@@ -231,7 +232,8 @@ def _compile(
 
         inner_compile = noting_constants(inner_compile, constants)
     # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
-    compiled: Any = compile_fx(
+    compile_step = partial(instead, compile_fx) if (instead := stand_in.get()) else compile_fx
+    compiled: Any = compile_step(
         gm, example_inputs, inner_compile, config_patches=wrapper.config, **_region(compile_fx, name)
     )
     if not constants:
