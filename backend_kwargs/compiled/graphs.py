@@ -218,6 +218,8 @@ def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> 
     inductor = result.compiled_fw.result
     (made,) = [graph for graph in compiled_graphs(compiled) if graph.cache_key == inductor.cache_key]
     source, libraries = _with_named_libraries(inductor.source_code, _module(made))
+    if libraries and "cuda" in inductor.device_types:
+        raise CannotKeepError("its C++ wrapper names files of this machine")
     inductor.source_code = source
     inductor.cache_key = "c" + hashlib.sha256(source.encode()).hexdigest()[:50]
     return Graph(pickle.dumps(result), libraries, decision)
