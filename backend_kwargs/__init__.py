@@ -1,6 +1,8 @@
 """Named, configured torch.compile backends that are values. Imports no torch until a backend is made."""
 
 from backend_kwargs.backend import Backend
+from backend_kwargs.compiled.config import CompileConfig
+from backend_kwargs.compiled.module import CompiledModule
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.explain import Explanation, explain
 from backend_kwargs.regions import compile_regions, region_options
@@ -20,6 +22,8 @@ __all__ = [
     "Backend",
     "BackendKwargsError",
     "BackendKwargsWarning",
+    "CompileConfig",
+    "CompiledModule",
     "Explanation",
     "Report",
     "Template",

@@ -34,12 +34,13 @@ ORDER = (
     "entry_points",
     "explain",
     "report",
+    "compiled",
     "harness",
     "compare",
     "cli",
 )
 DOORS = ("__init__", "__main__")  # of the package itself; they import what they show
-TORCH_AT_THE_HEAD = ("accuracy", "measure", "harness", "compare", "compilers")
+TORCH_AT_THE_HEAD = ("accuracy", "measure", "harness", "compare", "compilers", "compiled")
 # Of the compilers, what loads before a graph comes.
 BEFORE_A_GRAPH = (
     "__init__",
@@ -123,6 +124,7 @@ def test_imports_only_from_above(name):
 
 LIGHT = [name for name in FILES if room(name) not in TORCH_AT_THE_HEAD]
 LIGHT += [f"compilers/{name}.py" for name in BEFORE_A_GRAPH]
+LIGHT += [f"compiled/{name}.py" for name in ("__init__", "config", "module", "states")]
 
 
 @pytest.mark.parametrize("name", LIGHT)

@@ -108,7 +108,9 @@ def device_of(module: torch.nn.Module, device: Any) -> torch.device:
         wanted = torch.device("cuda", torch.cuda.current_device())
     if here - {wanted}:
         (other, *_) = here - {wanted}
-        raise BackendKwargsError(f"The module must be on {wanted}, got one on {other}: call module.to('{wanted}') first.")
+        raise BackendKwargsError(
+            f"The module must be on {wanted}, got one on {other}: call module.to('{wanted}') first."
+        )
     return wanted
 
 

@@ -180,7 +180,9 @@ def is_trusted(path: Path, content: bytes, *, trust: bool, trusted_keys: Sequenc
     try:
         signature = _content(path / SIGNATURES / digest(content), 1 << 10)
     except OSError:
-        raise BackendKwargsError(f"Bundle {str(path)!r} is not signed; pass trust=True if you trust who wrote it.") from None
+        raise BackendKwargsError(
+            f"Bundle {str(path)!r} is not signed; pass trust=True if you trust who wrote it."
+        ) from None
     if signer(content, signature, trusted_keys) is None:
         raise BackendKwargsError(f"Bundle {str(path)!r} is signed by none of the trusted keys, or was changed since.")
     return True
@@ -279,7 +281,7 @@ def _read_weights(manifest: Manifest, read: "_Parts") -> dict[str, torch.Tensor]
     try:
         weights: dict[str, torch.Tensor] = load_file(file)
         return weights | {name: weights[known] for name, known in manifest.shared_weights.items()}
-    except Exception as error:  # safetensors raises classes of its own
+    except Exception as error:  # noqa: BLE001 - safetensors raises classes of its own
         raise BackendKwargsError(f"The bundle's weights cannot be read: {said(error)}.") from None
 
 
@@ -331,7 +333,9 @@ class _Parts:
 
 
 def _damaged(file: Path) -> BackendKwargsError:
-    return BackendKwargsError(f"Part {file.name[:12]} of the bundle is damaged: its size or SHA-256 is not the manifest's.")
+    return BackendKwargsError(
+        f"Part {file.name[:12]} of the bundle is damaged: its size or SHA-256 is not the manifest's."
+    )
 
 
 def _content(file: Path, longest: int) -> bytes:

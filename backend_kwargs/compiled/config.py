@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -49,7 +49,9 @@ class CompileConfig:
     dynamic: Annotated[bool | None, "dynamic shapes; None: where the samples' shapes differ"] = None
     autocast_enabled: Annotated[bool, "run the module under torch.autocast"] = False
     autocast_dtype: Annotated[Any, "autocast's dtype; None: torch's default for the device"] = None
-    output_dtype: Annotated[Any, "dtype of floating outputs; None: under autocast, the module's without autocast"] = None
+    output_dtype: Annotated[Any, "dtype of floating outputs; None: under autocast, the module's without autocast"] = (
+        None
+    )
     kind: Annotated[Kind, "inductor: dynamo's guards and Inductor's code; aoti: an ahead-of-time package"] = "inductor"
     check_numbers: Annotated[Literal["raise", "warn", "off"], "what to do about wrong numbers after a build"] = "raise"
     tolerance: Annotated[float | None, "of numbers, absolute and relative; None: 1e-3"] = None
@@ -58,7 +60,9 @@ class CompileConfig:
     def __post_init__(self) -> None:
         for name, option in FIELDS.items():
             value = getattr(self, name)
-            object.__setattr__(self, name, copied(_dtype(name, value) if name in DTYPES else check(option, value, KIND)))
+            object.__setattr__(
+                self, name, copied(_dtype(name, value) if name in DTYPES else check(option, value, KIND))
+            )
         for name in self.options or {}:
             if name in INSTEAD:
                 raise BackendKwargsError(f"CompileConfig's options must not hold {name!r}: {INSTEAD[name]}.")
@@ -85,7 +89,9 @@ class CompileConfig:
         """Return all fields as JSON has them, dtypes by name; raise where an option has no such form."""
         written = {name: getattr(self, name) for name in FIELDS} | {n: _dtype_name(getattr(self, n)) for n in DTYPES}
         written["backend"] = self.backend if isinstance(self.backend, str) else self.backend.to_config()
-        written["options"] = None if self.options is None else self._bare().bind("config", self.options).to_config()["options"]
+        written["options"] = (
+            None if self.options is None else self._bare().bind("config", self.options).to_config()["options"]
+        )
         return {"version": CONFIG_VERSION, **written}
 
     def _bare(self) -> Backend:
@@ -171,4 +177,6 @@ def _check_ahead_of_time(backend: Backend) -> None:
         raise BackendKwargsError(f"kind='aoti' must have Inductor as its backend, got {backend.spec!r}.")
     for name in NOT_AHEAD:
         if backend.options.get(name):
-            raise BackendKwargsError(f"kind='aoti' takes no option {name!r}: an ahead-of-time package has no use for it.")
+            raise BackendKwargsError(
+                f"kind='aoti' takes no option {name!r}: an ahead-of-time package has no use for it."
+            )

@@ -23,9 +23,7 @@ def deployed(
     if not guards and any(sample != built.samples[0] for sample in built.samples):
         raise BackendKwargsError("deploy(guards=False) must have samples that are all alike: build with one sample.")
     ahead = built.package is not None
-    check = InputCheck(
-        built.samples, built.device, dynamic=bool(built.dynamic) and guards, values=ahead or not guards
-    )
+    check = InputCheck(built.samples, built.device, dynamic=bool(built.dynamic) and guards, values=ahead or not guards)
     made_ready = running(built, built.module, keep=False, guards="local" if guards else "none")
     lean = checked(made_ready.call, check)
     structures = len({str(sample) for sample in built.samples})

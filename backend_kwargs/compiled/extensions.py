@@ -1,4 +1,4 @@
-"""Triton's own C extensions, which it compiles when a process first touches a GPU: carried by a bundle, and put back."""
+"""Triton's own C extensions, which it compiles when a process first touches a GPU: a bundle carries them."""
 
 import re
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def _caches() -> list[Path]:
     """Return the folders that Triton's cache may be in: as it is now, and as Inductor sets it."""
     import torch
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
-    from triton import knobs
+    from triton import knobs  # type: ignore[import-untyped]
 
     devices = range(torch.cuda.device_count())
     return [Path(knobs.cache.dir), *(Path(triton_cache_dir(device)) for device in devices)]

@@ -64,7 +64,7 @@ def _instruction_sets() -> str:
 
 def _triton() -> str:
     try:
-        import triton
+        import triton  # type: ignore[import-untyped]
     except ImportError:
         return "none"
     return str(triton.__version__)

@@ -1,7 +1,7 @@
 """The compiled graphs of one module: kept as they are made, found again by what they compute.
 
-A graph is kept as AOTAutograd's own result, which torch's precompilation pickles too. The C++ libraries of its generated
-code go with it, and the code names them by their hash: so that neither a cache folder nor a compiler is needed.
+A graph is kept as AOTAutograd's own result, which torch's precompilation pickles too. The C++ libraries of its
+generated code go with it, and the code names them by their hash: neither a cache folder nor a compiler is needed.
 """
 
 import ast

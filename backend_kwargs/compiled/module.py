@@ -208,7 +208,7 @@ class CompiledModule:
             raise BackendKwargsError(f"A state's type must be {cls.__name__!r}, got {shown(kind)}.")
         if state_dict.get("version") != DICT_VERSION:
             raise BackendKwargsError(
-                f"A state's version must be {DICT_VERSION}, got {shown(state_dict.get('version'))}; update backend-kwargs."
+                f"Its version must be {DICT_VERSION}, got {shown(state_dict.get('version'))}: update backend-kwargs."
             )
         from backend_kwargs.compiled.loading import loaded_from
 

@@ -153,6 +153,7 @@ class FirstCalls:
         self._left, self._seen, self._lock = structures, set[Any](), threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call without gradients, and hand over to the lean callable after the last first call."""
         result = self._first(*args, **kwargs)
         shapes = [tuple(each.shape) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         with self._lock:

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import same
 
+
 class Sample(NamedTuple):
     """The arguments of one call."""
 
@@ -36,7 +37,7 @@ def _sample(given: Any) -> Sample:
     return Sample(tuple(given), {})
 
 
-def cloned(sample: Sample) -> Sample:
+def cloned(sample: Sample) -> Any:
     """Return `sample` with its tensors copied, so that a module which changes its inputs changes the copies."""
     return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, sample)
 
@@ -176,7 +177,12 @@ class InputCheck:
             for value, (dtype, device, shape, stride) in zip(args, exact, strict=False):
                 if value.__class__ is not torch.Tensor:
                     break
-                if value.dtype is not dtype or value.shape != shape or value.device != device or value.stride() != stride:
+                if (
+                    value.dtype is not dtype
+                    or value.shape != shape
+                    or value.device != device
+                    or value.stride() != stride
+                ):
                     break
             else:
                 return

@@ -45,7 +45,9 @@ UNBUILT = "Cannot {call} {name} before it is built: call build() or load() first
 LEADS = "if self.state == BackendState.INIT: ... self.state = BackendState.ACTIVE"
 ACTIVATES = "if self.state == BackendState.INACTIVE or self.state == BackendState.CHECKPOINT_LOADED: self._activate()"
 INERT = "neither raises nor acts: no branch of it names this state"
-LOADED_ONLY = "if self.state != BackendState.CHECKPOINT_LOADED: raise RuntimeError(... should be loaded from a checkpoint)"
+LOADED_ONLY = (
+    "if self.state != BackendState.CHECKPOINT_LOADED: raise RuntimeError(... should be loaded from a checkpoint)"
+)
 ONLY_LOADED = "Cannot deploy {name} in state {state!r}: save it, load the bundle, and deploy what load() returns."
 NOT_READY = "if self.state != BackendState.ACTIVE and self.state != BackendState.DEPLOYED: raise RuntimeError"
 READY = "After activating, the backend should be ready to do inference."
@@ -100,9 +102,7 @@ TABLE: Mapping[Call, Mapping[State, Cell]] = MappingProxyType(
             INIT: Cell(None, UNBUILT, NOT_READY),
             ACTIVE: Cell(ACTIVE, seed=READY),
             INACTIVE: Cell(None, "Cannot run {name}: it is inactive; call activate() first.", NOT_READY),
-            LOADED: Cell(
-                None, "Cannot run {name}: it is loaded; call activate() or deploy() first.", NOT_READY
-            ),
+            LOADED: Cell(None, "Cannot run {name}: it is loaded; call activate() or deploy() first.", NOT_READY),
             DEPLOYED: Cell(DEPLOYED, seed="After deploying, the backend is ready to do inference."),
         },
         "to_dict": {

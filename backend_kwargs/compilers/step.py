@@ -1,4 +1,4 @@
-"""Who compiles a graph once its options are final: Inductor's `compile_fx`, or what stands in for it in this context."""
+"""Who compiles a graph whose options are final: Inductor's `compile_fx`, or what stands in for it here."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
