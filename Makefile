@@ -23,9 +23,9 @@ define NO_TORCH
 Not installed. If pip found no torch==2.13.0+cpu, set PIP_EXTRA_INDEX_URL to the index of CPU wheels that the "Get Started" page of PyTorch names, or take another build: make TORCH=torch==2.13.0 (on Linux gigabytes of CUDA), or TORCH=installed for the one this Python has.
 endef
 
-.PHONY: help demo test bench overhead mutants check fix clean
+.PHONY: help demo test bench overhead mutants docs check fix clean
 help:
-	@echo "make demo | test | bench | overhead | mutants | check | fix | clean"
+	@echo "make demo | test | bench | overhead | mutants | docs | check | fix | clean"
 
 demo: $(READY)
 	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15
@@ -43,10 +43,15 @@ bench: $(READY)
 overhead: $(READY)
 	$(BIN)/python -m pytest tests/test_overhead.py tests/auto/test_auto_overhead.py --benchmark-only
 
-# Small changes planted at random, which the tests should notice: make mutants MODULES=accuracy,auto/key SAMPLE=20 SEED=1
+# Small changes planted at random, which the tests should notice: make mutants MODULES=accuracy,auto/cache_key SAMPLE=20 SEED=1
 mutants: $(READY)
 	@$(BIN)/python -c "import cosmic_ray" 2>/dev/null || $(BIN)/python -m pip install -q -e ".[mutants]"
 	$(BIN)/python tests/mutants.py $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
+
+# The pages of docs/ as a site in site/, with every link checked.
+docs: $(READY)
+	@$(BIN)/python -c "import mkdocs" 2>/dev/null || $(BIN)/python -m pip install -q $(WANTED) -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 check: $(READY)
 	$(BIN)/ruff check .

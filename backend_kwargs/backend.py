@@ -14,16 +14,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
+from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.compile_records import recorded
 from backend_kwargs.compilers import Compiler
 from backend_kwargs.compilers.dynamo import DynamoCompiler
-from backend_kwargs.compilers.inductor import InductorCompiler
+from backend_kwargs.compilers.inductor.compiler import InductorCompiler
 from backend_kwargs.compilers.openvino import OpenVINOCompiler
-from backend_kwargs.compilers.tvm import TVMCompiler
+from backend_kwargs.compilers.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, said, shown, unknown, warn_once, wrong_value
-from backend_kwargs.files import write_whole
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check, convert
-from backend_kwargs.records import recorded
 from backend_kwargs.requirements import Limit, Requirement
 from backend_kwargs.spec import join_spec
 from backend_kwargs.trust import Check, untrusted

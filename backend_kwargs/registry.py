@@ -12,7 +12,7 @@ from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.options import check, convert
 from backend_kwargs.spec import check_name
 from backend_kwargs.templates import Template, add_templates, derive, find_template, is_published, template_names
-from backend_kwargs.toml import read_templates
+from backend_kwargs.templates_toml import read_templates
 from backend_kwargs.trust import Check, untrusted
 
 PLAIN = "tmpl-inductor"  # the one spec that the environment speaks to

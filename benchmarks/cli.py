@@ -19,9 +19,9 @@ from backend_kwargs.errors import BackendKwargsError, wrong_value
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.case import Case
-    from benchmarks.records import Cell
-    from benchmarks.run import Say
+    from benchmarks.execution.records import Cell
+    from benchmarks.execution.session import Say
+    from benchmarks.workloads.case import Case
 
 UNFINISHED = 3  # the budget ended first; --resume goes on
 FAILED = 1
@@ -82,9 +82,9 @@ Device = Annotated[str | None, typer.Option(help="Where to run; a GPU where ther
 @app.command("list")
 def show_list(suite: Suite = Suite.full, case: Globs = None) -> None:
     """List the cases and the peers."""
-    from benchmarks.cases import CASES
-    from benchmarks.peers import HAND, peers
-    from benchmarks.run import select
+    from benchmarks.execution.session import select
+    from benchmarks.workloads.cases import CASES
+    from benchmarks.workloads.peers import HAND, peers
 
     chosen = select(CASES, suite, case or [], "cuda")
     rows = [
@@ -102,7 +102,7 @@ def env(device: Device = None) -> None:
     import torch
 
     from backend_kwargs.measure import environment
-    from benchmarks.run import about
+    from benchmarks.execution.session import about
 
     print_json({**environment(torch.device(_device(device))), **about(" ".join(sys.argv))})
 
@@ -112,7 +112,7 @@ def ceilings(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] 
     """Measure what the device can do at best."""
     import torch
 
-    from benchmarks.ceilings import measure_ceilings
+    from benchmarks.execution.ceilings import measure_ceilings
 
     with torch.no_grad():
         found = measure_ceilings(torch.device(_device(device)), rounds)
@@ -165,9 +165,9 @@ def run(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 where any peer that can be had fails.")] = False,
 ) -> None:
     """Check and time peers; exit with 3 where the budget ended first, with 1 where no cell passed."""
-    from benchmarks import peers as table
-    from benchmarks.run import Plan, groups
-    from benchmarks.run import run as go
+    from benchmarks.execution.session import Plan, groups
+    from benchmarks.execution.session import run as go
+    from benchmarks.workloads import peers as table
 
     place = _device(device)
     globs = table.globs_of(peers) if peers else table.GLOBS.get(suite, ("*",))
@@ -231,7 +231,7 @@ def compare(old: Path, new: Path) -> None:
     Exit with 0 where none became lower beyond noise, 1 where one did or a peer no longer passes, 2 where the files
     cannot be compared.
     """
-    from benchmarks.compare import compare_files
+    from benchmarks.analysis.regressions import compare_files
 
     outcome = compare_files(old, new)
     console().print(outcome.table())
@@ -250,14 +250,14 @@ def report(
     """Write results as Markdown and plots, or as records of PyTorch's HUD."""
     import json
 
-    from benchmarks import records
+    from benchmarks.execution import records
 
     if not out and not hud:
         raise BackendKwargsError("report wants --out FILE.md or --hud FILE.json.")
     if hud:
         hud.write_text(json.dumps(records.to_hud(records.read(*files)), indent=1) + "\n")
     if out:
-        from benchmarks.report import write_report
+        from benchmarks.analysis.report import write_report
 
         write_report(files, out, plots=plots)
 
@@ -265,7 +265,7 @@ def report(
 @app.command()
 def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] = 300) -> None:
     """Measure what the package costs beside plain torch.compile with equal options."""
-    from benchmarks.overhead import as_table, measure_overhead
+    from benchmarks.studies.overhead import as_table, measure_overhead
 
     console().print(as_table(measure_overhead(_device(device), rounds=rounds)), markup=False, soft_wrap=True)
 
@@ -277,11 +277,11 @@ def _cases(suite: str, globs: list[str], models: list[str], modes: list[Mode], d
     if models and globs:
         raise BackendKwargsError("--model is in place of the cases: leave --case out.")
     if not models:
-        from benchmarks.cases import CASES
-        from benchmarks.run import select
+        from benchmarks.execution.session import select
+        from benchmarks.workloads.cases import CASES
 
         return select(CASES, suite, globs, device)
-    from benchmarks.user_models import model_case
+    from benchmarks.workloads.user_models import model_case
 
     return tuple(model_case(spec, mode.value) for spec in models for mode in modes or [Mode.fwd])
 

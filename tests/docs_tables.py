@@ -34,16 +34,14 @@ def options_table(options: Mapping[str, Option]) -> str:
         f"| `{name}` | {describe(option.type).replace('|', 'or')} | `{option.default!r}` | {option.doc} |"
         for name, option in options.items()
     ]
-    return "\n".join(["| option | type | default | what it says |", "|---|---|---|---|", *rows])
+    return "\n".join(["| option | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {
-        "templates": templates_table,
-        "auto": partial(options_table, auto.OPTIONS),
-        "tvm": partial(options_table, tvm.OPTIONS),
-        "openvino": partial(options_table, openvino.OPTIONS),
-    }
+    "docs/templates.md": {"templates": templates_table},
+    "docs/auto.md": {"auto": partial(options_table, auto.OPTIONS)},
+    "docs/tvm.md": {"tvm": partial(options_table, tvm.OPTIONS)},
+    "docs/other-backends.md": {"openvino": partial(options_table, openvino.OPTIONS)},
 }
 
 

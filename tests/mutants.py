@@ -41,40 +41,41 @@ ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).with_suffix(".toml")
 # Below tests/, the nearest first; of two patterns that a module fits the first counts.
 TESTS: Mapping[str, str] = {
-    "backend_kwargs/accuracy.py": "test_accuracy.py",
-    "backend_kwargs/measure.py": "test_measure.py",
+    "backend_kwargs/measure/accuracy.py": "test_accuracy.py",
+    "backend_kwargs/measure/*.py": "test_measure.py",
     "backend_kwargs/layers.py": "test_layers.py test_backend.py",
     "backend_kwargs/spec.py": "test_spec.py test_backend.py",
     "backend_kwargs/options.py": "test_options.py test_catalogue.py test_backend_written.py",
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " test_dynamo_backends.py test_inductor.py",
-    "*/inductor.py": "test_inductor.py test_effects.py test_registry.py test_explain.py test_cutlass.py"
-    " auto/test_auto_deciding.py",
-    "*/freezing.py": "test_freezing.py auto/test_auto_traces.py auto/test_auto_deciding.py",
-    "*/outputs.py": "test_inductor.py test_effects.py",
-    "*/key.py": "auto/test_auto_keys.py auto/test_auto_deciding.py",
-    "*/auto/decisions.py": "auto/test_auto_decisions.py auto/test_auto_exchange.py",
-    "*/exchange.py": "auto/test_auto_exchange.py",
-    "*/candidates.py": "auto/test_auto_candidates.py auto/test_auto_settings.py auto/test_auto_deciding.py",
-    "*/facts.py": "auto/test_auto_candidates.py auto/test_auto_race.py auto/test_auto_ranks.py",
-    "*/judging.py": "auto/test_auto_judging.py auto/test_auto_race.py",
-    "*/limit.py": "auto/test_auto_judging.py",
-    "*/race.py": "auto/test_auto_race.py auto/test_auto_judging.py auto/test_auto_traces.py",
-    "*/apart.py": "auto/test_auto_apart.py auto/test_auto_traces.py auto/test_auto_race.py",
-    "*/capped.py": "auto/test_auto_capped.py",
-    "*/deciding.py": "auto/test_auto_deciding.py auto/test_auto_keys.py auto/test_auto_ranks.py auto/test_auto_race.py",
-    "*/agreement.py": "auto/test_auto_ranks.py",
-    "*/telling.py": "auto/test_auto_telling.py auto/test_auto_race.py",
+    "*/cudagraph_outputs.py": "test_inductor.py test_effects.py",
+    "*/inductor/*.py": "test_inductor.py test_effects.py test_registry.py test_explain.py test_cutlass.py"
+    " auto/test_auto_decide.py",
+    "*/freezing.py": "test_freezing.py auto/test_auto_traces.py auto/test_auto_decide.py",
+    "*/cache_key.py": "auto/test_auto_cache_key.py auto/test_auto_decide.py",
+    "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
+    "*/decisions_toml.py": "auto/test_auto_decisions_toml.py",
+    "*/candidates.py": "auto/test_auto_candidates.py auto/test_auto_settings.py auto/test_auto_decide.py",
+    "*/graph_stats.py": "auto/test_auto_candidates.py auto/test_auto_race.py auto/test_auto_ranks.py",
+    "*/head_to_head.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
+    "*/auto/roofline.py": "auto/test_auto_head_to_head.py",
+    "*/race.py": "auto/test_auto_race.py auto/test_auto_head_to_head.py auto/test_auto_traces.py",
+    "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
+    "*/deadline.py": "auto/test_auto_deadline.py",
+    "*/decide.py": "auto/test_auto_decide.py auto/test_auto_cache_key.py auto/test_auto_ranks.py"
+    " auto/test_auto_race.py",
+    "*/ranks.py": "auto/test_auto_ranks.py",
+    "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_race.py",
     "*/auto/*.py": "auto",
     "*/tvm/supported.py": "tvm_backend/test_tvm_supported.py tvm_backend/test_tvm_lowering.py",
     "*/tvm/partition.py": "tvm_backend/test_tvm_correct.py tvm_backend/test_tvm_inputs.py",
     "*/tvm/lowering/*.py": "tvm_backend/test_tvm_lowering.py tvm_backend/test_tvm_linear.py"
     " tvm_backend/test_tvm_training.py tvm_backend/test_tvm_shapes.py",
     "*/compare/rows.py": "test_compare_output.py",
-    "benchmarks/verdicts.py": "benchmarks/test_verdicts.py",
-    "benchmarks/limits.py": "benchmarks/test_limits.py benchmarks/test_ceilings.py",
-    "benchmarks/timers.py": "benchmarks/test_timers.py",
-    "benchmarks/controls.py": "benchmarks/test_controls.py",
+    "benchmarks/analysis/verdicts.py": "benchmarks/test_verdicts.py",
+    "benchmarks/execution/roofline.py": "benchmarks/test_bench_roofline.py benchmarks/test_ceilings.py",
+    "benchmarks/execution/device_timer.py": "benchmarks/test_device_timer.py",
+    "benchmarks/execution/controls.py": "benchmarks/test_controls.py",
 }
 PYTEST = ("-x", "--benchmark-disable", "-pno:cacheprovider", "-Wignore::pytest.PytestAssertRewriteWarning")
 SLACK_S, SLOWER = 60, 3  # a mutant may take so much more than the code as it is
@@ -83,7 +84,7 @@ SLACK_S, SLOWER = 60, 3  # a mutant may take so much more than the code as it is
 def main() -> int:
     """Sample, plant and test; return 1 where a mutant survived."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--modules", default="", help="such as accuracy,auto/key; by default all")
+    parser.add_argument("--modules", default="", help="such as accuracy,auto/cache_key; by default all")
     parser.add_argument("--sample", type=int, default=40, help="how many mutants, at as many places")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     asked = parser.parse_args()

@@ -11,57 +11,83 @@ import pytest
 import backend_kwargs
 
 ROOT = Path(backend_kwargs.__file__).parent
-# Each imports only from those above it, at its head and inside its functions. `compilers` and `cli` count as one each.
-ORDER = (
-    "errors",
-    "files",
-    "spec",
-    "layers",
-    "templates",
-    "options",
-    "trust",
-    "catalogue",
-    "toml",
-    "requirements",
-    "interval",
-    "accuracy",
-    "measure",
-    "compilers",
-    "records",
-    "backend",
-    "registry",
-    "regions",
-    "entry_points",
-    "explain",
-    "report",
-    "compiled",
-    "harness",
-    "compare",
-    "cli",
-)
-DOORS = ("__init__", "__main__")  # of the package itself; they import what they show
-TORCH_AT_THE_HEAD = ("accuracy", "measure", "harness", "compare", "compilers", "compiled")
+# Each module imports only from those before it, at its head and inside its functions.
+PACKAGE_ORDER = """
+errors atomic_write interval spec layers templates options trust catalogue templates_toml requirements
+measure.inputs measure.accuracy measure.environment measure.failures measure.timing measure.memory measure.statistics
+measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.generated_code compilers.graphs
+compilers.freezing compilers.inductor
+compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
+compilers.inductor.cudagraph_outputs
+compilers.auto
+compilers.auto.settings compilers.auto.request compilers.auto.eligibility compilers.auto.graph_stats
+compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
+compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting compilers.auto.deadline compilers.auto.workload
+compilers.auto.sandbox compilers.auto.roofline compilers.auto.head_to_head compilers.auto.race compilers.auto.decide
+compilers.inductor.compiler
+compilers.tvm
+compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
+compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
+compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
+compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering
+compilers.tvm.supported compilers.tvm.partition compilers.tvm.target compilers.tvm.no_fast_math compilers.tvm.tune
+compilers.tvm.cpu_schedule compilers.tvm.schedules compilers.tvm.build compilers.tvm.runtime
+compilers.tvm.compile_graph compilers.tvm.compiler
+compile_records backend registry regions entry_points explain
+report.graphs report.advice report.uncaptured report.generated report.ran report.relax report
+compiled.config compiled.states compiled.samples compiled.libraries compiled.graphs compiled.running compiled.ahead
+compiled.building compiled.loading compiled.deploying compiled.extensions compiled.fingerprint compiled.manifest
+compiled.bundle compiled.module compiled
+harness harness.isolation harness.study harness.trial
+compare.rows compare.drawing compare.trial compare
+cli.console cli.modules cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor cli.decisions
+cli.compare cli.bundles cli
+"""
+SUITE_ORDER = """
+workloads workloads.case workloads.nets
+workloads.nets.counting workloads.nets.convs workloads.nets.encoders workloads.nets.libraries workloads.nets.llama
+workloads.nets.scan workloads.nets.sparse
+workloads.kernels
+workloads.kernels.launch workloads.kernels.attention workloads.kernels.bandwidth workloads.kernels.elementwise
+workloads.kernels.matmul workloads.kernels.norms workloads.kernels.softmax workloads.kernels.cross_entropy
+workloads.cases.gemm workloads.cases.attention workloads.cases.norms workloads.cases.elementwise
+workloads.cases.optimizer workloads.cases.models workloads.cases.libraries workloads.cases.segments
+workloads.cases workloads.user_models workloads.peers
+execution execution.preload execution.preload_models execution.records execution.device_timer execution.ceilings
+execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
+execution.session
+analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
+analysis.report
+studies studies.overhead studies.templates studies.tune_kernels studies.tvm_speed
+cli
+"""
+DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what they show
+# torch is imported at the head of these alone: they are loaded when a graph is there, or a model to measure.
+TORCH_AT_THE_HEAD = ("measure", "harness", "compare", "compilers", "compiled")
 # Of the compilers, what loads before a graph comes.
 BEFORE_A_GRAPH = (
     "__init__",
     "auto/__init__",
     "auto/candidates",
-    "auto/decisions",
-    "auto/exchange",
+    "auto/decision",
+    "auto/decisions_toml",
     "auto/settings",
     "auto/store",
-    "cutlass",
     "declared",
     "dynamo",
-    "inductor",
+    "inductor/__init__",
+    "inductor/compiler",
+    "inductor/cutlass",
+    "inductor/fallbacks",
+    "inductor/torch_fixes",
     "openvino",
     "tvm/__init__",
     "tvm/checks",
+    "tvm/compiler",
     "tvm/settings",
     "tvm/versions",
 )
 FILES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
-ROOMS = {name: path for name, path in FILES.items() if Path(name).stem not in DOORS or "/" in name}
 WATCHED = (
     "torch",
     "torch._dynamo",
@@ -77,8 +103,21 @@ WATCHED = (
 )
 
 
-def room(name):
-    return name.removesuffix(".py").partition("/")[0]
+def modules(root):
+    """Return the path of each module below `root`, by its dotted name."""
+    files = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*.py"))}
+    return {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        for name, path in files.items()
+        if name not in DOORS
+    }
+
+
+TREES = {
+    "backend_kwargs": (PACKAGE_ORDER.split(), modules(ROOT)),
+    "benchmarks": (SUITE_ORDER.split(), modules(ROOT.parent / "benchmarks")),
+}
+MODULES = [(tree, name) for tree, (_, found) in TREES.items() for name in found]
 
 
 def imported(tree):
@@ -107,22 +146,37 @@ def modules_after(statement):
     return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
-def test_every_module_has_its_place():
-    """The order names each module, and none that is gone."""
-    assert {room(name) for name in ROOMS} == set(ORDER)
+@pytest.mark.parametrize("tree", TREES)
+def test_every_module_has_its_place(tree):
+    """The order names each module once, and none that is gone."""
+    order, found = TREES[tree]
+    assert sorted(order) == sorted(found)
 
 
-@pytest.mark.parametrize("name", ROOMS)
-def test_imports_only_from_above(name):
+@pytest.mark.parametrize(("tree", "name"), MODULES, ids=[f"{tree}.{name}" for tree, name in MODULES])
+def test_imports_only_from_above(tree, name):
     """A module imports from those above it alone."""
-    above = {"__future__", *ORDER[: ORDER.index(room(name)) + 1]} - ({room(name)} if "/" not in name else set())
-    ours = (
-        full.split(".") for full in imported(ast.parse(ROOMS[name].read_text())) if full.startswith("backend_kwargs")
-    )
-    assert {parts[1] for parts in ours} <= above
+    order, found = TREES[tree]
+    wanted = set()
+    for full in imported(ast.parse(found[name].read_text())):
+        if full.startswith(f"{tree}."):
+            parts = full.split(".")[1:]
+            # `from a.b import c`: the module a.b.c, or a name in a.b.
+            wanted.add(next(".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in found))
+    assert not wanted - set(order[: order.index(name)])
 
 
-LIGHT = [name for name in FILES if room(name) not in TORCH_AT_THE_HEAD]
+def test_the_package_knows_no_suite():
+    """The package imports nothing of the benchmark suite, which is not installed with it."""
+    assert not [
+        (name, full)
+        for name, path in FILES.items()
+        for full in imported(ast.parse(path.read_text()))
+        if full.startswith("benchmarks")
+    ]
+
+
+LIGHT = [name for name in FILES if name.partition("/")[0] not in TORCH_AT_THE_HEAD]
 LIGHT += [f"compilers/{name}.py" for name in BEFORE_A_GRAPH]
 LIGHT += [f"compiled/{name}.py" for name in ("__init__", "config", "module", "states")]
 

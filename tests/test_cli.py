@@ -13,7 +13,7 @@ import backend_kwargs as bk
 from backend_kwargs.cli import compare as compare_command
 from backend_kwargs.cli.modules import importable
 from backend_kwargs.compare import Comparison, Row, fastest
-from backend_kwargs.compilers.inductor import OWN
+from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.measure import Interval
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -281,6 +281,7 @@ def leave():
     sys.exit("which data?")
 
 def interrupt():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     signal.raise_signal(signal.SIGINT)
 """
 TWELVE = (

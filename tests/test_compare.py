@@ -13,7 +13,7 @@ from backend_kwargs.compare import Candidate, Row, compare, fastest
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.harness import isolation as isolating
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
-from benchmarks.controls import slow_while_held
+from benchmarks.execution.controls import slow_while_held
 
 ROUNDS = 3
 EAGER = Candidate("eager")

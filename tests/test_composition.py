@@ -81,6 +81,8 @@ def test_compositions_are_eagers(backend, fresh_dynamo):
             return
         found = run(backend, expressions, shape)
         plain = run("inductor", expressions, shape) if found else []
+        # Inductor rounds to half precision only where a kernel ends, and templates end kernels elsewhere.
+        plain += [at for at in found if at not in plain and run("inductor", [expressions[at]], shape)]
         listed.extend(str(expressions[at]) for at in found if at in plain)
         compared += len(expressions) - len(set(found) & set(plain))
         if others := [at for at in found if at not in plain]:

@@ -13,8 +13,8 @@ from torch._inductor import config
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, make_backend
-from backend_kwargs.compilers import cutlass, inductor
-from backend_kwargs.compilers.cutlass import cutlass_dir, found_by_inductor
+from backend_kwargs.compilers.inductor import compiler, cutlass
+from backend_kwargs.compilers.inductor.cutlass import cutlass_dir, found_by_inductor
 from backend_kwargs.requirements import Machine
 
 INSTALL = 'pip install "backend-kwargs[cutlass]"'
@@ -121,7 +121,7 @@ def test_no_links(site, monkeypatch):
 
 def test_at_once(site, cache):
     """Several processes that make it at once agree, and leave nothing beside it."""
-    code = "from backend_kwargs.compilers.cutlass import cutlass_dir; input(); print(cutlass_dir())"
+    code = "from backend_kwargs.compilers.inductor.cutlass import cutlass_dir; input(); print(cutlass_dir())"
     environment = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -239,7 +239,7 @@ def test_links_of_another_environment(site, inductor_cache, tmp_path):
 def test_inductor_imports_it(site):
     """Inductor's own search finds the packages by the directory, from each release's place of it."""
     code = (
-        "from backend_kwargs.compilers.cutlass import found_by_inductor\n"
+        "from backend_kwargs.compilers.inductor.cutlass import found_by_inductor\n"
         "from torch._inductor.codegen.cutlass.utils import try_import_cutlass\n"
         "from torch._inductor.codegen.cuda.compile_utils import _cutlass_include_paths\n"
         "with found_by_inductor(None): print(try_import_cutlass(), _cutlass_include_paths()[0])"
@@ -265,7 +265,7 @@ LARGE_GPU = Machine(gpu="a GPU", capability=(9, 0), sms=132, triton=True, nvcc="
 def test_compile(spec, here, finds, site, inductor_cache, cache, monkeypatch):
     """Compiling lays CUTLASS out where it would serve, and only there."""
     torch._dynamo.reset()  # equal backends would share what one of them compiled
-    monkeypatch.setattr(inductor, "machine", lambda: here)
+    monkeypatch.setattr(compiler, "machine", lambda: here)
     found = torch.compile(lambda x: x.sin() + 1, backend=make_backend(spec, fx_graph_cache=False))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BackendKwargsWarning)  # told once in a process

@@ -1,4 +1,4 @@
-"""The docs run: README's code as it stands, and its generated tables are those of the code."""
+"""The docs run: the code of README and of each page as it stands; generated tables are those of the code."""
 
 import re
 import subprocess
@@ -14,24 +14,29 @@ from backend_kwargs.compilers.auto.settings import OPTIONS
 from backend_kwargs.compilers.tvm.versions import unfit
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TVM, OPENVINO = (
-    re.search(rf"^## {name}\n.*?(?=^## )", README, re.DOTALL | re.MULTILINE)[0] for name in ("TVM", "OpenVINO")
-)
-PARTS = [
-    pytest.param(README.replace(TVM, "").replace(OPENVINO, ""), id="all but these"),
-    pytest.param(TVM, id="TVM", marks=pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")),
-    pytest.param(OPENVINO, id="OpenVINO", marks=pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")),
-]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+COMMANDS = "\n".join(page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *PAGES])
+REQUIRED = {
+    "tvm.md": pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}"),
+    "other-backends.md": pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO"),
+}
 
 
 def blocks(language: str, text: str = README) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("text", PARTS)
-def test_readme_code_runs(text, tmp_path):
-    """README's Python blocks run one after another, in a process and a directory of their own; so do TVM's."""
-    code = "\n".join(blocks("python", text))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=REQUIRED.get(page.name, ()))
+        for page in [ROOT / "README.md", *PAGES]
+        if blocks("python", page.read_text(encoding="utf-8"))
+    ],
+)
+def test_code_runs(page, tmp_path):
+    """The Python blocks of a page run one after another, in a process and a directory of their own."""
+    code = "\n".join(blocks("python", page.read_text(encoding="utf-8")))
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
@@ -44,23 +49,26 @@ def test_readme_error_is_the_real_one():
     assert (type(raised.value).__name__, str(raised.value)) == (kind, message)
 
 
-def test_readme_toml_loads(tmp_path):
-    """README's templates.toml is one that load_templates reads."""
-    (tmp_path / "templates.toml").write_text(blocks("toml")[0], encoding="utf-8")
+def test_toml_of_the_docs_loads(tmp_path):
+    """The templates.toml of the docs is one that load_templates reads."""
+    text = (ROOT / "docs" / "templates.md").read_text(encoding="utf-8")
+    (tmp_path / "templates.toml").write_text(blocks("toml", text)[0], encoding="utf-8")
     assert bk.load_templates(tmp_path / "templates.toml") == ["serve"]
 
 
-@pytest.mark.parametrize("command", re.findall(r"^(backend-kwargs (?!compare).*?) +#", README, re.MULTILINE))
-def test_readme_commands_run(command):
-    """README's quick command lines exit with 0."""
+@pytest.mark.parametrize(
+    "command", dict.fromkeys(re.findall(r"^(backend-kwargs (?!compare).*?) +#", COMMANDS, re.MULTILINE))
+)
+def test_commands_of_the_docs_run(command):
+    """The quick command lines of README and the docs exit with 0."""
     arguments = [word.strip("'") for word in command.split()[1:]]
     ran = subprocess.run([sys.executable, "-m", "backend_kwargs", *arguments], capture_output=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
 
-def test_readme_search_finds_what_a_race_may_be_told():
-    """README's search among auto's options prints auto's own."""
-    (command,) = re.findall(r"^backend-kwargs (options --backend \S*:auto .*?) +#", README, re.MULTILINE)
+def test_search_of_the_docs_finds_options_of_auto():
+    """The docs' search among auto's options prints auto's own."""
+    (command,) = re.findall(r"^backend-kwargs (options --backend \S*:auto .*?) +#", COMMANDS, re.MULTILINE)
     searched = [sys.executable, "-m", "backend_kwargs", *command.split()]
     ran = subprocess.run(searched, capture_output=True, text=True, check=True)
     rows = {words[0] for line in ran.stdout.splitlines() if (words := line.split())}
@@ -75,9 +83,24 @@ def test_tables_are_current(file):
 
 def test_check_tells_an_old_table(tmp_path, monkeypatch):
     """The check exits with the file's name where a table is out of date."""
-    (tmp_path / "README.md").write_text("<!-- generated: templates -->\nold\n<!-- end -->\n", encoding="utf-8")
+    (tmp_path / "docs").mkdir()
+    for file in TABLES:
+        (tmp_path / file).write_text("<!-- generated: templates -->\nold\n<!-- end -->\n", encoding="utf-8")
     monkeypatch.setattr(docs_tables, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["docs_tables.py"])
     with pytest.raises(SystemExit) as exited:
         docs_tables.main()
-    assert str(exited.value) == "README.md is out of date: python tests/docs_tables.py --write"
+    assert str(exited.value) == "docs/templates.md is out of date: python tests/docs_tables.py --write"
+
+
+@pytest.mark.skipif(not find_spec("mkdocs"), reason="no mkdocs: pip install -e .[docs]")
+def test_site_builds_and_its_links_lead_somewhere(tmp_path):
+    """mkdocs builds the site, and warns of no link or anchor that is missing."""
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    ran = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_readme_is_short():
+    """README stays at 150 lines or fewer: everything else has a page of the docs."""
+    assert len(README.splitlines()) <= 150

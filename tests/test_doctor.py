@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from backend_kwargs import explain as explain_
 from backend_kwargs import list_templates, make_backend
 from backend_kwargs.cli import app, doctor
-from backend_kwargs.compilers import declared, inductor, tvm
+from backend_kwargs.compilers import declared, tvm
+from backend_kwargs.compilers.inductor import compiler
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.requirements import INSTALL_TVM, Machine
 
@@ -38,7 +39,7 @@ SMALL = replace(H200, gpu="a small GPU", sms=20)
 @pytest.fixture
 def on(monkeypatch):
     def be(machine: Machine) -> None:
-        for module in (inductor, declared, doctor):
+        for module in (compiler, declared, doctor):
             monkeypatch.setattr(module, "machine", lambda: machine)
         monkeypatch.setattr(tvm, "unfit", lambda: "" if machine.tvm else "apache-tvm 0.27 is not installed")
 

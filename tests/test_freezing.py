@@ -16,7 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from backend_kwargs import BackendKwargsWarning, make_backend
 from backend_kwargs.compilers.freezing import UNCACHED, compile_frozen, reattach_parameters
-from backend_kwargs.compilers.outputs import with_copies_of
+from backend_kwargs.compilers.inductor.cudagraph_outputs import with_copies_of
 from backend_kwargs.errors import warn_once
 
 freezing_backend = make_backend("tmpl-inductor:freezing")

@@ -500,10 +500,10 @@ def test_clone_outputs_needs_graph_trees():
 )
 def test_results_are_copied_under_auto_alone_unless_told(monkeypatch, template, options, copies):
     """`clone_outputs=None` is on where auto may choose CUDA graphs, and off where a user does."""
-    from backend_kwargs.compilers import outputs
+    from backend_kwargs.compilers.inductor import cudagraph_outputs
 
-    wrapped, wrap = [], outputs.with_independent_outputs
-    monkeypatch.setattr(outputs, "with_independent_outputs", lambda fn: wrapped.append(fn) or wrap(fn))
+    wrapped, wrap = [], cudagraph_outputs.with_independent_outputs
+    monkeypatch.setattr(cudagraph_outputs, "with_independent_outputs", lambda fn: wrapped.append(fn) or wrap(fn))
     backend = bk.make_backend(f"tmpl-inductor:{template}", {"triton.cudagraphs": True} | options)
     assert_close(torch.compile(mm, backend=backend)(X), mm(X))
     assert bool(wrapped) is copies

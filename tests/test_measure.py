@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend_kwargs import measure
-from backend_kwargs.measure import Interval, interleave, order, ratio_interval, within_noise
+from backend_kwargs.measure import Interval, interleave, order, ratio_interval, timing, within_noise
 
 CPU = torch.device("cpu")
 seconds = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=40)
@@ -132,7 +132,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
     return clock
 
 
@@ -147,7 +147,7 @@ def test_threefold_work_is_seen(clock):
 @pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
 def test_short_calls_are_repeated_and_divided(clock, cost):
     """A sample of a short call lasts a millisecond, a few at most, and says the time of one call."""
-    race = measure._Race({"short": lambda: clock.passes(cost)}, None, CPU, True)
+    race = timing._Race({"short": lambda: clock.passes(cost)}, None, CPU, True)
     race.prepare("short", warmup=0)
     clock.now, clock.calls = 0.0, 0
     race.sample("short")

@@ -96,10 +96,10 @@ def test_template_for_some_graphs_by_environment(rules, kernels):
     """Torch splits a rule at its first colon, so that a template's name keeps its own."""
     script = (
         "import torch, backend_kwargs as bk\n"
-        "from backend_kwargs import records\n"
+        "from backend_kwargs import compile_records\n"
         "first = torch.compile(lambda x: x + 1, backend='aot_eager'); first(torch.ones(3))\n"
         "second = torch.compile(lambda x: x - 1, backend='aot_eager'); second(torch.ones(3))\n"
-        "print(*sorted((r.compile_id, r.spec) for r in records.records()))"
+        "print(*sorted((r.compile_id, r.spec) for r in compile_records.records()))"
     )
     env = {**os.environ, "TORCH_COMPILE_OVERRIDE_BACKENDS": rules}
     ran = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)

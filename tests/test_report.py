@@ -16,7 +16,7 @@ from torch._inductor.utils import fresh_cache
 from torch.nn.parallel import DistributedDataParallel
 
 import backend_kwargs as bk
-from backend_kwargs import records
+from backend_kwargs import compile_records
 from backend_kwargs.report import Ran
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 
@@ -428,7 +428,7 @@ def test_threads_do_not_mix():
         thread.start()
     for thread in threads:
         thread.join()
-    owners = {record.owner() for record in records.records()}
+    owners = {record.owner() for record in compile_records.records()}
     assert owners >= set(functions)
     assert [len(bk.report(compiled[at]).graphs) for at in range(4)] == [1, 1, 1, 1]
 
@@ -437,14 +437,14 @@ def test_threads_do_not_mix():
 def test_record_goes_with_the_compiled_graph(spec):
     """No record outlives what it is of, and none goes before."""
     gc.collect()
-    before = len(records.records())
+    before = len(compile_records.records())
     compiled = _compiled(torch.nn.Linear(4, 4), (torch.ones(2, 4),), spec=spec)
     gc.collect()
-    assert len(records.records()) == before + 1
+    assert len(compile_records.records()) == before + 1
     del compiled
     torch._dynamo.reset()
     gc.collect()
-    assert len(records.records()) == before
+    assert len(compile_records.records()) == before
 
 
 def test_what_the_compiler_returned_is_not_wrapped():
@@ -520,8 +520,8 @@ def test_recording_never_fails_a_compile(monkeypatch, step, graphs):
     def breaks(*_):
         raise TypeError("moved elsewhere")
 
-    monkeypatch.setattr(records, step, breaks)
+    monkeypatch.setattr(compile_records, step, breaks)
     plus = eval("lambda x: x + 48")
     compiled = _compiled(plus, spec="eager")
     assert compiled(torch.ones(2)).tolist() == [49, 49]
-    assert len([record for record in records.records() if record.owner() is plus]) == graphs
+    assert len([record for record in compile_records.records() if record.owner() is plus]) == graphs

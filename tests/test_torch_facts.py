@@ -16,7 +16,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.runtime import compile_tasks
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
-from backend_kwargs.compilers.inductor import OWN, TORCH_COMPILE_ONLY
+from backend_kwargs.compilers.inductor.compiler import OWN, TORCH_COMPILE_ONLY
 from backend_kwargs.requirements import LEAST_SMS
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, quiet
 from backend_kwargs.cli.modules import folder_of, importable, imported
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, said, wrong_value
-from backend_kwargs.files import write_whole
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.spec import split_candidates
 

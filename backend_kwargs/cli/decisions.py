@@ -11,8 +11,8 @@ import typer
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import AsJson
 from backend_kwargs.cli.console import console, print_json, print_table
-from backend_kwargs.compilers.auto.decisions import Decision
-from backend_kwargs.compilers.auto.exchange import read_decisions, template_name, write_decisions
+from backend_kwargs.compilers.auto.decision import Decision
+from backend_kwargs.compilers.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.compilers.auto.store import open_store
 from backend_kwargs.errors import BackendKwargsError, printable
 
@@ -43,7 +43,7 @@ def show_one(key: Key, store: Where = None, json: AsJson = False) -> None:
     """Show one decision: what was tried, what won and why, and where."""
     from dataclasses import asdict
 
-    from backend_kwargs.compilers.auto.telling import table
+    from backend_kwargs.compilers.auto.reporting import table
 
     (decision,) = _found(open_store(store).all, [key], one=True)
     if json:

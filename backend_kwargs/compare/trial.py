@@ -97,7 +97,7 @@ def _empty_cache() -> Iterator[None]:
     """Give Inductor an empty cache of its own, and races a store in which nothing is decided."""
     from torch._inductor.utils import fresh_cache
 
-    from backend_kwargs.compilers.auto.deciding import nothing_decided
+    from backend_kwargs.compilers.auto.decide import nothing_decided
 
     error = None
     with fresh_cache(), nothing_decided():

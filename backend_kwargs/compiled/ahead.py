@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs.compiled.running import Built, entry
 from backend_kwargs.compiled.samples import Sample
-from backend_kwargs.compilers.inductor import OWN
+from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.errors import BackendKwargsError, said
 
 PACKAGE = "model.pt2"

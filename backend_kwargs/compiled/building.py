@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from backend_kwargs import accuracy
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.graphs import new_folder
 from backend_kwargs.compiled.running import (
@@ -16,12 +15,14 @@ from backend_kwargs.compiled.running import (
     Running,
     entry,
     first_output_dtypes,
+    import_compiler,
     run_all,
     running,
     without_gradients,
 )
 from backend_kwargs.compiled.samples import Sample, cloned, described, samples_of
 from backend_kwargs.errors import BackendKwargsError, said, warn_once, wrong_value
+from backend_kwargs.measure import accuracy
 
 
 def build(
@@ -36,6 +37,7 @@ def build(
         raise wrong_value("build's `module`", "a torch.nn.Module", module)
     samples = samples_of(data)
     where = device_of(module, device)
+    import_compiler()
     folder, keep_alive = _folder(cache_dir)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), torch.no_grad():
         wanted, dtypes, changed = _eager(config, module, samples, where)

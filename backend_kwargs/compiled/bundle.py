@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compiled.building import device_of
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.extensions import install, loaded_extensions
@@ -32,7 +33,6 @@ from backend_kwargs.compiled.manifest import (
 )
 from backend_kwargs.compiled.running import Built
 from backend_kwargs.errors import BackendKwargsError, said, shown, warn_once, wrong_value
-from backend_kwargs.files import write_whole
 
 MANIFEST, PARTS, SIGNATURES, LOCK = "manifest.json", "parts", "signatures", ".lock"
 OURS = {MANIFEST, PARTS, SIGNATURES, LOCK}

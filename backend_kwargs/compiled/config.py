@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.backend import OURS, Backend, find_backend
 from backend_kwargs.errors import BackendKwargsError, said, shown, wrong_value
-from backend_kwargs.files import write_whole
 from backend_kwargs.layers import copied, same
 from backend_kwargs.options import check, declared, lookup
 from backend_kwargs.registry import PLAIN, make_backend

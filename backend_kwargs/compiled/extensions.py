@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from backend_kwargs.files import write_whole
+from backend_kwargs.atomic_write import write_whole
 
 MAPS = Path("/proc/self/maps")
 # As Triton's cache lays them out: the folder is a hash of the source and of what compiles it.

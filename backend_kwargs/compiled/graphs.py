@@ -22,10 +22,10 @@ from torch._guards import CompileContext
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.compiled.libraries import library, provide
-from backend_kwargs.compilers.auto.key import ambient, signature, structure
-from backend_kwargs.compilers.auto.telling import decision_of
-from backend_kwargs.compilers.generated import compiled_graphs
-from backend_kwargs.compilers.step import stand_in
+from backend_kwargs.compilers.auto.cache_key import ambient, signature, structure
+from backend_kwargs.compilers.auto.reporting import decision_of
+from backend_kwargs.compilers.generated_code import compiled_graphs
+from backend_kwargs.compilers.inductor.compile_step import stand_in
 from backend_kwargs.errors import said
 from backend_kwargs.options import check
 from backend_kwargs.trust import untrusted

@@ -65,6 +65,12 @@ def _freed(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("This code was freed.")
 
 
+def import_compiler() -> None:
+    """Import what torch compiles with, seconds of a process's life that are no part of a compile."""
+    import torch._dynamo
+    import torch._inductor.compile_fx  # noqa: F401 - for its own sake
+
+
 def entry(config: CompileConfig, device: torch.device, output_dtypes: Dtypes, name: str) -> FunctionType:
     """Return the function `(module, *args, **kwargs)` that is compiled; its code object is nobody else's.
 

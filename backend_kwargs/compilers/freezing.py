@@ -1,6 +1,5 @@
 """Give Inductor parameters to freeze: dynamo hands them over as inputs, and Inductor freezes attributes only."""
 
-import copy
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,8 @@ from torch._dynamo.source import DictGetItemSource, UnspecializedParamBufferSour
 from torch._guards import Guard, Source, TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+
+from backend_kwargs.compilers.graphs import copy_of_graph, may_be_written, origin
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -42,7 +43,7 @@ def noting_constants(inner_compile: Callable[..., Any], constants: list[torch.Te
 
     def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         sources = [
-            _root(node, lambda node: getattr(node.target, "is_view", False))
+            origin(node, lambda node: getattr(node.target, "is_view", False))
             for node in gm.graph.output_node().all_input_nodes
         ]
         constants.extend(attrgetter(str(node.target))(gm) for node in sources if node.op == "get_attr")
@@ -101,48 +102,6 @@ def _any_written(shared: Sequence[tuple[Node, torch.Tensor]]) -> bool:
     mode = FakeTensorMode()
     fresh = [mode.from_tensor(value) for _, value in shared]  # all alive, so that they share memory too
     return any(may_be_written(node, fake._version) for (node, _), fake in zip(shared, fresh, strict=True))
-
-
-def may_be_written(placeholder: Node, version: int = 0) -> bool:
-    """Tell whether the graph may change this input in place.
-
-    `version` is that of a new fake of the input: above 0 where one of another input has the same memory.
-    """
-    # Dynamo has run the graph on this fake tensor, and an in-place operator counts up its version. Inference tensors
-    # have no version, and a higher-order operator (a Triton kernel) may write without counting.
-    fake = placeholder.meta.get("example_value")
-    if not isinstance(fake, torch.Tensor) or fake.is_inference() or fake._version > version:
-        return True
-    return any(isinstance(user.target, torch._ops.HigherOrderOperator) for user in placeholder.users)
-
-
-def lends_its_data(placeholder: Node) -> bool:
-    """Tell whether the graph takes `.data` of this input or of a view of it, whose changes no version counts."""
-    taken = placeholder.graph.find_nodes(op="call_function", target=torch._C._autograd._get_data_attr)  # type: ignore[attr-defined]
-    return any(_root(node) is placeholder for node in taken)
-
-
-def _root(node: Node, passes: Callable[[Node], bool] = lambda node: True) -> Node:
-    """Follow first arguments for as long as `passes` holds."""
-    while node.args and isinstance(node.args[0], Node) and passes(node):
-        node = node.args[0]
-    return node
-
-
-def copy_of_graph(gm: GraphModule) -> GraphModule:
-    """Return a copy that a compiler may take over, with what dynamo hangs on the graph; its attributes are shared."""
-    # Dynamo reads the placeholders of its own graph once more after the backend, to generate the call.
-    graph: Graph = copy.deepcopy(gm.graph)
-    for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
-        if hasattr(old, "_dynamo_source"):
-            new._dynamo_source = old._dynamo_source
-    copied = GraphModule(gm, graph)
-    copied.meta = dict(gm.meta)
-    # AOTAutograd takes a graph for dynamo's own by these two (beside `meta`), and fails or forgets what is static.
-    for name in ("_param_name_to_source", "_source_to_user_stacks"):
-        if hasattr(gm, name):
-            setattr(copied, name, copy.copy(getattr(gm, name)))
-    return copied
 
 
 def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor) -> Source:

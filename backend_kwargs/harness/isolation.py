@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import torch
 
+from backend_kwargs.compile_records import returned_as_it_was
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.records import returned_as_it_was
 from backend_kwargs.report import Ran, report
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from backend_kwargs.compilers.generated import comparable
+from backend_kwargs.compile_records import WRAPPER, Record, records
+from backend_kwargs.compilers.generated_code import comparable
 from backend_kwargs.errors import BackendKwargsError, wrong_value
-from backend_kwargs.records import WRAPPER, Record, records
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.generated import codes_of, unknown_here
 from backend_kwargs.report.graphs import (
@@ -180,7 +180,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
 def _race(record: Record) -> Race | None:
     if not record.options.get("auto"):
         return None
-    from backend_kwargs.compilers.auto.telling import decision_of, table
+    from backend_kwargs.compilers.auto.reporting import decision_of, table
 
     found = decision_of(record.compile_id)
     return Race(found.winner, found.options, found.seconds, found.rows, table(found)) if found else None

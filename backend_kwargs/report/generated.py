@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from backend_kwargs.compilers.generated import comparable, compiled_graphs
-from backend_kwargs.records import Record
+from backend_kwargs.compile_records import Record
+from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
 from backend_kwargs.report.graphs import Code, times
 
 # How generated code makes a kernel, or calls one: what follows `async_compile.`, and what we call it.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from backend_kwargs.compilers.auto.decisions import Row
+    from backend_kwargs.compilers.auto.decision import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from backend_kwargs.records import Record
+from backend_kwargs.compile_records import Record
 from backend_kwargs.report.graphs import Code, OpenVINO, Ran, Relax, number
 
 ATTEMPTS = "openvino_attempts"

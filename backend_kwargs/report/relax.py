@@ -1,6 +1,6 @@
 """What TVM has of a graph: read off the summary that the compiled callable carries."""
 
-from backend_kwargs.records import Record
+from backend_kwargs.compile_records import Record
 from backend_kwargs.report.graphs import Partition, Relax
 
 SUMMARY = "tvm_summary"

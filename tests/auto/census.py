@@ -34,10 +34,10 @@ from torch._inductor import cudagraph_trees
 from torch._inductor.runtime.benchmarking import benchmarker
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import capped, deciding, judging, race
+from backend_kwargs.compilers.auto import deadline, decide, head_to_head, race
 
 ROOT = str(Path(backend_kwargs.__file__).parent)
-MUST = ("compilers/auto/apart.py", "compilers/auto/capped.py")
+MUST = ("compilers/auto/sandbox.py", "compilers/auto/deadline.py")
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 SECONDS_A_CHILD = 30
 
@@ -78,8 +78,8 @@ def census() -> dict[str, Any]:
         "metrics context": repr(type(getattr(_metrics_context_tls, "metrics_context", None)._on_exit))
         if hasattr(_metrics_context_tls, "metrics_context")
         else "",
-        "benchmarker": sorted(vars(benchmarker).keys() & {*capped.TIMERS}),
-        "ends": len(capped._ends),
+        "benchmarker": sorted(vars(benchmarker).keys() & {*deadline.TIMERS}),
+        "ends": len(deadline._ends),
     }
 
 
@@ -187,7 +187,7 @@ def after(backend: Any) -> dict[str, Any]:
 def interrupts(seconds: float, shard: int, shards: int, candidates: list[str]) -> Iterator[dict[str, Any]]:
     """Interrupt one line after the other: tell whether the race came to it, and what it left."""
     torch.set_num_threads(1)  # forks do not inherit the threads of OpenMP
-    judging.BOUT = judging.LEAST_ROUNDS = judging.ROUNDS = 2
+    head_to_head.BOUT = head_to_head.LEAST_ROUNDS = head_to_head.ROUNDS = 2
     race.better = lambda *_: True  # type: ignore[assignment]
     backend_kwargs.register_template("call", {PASS: fails_in_a_call, "fx_graph_cache": False})
     run = partial(_race, candidates)
@@ -210,7 +210,7 @@ MODEL = torch.nn.Linear(16, 4)
 
 def _race(candidates: list[str]) -> None:
     torch._dynamo.reset()
-    deciding.forget_process()
+    decide.forget_process()
     options = {"candidates": candidates, "budget_s": 300.0, "race": "always"}
     backend = backend_kwargs.make_backend("tmpl-inductor:auto", options)
     with warnings.catch_warnings():

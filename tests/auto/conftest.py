@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import deciding, decisions, race
+from backend_kwargs.compilers.auto import decide, decision, race
 
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 
@@ -70,9 +70,9 @@ def planted():
 def store(tmp_path, monkeypatch, fresh_dynamo):
     path = tmp_path / "decisions.sqlite"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
-    deciding.forget_process()
+    decide.forget_process()
     yield path
-    deciding.forget_process()
+    decide.forget_process()
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ class Races:
 
     def __call__(self, request, tick):
         self.count += 1
-        row = decisions.Row(self.winner, self.options, seconds=1e-4, won=True)
-        others = [decisions.Row(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
+        row = decision.Row(self.winner, self.options, seconds=1e-4, won=True)
+        others = [decision.Row(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
         return race.Outcome(row, (*others, row), "3 ops", 0.1, self.cut)
 
 

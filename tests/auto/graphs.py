@@ -5,7 +5,7 @@ import sqlite3
 import torch
 
 import backend_kwargs
-from backend_kwargs.compilers.auto.decisions import Decision, Row
+from backend_kwargs.compilers.auto.decision import Decision, Row
 from backend_kwargs.compilers.auto.store import Store
 
 ROW = Row("cudagraphs", seconds=1e-4, won=True)

@@ -9,8 +9,8 @@ from torch.nn.functional import linear
 
 from backend_kwargs.catalogue import inductor_options
 from backend_kwargs.compilers.auto.candidates import STEPS, candidates_for
-from backend_kwargs.compilers.auto.facts import Facts, seen_facts
-from backend_kwargs.compilers.auto.limit import Slack
+from backend_kwargs.compilers.auto.graph_stats import Facts, seen_facts
+from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.settings import Settings
 
 MARKS = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 9e7}

@@ -8,7 +8,7 @@ from graphs import backend_of, chain, rows_of, told
 from torch._library.effects import EffectType
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.facts import has_side_effects
+from backend_kwargs.compilers.auto.eligibility import has_side_effects
 
 ran = []
 

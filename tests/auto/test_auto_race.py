@@ -13,7 +13,7 @@ from torch._inductor.utils import fresh_cache
 
 import backend_kwargs
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto import deciding, race
+from backend_kwargs.compilers.auto import decide, race
 from backend_kwargs.compilers.auto.candidates import Candidate
 from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.errors import BackendKwargsWarning
@@ -32,7 +32,7 @@ def test_the_next_process_finds_the_winner(auto, store, default_wins):
     with fresh_cache():
         auto(chain)(x)
         torch._dynamo.reset()
-        deciding.forget_process()
+        decide.forget_process()
         counters.clear()
         auto(chain)(x)
     assert (counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"]) == (1, 0)

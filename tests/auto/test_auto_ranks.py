@@ -10,8 +10,8 @@ import torch
 from graphs import backend_of, chain, told
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import agreement, deciding
-from backend_kwargs.compilers.auto.decisions import Decision, packed
+from backend_kwargs.compilers.auto import decide, ranks
+from backend_kwargs.compilers.auto.decision import Decision, packed
 
 
 def test_collectives_are_not_raced(races, log, tmp_path):
@@ -72,9 +72,9 @@ def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known, bu
         auto(chain)(x)
         torch._dynamo.reset()
     key = key_of_next(monkeypatch, x)
-    word.add(f"{agreement.PREFIX}/{key}/owner", 1)
-    word.set(f"{agreement.PREFIX}/{key}/decision", json.dumps(packed(Decision(key, "", "default", facts="first come"))))
-    monkeypatch.setattr(agreement, "_process_group_store", lambda: word)
+    word.add(f"{ranks.PREFIX}/{key}/owner", 1)
+    word.set(f"{ranks.PREFIX}/{key}/decision", json.dumps(packed(Decision(key, "", "default", facts="first come"))))
+    monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     auto(chain, budget_s=budget_s)(x)
     assert told(log) == "auto: default for first come (0.0 s)"
 
@@ -83,7 +83,7 @@ def key_of_next(monkeypatch, x):
     """Return the key that `chain` gets."""
     keys = []
     with monkeypatch.context() as patch:
-        patch.setattr(deciding, "agreed", lambda key, decide, stand_in, settings: keys.append(key) or stand_in)
+        patch.setattr(decide, "agreed", lambda key, decide, stand_in, settings: keys.append(key) or stand_in)
         torch.compile(chain, backend=backend_of())(x)
     torch._dynamo.reset()
     return keys[0]
@@ -92,9 +92,9 @@ def key_of_next(monkeypatch, x):
 def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, monkeypatch, log):
     """After budget and grace a rank compiles default."""
     word, x = torch.distributed.HashStore(), torch.randn(8, 64)
-    word.add(f"{agreement.PREFIX}/{key_of_next(monkeypatch, x)}/owner", 1)
-    monkeypatch.setattr(agreement, "_process_group_store", lambda: word)
-    monkeypatch.setattr(agreement, "GRACE_S", 0.1)
+    word.add(f"{ranks.PREFIX}/{key_of_next(monkeypatch, x)}/owner", 1)
+    monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
+    monkeypatch.setattr(ranks, "GRACE_S", 0.1)
     auto(chain, budget_s=0.1)(x)
     assert told(log).startswith("auto: default for a graph not raced: the rank that races it was not heard of in time")
     assert races.count == 0
@@ -103,35 +103,35 @@ def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, mon
 def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monkeypatch, log):
     """Where JSON has no form for the winner's option, all ranks compile default, and none waits."""
     word = torch.distributed.HashStore()
-    monkeypatch.setattr(agreement, "_process_group_store", lambda: word)
+    monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     backend_kwargs.register_template("mine", {"post_grad_custom_post_pass": print})
     races.winner, races.options = "mine", {"post_grad_custom_post_pass": print}
     with pytest.warns(backend_kwargs.BackendKwargsWarning) as warned:
         auto(chain, ["mine"])(torch.randn(8, 64))
     assert "Object of type builtin_function_or_method is not JSON serializable" in str(warned[0].message)
     assert told(log).startswith("auto: default for a graph not raced")
-    (key,) = [key for _, key in deciding._decided]
-    assert word.check([f"{agreement.PREFIX}/{key}/decision"])
+    (key,) = [key for _, key in decide._decided]
+    assert word.check([f"{ranks.PREFIX}/{key}/decision"])
 
 
 RANK = """
 import json, os, sys
 import torch, torch.distributed as dist
 import backend_kwargs
-from backend_kwargs.compilers.auto import agreement, deciding, judging, race
+from backend_kwargs.compilers.auto import decide, head_to_head, race, ranks
 rank, file = int(sys.argv[1]), sys.argv[2]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-row = judging.Row("eager", won=True)
+row = head_to_head.Row("eager", won=True)
 race.race = lambda request, tick: race.Outcome(row, (row,), f"race of {rank}", 0.0, False)
 backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], budget_s=20)
-words = agreement._process_group_store()
+words = ranks._process_group_store()
 def shared(x): return torch.relu(x * 2 + 1).sum(-1)
 def own(x): return (x - rank).sin() if rank else x.cos().exp()
 def decided(fn): # by this rank, in the order of the words that the other waits for
     torch.compile(fn, backend=backend)(torch.randn(8, 64))
     words.set(f"{fn.__name__} of {rank}", "done")
-    return list(deciding._decided.values())[-1].facts
+    return list(decide._decided.values())[-1].facts
 def after(word): words.wait([word])
 if rank == 0: # it comes first to the shared graph, and last to its own
     after("stored of 1")
@@ -139,11 +139,11 @@ if rank == 0: # it comes first to the shared graph, and last to its own
     after("own of 1")
     seen.append(decided(own))
 else: # it has a stored decision for the shared graph, and asks for its own while the other has not begun
-    ask, agreement._process_group_store = agreement._process_group_store, lambda: None
+    ask, ranks._process_group_store = ranks._process_group_store, lambda: None
     decided(shared)
-    agreement._process_group_store = ask
+    ranks._process_group_store = ask
     torch._dynamo.reset()
-    deciding.forget_process()
+    decide.forget_process()
     mine = decided(own)
     words.set("stored of 1", "done")
     after("shared of 0")

@@ -12,7 +12,7 @@ from torch._guards import TracingContext
 
 import backend_kwargs
 from backend_kwargs.compilers.auto import race
-from backend_kwargs.compilers.auto.apart import LIBDEVICE
+from backend_kwargs.compilers.auto.sandbox import LIBDEVICE
 
 
 class Averaged(nn.Module):

@@ -9,7 +9,7 @@ from graphs import chain, rows_of
 import backend_kwargs
 from backend_kwargs.compilers.auto import race
 from backend_kwargs.compilers.auto.candidates import Candidate, Costs
-from backend_kwargs.compilers.auto.limit import Slack
+from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.store import Store
 
 OPS = 4  # of chain

@@ -2,8 +2,8 @@
 
 import torch
 
-from benchmarks import records
-from benchmarks.records import AGAIN, Cell, Compile
+from benchmarks.execution import records
+from benchmarks.execution.records import AGAIN, Cell, Compile
 
 ROUNDS = 30
 MODES = ("default", "max-autotune")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.worker import Job, time_group
+from benchmarks.execution.worker import Job, time_group
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from test_bench_records import ENVIRONMENT, FAILED, PASSED
 
-from benchmarks import records
 from benchmarks.cli import main
+from benchmarks.execution import records
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from backend_kwargs.compilers.auto.settings import OPTIONS as AUTO
-from benchmarks import overhead
+from benchmarks.studies import overhead
 
 COUNTS = tuple(overhead.EVENTS.values())
 QUICK = ((("sleep", "time.sleep(0.02)"), ("", "x = 1"), ("read", "x")), (("sleep", "time.sleep(0.02)"),))

@@ -4,9 +4,19 @@ import pytest
 
 from backend_kwargs import list_templates, register_template
 from backend_kwargs.errors import BackendKwargsError
-from benchmarks import peers as table
-from benchmarks.cases import CASES
-from benchmarks.peers import Peer, UnavailableError, globs_of, numerics, peers, resolved, sharing, tunes, why_not
+from benchmarks.workloads import peers as table
+from benchmarks.workloads.cases import CASES
+from benchmarks.workloads.peers import (
+    Peer,
+    UnavailableError,
+    globs_of,
+    numerics,
+    peers,
+    resolved,
+    sharing,
+    tunes,
+    why_not,
+)
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from backend_kwargs.errors import BackendKwargsError
-from benchmarks import records
-from benchmarks.records import Cell, Compile
+from benchmarks.execution import records
+from benchmarks.execution.records import Cell, Compile
 
 ENVIRONMENT = {"record": "environment", "version": records.VERSION, "torch": "2.13.0", "device": "cpu", "cpu": "a CPU"}
 PASSED = Cell(

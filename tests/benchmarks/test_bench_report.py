@@ -7,9 +7,9 @@ import pytest
 from bench_cells import cell, write
 
 from backend_kwargs.errors import BackendKwargsError
-from benchmarks.controls import SLOWED
-from benchmarks.records import AGAIN, Compile
-from benchmarks.report import cases_of, write_report
+from benchmarks.analysis.report import cases_of, write_report
+from benchmarks.execution.controls import SLOWED
+from benchmarks.execution.records import AGAIN, Compile
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ from tiny_cases import DOUBLE, HELD, MUTATING, NOISY, SEVERAL, SWEEP, TRAINED
 
 from backend_kwargs import make_backend, measure
 from backend_kwargs.harness.isolation import isolated
-from benchmarks import timers, verdicts, worker
-from benchmarks.peers import Peer
-from benchmarks.records import AGAIN
-from benchmarks.study import CaseStudy
-from benchmarks.trial import cache_at, decided, restart_workers
-from benchmarks.worker import compile_peer
+from benchmarks.analysis import verdicts
+from benchmarks.execution import device_timer, worker
+from benchmarks.execution.records import AGAIN
+from benchmarks.execution.study import CaseStudy
+from benchmarks.execution.trial import cache_at, decided, restart_workers
+from benchmarks.execution.worker import compile_peer
+from benchmarks.workloads.peers import Peer
 
 QUICK = Peer("auto", "auto", "tmpl-inductor:auto", options={"candidates": []})
 
@@ -127,7 +128,7 @@ def test_a_cell_says_on_whom_the_host_shows(job, monkeypatch):
             repeated(name, 1)
         return {name: [1e-3] * rounds for name in calls}
 
-    monkeypatch.setattr(timers, "device_times", device_times)
+    monkeypatch.setattr(device_timer, "device_times", device_times)
     racing = {name: SimpleNamespace(step=None) for name in "ab"}
     timed = worker._time(job(DOUBLE, device="meta", clocks=("events",)), racing)
     told = {"wall_s": [], "dropped_s": [], "device_s": [1e-3] * 3, "repeats": {"events": 1}}

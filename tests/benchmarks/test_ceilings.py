@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
-from benchmarks import ceilings
-from benchmarks.ceilings import Ceilings, Sizes, measure_ceilings
+from benchmarks.execution import ceilings
+from benchmarks.execution.ceilings import Ceilings, Sizes, measure_ceilings
 
 CPU = torch.device("cpu")
 SMALL = Sizes((2**16,), {"fp32": (16, 32), "bf16": (16,)})

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.measure import Interval
-from benchmarks import controls
-from benchmarks.case import Case, Problem
-from benchmarks.controls import FAULTY, SLOWED, Control, is_seen
-from benchmarks.records import AGAIN
-from benchmarks.study import CaseStudy
-from benchmarks.trial import PeerTrial
+from backend_kwargs.measure import Interval, timing
+from benchmarks.execution import controls
+from benchmarks.execution.controls import FAULTY, SLOWED, Control, is_seen
+from benchmarks.execution.records import AGAIN
+from benchmarks.execution.study import CaseStudy
+from benchmarks.execution.trial import PeerTrial
+from benchmarks.workloads.case import Case, Problem
 
 CPU = torch.device("cpu")
 CLOCK = controls.Timer(CPU, events=False)
@@ -102,7 +102,7 @@ class Clock:
 def test_same_is_within_noise_and_five_per_cent_is_seen(monkeypatch):
     """The baseline against itself shows nothing, and five per cent more work shows as five per cent."""
     clock = Clock()
-    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
     monkeypatch.setattr(controls, "time", clock)
 
     def call():
@@ -119,7 +119,7 @@ def test_same_is_within_noise_and_five_per_cent_is_seen(monkeypatch):
 def test_a_short_call_gets_what_a_launch_takes(monkeypatch):
     """Where launching the work takes longer than its share, nothing is added to that, and it is told how much it is."""
     clock = Clock()
-    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
     monkeypatch.setattr(controls, "spinning", lambda seconds, device: lambda: clock.passes(2e-6 + seconds))
     shares = {us: controls.slowed(lambda us=us: clock.passes(us * 1e-6), CLOCK).injected for us in (10, 40, 400)}
     assert shares == pytest.approx({10: 0.2, 40: 0.05, 400: 0.05}, rel=1e-2)

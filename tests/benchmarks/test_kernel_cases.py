@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backend_kwargs import measure
-from benchmarks.cases import attention, elementwise, gemm, norms, optimizer
+from benchmarks.workloads.cases import attention, elementwise, gemm, norms, optimizer
 
 CASES = {case.name: case for module in (gemm, norms, attention, elementwise, optimizer) for case in module.CASES}
 BYTES_PER_S = 4.3e12
@@ -123,7 +123,7 @@ def test_at_most_four_headlines():
 def test_triton_kernels_say_why_a_cpu_cannot_run_them(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     problem = CASES["softmax"].build(CPU, torch.float32, "smoke")
-    from benchmarks.peers import UnavailableError
+    from backend_kwargs.harness.trial import UnavailableError
 
     with pytest.raises(UnavailableError) as e:
         problem.peers["triton_softmax"](*problem.args)
@@ -133,7 +133,7 @@ def test_triton_kernels_say_why_a_cpu_cannot_run_them(monkeypatch):
 def test_cases_import_without_triton():
     """A machine without Triton, a Mac say, lists and builds the cases."""
     code = (
-        "import sys; sys.modules['triton'] = None; import torch; from benchmarks.cases.norms import CASES; "
+        "import sys; sys.modules['triton'] = None; import torch; from benchmarks.workloads.cases.norms import CASES; "
         "[case.build(torch.device('cpu'), torch.float32, 'smoke') for case in CASES]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -42,7 +42,7 @@ def normal(*shape, dtype):
 
 
 def softmax(dtype, width, widest):
-    from benchmarks.kernels.softmax import softmax as kernel
+    from benchmarks.workloads.kernels.softmax import softmax as kernel
 
     x = normal(5, width, dtype=dtype)
     x[1], x[2, 0], x[3, -1], x[4, : width // 2] = -INF, NAN, INF, -INF
@@ -58,7 +58,7 @@ def test_softmax_of_numbers_infinities_and_nans(interpreted, dtype, width, wides
 
 
 def rms_norm(dtype, width):
-    from benchmarks.kernels.norms import rms_norm as kernel
+    from benchmarks.workloads.kernels.norms import rms_norm as kernel
 
     x, residual, weight = normal(7, width, dtype=dtype), normal(7, width, dtype=dtype), normal(width, dtype=dtype)
     x[1, 0], x[2, 0] = NAN, INF
@@ -81,7 +81,7 @@ def with_gradients(kernel, eager, args, dtype):
 
 
 def layer_norm(dtype, width):
-    from benchmarks.kernels.norms import layer_norm as kernel
+    from benchmarks.workloads.kernels.norms import layer_norm as kernel
 
     args = normal(7, width, dtype=dtype), normal(width, dtype=dtype), normal(width, dtype=dtype)
     with_gradients(
@@ -99,7 +99,7 @@ def test_layer_norm_and_its_gradients(interpreted, dtype, width):
 
 
 def cross_entropy(dtype, classes):
-    from benchmarks.kernels.cross_entropy import cross_entropy as kernel
+    from benchmarks.workloads.kernels.cross_entropy import cross_entropy as kernel
 
     target = torch.randint(classes, (7,))
     logits = normal(7, classes, dtype=dtype)
@@ -114,7 +114,7 @@ def test_cross_entropy_and_its_gradient(interpreted, dtype, classes):
 
 
 def swiglu(dtype):
-    from benchmarks.kernels.elementwise import swiglu as kernel
+    from benchmarks.workloads.kernels.elementwise import swiglu as kernel
 
     gate, up = normal(9, 37, dtype=dtype), normal(9, 37, dtype=dtype)
     gate[0, 0], gate[1, 0] = NAN, -INF
@@ -127,8 +127,8 @@ def test_swiglu(interpreted, dtype):
 
 
 def rope(dtype, half):
-    from benchmarks.cases.elementwise import rope as eager
-    from benchmarks.kernels.elementwise import rope as kernel
+    from benchmarks.workloads.cases.elementwise import rope as eager
+    from benchmarks.workloads.kernels.elementwise import rope as kernel
 
     q, k = normal(2, 3, 5, 2 * half, dtype=dtype), normal(2, 1, 5, 2 * half, dtype=dtype)
     cos, sin = normal(5, half, dtype=dtype), normal(5, half, dtype=dtype)
@@ -146,7 +146,7 @@ def matrices(dtype, m, k, n):
 
 
 def matmul(name, dtype, m, k, n):
-    from benchmarks.kernels import matmul as kernels
+    from benchmarks.workloads.kernels import matmul as kernels
 
     a, weight, _ = matrices(dtype, m, k, n)
     kernel = getattr(kernels, name)
@@ -170,7 +170,7 @@ def test_matmul_for_both_orders_of_the_second_matrix(interpreted, name, shape, d
 
 
 def linear_gelu(name, dtype):
-    from benchmarks.kernels import matmul as kernels
+    from benchmarks.workloads.kernels import matmul as kernels
 
     args = matrices(dtype, 33, 40, 56)
     close(getattr(kernels, name)(*args), functional.gelu(functional.linear(*args)), dtype)
@@ -183,8 +183,8 @@ def test_linear_with_bias_and_gelu(interpreted, name, dtype):
 
 
 def scaled_matmul(name):
-    from benchmarks.cases.gemm import scaled_mm, to_fp8
-    from benchmarks.kernels import matmul as kernels
+    from benchmarks.workloads.cases.gemm import scaled_mm, to_fp8
+    from benchmarks.workloads.kernels import matmul as kernels
 
     (a, a_scale), (b, b_scale) = to_fp8(torch.randn(40, 64)), to_fp8(torch.randn(80, 64))
     args = a, b.t(), a_scale, b_scale.t()
@@ -197,13 +197,13 @@ def test_fp8_matmul_with_scales_by_row(interpreted, name):
 
 
 def unaligned():
-    from benchmarks.kernels.matmul import matmul_tma
+    from benchmarks.workloads.kernels.matmul import matmul_tma
 
     matmul_tma(torch.randn(4, 17), torch.randn(17, 8))
 
 
 def test_matmul_tma_says_why_it_cannot(interpreted):
-    from benchmarks.peers import UnavailableError
+    from backend_kwargs.harness.trial import UnavailableError
 
     with pytest.raises(UnavailableError) as e:
         interpreted(unaligned)
@@ -211,8 +211,8 @@ def test_matmul_tma_says_why_it_cannot(interpreted):
 
 
 def attention(dtype, heads, shared, length, width):
-    from benchmarks.cases import attention as eager
-    from benchmarks.kernels import attention as kernels
+    from benchmarks.workloads.cases import attention as eager
+    from benchmarks.workloads.kernels import attention as kernels
 
     q = normal(2, heads, length, width, dtype=dtype)
     k, v = normal(2, shared, length, width, dtype=dtype), normal(2, shared, length, width, dtype=dtype)
@@ -229,7 +229,7 @@ def test_attention_causal_and_of_one_token(interpreted, shape, dtype):
 
 
 def kernel_of_a_case():
-    from benchmarks.kernels import interpreted, kernel
+    from benchmarks.workloads.kernels import interpreted, kernel
 
     assert interpreted()
     assert os.environ["TRITON_INTERPRET"] == "1"
@@ -242,8 +242,8 @@ def test_a_case_finds_its_kernel_by_name(interpreted):
 
 
 def tuning():
-    from benchmarks import tune_kernels
-    from benchmarks.tune_kernels import table, time_case
+    from benchmarks.studies import tune_kernels
+    from benchmarks.studies.tune_kernels import table, time_case
 
     tune_kernels.TIMED = 1
     eager, *ours = time_case("layer_norm_fwd_bwd", "cpu", "smoke")
@@ -260,7 +260,7 @@ def test_tuning_times_each_configuration_of_each_kernel_of_a_case(interpreted):
 
 
 def moving(dtype, count):
-    from benchmarks.kernels.bandwidth import READ, copy, sums
+    from benchmarks.workloads.kernels.bandwidth import READ, copy, sums
 
     x = normal(count, dtype=dtype)
     close(sums(x), torch.stack([block.float().sum() for block in x.split(READ)]), dtype)
@@ -273,8 +273,8 @@ def test_reading_and_copying_more_than_a_block(interpreted, dtype):
 
 
 def pruned():
-    from benchmarks.kernels.launch import KEPT
-    from benchmarks.tune_kernels import tuners
+    from benchmarks.studies.tune_kernels import tuners
+    from benchmarks.workloads.kernels.launch import KEPT
 
     found = tuners().values()
     assert found
@@ -295,7 +295,7 @@ def result(case, peer, us, config="", error=""):
 
 
 def test_report_has_the_best_of_each_peer_and_how_kernels_stand_to_libraries():
-    from benchmarks.tune_kernels import markdown
+    from benchmarks.studies.tune_kernels import markdown
 
     rows = [
         result("softmax", "eager", 200.0),

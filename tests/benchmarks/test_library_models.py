@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-from benchmarks.cases import CASES, libraries
-from benchmarks.peers import MODELS
-from benchmarks.run import select
-from benchmarks.worker import Job, time_group
+from benchmarks.execution.session import select
+from benchmarks.execution.worker import Job, time_group
+from benchmarks.workloads.cases import CASES, libraries
+from benchmarks.workloads.peers import MODELS
 
 CPU = torch.device("cpu")
 IN_TIMM = {"deit", "efficientnetv2", "regnet", "regnet_train"}

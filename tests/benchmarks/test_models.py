@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import silu, softplus
 
-from benchmarks.cases import models, segments
-from benchmarks.nets.counting import nbytes
-from benchmarks.nets.llama import Decode, Llama, Prefill, Shape
-from benchmarks.nets.scan import Scan
-from benchmarks.nets.sparse import Dlrm, MoE
+from benchmarks.workloads.cases import models, segments
+from benchmarks.workloads.nets.counting import nbytes
+from benchmarks.workloads.nets.llama import Decode, Llama, Prefill, Shape
+from benchmarks.workloads.nets.scan import Scan
+from benchmarks.workloads.nets.sparse import Dlrm, MoE
 
 CPU = torch.device("cpu")
 CASES = {case.name: case for case in (*models.CASES, *segments.CASES)}

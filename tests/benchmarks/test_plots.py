@@ -4,9 +4,10 @@ import pytest
 from bench_cells import cell, write
 
 from backend_kwargs.measure import Interval
-from benchmarks import plots, records
-from benchmarks.records import AGAIN, Compile
-from benchmarks.report import tables_of
+from benchmarks.analysis import plots
+from benchmarks.analysis.report import tables_of
+from benchmarks.execution import records
+from benchmarks.execution.records import AGAIN, Compile
 
 
 def test_names_do_not_cover_each_other():

@@ -3,10 +3,10 @@
 import pytest
 from bench_cells import cell, write
 
-from benchmarks.peers import TEMPLATES
-from benchmarks.real_models import AUTO, KEPT, MODES, mean_over, real_models
-from benchmarks.records import AGAIN, Compile
-from benchmarks.report import write_report
+from benchmarks.analysis.real_models import AUTO, KEPT, MODES, mean_over, real_models
+from benchmarks.analysis.report import write_report
+from benchmarks.execution.records import AGAIN, Compile
+from benchmarks.workloads.peers import TEMPLATES
 
 
 def timed(peer, seconds, kind, cold_s=None, **compile_s):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backend_kwargs import BackendKwargsError
-from benchmarks.user_models import model_case
+from benchmarks.workloads.user_models import model_case
 
 CPU = torch.device("cpu")
 TINY = "num_hidden_layers=1&hidden_size=32&num_attention_heads=2&intermediate_size=32&batch=2"

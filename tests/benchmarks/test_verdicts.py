@@ -8,11 +8,11 @@ from bench_cells import CEILINGS, cell, noisy
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
-from benchmarks import verdicts
-from benchmarks.ceilings import Ceilings
-from benchmarks.choices import choices
-from benchmarks.records import AGAIN, Compile
-from benchmarks.verdicts import UNKNOWN, entries, judge, summaries
+from benchmarks.analysis import verdicts
+from benchmarks.analysis.auto_choices import choices
+from benchmarks.analysis.verdicts import UNKNOWN, entries, judge, summaries
+from benchmarks.execution.ceilings import Ceilings
+from benchmarks.execution.records import AGAIN, Compile
 
 H200 = Ceilings.from_json(CEILINGS)
 TWO_PER_CENT = Interval(1.0, 1 / 1.02, 1.02)

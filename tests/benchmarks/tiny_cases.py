@@ -7,8 +7,8 @@ import time
 import torch
 from torch import nn
 
-from benchmarks import controls
-from benchmarks.case import Case, Problem, Work
+from benchmarks.execution import controls
+from benchmarks.workloads.case import Case, Problem, Work
 
 
 def double(x):

@@ -9,7 +9,7 @@ import torch
 
 import backend_kwargs
 from backend_kwargs import errors
-from backend_kwargs.compilers.auto import deciding, race
+from backend_kwargs.compilers.auto import decide, race
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +17,9 @@ def store(tmp_path, monkeypatch):
     path = tmp_path / "decisions.sqlite"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
     torch._dynamo.reset()
-    deciding.forget_process()
+    decide.forget_process()
     yield path
-    deciding.forget_process()
+    decide.forget_process()
     torch._dynamo.reset()
 
 
@@ -47,7 +47,7 @@ def begin_anew():
 
     def begin_anew():
         torch._dynamo.reset()
-        deciding.forget_process()
+        decide.forget_process()
         errors.warn_once.cache_clear()
 
     return begin_anew

@@ -15,10 +15,10 @@ import backend_kwargs
 from backend_kwargs import Backend, BackendKwargsError
 from backend_kwargs.catalogue import inductor_options
 from backend_kwargs.compilers.auto import race
-from backend_kwargs.compilers.auto.deciding import Decision, Store
-from backend_kwargs.compilers.auto.exchange import write_decisions
-from backend_kwargs.compilers.auto.telling import table
-from backend_kwargs.compilers.inductor import OWN
+from backend_kwargs.compilers.auto.decide import Decision, Store
+from backend_kwargs.compilers.auto.decisions_toml import write_decisions
+from backend_kwargs.compilers.auto.reporting import table
+from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.options import Option
 
 CODE = "which a file may set only where it is trusted: pass trust=True if you trust who wrote it."

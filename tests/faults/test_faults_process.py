@@ -12,8 +12,8 @@ from attempts import TIMES
 from torch._inductor.utils import fresh_cache
 
 from backend_kwargs import make_backend
-from backend_kwargs.compilers.auto import deciding
-from backend_kwargs.compilers.auto.deciding import Store
+from backend_kwargs.compilers.auto import decide
+from backend_kwargs.compilers.auto.decide import Store
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ def test_many_graphs_keep_to_the_budget(auto):
     for part in parts(4 * TIMES):
         compiled, expected = auto(part, budget_s=2.0, process_budget_s=3.0)(compiled), part(expected)
     assert torch.allclose(compiled, expected, atol=1e-5)
-    assert deciding._spent
-    assert sum(deciding._spent[:-1]) < 3.0
+    assert decide._spent
+    assert sum(decide._spent[:-1]) < 3.0
 
 
 @torch.no_grad()

@@ -15,8 +15,8 @@ import pytest
 import torch
 from attempts import TIMES
 
-from backend_kwargs.compilers.auto import deciding
-from backend_kwargs.compilers.auto.deciding import Decision, Store
+from backend_kwargs.compilers.auto import decide
+from backend_kwargs.compilers.auto.decide import Decision, Store
 
 KEY = "ab" * 32
 MADE = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, (), {"gpu": "H200"}, "3 ops", 2.5, 0.0, 1e9)
@@ -122,7 +122,7 @@ def test_flipped_bits(store, execute, warned):
         for path in store.parent.iterdir():
             path.unlink()
         store.write_bytes(flipped)
-        deciding.forget_process()
+        decide.forget_process()
         with warned():
             found = len(Store(store).all())
             Store(store).put(MADE)
@@ -240,8 +240,8 @@ def test_what_is_created_is_the_users_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     before = os.umask(0o022)
     try:
-        deciding.open_store().put(MADE)
-        deciding.open_store(str(tmp_path / "team" / "named.sqlite")).put(MADE)
+        decide.open_store().put(MADE)
+        decide.open_store(str(tmp_path / "team" / "named.sqlite")).put(MADE)
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import deciding
+from backend_kwargs.compilers.auto import decide
 from backend_kwargs.compilers.auto.store import Store
 
 triton = pytest.importorskip("triton")
@@ -33,9 +33,9 @@ def tripled(source, out, size: tl.constexpr):
 def store(tmp_path, monkeypatch, fresh_dynamo):
     path = tmp_path / "decisions.sqlite"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
-    deciding.forget_process()
+    decide.forget_process()
     yield path
-    deciding.forget_process()
+    decide.forget_process()
 
 
 def mlp(layers=8, width=256):
@@ -145,7 +145,7 @@ with torch.no_grad():
 torch.cuda.synchronize()
 gc.collect()
 torch.cuda.empty_cache()
-from backend_kwargs.compilers.auto.deciding import _spent
+from backend_kwargs.compilers.auto.decide import _spent
 print(json.dumps([len(_spent), torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]))
 """
 
@@ -216,7 +216,7 @@ torch.compile(own, backend=backend)(x)
 out = torch.compile(shared, backend=backend)(x)
 dist.all_reduce(out)
 torch.cuda.synchronize()
-from backend_kwargs.compilers.auto.deciding import _decided
+from backend_kwargs.compilers.auto.decide import _decided
 print(json.dumps([[each.winner, each.made] for each in _decided.values()][-1]))
 dist.destroy_process_group()
 """

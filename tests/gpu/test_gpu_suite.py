@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.case import Case, Problem
-from benchmarks.worker import Job, time_group
+from benchmarks.execution.worker import Job, time_group
+from benchmarks.workloads.case import Case, Problem
 
 PEERS = ("eager", "default", "reduce-overhead", "tmpl-inductor:cudagraphs")
 LAUNCH_BOUND = PEERS[2:]

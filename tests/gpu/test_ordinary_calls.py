@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from backend_kwargs import make_backend
-from backend_kwargs.compilers.auto import deciding, race
+from backend_kwargs.compilers.auto import decide, race
 
 CALLS = 6
 
@@ -21,9 +21,9 @@ def store(tmp_path, monkeypatch, fresh_dynamo):
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "decisions.sqlite"))
     # CUDA graphs win however busy the machine is: what is tested is what comes after.
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
-    deciding.forget_process()
+    decide.forget_process()
     yield
-    deciding.forget_process()
+    decide.forget_process()
 
 
 def mlp(depth=6, width=128):
@@ -43,7 +43,7 @@ def inputs(*shape, count=CALLS):
 
 
 def winner():
-    return [decision.winner for decision in deciding._decided.values() if decision.rows]
+    return [decision.winner for decision in decide._decided.values() if decision.rows]
 
 
 @pytest.fixture

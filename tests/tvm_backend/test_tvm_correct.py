@@ -169,12 +169,12 @@ def test_aten_ops_are_no_failure(compiled, fallback):
 def test_failing_build_runs_in_eager(compiled, monkeypatch):
     """One part that cannot be built leaves that part to eager, with a warning and the reason."""
     require_tvm()
-    from backend_kwargs.compilers.tvm import capture
+    from backend_kwargs.compilers.tvm import compile_graph
 
     def build(*_):
         raise RuntimeError("no luck\nat all")
 
-    monkeypatch.setattr(capture, "build", build)
+    monkeypatch.setattr(compile_graph, "build", build)
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(4)
     with pytest.warns(BackendKwargsWarning) as told:
         assert_close(call(x), x.sin() + 1)
@@ -192,9 +192,9 @@ def test_failing_build_runs_in_eager(compiled, monkeypatch):
 def test_failing_call_runs_in_eager(compiled, monkeypatch):
     """Where the virtual machine fails at a call, eager serves it, and says so."""
     require_tvm()
-    from backend_kwargs.compilers.tvm import run
+    from backend_kwargs.compilers.tvm import runtime
 
-    monkeypatch.setattr(run, "_ready", lambda value: value)  # so that it is handed what it refuses
+    monkeypatch.setattr(runtime, "_ready", lambda value: value)  # so that it is handed what it refuses
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(8, 4).t()
     with pytest.warns(BackendKwargsWarning, match="TVM failed to run a part of a graph, which ran in eager: "):
         result = call(x)

@@ -10,7 +10,7 @@ from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, template_names
 
 if TYPE_CHECKING:
-    from backend_kwargs.compilers.auto.facts import Facts
+    from backend_kwargs.compilers.auto.graph_stats import Facts
 
 Effort = Literal["quick", "full"]
 EAGER = "eager"

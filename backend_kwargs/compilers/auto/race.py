@@ -14,16 +14,18 @@ from torch._dynamo.utils import get_metrics_context
 from torch._guards import TracingContext
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.apart import Task, apart, has_drawn, own_libdevice
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
-from backend_kwargs.compilers.auto.capped import OutOfTime, capped
-from backend_kwargs.compilers.auto.decisions import Row
-from backend_kwargs.compilers.auto.facts import Facts, Product, recomputes, seen_facts
-from backend_kwargs.compilers.auto.judging import Runner, alike, better, in_turns, speedup
-from backend_kwargs.compilers.auto.limit import Slack, slack_of, time_library
+from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
+from backend_kwargs.compilers.auto.decision import Row
+from backend_kwargs.compilers.auto.eligibility import recomputes
+from backend_kwargs.compilers.auto.graph_stats import Facts, Product, seen_facts
+from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, in_turns, speedup
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
-from backend_kwargs.compilers.freezing import copy_of_graph
-from backend_kwargs.compilers.generated import comparable, compiled_graphs
+from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
+from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
+from backend_kwargs.compilers.auto.workload import Task, has_drawn
+from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
+from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.measure import Accuracy
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -61,7 +63,7 @@ class Outcome:
 def race(request: Request, tell: Progress) -> Outcome:
     """Return the fastest candidate that is right; leaves no trace in torch, in the inputs or in the generators."""
     dynamo_s = dynamo_seconds()
-    with apart(request.gm) as begin:
+    with sandboxed(request.gm) as begin:
         return _Race(request, tell, begin, dynamo_s).run()
 
 
@@ -158,7 +160,7 @@ class _Race:
         return self.eager_s > SLOW_S
 
     def _reference(self) -> Any | None:
-        # A copy in higher precision, leaf by leaf, would take apart what shares memory.
+        # A copy in higher precision, leaf by leaf, would take sandboxed what shares memory.
         if self.facts.random or self.task.inputs.aliased or self.task.inputs.bytes > self._largest_reference:
             return None
         if SLOWER_IN_PRECISION * self.eager_s > self._left_s:
@@ -187,7 +189,7 @@ class _Race:
 
     @property
     def _may_time(self) -> bool:
-        """Whether there is time for the least calls that tell two candidates apart."""
+        """Whether there is time for the least calls that tell two candidates sandboxed."""
         spent = time.perf_counter() - self.started
         return GRACE * self.settings.budget_s - spent > LEAST_CALLS * self.eager_s
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.compilers.auto.decisions import COLUMNS, Decision, packed, unpacked
+from backend_kwargs.compilers.auto.decision import COLUMNS, Decision, packed, unpacked
 from backend_kwargs.errors import BackendKwargsError, printable, said, warn_once
 
 VARIABLE = "BACKEND_KWARGS_STORE"

@@ -8,7 +8,7 @@ import torch
 import tvm
 from tvm import relax
 
-from backend_kwargs.compilers.tvm.exact import exact_math
+from backend_kwargs.compilers.tvm.no_fast_math import exact_math
 from backend_kwargs.compilers.tvm.opaque import hide
 from backend_kwargs.compilers.tvm.schedules import schedule
 from backend_kwargs.compilers.tvm.target import target_of

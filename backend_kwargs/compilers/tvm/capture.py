@@ -1,10 +1,7 @@
-"""From dynamo's graph to what runs: forward and backward graphs in core ATen, cut into parts that TVM compiles."""
+"""Dynamo's graph as AOTAutograd's forward, backward and inference graphs, in core ATen."""
 
-import copy
 import operator
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,32 +9,8 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.eval_frame import innermost_fn
 from torch._functorch._aot_autograd.descriptors import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput
-from torch.fx import GraphModule, Node
-from torch.fx.graph import _BoxedCodeGen
-from torch.utils._python_dispatch import _disable_current_modes
-
-from backend_kwargs import accuracy
-from backend_kwargs.compilers.freezing import compile_frozen
-from backend_kwargs.compilers.tvm.build import build
-from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
-from backend_kwargs.compilers.tvm.partition import (
-    device_of,
-    is_part,
-    op_name,
-    parts_of,
-    random_nodes,
-    reasons,
-    results_of,
-    split,
-    unwanted,
-    writes_in_place,
-)
-from backend_kwargs.compilers.tvm.run import runner
-from backend_kwargs.errors import BackendKwargsError, said, warn_once
-
-Boxed = Callable[[list[Any]], Any]
+from torch.fx import GraphModule
 
 aten = torch.ops.aten
 # Core ATen has these whole; TVM fuses their pieces.
@@ -57,56 +30,23 @@ ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 WRONG_IN_TRAINING = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a graph that TVM compiled: of which graph, of how many operators, in how many seconds, and how."""
+def capture(
+    compile_captured: Callable[..., Any],
+    aten_ops: Collection[str],
+    freezes: bool,
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+) -> Callable[..., Any]:
+    """Compile each graph that AOTAutograd makes by `compile_captured(kind, gm, example_inputs, attributes=None)`.
 
-    graph: str
-    operators: int
-    seconds: float
-    target: str
-    tuned: int
-    notes: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Summary:
-    """What became of the graphs of one compile; a backward graph adds to it when it is compiled."""
-
-    partitions: list[Part] = field(default_factory=list)
-    fallbacks: dict[str, str] = field(default_factory=dict)
-
-
-class _InEagerError(Exception):
-    """TVM cannot have all of a graph, and nothing less is wanted."""
-
-
-def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Any) -> Callable[..., Any]:
-    """Compile dynamo's `gm` under `settings`; the callable returned has its `Summary` as `tvm_summary`.
-
-    Results are eager's within rounding: what TVM has not, or fails at, runs in eager as `settings.fallback` says.
+    `aten_ops` are not taken apart. Where it `freezes`, an inference graph may take the attributes of `gm` as constants.
     """
-    steps = Steps(settings)
-    freezes = settings.freeze and not torch.is_grad_enabled()
-    if settings.freeze and not freezes:
-        warn_once("Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad().")
-    compiled = (compile_frozen if freezes else _compile_plain)(gm, example_inputs, partial(_aot, steps, freezes))
-    compiled.tvm_summary = innermost_fn(compiled).tvm_summary = steps.summary  # type: ignore[attr-defined]
-    return compiled
-
-
-def _compile_plain(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: Any) -> Callable[..., Any]:
-    return compile_gm(gm, example_inputs)  # type: ignore[no-any-return]
-
-
-def _aot(steps: "Steps", freezes: bool, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     trains = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in example_inputs)
-    kept = {*(steps.settings.aten_ops or ()), *RANDOM, *(WRONG_IN_TRAINING if trains else ())}
     return aot_autograd(
-        fw_compiler=partial(steps.compile, "forward"),
-        bw_compiler=partial(steps.compile, "backward"),
-        inference_compiler=partial(steps.compile, "inference", attributes=gm if freezes else None),
-        decompositions=decompositions(kept),
+        fw_compiler=partial(compile_captured, "forward"),
+        bw_compiler=partial(compile_captured, "backward"),
+        inference_compiler=partial(compile_captured, "inference", attributes=gm if freezes else None),
+        decompositions=decompositions({*aten_ops, *RANDOM, *(WRONG_IN_TRAINING if trains else ())}),
         partition_fn=min_cut_rematerialization_partition,
     )(gm, example_inputs)
 
@@ -127,93 +67,7 @@ def _attention(rule: Callable[..., Any], query: torch.Tensor, *args: Any, **kwar
     return result.contiguous(), *rest
 
 
-class Steps:
-    """What happens to each graph that AOTAutograd makes of one of dynamo's."""
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
-        self.summary = Summary()
-
-    def compile(
-        self, graph: str, gm: GraphModule, example_inputs: Sequence[Any], attributes: GraphModule | None = None
-    ) -> Boxed:
-        """Return what runs `gm`, the forward, backward or inference `graph`.
-
-        The parameters and buffers of `attributes` become constants, but for those that the graph writes.
-        """
-        eager = GraphModule(gm, copy.deepcopy(gm.graph))
-        try:
-            # AOTAutograd's fake tensors are on; constants are real.
-            with _disable_current_modes():
-                compiles = self._compile_parts(graph, gm, _constants(gm, attributes))
-        except _InEagerError:
-            return _boxed(eager)
-        run = _boxed(gm)
-        return _verified(run, eager, graph) if compiles and self.settings.verify else run
-
-    def _compile_parts(self, graph: str, gm: GraphModule, constants: Mapping[str, torch.Tensor]) -> int:
-        if written := writes_in_place(gm):
-            self._leave(written, "it writes in place")
-            return 0
-        found = reasons(gm, self.settings)
-        for op, reason in unwanted(found):
-            self._leave(op, reason)
-        split(gm, [node for node, reason in found.items() if not reason])
-        parts = parts_of(gm)
-        for call in parts:
-            self._compile_part(graph, gm, call, constants)
-        return len(parts)
-
-    def _leave(self, op: str, reason: str) -> None:
-        """Note that `op` runs in eager, where that is allowed."""
-        known = self.summary.fallbacks.get(op, "")
-        self.summary.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
-        if self.settings.fallback == "error":
-            raise BackendKwargsError(
-                f"TVM cannot have {op!r}: {reason}. Write fallback='partition' to leave it to eager."
-            )
-        if self.settings.fallback == "graph":
-            raise _InEagerError
-
-    def _compile_part(self, graph: str, gm: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> None:
-        """Put what TVM makes of a part in the place of its call; a part that TVM fails at stays as it is."""
-        part = gm.get_submodule(str(call.target))
-        assert isinstance(part, GraphModule)
-        started = time.perf_counter()
-        try:
-            run, built = self._built(part, call, constants)
-        except BackendKwargsError:  # an option is at fault
-            raise
-        except Unsupported as unsupported:
-            return self._leave(_operators(part), unsupported.reason)
-        except Exception as error:  # noqa: BLE001 - TVM raises anything
-            if self.settings.fallback != "error":
-                warn_once(f"TVM failed to compile a part of a graph, which runs in eager: {said(error)}.")
-            return self._leave(_operators(part), said(error))
-        seconds = time.perf_counter() - started
-        self.summary.partitions.append(
-            Part(graph, len(_calls(part)), seconds, built.target, built.tuned, tuple(built.notes))
-        )
-        run.__name__ = str(call.target)
-        with gm.graph.inserting_before(call):
-            replacement = gm.graph.call_function(run, call.args)
-        replacement.meta = call.meta
-        call.replace_all_uses_with(replacement)
-        gm.graph.erase_node(call)
-        return None
-
-    def _built(self, part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
-        names = [node.name for node in part.graph.find_nodes(op="placeholder")]
-        given = zip(names, map(str, call.args), strict=True)
-        lowered = lower(part, {own: constants[name] for own, name in given if name in constants})
-        device = device_of(results_of(call)[0])
-        built = build(lowered.mod, self.settings, device)
-        observed = [i for i, result in enumerate(results_of(call)) if not all(map(is_part, result.users))]
-        strict = self.settings.fallback == "error"
-        return runner(part, lowered, built.executable, device, observed, strict=strict), built
-
-
-def _constants(gm: GraphModule, attributes: GraphModule | None) -> dict[str, torch.Tensor]:
+def constants_of(gm: GraphModule, attributes: GraphModule | None) -> dict[str, torch.Tensor]:
     """Return, by placeholder, the parameters and buffers in `attributes` that the graph does not write."""
     if attributes is None:
         return {}
@@ -225,55 +79,3 @@ def _constants(gm: GraphModule, attributes: GraphModule | None) -> dict[str, tor
         for name, desc in described.items()
         if isinstance(desc, ParamAOTInput | BufferAOTInput) and desc not in written
     }
-
-
-def _calls(gm: GraphModule) -> list[Node]:
-    return [node for node in gm.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-
-
-def _operators(part: GraphModule) -> str:
-    return ", ".join(dict.fromkeys(map(op_name, _calls(part))))
-
-
-def _boxed(gm: GraphModule) -> Boxed:
-    """Return what runs `gm` on a list of its arguments, which it empties, so that each is freed at its last use."""
-    gm.graph.set_codegen(_BoxedCodeGen())
-    gm.recompile()
-    forward = gm.forward
-
-    def run(args: list[Any]) -> Any:
-        return forward(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
-    """Return what runs a graph, and the first time in eager too; eager's code takes over where the results differ."""
-    chosen: list[Boxed] = []
-
-    def call(args: list[Any]) -> Any:
-        if chosen:
-            return chosen[0](args)
-        wanted, precise = _in_eager(eager, args)
-        result = run(args)
-        verdict = accuracy.check(result, wanted, precise, training=graph != "inference", what=f"{graph} output")
-        if verdict.passed:
-            chosen.append(run)
-            return result
-        warn_once(f"TVM's results are not eager's, and the {graph} graph runs in eager: {verdict.reason}.")
-        chosen.append(_boxed(eager))
-        return wanted
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
-
-
-def _in_eager(eager: GraphModule, args: Sequence[Any]) -> tuple[Any, Any]:
-    """Return what the graph gives in eager, and in higher precision; all random states stay as they are."""
-    devices = {arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda}
-    copies = tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
-    with torch.random.fork_rng(devices):
-        wanted = accuracy.call(eager, copies)
-    # Another type draws other numbers.
-    return wanted, None if random_nodes(eager) else accuracy.reference(eager, copies)

@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
-from backend_kwargs.compilers.tvm.loops import schedule_cpu
+from backend_kwargs.compilers.tvm.cpu_schedule import schedule_cpu
 from backend_kwargs.errors import said, warn_once
 
 SCHEDULED = "tirx.is_scheduled"

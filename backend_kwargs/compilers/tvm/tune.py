@@ -34,7 +34,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from backend_kwargs.compilers.tvm.checks import TUNING
-from backend_kwargs.compilers.tvm.exact import exact_math
+from backend_kwargs.compilers.tvm.no_fast_math import exact_math
 from backend_kwargs.errors import BackendKwargsError, warn_once
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"

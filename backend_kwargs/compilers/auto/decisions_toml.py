@@ -1,0 +1,99 @@
+"""Decisions as TOML: to review, ship, and read back; each winner stands in it as a template too."""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.compilers.auto.candidates import EAGER, step_names, trusted
+from backend_kwargs.compilers.auto.decision import Decision, has_form, parsed
+from backend_kwargs.errors import BackendKwargsError, said, shown, warn_once
+from backend_kwargs.templates import ENTRY_POINT_GROUP, template_names
+
+HEAD = """\
+# Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` puts them into a store;
+# `load_templates` reads each winner as a template."""
+PLAIN = ("graph", "winner", "facts", "seconds", "cut_s", "made")
+KEY = re.compile("[0-9a-f]{64}")
+
+
+def template_name(decision: Decision) -> str:
+    """Return the name under which the winner's options are exported, "" for eager, which is no template."""
+    return "" if decision.winner == EAGER else f"auto-{decision.key[:12]}"
+
+
+def write_decisions(decisions: Iterable[Decision], path: Path) -> None:
+    """Write `decisions` to a TOML file, whole or not at all."""
+    write_whole(path, "\n".join([HEAD, *(line for each in decisions for line in _lines(each))]) + "\n")
+
+
+def _lines(decision: Decision) -> Iterator[str]:
+    for name, value in decision.options.items():
+        if not has_form(value):
+            raise BackendKwargsError(
+                f"Option {name!r} is {shown(value)}, for which TOML has no form here; leave it out."
+            )
+    fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
+    if template_name(decision):
+        yield from _template(decision, fixed)
+    yield from _table(("decisions", decision.key), {name: getattr(decision, name) for name in PLAIN})
+    yield from _table(("decisions", decision.key, "options"), decision.options)
+    yield from _table(("decisions", decision.key, "fixed"), fixed)
+    machine = {name: value for name, value in decision.machine.items() if value is not None}
+    yield from _table(("decisions", decision.key, "machine"), machine)
+
+
+def _template(decision: Decision, fixed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the winner was compiled under as a template: its options under those that the user gave."""
+    name = template_name(decision)
+    if left_out := [option for option in decision.fixed if option not in fixed]:
+        warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, for which TOML has no form here.")
+    yield from _table(("templates", name), {"summary": f"{decision.winner} for {decision.facts}"})
+    yield from _table(("templates", name, "options"), {**decision.options, **fixed})
+
+
+def _table(path: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[str]:
+    yield f"\n[{'.'.join(map(_written, path))}]"
+    yield from (f"{_written(name)} = {_written(value)}" for name, value in values.items())
+
+
+def _written(value: Any) -> str:
+    # JSON's strings, numbers and booleans are TOML's, but for a character beyond 16 bits, in two halves, and DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def read_decisions(path: Path, options_of: Callable[[str], Mapping[str, Any]]) -> list[Decision]:
+    """Return the decisions of a TOML file; raise where one asks for what no candidate sets."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BackendKwargsError(f"Cannot read decisions from {str(path)!r}: {said(error)}.") from None
+    tables = document.get("decisions")
+    if not isinstance(tables, dict) or not tables:
+        raise BackendKwargsError(f"{str(path)!r} holds no [decisions.KEY] table.")
+    return [_read(key, table, options_of) for key, table in tables.items()]
+
+
+def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) -> Decision:
+    if not KEY.fullmatch(key):
+        raise BackendKwargsError(f"[decisions.{shown(key)}] is no decision: a key is 64 hexadecimal digits.")
+    try:
+        decision = parsed({**dict(table), "key": key, "rows": []})
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BackendKwargsError(f"[decisions.{key}] is no decision: {error}.") from None
+    if not trusted(decision.winner, decision.options, options_of, (decision.winner, *template_names())):
+        raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, options_of)}")
+    return decision
+
+
+def _why_not(decision: Decision, options_of: Callable[[str], Mapping[str, Any]]) -> str:
+    if decision.winner not in step_names():
+        try:
+            options_of(decision.winner)
+        except BackendKwargsError as error:
+            known = f"An installed package makes it known, by the entry-point group {ENTRY_POINT_GROUP!r}"
+            return f"is for candidate {decision.winner!r}. {error} {known}."
+    return f"sets {shown(dict(decision.options))}, which candidate {decision.winner!r} does not set."

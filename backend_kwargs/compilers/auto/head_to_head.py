@@ -1,0 +1,118 @@
+"""Who of two candidates is kept: timed in turns until that is clear, and judged by time, cost and memory."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto.candidates import EAGER, GRAPHS_RANK, Candidate
+from backend_kwargs.compilers.auto.decision import Row
+from backend_kwargs.measure import Interval
+
+MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
+UNSURE = 0.1  # and on a noisy one, where the interval is as wide
+BOUT = 6  # rounds between two looks at the clock
+LEAST_ROUNDS, ROUNDS = 30, 120  # of two candidates that differ by little
+SETTLED_S = 0.3  # after which the least rounds are enough
+BOUT_S = 4.0  # after which no further round is begun
+FEW = 5  # rounds below which their spread tells nothing
+LITTLE = 1 << 20  # bytes by which peaks of one callable differ
+
+
+@dataclass(slots=True)
+class Runner:
+    """A candidate that passed: its row, how to call it, and what tells its code from another's."""
+
+    candidate: Candidate
+    row: Row
+    call: Callable[[], Any]
+    code: tuple[tuple[str, bool], ...]
+
+    @property
+    def rank(self) -> int:
+        """What it costs to have: CUDA graphs the most, whichever step brought them."""
+        return GRAPHS_RANK if self.row.options.get("triton.cudagraphs") else self.candidate.rank
+
+    @property
+    def replayed(self) -> bool:
+        """Whether a CUDA graph replays any of it."""
+        return any(replayed for _, replayed in self.code)
+
+
+def in_turns(
+    challenger: Runner,
+    champion: Runner,
+    device: torch.device,
+    left_s: float,
+    failed: Callable[[str, Exception], None],
+    *,
+    warm: bool,
+) -> dict[str, list[float]]:
+    """Return seconds per call of "champion" and "challenger", round by round, until it is clear who is faster.
+
+    Near ties are timed longer, with `left_s` in mind; `warm` says whether calls go before those that count. A call that
+    raises is told to `failed`, and ends it.
+    """
+    calls = {"champion": champion.call, "challenger": challenger.call}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    limit_s, began = min(BOUT_S, max(left_s, SETTLED_S)), time.perf_counter()
+    spent = 0.0
+    while len(samples["champion"]) < ROUNDS:
+        warmup = 0 if not warm else 1 if samples["champion"] else 3
+        bout = measure.interleave(
+            calls, rounds=BOUT, device=device, budget_s=limit_s - spent, failed=failed, warmup=warmup
+        )
+        for name, seconds in bout.items():
+            samples[name] += seconds
+        spent = time.perf_counter() - began
+        enough = spent > limit_s or (spent > SETTLED_S and len(samples["champion"]) >= LEAST_ROUNDS)
+        if len(bout) < len(calls) or enough or _certain(samples):
+            break
+    return samples
+
+
+def speedup(samples: Mapping[str, list[float]]) -> Interval:
+    """Return the challenger's speedup over the champion; of few rounds its interval is a noisy machine's."""
+    ratio = measure.ratio_interval(samples["champion"], samples["challenger"])
+    if len(samples["champion"]) >= FEW:
+        return ratio
+    return Interval(ratio.median, ratio.low * (1 - UNSURE), ratio.high * (1 + UNSURE))
+
+
+def _certain(samples: Mapping[str, list[float]]) -> bool:
+    """Tell whether the interval lies on one side of the margin, or within it."""
+    ratio = speedup(samples)
+    tied = ratio.low >= 1 - MARGIN and ratio.high <= 1 + MARGIN
+    return tied or ratio.low > 1 + MARGIN or ratio.high < 1 - MARGIN
+
+
+def better(challenger: Runner, champion: Runner, objective: str) -> bool:
+    """Tell whether the challenger wins: beyond noise if it costs more, within it if it costs less or needs less."""
+    if objective == "memory" or alike(challenger, champion):
+        return _lighter(challenger, champion)
+    ratio = challenger.row.speedup
+    assert ratio is not None
+    if not challenger.candidate.over and challenger.rank < champion.rank:  # the cheaper
+        return ratio.median >= 1 - (UNSURE if ratio.high >= 1 else MARGIN)
+    return ratio.low > 1 + MARGIN
+
+
+def alike(challenger: Runner, champion: Runner) -> bool:
+    """Tell whether both were compiled, cost the same to have, and take the same time within noise."""
+    ratio = challenger.row.speedup
+    assert ratio is not None
+    if champion.candidate.name == EAGER or challenger.rank != champion.rank:
+        return False
+    # What a replay holds lies in its pool, and is no part of its peak.
+    return abs(ratio.median - 1) <= MARGIN and not (challenger.replayed or champion.replayed)
+
+
+def _lighter(challenger: Runner, champion: Runner) -> bool:
+    new, old = challenger.row.peak_bytes, champion.row.peak_bytes
+    assert challenger.row.speedup is not None
+    if new is None or old is None or abs(new - old) <= max(0.05 * max(new, old), LITTLE):
+        return challenger.row.speedup.low > 1 + MARGIN
+    return new < old

@@ -1,0 +1,92 @@
+"""What is said of a race: while it runs, in the log, in torch's trace, and in a report."""
+
+import json
+import logging
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from backend_kwargs.compilers.auto.candidates import EAGER
+from backend_kwargs.compilers.auto.decision import Decision, Row
+from backend_kwargs.errors import printable
+
+logger = logging.getLogger("backend_kwargs.auto")
+
+ARTIFACT = "backend_kwargs_race"
+MOST_KEPT = 1000
+_by_compile_id: OrderedDict[str, Decision] = OrderedDict()
+_told: set[tuple[str, float]] = set()
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """Show a line on a terminal while a race runs, and nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda name, fraction: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("auto: {task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("eager, default", total=1.0)
+        yield lambda name, fraction: bar.update(task, description=escape(printable(name)), completed=fraction)
+
+
+def tell(decision: Decision) -> None:
+    """Log the decision, with its table the first time; put it into torch's trace, and keep it for the report."""
+    if decision.winner == EAGER and decision.rows:
+        logger.info("No candidate beats eager on this graph, which runs uncompiled.")
+    again = (decision.key, decision.made) in _told
+    if decision.rows:
+        _told.add((decision.key, decision.made))
+    logger.info("%s", f"{_head(decision)}, as decided before" if again else table(decision))
+    from torch._guards import CompileContext
+    from torch._logging._internal import trace_structured
+
+    _by_compile_id[str(CompileContext.current_compile_id())] = decision
+    while len(_by_compile_id) > MOST_KEPT:
+        _by_compile_id.popitem(last=False)
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": ARTIFACT, "encoding": "json"},
+        payload_fn=lambda: json.dumps(asdict(decision), default=repr),
+    )
+
+
+def decision_of(compile_id: str) -> Decision | None:
+    """Return the decision under which the graph called `compile_id` was compiled, if it is kept."""
+    return _by_compile_id.get(compile_id)
+
+
+def table(decision: Decision) -> str:
+    """Return the decision as lines: what was tried, its time, and why it stands where it stands."""
+    # What a store or an export holds may be anybody's text.
+    return "\n".join([_head(decision), *(f"  {printable(_line(row))}" for row in decision.rows)])
+
+
+def forget_told() -> None:
+    """Forget which decisions were logged with their tables."""
+    _told.clear()
+
+
+def _head(decision: Decision) -> str:
+    return printable(f"auto: {decision.winner} for {decision.facts or 'this graph'} ({decision.seconds:.1f} s)")
+
+
+def _line(row: Row) -> str:
+    if row.status != "pass":
+        return f"{row.name:<24} {row.status}: {row.reason}"
+    took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
+    why = _against(row) if row.speedup else row.reason
+    peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
+    kept = "  <- kept" if row.won else ""
+    return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{kept}"
+
+
+def _against(row: Row) -> str:
+    ratio = row.speedup
+    return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else ""

@@ -1,0 +1,139 @@
+"""What a graph's kernels could save: the least seconds that a device allows, and where a compiled graph spends more."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto.graph_stats import Facts, Product
+
+Part = Literal["launches", "library", "generated"]
+LAUNCH_S = 2e-6  # of a kernel on a CPU, from Python; on a GPU the gaps are measured
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """The most that a call can lose of its seconds, by the part of it that a candidate changes.
+
+    `launches`: the device waits for the host. `library`: products, convolutions and attention, beyond what their flops
+    and bytes allow. `generated`: all other kernels, beyond what the bytes of the graph allow. `saves` is the sum over
+    the parts that `shares` names, each times its share.
+    """
+
+    launches: float
+    library: float
+    generated: float
+
+    def __str__(self) -> str:
+        parts = ("launches", "library", "generated")
+        return ", ".join(f"{getattr(self, part) * 1e6:.1f} µs ({part})" for part in parts)
+
+    def saves(self, shares: Mapping[Part, float]) -> float:
+        """Return the seconds that a candidate saves which removes these shares."""
+        return float(sum(share * getattr(self, part) for part, share in shares.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Bytes per second of a copy and of a fill, and flops per second of a product in bf16 and in fp32."""
+
+    copy: float
+    fill: float
+    half: float
+    single: float
+
+    def product_s(self, product: Product) -> float:
+        """Return the least seconds of a library kernel."""
+        peak = self.half if product.itemsize <= 2 else self.single
+        return max(product.flops / peak, product.bytes / self.copy)
+
+
+def limit_of(facts: Facts, device: torch.device) -> float:
+    """Return the least seconds: bytes at the memory's speed, or flops at a matmul's; 0 where unknown.
+
+    Memory is as fast as for a copy where as much is written as read, as fast as for a fill where all goes one way.
+    """
+    if not facts.gpu:
+        return 0.0
+    ceilings = _ceilings(device)
+    moved = facts.bytes_read + facts.bytes_written
+    turned = 2 * min(facts.bytes_read, facts.bytes_written)  # what a copy could have moved
+    return max(turned / ceilings.copy + (moved - turned) / ceilings.fill, facts.flops / ceilings.half)
+
+
+def slack_of(
+    call: Callable[[], object], seconds: float, facts: Facts, library: Mapping[Product, float], device: torch.device
+) -> Slack:
+    """Return what `call`, which takes `seconds`, could save.
+
+    On a GPU the seconds of its kernels are measured with the launches queued ahead; library kernels are those of
+    eager, timed alone. On a CPU nothing tells kernels from what calls them: there each operator is counted as a launch,
+    and no limit is known.
+    """
+    if facts.opaque:  # nobody knows what it holds
+        return Slack(seconds, seconds, seconds)
+    spent = sum(product.count * each for product, each in library.items())
+    if device.type != "cuda":
+        launches = min(facts.ops * LAUNCH_S, seconds)
+        return Slack(launches, min(spent, seconds), max(seconds - spent, 0.0))
+    busy = min(measure.device_seconds(call, device), seconds)
+    ceilings = _ceilings(device)
+    excess = sum(max(each - ceilings.product_s(p), 0.0) * p.count for p, each in library.items())
+    # What products read and write that is no input of the graph goes through other kernels, and through memory.
+    moved = sum(product.activations * product.count for product in facts.products) / ceilings.copy
+    generated = min(busy - spent - moved, busy - limit_of(facts, device))
+    return Slack(seconds - busy, min(excess, busy), max(generated, 0.0))
+
+
+def time_library(products: Iterable[Product], device: torch.device) -> dict[Product, float]:
+    """Return the seconds of each library kernel alone, on random inputs of the same layout.
+
+    Left out is what takes indices or a state beside its operands, or cannot be run alone.
+    """
+    found = {}
+    for product in products:
+        operator, args, kwargs = product.call
+        if all(t.is_floating_point() for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)):
+            with contextlib.suppress(Exception):
+                made, named = pytree.tree_map_only(torch.Tensor, partial(_random_like, device=device), (args, kwargs))
+                found[product] = measure.device_seconds(partial(operator, *made, **named), device)
+    return found
+
+
+def _random_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    made = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
+    return made.normal_() if made.is_floating_point() and made.itemsize > 1 else made.zero_()
+
+
+@cache
+def _ceilings(device: torch.device) -> Ceilings:
+    """Measure what the device can do, once in this process: some milliseconds."""
+    try:
+        return _measured(device)
+    except Exception:  # noqa: BLE001 - little memory is left, say: then nothing is known to be at its limit
+        return Ceilings(math.inf, math.inf, math.inf, math.inf)
+
+
+def _measured(device: torch.device) -> Ceilings:
+    held = torch.empty(1 << 26, device=device).normal_()
+    square = torch.empty(8192, 8192, device=device, dtype=torch.bfloat16).normal_()
+    single = torch.empty(4096, 4096, device=device).normal_()
+    calls: dict[str, Callable[[], object]] = {
+        "copy": partial(torch.clone, held),
+        "fill": held.zero_,
+        "half": partial(torch.mm, square, square),
+        "single": partial(torch.mm, single, single),
+    }
+    seconds = {name: min(each) for name, each in measure.interleave(calls, rounds=5, device=device).items()}
+    return Ceilings(
+        2 * held.nbytes / seconds["copy"],
+        held.nbytes / seconds["fill"],
+        2 * 8192**3 / seconds["half"],
+        2 * 4096**3 / seconds["single"],
+    )

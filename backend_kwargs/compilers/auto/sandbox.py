@@ -1,0 +1,161 @@
+"""Compiling and running candidates so that nothing of it stays: in torch's state, in the inputs, in the generators."""
+
+import copy
+import gc
+import math
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._dynamo.metrics_context import MetricsContext
+from torch._dynamo.utils import _metrics_context_tls, get_metrics_context
+from torch._functorch import config as functorch_config
+from torch._guards import GuardsContext, TracingContext, tracing
+from torch.autograd.graph import saved_tensors_hooks
+from torch.fx import GraphModule
+
+from backend_kwargs.compilers.auto.deadline import restored_by
+from backend_kwargs.compilers.auto.workload import cuda_devices
+
+LIBDEVICE = "TRITON_LIBDEVICE_PATH"
+
+
+@contextmanager
+def sandboxed(gm: GraphModule) -> Iterator[Callable[[], None]]:
+    """Put back what compiling and running other versions of `gm` changes in torch.
+
+    That is what AOTAutograd leaves in the tracing context, guards, what the shape environment learned, random
+    generators, and the CUDA-graph trees: candidates grow trees of their own, and those of other models stay as they
+    are. Yields the function to call before each call of a candidate, as dynamo would.
+    """
+    context = TracingContext.try_get()
+    fake_mode = context.fake_mode if context else None
+    devices = cuda_devices()
+    with ExitStack() as stack, stack:  # the outer one undoes what a Ctrl-C keeps the inner one from
+        _keep_garbage(stack)
+        # dynamo counts one compile at a time; a backward graph that a candidate's first run compiles would be a second.
+        stack.callback(setattr, _metrics_context_tls, "metrics_context", get_metrics_context())
+        _metrics_context_tls.metrics_context = MetricsContext(on_exit=lambda *_: None)
+        stack.enter_context(_unpacked())
+        # Compiled at its first run, a backward graph would wait in autograd's thread for the lock that this one holds.
+        stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
+        _keep_shape_env(stack, getattr(fake_mode, "shape_env", None))
+        stack.enter_context(tracing(_twin(context)) if context else nullcontext())
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.callback(random.setstate, random.getstate())
+        if numpy := sys.modules.get("numpy"):
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
+        yield _own_cudagraph_trees(stack, devices) if devices else lambda: None
+
+
+def _unpacked() -> AbstractContextManager[None]:
+    """Keep a user's hooks, which may offload what they are given, from what candidates save for the backward pass."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()
+    return saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
+
+
+def _keep_garbage(stack: ExitStack) -> None:
+    # Losers are freed by collections, each of which would look at all that the process holds: a quarter second or more.
+    if gc.get_freeze_count():  # a user's, which unfreeze() would end
+        return
+    gc.collect()
+    count = math.inf
+
+    def unfreeze() -> None:
+        if gc.get_freeze_count() <= count:  # otherwise another thread froze some meanwhile, to fork say
+            gc.unfreeze()
+
+    restored_by(stack, unfreeze)
+    gc.freeze()
+    count = gc.get_freeze_count()
+
+
+@contextmanager
+def own_libdevice() -> Iterator[None]:
+    """Put back which mathematics Triton links: Inductor changes it for good where a graph is to round as eager does."""
+    with ExitStack() as stack, stack:
+        if LIBDEVICE not in os.environ:
+            restored_by(stack, _forget_libdevice)
+        yield
+
+
+def _forget_libdevice() -> None:
+    if os.environ.pop(LIBDEVICE, None) is not None:
+        from triton import knobs  # type: ignore[import-untyped]
+
+        vars(knobs.nvidia).pop("libdevice_path", None)
+
+
+def _twin(context: TracingContext) -> TracingContext:
+    # It knows the same inputs by the same fakes, while what AOTAutograd writes into it, and guards, stay its own.
+    twin = copy.copy(context)
+    twin.guards_context = GuardsContext()
+    return twin
+
+
+def _keep_shape_env(stack: ExitStack, shape_env: Any) -> None:
+    if shape_env is None:
+        return
+    plain = {name: value for name, value in vars(shape_env).items() if isinstance(value, dict | list | set | int)}
+    kept = {name: copy.copy(value) for name, value in plain.items()}
+
+    def put_back() -> None:
+        # Its caches hold for one version: what was simplified by a loser's guards must not be found again.
+        vars(shape_env).update({**kept, "_version_counter": shape_env._version_counter + 1})
+
+    restored_by(stack, put_back)
+
+
+def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[], None]:
+    """Let candidates record in trees of their own, whose generations are counted here.
+
+    Returns what begins a generation. torch's own counters would keep what a race adds: once
+    `cudagraph_mark_step_begin()` was called anywhere, each call that any compiled function makes while an earlier
+    result is alive records anew.
+    """
+    from torch._inductor import cudagraph_trees
+
+    from backend_kwargs.compilers.inductor.cudagraph_outputs import trees_of_thread
+
+    generation = 0
+
+    class OwnTrees(cudagraph_trees.TreeManagerContainer):
+        def get_tree_manager(self) -> Any:
+            manager: Any = super().get_tree_manager()
+            manager.get_curr_generation = lambda: generation
+            manager.user_invoked_mark_step = lambda: False
+            return manager
+
+    containers = trees_of_thread()
+    held, own = dict(containers), {device: OwnTrees(device) for device in devices}
+
+    def put_back() -> None:
+        gc.collect()  # compiled graphs hold one another in cycles, and with them their pools
+        # Not reset_cudagraph_trees(), which would also end the caching that the other models' trees rely on.
+        for container in own.values():
+            if manager := container.tree_manager:
+                container.tree_manager = None
+                manager.shutdown()
+        torch._C._set_cached_tensors_enabled(any(each.tree_manager for each in held.values()))
+        # In place: autograd's threads hold this very dict.
+        containers.clear()
+        containers.update(held)
+        torch.cuda.empty_cache()
+
+    def begin() -> None:
+        nonlocal generation
+        generation += 1
+        for container in own.values():
+            if container.tree_manager:
+                # As left by a candidate that failed before its backward pass.
+                container.tree_manager.running_forwards_with_pending_backwards = False
+
+    restored_by(stack, put_back)
+    containers.clear()
+    containers.update(own)
+    return begin

@@ -1,0 +1,253 @@
+"""Inductor: templates, modes and options in; what `compile_fx` returns out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from types import MappingProxyType
+from typing import Any
+
+from backend_kwargs.catalogue import KIND, inductor_option, inductor_options
+from backend_kwargs.compilers import Reading
+from backend_kwargs.compilers.auto import settings as auto
+from backend_kwargs.compilers.auto.candidates import check_candidates
+from backend_kwargs.compilers.inductor.compile_step import stand_in
+from backend_kwargs.compilers.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
+from backend_kwargs.compilers.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
+from backend_kwargs.compilers.inductor.torch_fixes import keeping_cubins, mode_options, name_torchs_ptxas, region_name
+from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
+from backend_kwargs.layers import Layer, copied, merge, same
+from backend_kwargs.options import Option, check
+from backend_kwargs.requirements import RULES, Limit, Machine, Requirement, impeded, inert, limits, machine
+from backend_kwargs.spec import split_templates
+from backend_kwargs.templates import find_template, is_published
+from backend_kwargs.trust import Check
+
+OWN: Mapping[str, Option] = MappingProxyType(
+    {
+        option.name: option
+        for option in (
+            Option("strict", bool, False, "raise where a template cannot act here, in place of falling back"),
+            Option(
+                "clone_outputs",
+                bool | None,
+                None,
+                "copy results that the next replay of a CUDA graph would overwrite; None: only under auto",
+            ),
+            Option("use_aoti", bool, False, "compile ahead of time: for torch.compile(...).aot_compile()"),
+        )
+    }
+    | dict(auto.OPTIONS)
+)
+# Options that torch.compile itself acts on; a backend never sees them.
+TORCH_COMPILE_ONLY = ("guard_filter_fn",)
+
+
+@dataclass(frozen=True, slots=True)
+class InductorCompiler:
+    """Inductor under one of the names that a spec may spell it by."""
+
+    name: str
+
+    def dynamo_name(self, templates: Sequence[str]) -> str:
+        published = self.name == "tmpl-inductor" and len(templates) == 1 and is_published(templates[0])
+        return f"{self.name}:{templates[0]}" if published else self.name
+
+    def summary(self, templates: Sequence[str]) -> str:
+        return "; ".join(find_template(name).summary for name in templates) or "Inductor under templates and options"
+
+    def option(self, name: str) -> Option:
+        return OWN.get(name) or inductor_option(name, OWN)
+
+    def options(self) -> Mapping[str, Option]:
+        return {**OWN, **dict(sorted(inductor_options().items()))}
+
+    def unchecked(self) -> str:
+        return ""
+
+    def template(self, name: str) -> Layer:
+        template = find_template(name)
+        known = {key: value for key, value in template.where_known.items() if key in inductor_options()}
+        return Layer(f"template {name}", self._checked({**template.options, **known}, check))
+
+    def read(self, source: str, given: Mapping[str, Any], check: Check) -> Reading:
+        given = dict(given)
+        named, mode = given.pop("template", None), given.pop("mode", None)
+        explicit = [_mapping(name, given.pop(name, None)) for name in ("options", "inductor_config")]
+        names = split_templates(named) if named is not None else ()
+        templates = [self.template(name) for name in names]
+        _tell_contradictions(templates)
+        modes = [Layer(f"mode {mode}", mode_options(mode))] if mode is not None else []
+        implied = [replace(layer, source=f"{layer.source}{_of(source)}") for layer in (*templates, *modes)]
+        options = [Layer(source, self._checked(mapping, check)) for mapping in (*explicit, given) if mapping]
+        return Reading(names, (*implied, *options))
+
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        if options.get("use_aoti") and options.get("freezing"):
+            raise BackendKwargsError("Options 'use_aoti' and 'freezing' do not go together; leave one out.")
+        if _clones(options) and not options.get("triton.cudagraph_trees", True):
+            raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
+        check_candidates(options.get("candidates") or ())
+        for name in templates:
+            template = find_template(name)
+            for limit in limits(f"Template {name!r}", template.needs, template.otherwise, _machine(options)):
+                if options.get("strict"):
+                    raise BackendKwargsError(f"{replace(limit, otherwise='')}")
+                tell(limit)
+
+    def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
+        return inert(options, lambda name: self.option(name).default, _machine(options), (*RULES, *auto.RULES))
+
+    def impeded(self, options: Mapping[str, Any]) -> Mapping[str, Requirement]:
+        return impeded(options, lambda name: self.option(name).default, _machine(options))
+
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        if options.get("auto"):
+            return self._compile_fastest(gm, example_inputs, options, name)
+        step = _compile_frozen if options.get("freezing") else _compile
+        compiled = step(gm, example_inputs, options, name)
+        if not (options.get("clone_outputs") and _records(options)):
+            return compiled
+        from backend_kwargs.compilers.inductor.cudagraph_outputs import with_independent_outputs
+
+        return with_independent_outputs(compiled)
+
+    def _compile_fastest(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        from backend_kwargs.compilers.auto.decide import compile_fastest
+        from backend_kwargs.compilers.auto.request import Request, Tools
+
+        fixed = {option: value for option, value in options.items() if option not in auto.OPTIONS}
+        tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.inert, fixed)
+
+        def compile_one(gm: Any, inputs: Sequence[Any], candidate: Mapping[str, Any]) -> Callable[..., Any]:
+            return self.compile(gm, inputs, {**candidate, **fixed, "clone_outputs": _clones(options)}, name)
+
+        return compile_fastest(Request(gm, example_inputs, auto.Settings.of(options), compile_one, tools))
+
+    def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return _torch_wrapper(options).get_compiler_config()  # type: ignore[no-any-return]
+
+    def reset(self, options: Mapping[str, Any]) -> None:
+        _torch_wrapper(options).reset()
+
+    def _checked(self, options: Mapping[str, Any], check: Check) -> dict[str, Any]:
+        for name in TORCH_COMPILE_ONLY:
+            if name in options:
+                raise BackendKwargsError(
+                    f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend."
+                )
+        known = [(self.option(name), value) for name, value in options.items()]
+        return {o.name: copied(check(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
+
+
+def _clones(options: Mapping[str, Any]) -> bool:
+    asked = options.get("clone_outputs")
+    return bool(options.get("auto") if asked is None else asked)
+
+
+def _records(options: Mapping[str, Any]) -> bool:
+    """Tell whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
+    from torch._inductor import config
+
+    return bool(options.get("triton.cudagraphs", config.triton.cudagraphs))
+
+
+def _of(source: str) -> str:
+    return "" if source == "spec" else f" ({source})"
+
+
+def _machine(options: Mapping[str, Any]) -> Machine:
+    """Return this machine, with what `options` say of where things are."""
+    here = machine()
+    return replace(
+        here,
+        cutlass=options.get("cutlass.cutlass_dir") or here.cutlass,
+        nvcc=options.get("cuda.cuda_cxx") or here.nvcc,
+    )
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise wrong_value(repr(name), "a mapping of options", value)
+    return value or {}
+
+
+def _tell_contradictions(templates: Sequence[Layer]) -> None:
+    for earlier, later in combinations(templates, 2):
+        for name, value in later.options.items():
+            if name in earlier.options and not same(earlier.options[name], value):
+                warn_once(f"{earlier.source} and {later.source} disagree on {name!r}; the later wins: {value!r}.")
+
+
+def _compile_frozen(
+    gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+) -> Callable[..., Any]:
+    import torch
+
+    if torch.is_grad_enabled():
+        warn_once("Option 'freezing' is inert while gradients are recorded: call the model under torch.no_grad().")
+        return _compile(gm, example_inputs, {**options, "freezing": False}, name)
+    from backend_kwargs.compilers.freezing import UNCACHED, compile_frozen
+
+    frozen = {**options, **UNCACHED}
+    return compile_frozen(gm, example_inputs, lambda gm, inputs: _compile(gm, inputs, frozen, name))
+
+
+def _compile(
+    gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx
+
+    wrapper, here = _torch_wrapper(options), _machine(options)
+    if here.triton and not here.hip and any(getattr(value, "is_cuda", False) for value in example_inputs):
+        name_torchs_ptxas()
+    if not options.get("strict"):
+        wrapper.config |= aten_where_alone(wrapper.config, here)
+    if options.get("use_aoti"):
+        wrapper.name = name
+        with found_by_inductor(here.nvcc) if asks_for_cutlass(wrapper.config, here) else nullcontext():
+            return wrapper(gm, example_inputs)  # type: ignore[no-any-return]
+    inner_compile = _inner_compile(wrapper.config, here, strict=bool(options.get("strict")))
+    constants: list[Any] = []
+    if options.get("freezing"):
+        from backend_kwargs.compilers.freezing import noting_constants
+
+        inner_compile = noting_constants(inner_compile, constants)
+    # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
+    compile_step = partial(instead, compile_fx) if (instead := stand_in.get()) else compile_fx
+    compiled: Any = compile_step(
+        gm, example_inputs, inner_compile, config_patches=wrapper.config, **region_name(compile_fx, name)
+    )
+    if not constants:
+        return compiled  # type: ignore[no-any-return]
+    from backend_kwargs.compilers.inductor.cudagraph_outputs import with_copies_of
+
+    return with_copies_of(compiled, constants)
+
+
+def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:
+    """Return what compiles each lowered graph, forward and backward."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    inner_compile = partial(compile_with_fallback, strict=strict) if can_fall_back(config) else compile_fx_inner
+    if config.get("cpp_wrapper"):
+        inner_compile = keeping_cubins(inner_compile)
+    return finding_cutlass(inner_compile, here.nvcc) if asks_for_cutlass(config, here) else inner_compile
+
+
+def _torch_wrapper(options: Mapping[str, Any]) -> Any:
+    """Return torch's own wrapper for "inductor", which sets the CUPTI variables and holds what the bisector changes."""
+    import torch
+
+    ahead = options.get("use_aoti")
+    kind: Any = torch._TorchCompileAOTInductorWrapper if ahead else torch._TorchCompileInductorWrapper
+    wrapper = kind(None, {"triton.cudagraphs": options.get("triton.cudagraphs", False)}, None)
+    # Not through its apply_options(): that refuses a value for each option whose declared type is NoneType.
+    patches = {name: copied(value) for name, value in options.items() if name not in OWN}
+    wrapper.config = patches | {k: v for k, v in wrapper.config.items() if k != "triton.cudagraphs"}
+    return wrapper

@@ -1,0 +1,227 @@
+"""Results that no later call changes: copies of what lies in a CUDA graph's pool, or is a frozen graph's constant."""
+
+import contextlib
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Container, Sequence
+from functools import wraps
+from typing import Any, NoReturn
+
+import torch
+from torch._inductor import cudagraph_trees
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from backend_kwargs.compilers.generated_code import autograd_functions
+from backend_kwargs.errors import BackendKwargsError
+
+CONTAINERS = "tree_manager_containers"
+
+
+def with_independent_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compiled` with those outputs and gradients copied that live in a CUDA graph's memory pool, and no others.
+
+    Dynamo rebuilds the user's structure from a flat sequence, so any pytree is served. Outputs that share memory still
+    share it where no gradient is recorded. The cost is a copy of each output at each call, and some microseconds.
+    """
+    for function in autograd_functions(compiled):
+        # `.grad` may keep the very memory that a captured backward graph writes.
+        function.backward = staticmethod(_with_copied_results(function.backward))
+    call = _one_at_a_time(_with_copied_results(compiled))
+    if hasattr(call, "serialize"):
+        call.serialize = _refuse_to_serialize
+    return call
+
+
+def with_copies_of(compiled: Callable[..., Any], constants: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """Return `compiled` with those outputs copied that share memory with one of `constants`."""
+    held = list(constants)  # while they live, nothing else has their addresses
+    addresses = frozenset(tensor.untyped_storage().data_ptr() for tensor in held)
+
+    @wraps(compiled)
+    def call(*inputs: Any) -> Any:
+        outputs = compiled(*inputs)
+        return _copied(outputs, [_address(out) for out in outputs], addresses)
+
+    return call
+
+
+def _with_copied_results(fn: Callable[..., Any]) -> Callable[..., Any]:
+    copies = _PooledCopies()
+
+    @wraps(fn)
+    def call(*inputs: Any) -> Any:
+        return copies(fn(*inputs))
+
+    return call
+
+
+_replaying = threading.RLock()
+_ready = threading.local()
+_last_stream: dict[int, tuple[int, torch.cuda.Stream]] = {}
+
+
+def _one_at_a_time(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `fn` for any thread and stream: a replay, and the copies after it, end before the next one begins.
+
+    Graphs have one set of inputs and one pool, whichever thread and stream launches them.
+    """
+
+    @wraps(fn)
+    def call(*inputs: Any) -> Any:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return fn(*inputs)  # nothing is recorded on a CPU, which may be all there is
+        if not hasattr(_ready, "done"):
+            _make_ready()
+        with _replaying:
+            device = torch.cuda.current_device()
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            last = _last_stream.get(device)
+            if last is None or last[0] != stream:
+                current = torch.cuda.current_stream(device)
+                if last is not None:
+                    current.wait_stream(last[1])
+                _last_stream[device] = stream, current
+            return fn(*inputs)
+
+    return call
+
+
+def _make_ready() -> None:
+    """Create what a library keeps for each thread, which cannot be created while a graph is captured."""
+    _ready.done = True
+    trees_of_thread()
+    torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+    with contextlib.suppress(RuntimeError), torch.no_grad():
+        x = torch.ones(1, 1, 4, 4, device="cuda")
+        torch.conv2d(x, x)
+
+
+def _refuse_to_serialize(*_: Any, **__: Any) -> NoReturn:
+    raise BackendKwargsError("Option 'clone_outputs' does not survive aot_compile(); clone the outputs in the model.")
+
+
+class _PooledCopies:
+    """Copies a function's results; remembers which ones lie in the pool for the CUDA graph that was replayed last.
+
+    What is remembered holds only while that graph is the current one of its trees. Warm-up runs, results of several
+    graphs (`graph_partition`) and results that share memory are looked up at each call.
+    """
+
+    def __init__(self) -> None:
+        # Trees belong to a thread; a function records in those of the thread that calls it first, for each size.
+        self._trees: list[dict[int, Any]] = []
+        self._last: tuple[Callable[[], Any], Callable[[], Any], tuple[int, ...]] = (_gone, _gone, ())
+
+    def __call__(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        graph, manager, positions = self._last
+        node, trees = graph(), manager()
+        if node is None or trees is None or node is not trees.current_node:
+            return self._looked_up(results)
+        copies = list(results)
+        for at, made in zip(positions, _copies([results[at] for at in positions]), strict=True):
+            copies[at] = made
+        return tuple(copies)
+
+    def _looked_up(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        mine = trees_of_thread()
+        if not any(trees is mine for trees in self._trees):
+            self._trees.append(mine)
+        on_gpu = [out if isinstance(out, torch.Tensor) and out.is_cuda else None for out in results]
+        addresses = [_address(out) for out in on_gpu]
+        managers = [each.tree_manager for trees in self._trees for each in trees.values() if each.tree_manager]
+        nodes = {manager.current_node: manager for manager in managers if manager.current_node is not None}
+        pooled = {ref.data_ptr() for node in nodes for ref in node.path_live_weakrefs()}
+        if not pooled:
+            return tuple(results)
+        positions = tuple(at for at, address in enumerate(addresses) if address in pooled)
+        found = {addresses[at] for at in positions}
+        if found and len(found) == len(positions) and not any(map(_is_opaque, results)):
+            for node, manager in nodes.items():
+                if found <= _recorded(node):
+                    self._last = weakref.ref(node), weakref.ref(manager), positions
+        return tuple(_copied(results, addresses, pooled))
+
+
+def _recorded(node: Any) -> set[int]:
+    """Return the addresses that a replay of this graph writes its results to; a warm-up run has none."""
+    if not isinstance(node, cudagraph_trees.CUDAGraphNode):
+        return set()
+    return {ref.data_ptr() for ref in node.outputs_weakrefs if ref is not None}
+
+
+def trees_of_thread() -> dict[int, Any]:
+    """Return the containers of CUDA-graph trees of this thread, by device.
+
+    torch 2.11 makes them for the thread that imports it and for autograd's alone; in others CUDA graphs then fail.
+    """
+    local = cudagraph_trees.local
+    if not hasattr(local, CONTAINERS) and not torch._C._is_key_in_tls(CONTAINERS):
+        local.tree_manager_containers, local.tree_manager_locks = {}, defaultdict(threading.Lock)
+        torch._C._stash_obj_in_tls(CONTAINERS, local.tree_manager_containers)
+        torch._C._stash_obj_in_tls("tree_manager_locks", local.tree_manager_locks)
+    containers: dict[int, Any] = cudagraph_trees.get_obj(local, CONTAINERS)
+    return containers
+
+
+def _gone() -> None:
+    return None
+
+
+def _copied(results: Sequence[Any], addresses: Sequence[int | None], wanted: Container[int]) -> list[Any]:
+    """Return `results` with a copy of each whose address is `wanted`, and of each that hides its address."""
+    copies: dict[int, torch.UntypedStorage] = {}
+
+    def copied(out: Any, address: int | None) -> Any:
+        if address is None:
+            return _copy(out) if _is_opaque(out) else out
+        if address not in wanted:
+            return out
+        if out.requires_grad or addresses.count(address) == 1:
+            return _copy(out)
+        if address not in copies:
+            copies[address] = out.untyped_storage().clone()
+        return out.new_empty(0).set_(copies[address], out.storage_offset(), out.size(), out.stride())
+
+    return [copied(out, address) for out, address in zip(results, addresses, strict=True)]
+
+
+def _copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    if len(outputs) == 1 or any(out.requires_grad for out in outputs):
+        return [_copy(out) for out in outputs]
+    made = [torch.empty_like(out) for out in outputs]
+    torch._foreach_copy_(made, outputs)  # one launch for all of one layout
+    return made
+
+
+def _copy(out: torch.Tensor) -> torch.Tensor:
+    return _Copy.apply(out) if out.requires_grad else out.clone()  # type: ignore[no-untyped-call]
+
+
+class _Copy(torch.autograd.Function):
+    """A copy that keeps the original until the backward pass.
+
+    CUDA-graph trees may replay a graph once its outputs are dead, though its backward pass is pending: the next call
+    then overwrote what this one had saved, and gradients were wrong without a word (torch 2.11).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor) -> torch.Tensor:
+        """Copy."""
+        ctx.save_for_backward(out)
+        return out.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        """Hand the gradient on."""
+        return grads[0]
+
+
+def _is_opaque(out: Any) -> bool:
+    # A wrapper subclass (DTensor, quantized) has no memory of its own.
+    return isinstance(out, torch.Tensor) and is_traceable_wrapper_subclass(out)
+
+
+def _address(out: Any) -> int | None:
+    plain = isinstance(out, torch.Tensor) and out.layout == torch.strided and not _is_opaque(out)
+    return out.untyped_storage().data_ptr() if plain else None

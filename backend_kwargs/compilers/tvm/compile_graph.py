@@ -1,0 +1,219 @@
+"""One graph of dynamo under TVM: its parts are lowered and built, and what TVM cannot have runs in eager."""
+
+import copy
+import operator
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo.eval_frame import innermost_fn
+from torch.fx import GraphModule, Node
+from torch.fx.graph import _BoxedCodeGen
+from torch.utils._python_dispatch import _disable_current_modes
+
+from backend_kwargs.compilers.freezing import compile_frozen
+from backend_kwargs.compilers.tvm.build import build
+from backend_kwargs.compilers.tvm.capture import capture, constants_of
+from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
+from backend_kwargs.compilers.tvm.partition import (
+    device_of,
+    is_part,
+    op_name,
+    parts_of,
+    random_nodes,
+    reasons,
+    results_of,
+    split,
+    unwanted,
+    writes_in_place,
+)
+from backend_kwargs.compilers.tvm.runtime import runner
+from backend_kwargs.compilers.tvm.settings import Settings
+from backend_kwargs.errors import BackendKwargsError, said, warn_once
+from backend_kwargs.measure import accuracy
+
+Boxed = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a graph that TVM compiled: of which graph, of how many operators, in how many seconds, and how."""
+
+    graph: str
+    operators: int
+    seconds: float
+    target: str
+    tuned: int
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Summary:
+    """What became of the graphs of one compile; a backward graph adds to it when it is compiled."""
+
+    partitions: list[Part] = field(default_factory=list)
+    fallbacks: dict[str, str] = field(default_factory=dict)
+
+
+class _InEagerError(Exception):
+    """TVM cannot have all of a graph, and nothing less is wanted."""
+
+
+def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Callable[..., Any]:
+    """Compile dynamo's `gm` under `settings`; the callable returned has its `Summary` as `tvm_summary`.
+
+    Results are eager's within rounding: what TVM has not, or fails at, runs in eager as `settings.fallback` says.
+    """
+    steps = Steps(settings)
+    freezes = settings.freeze and not torch.is_grad_enabled()
+    if settings.freeze and not freezes:
+        warn_once("Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad().")
+    captured = partial(capture, steps.compile, settings.aten_ops or (), freezes)
+    compiled = (compile_frozen if freezes else _compile_plain)(gm, example_inputs, captured)
+    compiled.tvm_summary = innermost_fn(compiled).tvm_summary = steps.summary  # type: ignore[attr-defined]
+    return compiled
+
+
+def _compile_plain(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: Any) -> Callable[..., Any]:
+    return compile_gm(gm, example_inputs)  # type: ignore[no-any-return]
+
+
+class Steps:
+    """What happens to each graph that AOTAutograd makes of one of dynamo's."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.summary = Summary()
+
+    def compile(
+        self, graph: str, gm: GraphModule, example_inputs: Sequence[Any], attributes: GraphModule | None = None
+    ) -> Boxed:
+        """Return what runs `gm`, the forward, backward or inference `graph`.
+
+        The parameters and buffers of `attributes` become constants, but for those that the graph writes.
+        """
+        eager = GraphModule(gm, copy.deepcopy(gm.graph))
+        try:
+            # AOTAutograd's fake tensors are on; constants are real.
+            with _disable_current_modes():
+                compiles = self._compile_parts(graph, gm, constants_of(gm, attributes))
+        except _InEagerError:
+            return _boxed(eager)
+        run = _boxed(gm)
+        return _verified(run, eager, graph) if compiles and self.settings.verify else run
+
+    def _compile_parts(self, graph: str, gm: GraphModule, constants: Mapping[str, torch.Tensor]) -> int:
+        if written := writes_in_place(gm):
+            self._leave(written, "it writes in place")
+            return 0
+        found = reasons(gm, self.settings)
+        for op, reason in unwanted(found):
+            self._leave(op, reason)
+        split(gm, [node for node, reason in found.items() if not reason])
+        parts = parts_of(gm)
+        for call in parts:
+            self._compile_part(graph, gm, call, constants)
+        return len(parts)
+
+    def _leave(self, op: str, reason: str) -> None:
+        """Note that `op` runs in eager, where that is allowed."""
+        known = self.summary.fallbacks.get(op, "")
+        self.summary.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
+        if self.settings.fallback == "error":
+            raise BackendKwargsError(
+                f"TVM cannot have {op!r}: {reason}. Write fallback='partition' to leave it to eager."
+            )
+        if self.settings.fallback == "graph":
+            raise _InEagerError
+
+    def _compile_part(self, graph: str, gm: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> None:
+        """Put what TVM makes of a part in the place of its call; a part that TVM fails at stays as it is."""
+        part = gm.get_submodule(str(call.target))
+        assert isinstance(part, GraphModule)
+        started = time.perf_counter()
+        try:
+            run, built = self._built(part, call, constants)
+        except BackendKwargsError:  # an option is at fault
+            raise
+        except Unsupported as unsupported:
+            return self._leave(_operators(part), unsupported.reason)
+        except Exception as error:  # noqa: BLE001 - TVM raises anything
+            if self.settings.fallback != "error":
+                warn_once(f"TVM failed to compile a part of a graph, which runs in eager: {said(error)}.")
+            return self._leave(_operators(part), said(error))
+        seconds = time.perf_counter() - started
+        self.summary.partitions.append(
+            Part(graph, len(_calls(part)), seconds, built.target, built.tuned, tuple(built.notes))
+        )
+        run.__name__ = str(call.target)
+        with gm.graph.inserting_before(call):
+            replacement = gm.graph.call_function(run, call.args)
+        replacement.meta = call.meta
+        call.replace_all_uses_with(replacement)
+        gm.graph.erase_node(call)
+        return None
+
+    def _built(self, part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
+        names = [node.name for node in part.graph.find_nodes(op="placeholder")]
+        given = zip(names, map(str, call.args), strict=True)
+        lowered = lower(part, {own: constants[name] for own, name in given if name in constants})
+        device = device_of(results_of(call)[0])
+        built = build(lowered.mod, self.settings, device)
+        observed = [i for i, result in enumerate(results_of(call)) if not all(map(is_part, result.users))]
+        strict = self.settings.fallback == "error"
+        return runner(part, lowered, built.executable, device, observed, strict=strict), built
+
+
+def _calls(gm: GraphModule) -> list[Node]:
+    return [node for node in gm.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
+
+
+def _operators(part: GraphModule) -> str:
+    return ", ".join(dict.fromkeys(map(op_name, _calls(part))))
+
+
+def _boxed(gm: GraphModule) -> Boxed:
+    """Return what runs `gm` on a list of its arguments, which it empties, so that each is freed at its last use."""
+    gm.graph.set_codegen(_BoxedCodeGen())
+    gm.recompile()
+    forward = gm.forward
+
+    def run(args: list[Any]) -> Any:
+        return forward(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
+    """Return what runs a graph, and the first time in eager too; eager's code takes over where the results differ."""
+    chosen: list[Boxed] = []
+
+    def call(args: list[Any]) -> Any:
+        if chosen:
+            return chosen[0](args)
+        wanted, precise = _in_eager(eager, args)
+        result = run(args)
+        verdict = accuracy.check(result, wanted, precise, training=graph != "inference", what=f"{graph} output")
+        if verdict.passed:
+            chosen.append(run)
+            return result
+        warn_once(f"TVM's results are not eager's, and the {graph} graph runs in eager: {verdict.reason}.")
+        chosen.append(_boxed(eager))
+        return wanted
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _in_eager(eager: GraphModule, args: Sequence[Any]) -> tuple[Any, Any]:
+    """Return what the graph gives in eager, and in higher precision; all random states stay as they are."""
+    devices = {arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda}
+    copies = tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
+    with torch.random.fork_rng(devices):
+        wanted = accuracy.call(eager, copies)
+    # Another type draws other numbers.
+    return wanted, None if random_nodes(eager) else accuracy.reference(eager, copies)

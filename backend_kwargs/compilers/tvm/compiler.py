@@ -1,0 +1,42 @@
+"""TVM: options in, Relax in between, what its virtual machine runs out. TVM is imported when a graph arrives."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from backend_kwargs.compilers.declared import DeclaredCompiler
+from backend_kwargs.compilers.tvm.checks import checked
+from backend_kwargs.compilers.tvm.settings import OPTIONS, RULES, Settings, tvm_option, verify
+from backend_kwargs.compilers.tvm.versions import require_tvm, unfit
+from backend_kwargs.options import Option
+from backend_kwargs.requirements import INSTALL_TVM, CannotWorkError, Limit, Rule
+from backend_kwargs.trust import Check
+
+
+@dataclass(frozen=True)
+class TVMCompiler(DeclaredCompiler):
+    """TVM, Relax and its virtual machine."""
+
+    registered: ClassVar[str] = "tmpl-tvm"  # dynamo's own "tvm" is another
+    line: ClassVar[str] = "Apache TVM under options: Relax, its kernels tuned or not, eager where TVM cannot"
+    declared: ClassVar[Mapping[str, Option]] = OPTIONS
+    rules: ClassVar[tuple[Rule, ...]] = RULES
+
+    def option(self, name: str) -> Option:
+        return tvm_option(name)
+
+    def checked(self, option: Option, value: Any, check: Check) -> Any:
+        return checked(option, value, check)
+
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        if reason := unfit():
+            raise CannotWorkError(Limit(f"Backend {self.name!r}", reason, INSTALL_TVM))
+        verify(options, tell)
+
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        require_tvm()
+        from backend_kwargs.compilers.tvm.compile_graph import compile_graph
+
+        return compile_graph(gm, example_inputs, Settings.of(options))

@@ -1,0 +1,35 @@
+"""The one way this package times, compares numbers and counts memory; the benchmark suite uses it too."""
+
+from backend_kwargs.interval import Interval
+from backend_kwargs.measure.accuracy import Accuracy, Status, check, reference, worst
+from backend_kwargs.measure.environment import environment
+from backend_kwargs.measure.failures import status_of
+from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
+from backend_kwargs.measure.memory import peak_memory
+from backend_kwargs.measure.statistics import median_interval, noise_floor, percentile, ratio_interval, within_noise
+from backend_kwargs.measure.timing import Calls, device_seconds, interleave, order, synchronize
+
+__all__ = [
+    "Accuracy",
+    "Calls",
+    "Interval",
+    "Status",
+    "check",
+    "cotangents",
+    "device_seconds",
+    "environment",
+    "fresh_inputs",
+    "interleave",
+    "median_interval",
+    "noise_floor",
+    "order",
+    "peak_memory",
+    "percentile",
+    "ratio_interval",
+    "reference",
+    "status_of",
+    "synchronize",
+    "upcast",
+    "within_noise",
+    "worst",
+]

@@ -1,0 +1,258 @@
+"""Whether a result is right: compared with eager, and with eager's own error to a reference in higher precision."""
+
+import contextlib
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backend_kwargs.measure.inputs import upcast
+
+# "fell_back": right numbers, but something else ran in place of the backend; "unknown": nobody can tell what ran.
+Status = Literal[
+    "pass",
+    "unknown",
+    "fell_back",
+    "fail_accuracy",
+    "fail_to_run",
+    "oom",
+    "timeout",
+    "eager_two_runs_differ",
+    "unavailable",
+]
+
+REFERENCE_DTYPES = (torch.float64, torch.float32)
+WELL_CONDITIONED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+LOWEST_COSINE = 0.99
+LARGEST_GROWTH = 0.05
+PRECISE = 0.1  # an eager error of so much of a leaf's size leaves something of it to compare
+MANY = 32  # elements; of fewer, eager's error to the reference is small by chance
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One comparison: its verdict, why, and the figures of the worst tensor.
+
+    `rmse` and `reference_rmse` are the root mean square errors of the result and of eager to the reference; without a
+    reference `rmse` is the distance to eager and `reference_rmse` is None. `max_error` is absolute, to eager.
+    """
+
+    status: Status = "pass"
+    reason: str = ""
+    rmse: float | None = None
+    reference_rmse: float | None = None
+    max_error: float | None = None
+    cosine: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Say whether the result may be timed."""
+        return self.status == "pass"
+
+
+def call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call `fn` with gradients off."""
+    with torch.no_grad():
+        return fn(*args)
+
+
+def reference(fn: Callable[..., Any], args: Any, run: Callable[[Any, Any], Any] = call) -> Any | None:
+    """Return `run(fn, args)` computed in float64, else float32, else None; `fn` and `args` are copied, not changed.
+
+    `fn` is upcast if it is a module, `args` is any pytree. A model that fails in both (a kernel without float64, no
+    memory left) has no reference, and `check` then asks for the cosine.
+    """
+    for dtype in REFERENCE_DTYPES:
+        # Whatever stops one reference, the next best serves.
+        with contextlib.suppress(Exception):
+            return run(_upcast_callable(fn, dtype), upcast(args, dtype))
+    return None
+
+
+def _upcast_callable(fn: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    return copy.deepcopy(fn).to(dtype) if isinstance(fn, torch.nn.Module) else fn
+
+
+def check(
+    result: Any,
+    eager: Any,
+    reference: Any | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    training: bool = False,
+    what: str = "output",
+    tol: float | None = None,
+) -> Accuracy:
+    """Compare two pytrees of outputs leaf by leaf and return the worst.
+
+    Same structure, types, shapes and devices; equal non-floating values. Floating ones pass if they are close to
+    eager's, or if `RMSE(reference, result) <= m * RMSE(reference, eager) + tol / 10`, with m = 2 (3 for half
+    precision and below) and `tol` by default 1e-3 (1e-2 in training); without a reference, if their cosine to eager is
+    at least 0.99 and their RMS within 5 %. `dtype` is what the model computes in, by default each leaf's own. NaN and
+    infinity may stand only where eager has them. The absolute part of tol shrinks with the largest output when all are
+    below 1, and with each leaf of many elements that eager computes well, or zeros would pass for small numbers; `what`
+    names the pytree in a reason. Source: `torch._dynamo.utils.same`, the rule of pytorch's own benchmarks, which lets
+    small leaves go.
+    """
+    results, expected, precise = (dict(_walk(what, tree)) for tree in (result, eager, reference))
+    if results.keys() != expected.keys():
+        odd = min(results.keys() ^ expected.keys())
+        return _failed(f"the structure of the result differs from eager's at {odd}")
+    if precise.keys() != expected.keys():
+        precise = {}
+    tol = tol or (1e-2 if training else 1e-3)
+    floor = tol * min(1.0, max((_rms(leaf) for leaf in expected.values()), default=1.0))
+    each = [
+        _check_leaf(path, leaf, expected[path], precise.get(path), dtype, (tol, floor))
+        for path, leaf in results.items()
+    ]
+    return worst(each)
+
+
+def worst(accuracies: list[Accuracy]) -> Accuracy:
+    """Return the first that failed, else the one with the largest error."""
+    failed = next((a for a in accuracies if not a.passed), None)
+    return failed or max(accuracies, key=lambda a: a.rmse if a.rmse is not None else -1.0, default=Accuracy())
+
+
+def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:
+    return dataclasses.replace(figures, status="fail_accuracy", reason=reason)
+
+
+def _walk(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    for keys, leaf in pytree.tree_flatten_with_path(tree)[0]:
+        name = path + pytree.keystr(keys)
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                yield from _walk(f"{name}.{field.name}", getattr(leaf, field.name))
+        else:
+            yield name, leaf
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """Return the values as one row of float64; complex numbers become pairs."""
+    dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
+    real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
+    return real.flatten().to(torch.float64)
+
+
+def _rms(value: Any) -> float:
+    if not _is_number(value) or not value.numel():
+        return 0.0
+    wide = _wide(value)
+    return _root_mean_square(wide[wide.isfinite()])
+
+
+def _root_mean_square(error: torch.Tensor) -> float:
+    return float(error.square().mean().sqrt()) if error.numel() else 0.0
+
+
+def _check_leaf(
+    path: str, result: Any, eager: Any, reference: Any, dtype: torch.dtype | None, tolerance: tuple[float, float]
+) -> Accuracy:
+    if isinstance(result, float) and isinstance(eager, float):
+        result, eager = (torch.tensor(value, dtype=torch.float64) for value in (result, eager))
+        reference = torch.tensor(reference, dtype=torch.float64) if isinstance(reference, float) else None
+    if mismatch := _mismatch(result, eager):
+        return _failed(f"{path}: {mismatch}")
+    if not _is_number(eager):
+        return Accuracy() if _equal(result, eager) else _failed(f"{path}: the values differ from eager's")
+    return _check_numbers(path, result, eager, reference, dtype or eager.dtype, tolerance)
+
+
+def _mismatch(result: Any, eager: Any) -> str:
+    if not isinstance(eager, torch.Tensor) or not isinstance(result, torch.Tensor):
+        same = type(result) is type(eager)
+        return "" if same else f"eager gives {type(eager).__name__}, this one {type(result).__name__}"
+    facts = (
+        ("shape", tuple(eager.shape), tuple(result.shape)),
+        ("dtype", eager.dtype, result.dtype),
+        ("device", eager.device, result.device),
+    )
+    return next((f"eager's {what} is {want}, this one's {got}" for what, want, got in facts if want != got), "")
+
+
+def _equal(result: Any, eager: Any) -> bool:
+    if isinstance(eager, torch.Tensor):
+        return torch.equal(result, eager)
+    return bool(result == eager)
+
+
+def _check_numbers(
+    path: str,
+    result: torch.Tensor,
+    eager: torch.Tensor,
+    reference: Any,
+    dtype: torch.dtype,
+    tolerance: tuple[float, float],
+) -> Accuracy:
+    got, want = _wide(result), _wide(eager)
+    finite = want.isfinite()
+    if not torch.equal(got[~finite].nan_to_num(nan=0.5), want[~finite].nan_to_num(nan=0.5)) or not bool(
+        got[finite].isfinite().all()
+    ):
+        return _failed(f"{path}: NaN or infinity where eager has none, or the other way round")
+    precise = _wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
+    if precise is not None:
+        finite &= precise.isfinite()
+        precise = precise[finite]
+    return _judge(path, got[finite], want[finite], precise, (dtype, eager.dtype), tolerance)
+
+
+def _judge(
+    path: str,
+    got: torch.Tensor,
+    want: torch.Tensor,
+    precise: torch.Tensor | None,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    tolerance: tuple[float, float],
+) -> Accuracy:
+    tol, floor = tolerance
+    figures = _figures(got, want, precise)
+    if figures.reference_rmse is not None:
+        floor = min(floor, _own_floor(want, figures.reference_rmse, max(tol, *(torch.finfo(d).eps for d in dtypes))))
+    error, cosine = figures.rmse or 0.0, figures.cosine or 0.0
+    if torch.allclose(got, want, rtol=tol, atol=floor):
+        return figures
+    if precise is None:
+        close = f"{path}: cosine to eager {cosine:.4g}, at least {LOWEST_COSINE} wanted"
+        if cosine < LOWEST_COSINE:
+            return _failed(close, figures)
+        # A cosine alone would pass an output of twice its size.
+        size, wanted = _root_mean_square(got), _root_mean_square(want)
+        apart = abs(size - wanted) > LARGEST_GROWTH * wanted + floor
+        return _failed(f"{path}: RMS {size:.3g}, eager's is {wanted:.3g}", figures) if apart else figures
+    multiplier = 2.0 if dtypes[0] in WELL_CONDITIONED else 3.0
+    allowed = multiplier * (figures.reference_rmse or 0.0) + floor / 10
+    far = f"{path}: RMSE to the reference {error:.3g}, at most {allowed:.3g} allowed"
+    return figures if error <= allowed else _failed(far, figures)
+
+
+def _own_floor(want: torch.Tensor, reference_rmse: float, tol: float) -> float:
+    """Return the floor by a leaf's own size; none where it is of few numbers, or made of rounding errors."""
+    size = _root_mean_square(want)
+    told = size > 0 and reference_rmse <= PRECISE * size and want.numel() >= MANY
+    return tol * size if told else math.inf
+
+
+def _figures(got: torch.Tensor, want: torch.Tensor, precise: torch.Tensor | None) -> Accuracy:
+    return Accuracy(
+        rmse=_root_mean_square(got - (want if precise is None else precise)),
+        reference_rmse=None if precise is None else _root_mean_square(want - precise),
+        max_error=float((got - want).abs().max()) if got.numel() else 0.0,
+        cosine=_cosine(got, want),
+    )
+
+
+def _cosine(got: torch.Tensor, want: torch.Tensor) -> float:
+    size = math.sqrt(float(got.square().sum()) * float(want.square().sum()))
+    return float(got.dot(want)) / size if size else float(torch.equal(got, want))

@@ -1,0 +1,45 @@
+"""What an exception says of the callable that raised it: a status word and one line."""
+
+import subprocess
+
+import torch
+
+from backend_kwargs.measure.accuracy import Status
+
+LONGEST_REASON = 200
+
+
+def status_of(error: BaseException) -> tuple[Status, str]:
+    """Return the status word of an exception and its reason in one line, looking through torch's own wrapping."""
+    chain = [error]
+    while (inner := getattr(chain[-1], "inner_exception", None) or chain[-1].__cause__) and inner not in chain:
+        chain.append(inner)
+    reason = _reason(chain[-1])
+    return _status(chain), reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 3] + "..."
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, subprocess.CalledProcessError) and (said := _said(error)):
+        return said
+    line = next((part.strip() for part in str(error).splitlines() if part.strip()), "")
+    return f"{type(error).__name__}: {line}".rstrip(": ")
+
+
+def _said(error: subprocess.CalledProcessError) -> str:
+    """Return what a program, a compiler say, gave as its error: its first line that names one, else its last."""
+    output = error.stderr or error.output or ""
+    text = output.decode(errors="replace") if isinstance(output, bytes) else output
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
+
+
+def _status(chain: list[BaseException]) -> Status:
+    if any(isinstance(e, MemoryError | torch.OutOfMemoryError) or _no_memory(e) for e in chain):
+        return "oom"
+    missing = any(isinstance(e, ImportError) or type(e).__name__ == "InvalidBackend" for e in chain)
+    return "unavailable" if missing else "fail_to_run"
+
+
+def _no_memory(error: BaseException) -> bool:
+    # The CPU's allocator raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

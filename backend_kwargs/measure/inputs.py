@@ -1,0 +1,83 @@
+"""Inputs to compare and time callables on: other ones of the same kind, in another precision, and cotangents."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def upcast(tree: Any, dtype: torch.dtype) -> Any:
+    """Return a copy of the pytree `tree` with its floating tensors in `dtype`."""
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        copied = value.detach().clone()
+        copied = copied.to(dtype) if value.is_floating_point() else copied
+        return copied.requires_grad_(value.requires_grad)
+
+    return pytree.tree_map(leaf, tree)
+
+
+def cotangents(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
+    """Return what to begin a backward pass with: random normal numbers for each output, 1 for a scalar, a loss.
+
+    Laid out as the outputs are: of another layout each backward pass would first make a copy.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.empty_like(o).copy_(torch.randn(o.shape, generator=generator)) if o.ndim else torch.ones_like(o)
+        for o in outputs
+    ]
+
+
+def fresh_inputs(inputs: Any, seed: int) -> Any:
+    """Return other inputs of the same shapes, strides, types and ranges, so that a remembered result is found out.
+
+    Floating values are shuffled among themselves (a constant tensor is scaled, element by element, by 0.5 to 1); where
+    no floating tensor can change, integer ones are shuffled. Masks and single integers stay. Any pytree.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    leaves, spec = pytree.tree_flatten(inputs)
+    floats = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    changes = _shuffled if any(bool(_bytes_of_float8(leaf).any()) for leaf in floats) else _shuffled_integers
+    return pytree.tree_unflatten([_fresh(leaf, changes, generator) for leaf in leaves], spec)
+
+
+def _fresh(leaf: Any, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+        return copy.deepcopy(leaf)
+    # Expanded dimensions stay expanded: other strides would recompile.
+    narrow = leaf.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in leaf.stride())]
+    made = torch.empty_strided(narrow.shape, narrow.stride(), dtype=leaf.dtype, device=leaf.device)
+    made.copy_(changes(narrow, generator))
+    return made.expand(leaf.shape).requires_grad_(leaf.requires_grad)
+
+
+def _bytes_of_float8(values: torch.Tensor) -> torch.Tensor:
+    # A GPU neither compares nor indexes float8.
+    return values.view(torch.uint8) if values.is_floating_point() and values.itemsize == 1 else values
+
+
+def _shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not values.is_floating_point() or not values.numel():
+        return values
+    if (raw := _bytes_of_float8(values)) is not values:
+        return _permuted(raw, generator).view(values.dtype)
+    if bool((values == values.flatten()[0]).all()):
+        return values * (0.5 + 0.5 * torch.rand(values.shape, generator=generator)).to(values)
+    return _permuted(values, generator)
+
+
+def _shuffled_integers(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    kept = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
+    return values if kept else _permuted(values, generator)
+
+
+def _permuted(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    # On the device: a host draws a thousand million numbers in half a minute.
+    own = torch.Generator(values.device).manual_seed(int(torch.randint(1 << 31, (1,), generator=generator)))
+    order = torch.randperm(values.numel(), generator=own, device=values.device)
+    return values.flatten()[order].reshape(values.shape)

@@ -1,0 +1,45 @@
+"""The most memory that one call takes."""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from backend_kwargs.measure.timing import synchronize
+
+
+def peak_memory(call: Callable[[], object], device: torch.device, held: int | None = None) -> int | None:
+    """Return the bytes that the process held at most while `call` ran, above what it held before, or None.
+
+    On CUDA the allocator's own count (`held` moves its start, say to before a compile, so that the pools of CUDA
+    graphs count); on Linux's CPUs the growth of the resident set, after the heap's free pages went back: it sees every
+    allocator, in pages, and is not disturbed by what ran earlier in this process, as a process-wide maximum would be.
+    Elsewhere None. Both reset a peak counter of this process.
+    """
+    if device.type == "cuda":
+        synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device) if held is None else held
+        call()
+        synchronize(device)
+        return max(torch.cuda.max_memory_allocated(device) - before, 0)
+    return _peak_resident(call)
+
+
+def _peak_resident(call: Callable[[], object]) -> int | None:
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        # 5 resets VmHWM to the present size: proc_pid_clear_refs(5).
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _resident("VmRSS")
+    except (OSError, AttributeError, TypeError, KeyError):
+        call()
+        return None
+    call()
+    return max(_resident("VmHWM") - before, 0)
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)[field].split()[0]) * 1024

@@ -1,0 +1,159 @@
+"""Timing of callables: interleaved rounds by the wall's clock, and the seconds that a device works."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+SHORTEST_SAMPLE_S = 1e-3
+QUEUED_S = 5e-3
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def interleave(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    device: torch.device,
+    warmup: int = 3,
+    budget_s: float | None = None,
+    hold: bool = True,
+    progress: Callable[[float], None] | None = None,
+    failed: Callable[[str, Exception], None] | None = None,
+    repeated: Callable[[str, int], None] | None = None,
+) -> dict[str, list[float]]:
+    """Time every call once per round and return its samples: seconds of wall time per call, one per round.
+
+    Each order is run forward and then backward, and rotated, so that each call comes before and after each other one,
+    and in each place, equally often. A sample repeats its call until it lasts about 1 ms, waits for the device, and is
+    divided by the repeats; where it repeats, one call goes before the clock, to be its own predecessor in the caches.
+    `hold` keeps each call's result until its next call has returned, as `out = call()` in a loop does; otherwise
+    results are dropped at once. `budget_s` ends the rounds early, never before the first is whole. `progress` receives
+    the fraction done, `repeated` the number of calls per sample. A call that raises is no longer timed and its
+    exception goes to `failed`; without `failed` it propagates.
+    """
+    race = _Race(dict(calls), failed, device, hold)
+    for name in calls:
+        race.guard(name, partial(race.prepare, name, warmup))
+    if repeated:
+        for name in race.calls:
+            repeated(name, race.repeats[name])
+    started = time.perf_counter()
+    for done in range(rounds):
+        for name in order(list(race.calls), done):
+            race.guard(name, partial(race.sample, name))
+        if progress:
+            progress((done + 1) / rounds)
+        if budget_s is not None and time.perf_counter() - started > budget_s:
+            break
+    return {name: race.samples[name] for name in calls if name in race.calls}
+
+
+def order(names: Sequence[str], done: int) -> list[str]:
+    """Return the order of a round, which the next one reverses.
+
+    Over twice as many rounds as names, each name is in each place and follows each other one equally often.
+    """
+    # A plain rotation keeps everybody's neighbours, and who follows its like runs some per cent faster: zigzag
+    # (Williams 1949) meets all neighbours.
+    size = len(names)
+    zigzag = [size - 1 - at // 2 if at % 2 else at // 2 for at in range(size)]
+    rotated = [names[(at + done // 2) % size] for at in zigzag]
+    return rotated[::-1] if done % 2 else rotated
+
+
+@dataclass
+class Calls:
+    """Calls that are timed by name; one that raises leaves, and its exception goes to `failed`, if there is one."""
+
+    calls: dict[str, Callable[[], object]]
+    failed: Callable[[str, Exception], None] | None
+
+    def guard(self, name: str, step: Callable[[], None]) -> None:
+        """Do `step`, on behalf of the call."""
+        try:
+            step()
+        except Exception as error:
+            if self.failed is None:
+                raise
+            del self.calls[name]
+            self.failed(name, error)
+
+
+@dataclass
+class _Race(Calls):
+    device: torch.device
+    hold: bool
+
+    def __post_init__(self) -> None:
+        self.held: dict[str, object] = {}
+        self.repeats = dict.fromkeys(self.calls, 1)
+        self.samples: dict[str, list[float]] = {name: [] for name in self.calls}
+
+    def prepare(self, name: str, warmup: int) -> None:
+        self.run(name, warmup)
+        while (seconds := self.timed(name)) < SHORTEST_SAMPLE_S and self.repeats[name] < 1_000_000:
+            grown = SHORTEST_SAMPLE_S / max(seconds, 1e-9)
+            self.repeats[name] = min(int(self.repeats[name] * min(max(grown * 1.2, 2), 100)), 1_000_000)
+
+    def run(self, name: str, times: int) -> None:
+        call, out = self.calls[name], self.held.pop(name, None)
+        for _ in range(times):
+            if not self.hold:
+                out = None
+            out = call()
+        if self.hold:
+            self.held[name] = out
+
+    def timed(self, name: str) -> float:
+        synchronize(self.device)
+        started = time.perf_counter()
+        self.run(name, self.repeats[name])
+        synchronize(self.device)
+        return time.perf_counter() - started
+
+    def sample(self, name: str) -> None:
+        if self.repeats[name] > 1:
+            self.run(name, 1)
+        self.samples[name].append(self.timed(name) / self.repeats[name])
+
+
+def device_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that the device works for one call: time between its kernels, while it waits, is left out.
+
+    The device is kept busy until all launches are queued. On a CPU, which runs what it launches, the least of three
+    calls by the clock. For a decision, not for a report: few calls, on a warm L2.
+    """
+    call()
+    synchronize(device)
+    if device.type != "cuda":
+        return min(_host_seconds(call) for _ in range(3))
+    host_s = _host_seconds(call)  # of the launches: nothing is waited for
+    synchronize(device)
+    calls = min(max(int(QUEUED_S / max(host_s, 1e-7)), 1), 20)
+    cycles_per_s = 2e9  # no GPU has a faster clock; a slower one is kept busy for longer
+    for covered_s in (1.5 * calls * host_s, 6 * calls * host_s):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(int(covered_s * cycles_per_s))  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(calls):
+            call()
+        exposed = start.query()  # type: ignore[no-untyped-call]
+        end.record()
+        synchronize(device)
+        if not exposed:
+            break
+    return float(start.elapsed_time(end)) / 1e3 / calls
+
+
+def _host_seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started

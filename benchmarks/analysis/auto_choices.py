@@ -1,0 +1,114 @@
+"""What auto chose for each case, and how it stands against the modes of torch.compile that a user could name instead.
+
+Times are the wall's: what a user waits for.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean
+from typing import Any
+
+from backend_kwargs import measure
+from backend_kwargs.measure import Interval
+from benchmarks.analysis import verdicts
+from benchmarks.analysis.verdicts import Mark, Told
+from benchmarks.execution.records import Cell
+
+LEAST = 0.97  # of the best mode's speed, on every case
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one auto chose for one case.
+
+    `winner` says so where the graph was not raced. `race_s` is how long it took to decide, `compile_s` until the first
+    result. `over` are its speedups over each mode that passes, by name; `modes_s` the compiles of those together.
+    `fresh`: each compile had a process of its own.
+    """
+
+    peer: str
+    case: str
+    winner: str
+    options: Mapping[str, Any]
+    race_s: float | None
+    compile_s: float | None
+    over: Mapping[str, Interval]
+    noise: Interval
+    modes_s: float | None
+    fresh: bool
+
+    @property
+    def best(self) -> str:
+        """Return the fastest mode: that over which the speedup is least."""
+        return min(self.over, key=lambda mode: self.over[mode].median, default="")
+
+    @property
+    def mark(self) -> Mark | None:
+        """Say whether it wins against the best mode; None where no mode passes."""
+        return verdicts.mark(self.over[self.best], self.noise) if self.over else None
+
+    @property
+    def too_slow(self) -> bool:
+        """Say whether it is slower than it may be, beyond noise."""
+        return self.mark == "loss" and self.over[self.best].median < LEAST
+
+    @property
+    def too_late(self) -> bool:
+        """Say whether deciding took longer than compiling all modes."""
+        return self.modes_s is not None and self.race_s is not None and self.race_s > self.modes_s
+
+
+def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
+    """Return what each auto chose, by peer, case by case; older files tell no winner."""
+    found: dict[str, list[Choice]] = {}
+    for peers in verdicts.told(cells).values():
+        for peer, runs in peers.items():
+            passed = [one for one in runs if one.cell.passed and one.cell.kind == "auto"]
+            if passed:
+                found.setdefault(peer, []).append(_choice(passed))
+    return found
+
+
+def _choice(runs: list[Told]) -> Choice:
+    """Return one row: the first compile's decision, the ratios over all compiles."""
+    cells = [one.cell for one in runs]
+    ratios: dict[str, list[Interval]] = {}
+    clock: verdicts.Clock = "wall" if any(cell.wall_s for cell in cells) else "dropped"  # all that older files have
+    for one in runs:
+        for mode in _modes(one.group):
+            theirs, mine = (verdicts.samples(cell, clock) for cell in (mode, one.cell))
+            if theirs and mine:
+                ratios.setdefault(mode.peer, []).append(measure.ratio_interval(theirs, mine))
+    modes = [mode for one in runs for mode in _modes(one.group)]
+    known = [mode.compile.cold_s for mode in modes if mode.compile.cold_s is not None]
+    told: list[dict[str, Any]] = [cell.decided or {"options": {}, "seconds": None} for cell in cells]
+    return Choice(
+        peer=cells[0].peer,
+        case=verdicts.name(cells[0]),
+        winner=" / ".join(dict.fromkeys(_winner(cell) for cell in cells)),
+        options=told[0]["options"],
+        race_s=verdicts.middle(each["seconds"] for each in told),
+        compile_s=verdicts.middle(cell.compile.cold_s for cell in cells),
+        over={mode: verdicts.over_compiles(found) for mode, found in ratios.items()},
+        noise=verdicts.widest(runs, clock),
+        modes_s=sum(known) / len(runs) if known else None,
+        fresh=all(cell.compile.fresh for cell in (*cells, *modes)),
+    )
+
+
+def _winner(cell: Cell) -> str:
+    if not cell.decided:
+        return ""
+    return f"{cell.decided['winner']}{'' if cell.decided['rows'] else ', not raced'}"
+
+
+def _modes(group: Iterable[Cell]) -> list[Cell]:
+    return [cell for cell in group if cell.kind == "mode" and cell.passed]
+
+
+def geomeans(found: Sequence[Choice]) -> dict[str, float]:
+    """Return the mean speedup over each mode, by name, and over the best of each case, by ""."""
+    timed = [choice for choice in found if choice.over]
+    modes = dict.fromkeys(mode for choice in timed for mode in choice.over)
+    means = {mode: geometric_mean(c.over[mode].median for c in timed if mode in c.over) for mode in modes}
+    return means | ({"": geometric_mean(c.over[c.best].median for c in timed)} if timed else {})

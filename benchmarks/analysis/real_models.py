@@ -1,0 +1,103 @@
+"""How auto stands on real models: in a loop that holds results and in one that drops them, and at the first call."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean, median
+
+from backend_kwargs import measure
+from backend_kwargs.measure import Interval
+from benchmarks.analysis import verdicts
+from benchmarks.analysis.auto_choices import LEAST
+from benchmarks.execution.records import Cell
+from benchmarks.workloads.cases import CASES
+from benchmarks.workloads.peers import MODELS, TEMPLATES
+
+AUTO = f"{TEMPLATES}auto"
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+# The modes whose results stay as they are: without CUDA graphs, or cloned by their caller.
+KEPT = ("default", "max-autotune-no-cudagraphs", "reduce-overhead+clone", "max-autotune+clone")
+
+
+@dataclass(frozen=True, slots=True)
+class RealModel:
+    """One model whose peers were timed together: `cells` are those that passed, by peer, `failed` the others."""
+
+    name: str
+    cells: Mapping[str, Cell]
+    failed: Mapping[str, Cell]
+    noise: Interval
+
+    def held(self, peer: str) -> float | None:
+        """Return the median seconds of a call whose result is held until the next one returns."""
+        return measure.percentile(self.cells[peer].wall_s, 0.5) if self._timed(peer, "wall_s") else None
+
+    def dropped(self, peer: str) -> float | None:
+        """Return the median seconds of a call whose result is dropped at once."""
+        return measure.percentile(self.cells[peer].dropped_s, 0.5) if self._timed(peer, "dropped_s") else None
+
+    def _timed(self, peer: str, clock: str) -> bool:
+        return peer in self.cells and bool(getattr(self.cells[peer], clock))
+
+    def best(self, peers: Sequence[str]) -> str:
+        """Return the fastest of some peers in the loop that holds results, "" where none was timed."""
+        timed = {peer: seconds for peer in peers if (seconds := self.held(peer)) is not None}
+        return min(timed, key=lambda peer: timed[peer], default="")
+
+    def over(self, peer: str) -> Interval | None:
+        """Return auto's speedup over a peer in the loop that holds results."""
+        if not (self._timed(peer, "wall_s") and self._timed(AUTO, "wall_s")):
+            return None
+        return measure.ratio_interval(self.cells[peer].wall_s, self.cells[AUTO].wall_s)
+
+    def first_s(self, peer: str) -> float | None:
+        """Return the seconds of the first call with nothing compiled before."""
+        return self.cells[peer].compile.cold_s if peer in self.cells else None
+
+    @property
+    def modes_s(self) -> float | None:
+        """Return what the first calls of all four modes take together; None where one of them is not known."""
+        known = [seconds for mode in MODES if (seconds := self.first_s(mode)) is not None]
+        return sum(known) if len(known) == len(MODES) else None
+
+    @property
+    def stored_over_alone(self) -> float | None:
+        """Return auto's first call with a stored decision over that of its winner alone, kernels stored for both."""
+        made = self.cells[AUTO].compile if AUTO in self.cells else None
+        return made.warm_s / made.alone_s if made and made.warm_s and made.alone_s else None
+
+    @property
+    def winner(self) -> str:
+        """Return what auto chose."""
+        decided = self.cells[AUTO].decided if AUTO in self.cells else None
+        return decided["winner"] if decided else ""
+
+    @property
+    def too_slow(self) -> bool:
+        """Say whether auto is slower than it may be beside the best mode whose outputs the caller clones."""
+        ratio = self.over(self.best(KEPT))
+        return ratio is not None and ratio.median < LEAST
+
+
+def real_models(cells: Sequence[Cell]) -> list[RealModel]:
+    """Return the real models among the cases, each from the group that stands for its auto, or for eager."""
+    found = []
+    for of in verdicts.told(cells).values():
+        one = next((of[peer][0] for peer in (AUTO, "eager") if peer in of), None)
+        if one is None or one.cell.case not in CASES or MODELS not in CASES[one.cell.case].suites:
+            continue
+        passed = {cell.peer: cell for cell in one.group if cell.passed}
+        failed = {cell.peer: cell for cell in one.group if not cell.passed}
+        found.append(RealModel(verdicts.name(one.cell), passed, failed, verdicts.noise(one.group, "wall")))
+    return found
+
+
+def mean_over(models: Sequence[RealModel], peers: Sequence[str]) -> float | None:
+    """Return the geometric mean of auto's speedups over the best of `peers` on each model."""
+    ratios = [ratio.median for model in models if (ratio := model.over(model.best(peers)))]
+    return geometric_mean(ratios) if ratios else None
+
+
+def middle_and_most(seconds: Sequence[float | None]) -> tuple[float, float] | None:
+    """Return the median and the maximum of what is known; None for nothing."""
+    known = [each for each in seconds if each is not None]
+    return (median(known), max(known)) if known else None

@@ -1,0 +1,517 @@
+"""Results as Markdown: each peer over all cases, each case by each clock, and what they were measured with."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.measure import Interval, percentile
+from benchmarks.analysis import verdicts
+from benchmarks.analysis.auto_choices import LEAST, Choice, choices, geomeans
+from benchmarks.analysis.real_models import AUTO, KEPT, MODES, RealModel, mean_over, middle_and_most, real_models
+from benchmarks.analysis.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, Summary, clock_name
+from benchmarks.execution import records
+from benchmarks.execution.ceilings import Ceilings
+from benchmarks.execution.controls import INJECTED, SLOWED, is_seen
+from benchmarks.execution.records import AGAIN, Cell, Results
+from benchmarks.workloads.cases import CASES as TABLE
+
+Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
+
+READING = "## Reading"
+LEAST_ROUNDS = 30
+MOST_COMMANDS = 6
+SUMMARY = """\
+A speedup is the paired ratio of rounds in one process, above 1 is faster. Where several processes have timed a case, a
+peer's row is of the latest that holds it, and so are its ratios and its noise floor; eager, torch's modes and the
+controls are of the latest that holds most modes. Geometric means are over the cases that pass, unclipped; one with an
+asterisk is over fewer cases than others of its column, so not to be held against them. "Strongest" is the fastest of
+the other peers that a user has without this package, told where the process holds all of those that pass; a win, tie or
+loss is against it, and inside the noise floor is a tie. fast_p is the share of cases that are right and, beyond noise,
+more than p times as fast as eager. Worst is the lowest speedup over eager. Compiles are in processes of their own;
+those marked ~ were made beside the peers, where what was compiled before costs less. Memory is the peak over eager's,
+where both reach 1 MiB and were measured alike. Where either is known of fewer cases than pass, it says in how many.
+Classes of numerics are not compared with each other. A dagger †: launches outlast what covers them, so that a device
+time holds time of the host; it enters no ratio and no plot."""
+CASES = """\
+Medians with bootstrap 95 % intervals, nothing trimmed, then the 20th and 80th percentile of the samples, in the unit of
+the time. Where a peer was compiled several times, the median of the compiles and an interval over all of them. Where
+several processes have timed a case, a peer's row is of the latest that holds it, and so are its ratios and its noise
+floor; eager, torch's modes and the controls are of the latest that holds most modes; times of two processes do not
+compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launches outlast what covers them,
+so that this device time holds time of the host, and enters no ratio. Limits are of the best ceilings over all runs.
+A wall time is of a loop that holds each result until the next call has returned; "results dropped" is of one that drops
+it at once. Kernels are those that one call launches or replays."""
+CHOICES = """\
+Wall time, in older files of results dropped at once, of what `auto` chose over each mode of torch.compile and the
+fastest of them, all in the latest process that holds this `auto`: above 1 is faster. The race is how long it took to
+decide; beside its compile, which holds the race, stand the compiles of all modes that pass, together. In *italics*:
+within the noise floor."""
+REAL = """\
+Wall time of models from transformers and timm, medians in ms. In the loop each result is held until the next call has
+returned; "dropped" are the same calls whose results are dropped at once. "Kept" is the fastest mode whose results stay
+as they are: one without CUDA graphs, or one with them whose caller clones each output; "raw" is the fastest of the four
+modes as they are. Speedups are of `auto` in the loop, above 1 is faster; in *italics*: within the noise floor. In
+training outputs are cloned, gradients are not."""
+FIRST = """\
+Seconds of the first call, nothing compiled before, each compile in a process of its own. "Stored" is the first call of
+`auto` with its decision and its kernels stored, "alone" that of its winner with the same kernels stored. Memory is the
+most that a call holds above what was held before the compile, in MiB."""
+FINE = ("pass", "unavailable")
+OVER = "**over 100 %: a bug of the suite until explained**"
+NUMBERS: tuple[tuple[float, float, str], ...] = ((1, 1, "s"), (1e-3, 1e3, "ms"), (0, 1e6, "µs"))
+
+
+def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Path:
+    """Write the report of result files of one device and one torch to `out`; beside it its plots, and each case.
+
+    What stands below "## Reading" in an earlier report is kept. Raises BackendKwargsError where a file cannot be read
+    or the files are of different machines, or hold what no table may pool.
+    """
+    results = records.read(*files)
+    _check_alike(results)
+    results.cells.sort(key=_place)
+    tables = tables_of(results)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    drawn: Mapping[str, Path] = {}
+    if plots:
+        from benchmarks.analysis.plots import draw  # matplotlib is asked for here alone
+
+        drawn = draw(tables, out)
+    reading = _reading(out)
+    each = cases_of(out)
+    out.write_text("\n".join([*_lines(results, tables, drawn, each), "", reading.rstrip(), ""]))
+    each.write_text("\n".join([_title("Each case", results), "", CASES, *_cases(tables), ""]))
+    return out
+
+
+def _place(cell: Cell) -> int:
+    """Return where a case stands in the table of cases; those that are not in it come last."""
+    return next((at for at, name in enumerate(TABLE) if name == cell.case), len(TABLE))
+
+
+def cases_of(out: Path) -> Path:
+    """Return the file beside a report that holds the table of each case."""
+    return out.with_name(f"{out.stem}_cases.md")
+
+
+def _check_alike(results: Results) -> None:
+    if not results.environments:
+        raise BackendKwargsError("report wants JSON lines of `run --out`, got files without any.")
+    said = [(field, str(each.get(field))) for field in ("device_name", "torch") for each in results.environments]
+    for cell in results.cells:
+        said += [("l2", cell.l2), ("scale", cell.scale), (f"dtype of {verdicts.name(cell)}", cell.dtype)]
+    found: dict[str, set[str]] = {}
+    for field, value in said:
+        found.setdefault(field, set()).add(value)
+    for field, values in found.items():
+        if len(values) > 1:
+            raise BackendKwargsError(f"A report is of one {field}, got {sorted(values)}: report these files apart.")
+
+
+def _reading(out: Path) -> str:
+    earlier = out.read_text() if out.exists() else ""
+    return READING + earlier.partition(f"\n{READING}")[2] if f"\n{READING}" in earlier else f"{READING}\n\nNone yet."
+
+
+def ceilings_of(results: Results) -> Ceilings | None:
+    """Return the best of each ceiling over all runs, which are of one kind of device; None where none were measured."""
+    return Ceilings.best([Ceilings.from_json(each) for each in results.ceilings]) if results.ceilings else None
+
+
+def tables_of(results: Results) -> Tables:
+    """Return the tables of each case by the clocks that any peer was timed by; the wall's where none was.
+
+    Times of results dropped have tables of their own only where no result was held, in older files; else a column.
+    """
+    tables = {clock: verdicts.entries(results.cells, clock, ceilings_of(results)) for clock in CLOCKS}
+    timed = {clock: found for clock, found in tables.items() if any(entry.time for entry in _entries(found))}
+    if "wall" in timed:
+        timed.pop("dropped", None)
+    return timed or {"wall": tables["wall"]}
+
+
+def _title(what: str, results: Results) -> str:
+    environment = results.environments[-1]
+    return f"# {what} on {environment['device_name']}, torch {environment['torch']}"
+
+
+def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Path) -> Iterator[str]:
+    yield _title("Benchmarks", results)
+    yield from ["", "## Summary", "", SUMMARY]
+    yield f"Each case: [{each.name}]({each.name}). What to make of it: [Reading](#reading)."
+    for clock, found in tables.items():
+        yield from _summary(clock, found)
+    for title, path in drawn.items():
+        yield from ["", f"![{title}]({path.name})"]
+    yield from _real(real_models(results.cells))
+    yield from _choices(results.cells)
+    yield from ["", "## Controls", "", *_controls(tables)]
+    yield from ["", "## Measured with", "", *_measured_with(results)]
+
+
+# ---- tables
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|---|{'---:|' * (len(head) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _summary(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[str]:
+    head = ["peer", "cases", "pass", *(f"x {what}" for what in AGAINST), *(f"fast_{p}" for p in FAST)]
+    head += ["wins/ties/losses", "worst", "compile cold, warm", "memory"]
+    for numerics, found in verdicts.summaries(tables).items():
+        yield from ["", f"### {clock_name(clock, tables)}, {numerics}", ""]
+        most = {what: max(of.counts[what] for of in found) for what in AGAINST}
+        yield from _table(head, (_summary_row(summary, most) for summary in found))
+
+
+def _summary_row(of: Summary, most: Mapping[Against, int]) -> list[str]:
+    return [
+        of.peer,
+        f"{of.cases}" + (f" (+{of.unavailable} unavailable)" if of.unavailable else ""),
+        f"{of.passed / of.cases:.0%}" if of.cases else "",
+        *(_number(of.geomeans.get(w), "{:.2f}" if of.counts[w] == most[w] else r"{:.2f}\*") for w in AGAINST),
+        *(_number(of.fast.get(p), "{:.0%}") for p in FAST),
+        "/".join(str(of.marks[mark]) for mark in ("win", "tie", "loss")) if sum(of.marks.values()) else "",
+        f"{of.worst[0]:.2f} {of.worst[1]}" if of.worst else "",
+        _compile(of.cold_s, of.warm_s, of.fresh) + _in(of.compiled, of.passed),
+        _number(of.memory, "{:.2f}") + _in(of.peaks, of.passed),
+    ]
+
+
+def _cases(tables: Tables) -> Iterator[str]:
+    for what in next(iter(tables.values()), {}):
+        case, mode, dtype, _, scale = what
+        of = ", ".join(word for word in (mode, dtype, scale if scale != "full" else "") if word)
+        yield from ["", f"## {case} ({of})"]
+        for clock, found in tables.items():
+            yield from ["", f"{clock_name(clock, found)}. {_preface(found[what])}".rstrip(), ""]
+            yield from _case_table(clock, found[what])
+
+
+def _preface(table: Sequence[Entry]) -> str:
+    limit = table[0].limit
+    rounds = min((entry.rounds for entry in table if entry.rounds), default=0)
+    said = [_floors([entry.noise.high for entry in table])]
+    if limit:
+        bound = "fits in the L2, not scored" if not limit.scored else f"bound by {limit.bound}"
+        said.append(f"Limit {_time(limit.seconds)}, {bound}.")
+    if rounds:
+        few = f", fewer than {LEAST_ROUNDS}" if rounds < LEAST_ROUNDS else ""
+        said.append(f"{rounds} rounds{few}.")
+    repeats = [entry.repeats for entry in table if entry.repeats]
+    if max(repeats, default=1) > 1:
+        said.append(f"A sample is the mean of up to {max(repeats)} calls.")
+    shared = [entry.cell.one_cache for entry in table]
+    if any(shared):
+        said.append(f"{'Peers' if all(shared) else 'Some peers'} shared one cache: no compile times.")
+    return " ".join(said)
+
+
+def _floors(highs: Sequence[float]) -> str:
+    low, high = (f"±{bound - 1:.1%}" if math.isfinite(bound) else "unknown" for bound in (min(highs), max(highs)))
+    if low == high:
+        return "No noise floor." if low == "unknown" else f"Noise floor {low}."
+    return f"Noise floors {low} to {high}."
+
+
+def _case_table(clock: Clock, table: Sequence[Entry]) -> Iterator[str]:
+    columns: dict[str, Callable[[Entry], str]] = {"peer": lambda e: e.cell.peer, "time": _time_or_status}
+    columns["p20, p80"] = _spread
+    if any(entry.dropped for entry in table):
+        columns["results dropped"] = lambda e: _interval(e.dropped) if e.dropped else ""
+    if clock == "device" and any(entry.share for entry in table):
+        columns["of the limit"] = _share
+    columns |= {f"x {what}": lambda e, what=what: _speedup(e, what) for what in AGAINST}
+    columns |= {"compile cold, warm": _compiled, "peak": lambda e: _bytes(e.peak_bytes)}
+    if any(entry.kernels is not None for entry in table):
+        columns["kernels"] = lambda e: _number(e.kernels, "{}")
+    yield from _table(list(columns), ([show(entry) for show in columns.values()] for entry in table))
+
+
+# ---- real models
+
+
+def _real(models: Sequence[RealModel]) -> Iterator[str]:
+    if not models:
+        return
+    yield from ["", "## Real models", "", REAL, ""]
+    head = ["model", "eager", *MODES, "kept", "its time", "auto", "x kept", "x raw", "dropped: raw", "dropped: auto"]
+    yield from _table(head, [*map(_loop_row, models), _loop_means(models)])
+    yield from ["", FIRST, ""]
+    head = [*MODES, "all four", "auto", "auto / four", "stored", "alone", "stored / alone"]
+    yield from _table(["model", *head, "memory: eager", "kept", "auto", "winner"], map(_first_row, models))
+    yield from ["", *_bars(models)]
+
+
+def _loop_row(of: RealModel) -> list[str]:
+    kept, raw = of.best(KEPT), of.best(MODES)
+    held = [_ms(of.held(peer)) for peer in ("eager", *MODES)]
+    ratios = [_ratio(of.over(peer), of.noise) for peer in (kept, raw)]
+    return [of.name, *held, kept, _ms(of.held(kept)), _ms(of.held(AUTO)), *ratios, *_dropped(of)]
+
+
+def _dropped(of: RealModel) -> list[str]:
+    timed = {mode: seconds for mode in MODES if (seconds := of.dropped(mode)) is not None}
+    return [_ms(min(timed.values(), default=None)), _ms(of.dropped(AUTO))]
+
+
+def _loop_means(models: Sequence[RealModel]) -> list[str]:
+    means = [_number(mean_over(models, peers), "{:.2f}") for peers in (KEPT, MODES)]
+    return ["all", *[""] * (len(MODES) + 3), "geomean", *means, "", ""]
+
+
+def _first_row(of: RealModel) -> list[str]:
+    made = of.cells[AUTO].compile if AUTO in of.cells else None
+    auto_s, modes_s = of.first_s(AUTO), of.modes_s
+    share = auto_s / modes_s if auto_s and modes_s else None
+    seconds = [of.first_s(mode) for mode in MODES] + [modes_s, auto_s]
+    stored = [made.warm_s, made.alone_s] if made else [None, None]
+    peaks = [of.cells[peer].compile.peak_bytes if peer in of.cells else None for peer in ("eager", of.best(KEPT), AUTO)]
+    return [
+        of.name,
+        *(_number(each, "{:.1f}") for each in seconds),
+        _number(share, "{:.2f}"),
+        *(_number(each, "{:.1f}") for each in stored),
+        _number(of.stored_over_alone, "{:.2f}"),
+        *(_number(peak and peak / 2**20, "{:.0f}") for peak in peaks),
+        of.winner,
+    ]
+
+
+def _bars(models: Sequence[RealModel]) -> Iterator[str]:
+    slow = [of.name for of in models if of.too_slow]
+    known = sum(of.over(of.best(KEPT)) is not None for of in models)
+    yield f"- Below {LEAST}x of the fastest mode whose results stay, of {known} models: {', '.join(slow) or 'none'}."
+    if first := middle_and_most([of.first_s(AUTO) for of in models]):
+        yield f"- First call of `auto`: {first[0]:.1f} s in the middle, {first[1]:.1f} s at most."
+    shares = [auto_s / of.modes_s for of in models if (auto_s := of.first_s(AUTO)) and of.modes_s]
+    if share := middle_and_most(shares):
+        yield f"- Of what the four modes take together: {share[0]:.2f} in the middle, {share[1]:.2f} at most."
+    if stored := middle_and_most([of.stored_over_alone for of in models]):
+        yield f"- With a stored decision over its winner alone: {stored[0]:.2f} in the middle, {stored[1]:.2f} at most."
+    for of in models:
+        failed = {peer: cell for peer, cell in of.failed.items() if cell.status not in FINE}
+        failed = failed if of.cells else {"all": next(iter(of.failed.values()))}
+        if told := [f"{peer} {cell.status}({_short(cell.reason)})" for peer, cell in failed.items()]:
+            yield f"- Not passed on {of.name}: {', '.join(told)}."
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.3g}"
+
+
+# ---- what auto chose
+
+
+def _choices(cells: Sequence[Cell]) -> Iterator[str]:
+    chosen = choices(cells)
+    if chosen:
+        yield from ["", "## What auto chose", "", CHOICES]
+    for peer, found in chosen.items():
+        yield from ["", f"### {peer}", ""]
+        modes = list(dict.fromkeys(mode for choice in found for mode in choice.over))
+        head = ["case", "winner", "options", "race", "compile", "all modes", "best mode", "x best"]
+        yield from _table([*head, *(f"x {mode}" for mode in modes)], [*_choice_rows(found, modes)])
+        yield from ["", *_held_against_goals(found)]
+        told = [one.cell for peers in verdicts.told(cells).values() for one in peers.get(peer, ())]
+        lost = [f"{verdicts.name(c)} ({c.status})" for c in told if c.status not in FINE]
+        if lost:
+            yield f"- Not passed: {', '.join(dict.fromkeys(lost))}."
+
+
+def _choice_rows(found: Sequence[Choice], modes: Sequence[str]) -> Iterator[list[str]]:
+    for of in found:
+        options = ", ".join(f"{name}={value}" for name, value in of.options.items())
+        compiles = [_about(of.compile_s, of.fresh), _about(of.modes_s, of.fresh)]
+        ratios = [_ratio(of.over.get(mode), of.noise) for mode in (of.best, *modes)]
+        yield [of.case, of.winner, options, _number(of.race_s, "{:.1f} s"), *compiles, of.best, *ratios]
+    means = geomeans(found)
+    ratios = [_number(means.get(mode), "{:.2f}") for mode in ("", *modes)]
+    yield ["all", "", "", *_seconds(found), "geomean", *ratios]
+
+
+def _seconds(found: Sequence[Choice]) -> list[str]:
+    """Return what all races, compiles, and compiles of modes took, over the cases of which all three are known."""
+    known = [of for of in found if None not in (of.race_s, of.compile_s, of.modes_s)]
+    fresh, many = all(of.fresh for of in known), f" in {len(known)}" if len(known) < len(found) else ""
+    sums = [sum(getattr(of, what) or 0.0 for of in known) for what in ("race_s", "compile_s", "modes_s")]
+    return [f"{_about(seconds, fresh or not at)}{many}" if known else "" for at, seconds in enumerate(sums)]
+
+
+def _held_against_goals(found: Sequence[Choice]) -> Iterator[str]:
+    slow, late = ([of.case for of in found if getattr(of, which)] for which in ("too_slow", "too_late"))
+    marks = [of.mark for of in found if of.mark]
+    counts = "/".join(str(marks.count(mark)) for mark in ("win", "tie", "loss"))
+    yield f"- Against the best mode, wins/ties/losses: {counts}."
+    yield f"- Below {LEAST}x of the best mode beyond noise: {', '.join(slow) or 'none'}."
+    known = sum(of.race_s is not None and of.modes_s is not None for of in found)
+    yield f"- Longer to decide than to compile all modes, of {known} where both are known: {', '.join(late) or 'none'}."
+
+
+# ---- one figure
+
+
+def _time_or_status(entry: Entry) -> str:
+    if entry.time:
+        return _interval(entry.time) + (" †" if entry.exposed else "")
+    return f"{entry.cell.status}({_short(entry.cell.reason)})" if entry.cell.reason else entry.cell.status
+
+
+def _short(reason: str, longest: int = 90) -> str:
+    return reason if len(reason) <= longest else reason[: longest - 3] + "..."
+
+
+def _interval(time: Interval) -> str:
+    times, unit = _scale(time.median)
+    return f"{time.median * times:.4g} {unit} [{time.low * times:.4g}, {time.high * times:.4g}]"
+
+
+def _spread(entry: Entry) -> str:
+    if not entry.time or not entry.spread:
+        return ""
+    times, _ = _scale(entry.time.median)
+    return ", ".join(f"{seconds * times:.4g}" for seconds in entry.spread)
+
+
+def _time(seconds: float) -> str:
+    times, unit = _scale(seconds)
+    return f"{seconds * times:.4g} {unit}"
+
+
+def _scale(seconds: float) -> tuple[float, str]:
+    return next((times, unit) for least, times, unit in NUMBERS if seconds >= least)
+
+
+def _share(entry: Entry) -> str:
+    if entry.limit and not entry.limit.scored:
+        return "L2"
+    if not entry.share:
+        return ""
+    said = f"{entry.share.median:.1f} % [{entry.share.low:.1f}, {entry.share.high:.1f}]"
+    return f"{said} {OVER}" if entry.over else said
+
+
+def _speedup(entry: Entry, what: Against) -> str:
+    return _ratio(entry.speedups.get(what), entry.noise)
+
+
+def _ratio(found: Interval | None, noise: Interval) -> str:
+    if not found:
+        return ""
+    said = f"{found.median:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    return f"*{said}*" if verdicts.mark(found, noise) == "tie" else said
+
+
+def _compiled(entry: Entry) -> str:
+    shares = entry.cell.compile.shares
+    return f"as {shares}" if shares else _compile(entry.cold_s, entry.warm_s, entry.fresh)
+
+
+def _in(count: int, passed: int) -> str:
+    return f" in {count}" if 0 < count < passed else ""
+
+
+def _compile(cold: float | None, warm: float | None, fresh: bool) -> str:
+    if cold is None:
+        return ""
+    return f"{_about(cold, fresh)}, {f'{warm:.1f} s' if warm is not None else '-'}"
+
+
+def _about(seconds: float | None, fresh: bool) -> str:
+    return "" if seconds is None else f"{'' if fresh else '~'}{seconds:.1f} s"
+
+
+def _bytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 2**20:.0f} MiB"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+# ---- what it rests on
+
+
+def _controls(tables: Tables) -> Iterator[str]:
+    """Say how wide the noise is on each clock, where the injected work does not show, and what is over a limit."""
+    for clock, found in tables.items():
+        floors = [e.noise.high - 1 for e in _entries(found) if e.cell.peer == AGAIN and math.isfinite(e.noise.high)]
+        middle, widest = (f"{percentile(floors, q):.1%}" if floors else "unknown" for q in (0.5, 1.0))
+        title = clock_name(clock, found)
+        yield f"- {title}: noise floor ±{middle} in the middle of {len(floors)} groups, ±{widest} at most."
+    for clock, found in tables.items():
+        slowed = [e for e in _entries(found) if e.cell.peer == SLOWED and e.time]
+        shares = [_injected(e) for e in slowed] or [INJECTED]
+        unseen = [e for e in slowed if e.marks.get("eager") != "loss"]
+        unsized = [e for e in slowed if not _is_sized(e)]
+        yield (
+            f"- {clock_name(clock, found)}: {min(shares):.1%} to {max(shares):.1%} more work, in {len(slowed)} groups. "
+            f"Not seen: {_named(unseen)}. Not at its size: {_named(unsized)}."
+        )
+    if timed := _entries(tables.get("device", {})):
+        over = sorted({f"{e.cell.peer} in {e.cell.case}" for e in timed if e.over})
+        yield f"- Above 100 % of the limit by the best ceilings of all runs, beyond noise: {', '.join(over) or 'none'}."
+        yield f"- Above 100 % of the limit by the ceilings of its own run: {_by_own_ceilings(timed)}."
+
+
+def _injected(entry: Entry) -> float:
+    return float(entry.cell.options.get("injected", INJECTED))
+
+
+def _is_sized(entry: Entry) -> bool:
+    return "eager" in entry.speedups and is_seen(entry.speedups["eager"], entry.noise, _injected(entry))
+
+
+def _named(entries: Iterable[Entry]) -> str:
+    return ", ".join(verdicts.name(e.cell) + (" †" if e.exposed else "") for e in entries) or "none"
+
+
+def _by_own_ceilings(entries: Iterable[Entry]) -> str:
+    """Say how many are over the limit of their own run's ceilings, which those of another run may exceed."""
+    own = [(100 * e.cell.limit_s / e.time.median, e.cell) for e in entries if e.share and e.time and e.cell.limit_s]
+    over = [each for each in own if each[0] > 100]
+    if not over:
+        return f"none of {len(own)} cells"
+    share, cell = max(over, key=lambda of: of[0])
+    most = f"{cell.peer} in {verdicts.name(cell)} at {share:.1f} %"
+    return f"{len(over)} of {len(own)} cells by their medians, at most {most}, as clocks differ between runs"
+
+
+def _entries(tables: Mapping[Key, Sequence[Entry]]) -> list[Entry]:
+    return [entry for table in tables.values() for entry in table]
+
+
+def _commands(results: Results) -> list[str]:
+    """Return the commands as typed; many are folded away."""
+    typed = dict.fromkeys(str(each["command"]) for each in results.environments if each.get("command"))
+    fenced = ["```", *typed, "```", ""]
+    if len(typed) <= MOST_COMMANDS:
+        return fenced
+    return [f"<details><summary>{len(typed)} commands</summary>", "", *fenced, "</details>", ""]
+
+
+def _measured_with(results: Results) -> Iterator[str]:
+    yield from _commands(results)
+    environment = results.environments[-1]
+    about = {name: value for name, value in environment.items() if name != "command" and _plain(value)}
+    yield from _table(["", "value"], ([name, str(value)] for name, value in about.items()))
+    if found := ceilings_of(results):
+        yield ""
+        rows = ([name, _rate(figure.value, figure.unit), figure.attempt] for name, figure in found.figures.items())
+        yield from _table(["ceiling", f"best of {len(results.ceilings)} runs", "attempt"], rows)
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, str | int | float) and value != ""
+
+
+def _rate(value: float, unit: str) -> str:
+    if unit == "s":
+        return _time(value)
+    return f"{value / 1e12:.4g} T{unit}"

@@ -1,0 +1,1 @@
+"""How it is measured: processes, trials, timers, and the records that they write."""

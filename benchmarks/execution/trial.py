@@ -1,0 +1,222 @@
+"""One peer in one process: compiled as a user would, counted, checked, and the callable that is timed."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backend_kwargs import report
+from backend_kwargs.harness.isolation import Counted, counted, isolated
+from backend_kwargs.harness.study import tensors_of
+from backend_kwargs.harness.trial import WARM_CALLS, Trial, TrialError, UnavailableError
+from backend_kwargs.interval import Interval
+from benchmarks.execution.records import Compile
+from benchmarks.execution.study import CaseStudy
+from benchmarks.workloads import peers
+from benchmarks.workloads.peers import Peer
+
+
+@dataclass(eq=False)
+class PeerTrial(Trial):
+    """A peer of a case, which compiles with its cache in the folder `cache`; `decided` is what auto chose."""
+
+    study: CaseStudy
+    peer: Peer
+    cache: Path
+    compiled: Compile = field(default_factory=Compile)
+    decided: dict[str, Any] | None = None
+
+    def build(self) -> None:
+        """Compile, and learn what that took."""
+        if reason := peers.why_not(self.peer, self.study.case, self.study.mode, self.study.device.type):
+            raise UnavailableError(reason)
+        if self.peer.compiles:
+            peers.resolved(self.peer)  # raises where this template cannot act here
+        super().build()
+        self.compiled = Compile(cold_s=self.compile_s, peak_bytes=self.peak_bytes)
+
+    def compile(self, model: Callable[..., Any]) -> tuple[Callable[..., Any], Counted | None]:
+        """Compile as a user would."""
+        if self.peer.kind == "graph":
+            return self._replayed(model), None
+        if self.peer.hand:
+            return self._hand(self.peer.hand), None
+        if not self.peer.compiles:
+            return model, None
+        backend, given = peers.backend_of(self.peer)
+        own, left = counted(backend, **given, dynamic=True if self.study.problem.sweep else None)
+        compiled = isolated(model, backend=own, **left)
+        return (_cloned(compiled) if self.peer.kind == "clone" else compiled), own
+
+    @contextlib.contextmanager
+    def first_call(self) -> Iterator[None]:
+        """Give it its cache, and demand one graph."""
+        with cache_at(self.cache) if self.counted else contextlib.nullcontext():
+            yield
+        if self.graphs > 1:
+            raise TrialError(f"the graph broke: {self.graphs} graphs. {_break()}".strip())
+        if self.peer.kind == "auto":
+            self.decided = decided(self.subject.call)
+
+    def start(self) -> None:
+        """Compile and check; what compiles again for inputs of the same shapes has no time."""
+        super().start()
+        if self.passed and self.graphs > 1:
+            raise TrialError(f"compiled {self.graphs} times, expected once: it recompiled")
+
+    def check_what_ran(self) -> None:
+        """Check it of what a user would pick: a control is planted to be something else."""
+        if self.peer.kind != "control":
+            super().check_what_ran()
+
+    def _replayed(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        graphs: dict[Any, Replayed] = {}  # one for each shape of a sweep
+
+        def call(*args: Any) -> Any:
+            shapes = tuple(tensor.shape for tensor in tensors_of(args))
+            if shapes not in graphs:
+                graphs[shapes] = Replayed(model, mutates=any(name.startswith("input ") for name in self.study.changed))
+            return graphs[shapes](*args)
+
+        return call
+
+    def _hand(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        if self.study.mode == "train":
+            raise UnavailableError("a kernel alone has nothing to train")
+        args = self.study.problem.args
+        if self.study.mode == "fwd_bwd" and not any(t.requires_grad for t in tensors_of(kernel(*args))):
+            raise UnavailableError(f"its results carry no gradients for {len(tensors_of(args))} arguments")
+        return kernel
+
+    def forget_seconds(self) -> None:
+        """Tell no compile time: what a peer found compiled by others is not its own."""
+        self.compiled.cold_s = None
+        if self.decided:
+            rows = [[name, status, seconds, None, *rest] for name, status, seconds, _, *rest in self.decided["rows"]]
+            self.decided = {**self.decided, "seconds": None, "rows": rows}
+
+
+def decided(compiled: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return what auto chose for the one graph of `compiled`, and by what race; None where that is not known."""
+    race = report(compiled).graphs[-1].race
+    columns = ("name", "status", "seconds", "compile_s", "reason", "against")
+    return race and {
+        "winner": race.winner,
+        "options": dict(race.options),
+        "seconds": race.seconds,
+        "rows": [[*(getattr(row, column) for column in columns), _figures(row.speedup)] for row in race.rows],
+    }
+
+
+def _figures(speedup: Interval | None) -> list[float] | None:
+    return speedup and [speedup.low, speedup.median, speedup.high]
+
+
+class Replayed:
+    """Eager, recorded in a CUDA graph at its first call.
+
+    Arguments are copied in, as for compiled graphs, and those that calls change are copied out again: of them it holds
+    a second set.
+    """
+
+    def __init__(self, fn: Callable[..., Any], *, mutates: bool) -> None:
+        self._fn = fn
+        self._mutates = mutates
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Replay."""
+        given = tensors_of(args)
+        if self._graph is None:
+            self._record(args)
+        for static, tensor in zip(self._static, given, strict=True):
+            static.copy_(tensor)
+        self._graph.replay()
+        if self._mutates:
+            for static, tensor in zip(self._static, given, strict=True):
+                tensor.copy_(static)
+        return self._output
+
+    def _record(self, args: tuple[Any, ...]) -> None:
+        copied = pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, args)
+        self._static = tensors_of(copied)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_CALLS):
+                self._fn(*copied)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._output = self._fn(*copied)
+
+
+def _cloned(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `compiled` with its outputs cloned, as a caller has to who keeps a CUDA graph's result."""
+
+    def call(*args: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, torch.clone, compiled(*args))
+
+    return call
+
+
+def _break() -> str:
+    from torch._dynamo.utils import counters
+
+    return next((str(reason).split("\n")[0] for reason in counters["graph_break"]), "")
+
+
+@contextlib.contextmanager
+def cache_at(folder: Path) -> Iterator[None]:
+    """Have Inductor, Triton and `auto` keep what they compile and decide in `folder`, and forget what they hold."""
+    from torch._inductor.utils import clear_caches
+
+    from backend_kwargs.compilers.auto.decide import forget_process
+
+    there = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "BACKEND_KWARGS_STORE": str(folder / "decisions"),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    clear_caches()
+    forget_process()
+    before = {name: os.environ.get(name) for name in there}
+    os.environ |= there
+    try:
+        yield
+    finally:
+        # These alone: what torch sets meanwhile, the path of its ptxas say, stays as it does for a user.
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        clear_caches()
+        forget_process()
+
+
+def restart_workers(folder: Path) -> None:
+    """Start Inductor's compile workers anew, with the cache in `folder`: they would go on filling their first one."""
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+
+    with cache_at(folder):
+        shutdown_compile_workers()
+        AsyncCompile.warm_pool()
+        AsyncCompile.wait_pool_ready()
+
+
+def kernels_per_call(step: Callable[[], object], device: torch.device) -> int | None:
+    """Return how many kernels one call launches, or replays; None where the device has none."""
+    if device.type != "cuda":
+        return None
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+        step()
+        torch.cuda.synchronize(device)
+    kinds = (event for event in seen.events() if event.device_type == DeviceType.CUDA)
+    return sum(not event.name.startswith(("Memcpy", "Memset")) for event in kinds)

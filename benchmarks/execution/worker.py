@@ -1,0 +1,303 @@
+"""What the suite's processes do: compile one peer, time all peers of a case beside each other, learn of the device."""
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from backend_kwargs import measure
+from backend_kwargs.harness.isolation import start_inductor
+from backend_kwargs.harness.trial import UnavailableError, learn
+from backend_kwargs.measure import Status
+from benchmarks.execution import controls, device_timer
+from benchmarks.execution.ceilings import measure_ceilings
+from benchmarks.execution.controls import BASELINE, Slowed
+from benchmarks.execution.process import Tell, taking_turns
+from benchmarks.execution.records import Cell, Compile
+from benchmarks.execution.study import CaseStudy
+from benchmarks.execution.trial import PeerTrial, cache_at, kernels_per_call, restart_workers
+from benchmarks.workloads import peers
+from benchmarks.workloads.case import Case, Mode
+from benchmarks.workloads.peers import Peer
+
+Clock = Literal["events", "wall", "dropped"]
+TIMING = "timing"  # the step of a process in which all peers run
+
+
+@dataclass
+class Timed:
+    """What was timed together: by clock and name seconds per call and calls per sample; on whom the host shows.
+
+    "dropped" is the wall's clock where results are dropped at once.
+    """
+
+    seconds: dict[Clock, dict[str, list[float]]] = field(default_factory=dict)
+    repeats: dict[str, dict[Clock, int]] = field(default_factory=dict)
+    exposed: set[str] = field(default_factory=set)
+    injected: dict[str, float] = field(default_factory=dict)  # the share of work that a control adds
+
+    def names(self) -> list[str]:
+        """Return who was timed."""
+        return list(dict.fromkeys(name for found in self.seconds.values() for name in found))
+
+    def of(self, name: str) -> dict[str, Any]:
+        """Return a cell's fields."""
+        fields = {"wall_s": "wall", "dropped_s": "dropped", "device_s": "events"}
+        found = {field: self.seconds.get(clock, {}).get(name, []) for field, clock in fields.items()}
+        return {**found, "repeats": dict(self.repeats.get(name, {})), "exposed": name in self.exposed}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a compile in a process of its own came to; `decided` is what an auto chose in it."""
+
+    compile: Compile = field(default_factory=Compile)
+    status: Status = "pass"
+    reason: str = ""
+    decided: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One case in one mode with its peers: all that a process needs to know of it.
+
+    `cache` is the folder in which each peer has its own, or which all share where `one_cache` says so. `apart`: peers
+    compile in processes of their own first, of which `compiled` tells, by peer; those that failed, or hung before, are
+    not tried again. `extra` are peers beside the table's. `lock` is a file by which this group is timed while no other
+    group compiles or is timed.
+    """
+
+    case: Case
+    mode: Mode
+    dtype: torch.dtype
+    device: str
+    scale: str
+    cache: Path
+    globs: tuple[str, ...]
+    group_id: str = ""
+    rounds: int = 30
+    l2: device_timer.L2 = "cold"
+    clocks: tuple[Clock, ...] = ("events", "wall")
+    run: int = 0
+    compiled: Mapping[str, Compiled] = field(default_factory=dict)
+    extra: tuple[Peer, ...] = ()
+    one_cache: bool = False
+    apart: bool = False
+    lock: Path | None = None
+
+    def study(self) -> CaseStudy:
+        """Build the case."""
+        _settle(self)
+        return CaseStudy.of(self.case, self.mode, torch.device(self.device), self.dtype, self.scale)
+
+    def peers(self) -> list[Peer]:
+        """Return those of the table that are asked for."""
+        found = [peer for peer in peers.peers().values() if peers.wanted(peer.name, self.globs)]
+        # Who is asked for by name is run wherever it can be.
+        return [
+            dataclasses.replace(p, cases=("*",), suite="full") if p.name in self.globs else p for p in found
+        ] + list(self.extra)
+
+    def folder(self, peer: str) -> Path:
+        """Return where a peer's compiled code is kept."""
+        return self.cache if self.one_cache else self.cache / "".join(c if c.isalnum() else "_" for c in peer)
+
+
+def _settle(job: Job) -> None:
+    import torch._dynamo.config
+
+    job.cache.mkdir(parents=True, exist_ok=True)
+    # Else what a template traces would lie in the user's folder.
+    torch._dynamo.config.debug_dir_root = str(job.cache / "debug")
+    torch.set_grad_enabled(job.mode != "fwd")
+
+
+def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
+    """Compile one peer and say what it took; `cold` empties its cache first."""
+    tell(name)
+    study = job.study()
+    study.prepare()
+    peer = next(peer for peer in job.peers() if peer.name == name)
+    folder = job.folder(peer.cache or name)
+    if cold:
+        shutil.rmtree(folder, ignore_errors=True)
+    _start_compilers([peer], job)
+    if peers.uses_inductor(peer):
+        restart_workers(folder)
+    trial = PeerTrial(study, peer, folder)
+    trial.attempt(trial.build)
+    if trial.passed:
+        with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
+            trial.compiled.kernels = kernels_per_call(trial.step, study.device)
+    made = trial.compiled
+    seconds = {"cold_s": made.cold_s} if cold else {"cold_s": None, "warm_s": made.cold_s}
+    return Compiled(dataclasses.replace(made, fresh=True, **seconds), trial.status, trial.reason, trial.decided)
+
+
+def time_group(tell: Tell, job: Job) -> list[Cell]:
+    """Compile and check each peer, time all of them in turn on both clocks, check again; return their cells."""
+    with taking_turns(job.lock, partial(tell, TIMING)) as alone:
+        return _time_group(tell, job, alone)
+
+
+def _time_group(tell: Tell, job: Job, alone: Callable[[], None]) -> list[Cell]:
+    study = job.study()
+    chosen = [*job.peers(), *_hand_written(study, job)]
+    trials = [PeerTrial(study, peer, job.folder(peer.name)) for peer in chosen]
+    learn(study, trials)
+    _start_compilers([trial.peer for trial in trials if trial.passed], job)
+    shares = peers.sharing(chosen)
+    for trial in (trial for trial in trials if trial.passed):
+        tell(trial.peer.name)
+        _start(trial, job, shares[trial.peer.name])
+    _share(trials, shares)
+    for trial in (trial for trial in trials if trial.passed and trial.compiled.kernels is None):
+        with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
+            trial.compiled = dataclasses.replace(trial.compiled, kernels=kernels_per_call(trial.step, study.device))
+    tell(TIMING)
+    alone()
+    racing = {trial.peer.name: trial for trial in trials if trial.passed}
+    timed = _time(job, racing)
+    for trial in racing.values():
+        if trial.passed:
+            trial.attempt(trial.finish)
+    cells = [_cell(job, trial, timed) for trial in trials]
+    baseline = next((cell for cell in cells if cell.peer == BASELINE and cell.passed), None)
+    beside = [name for name in timed.names() if name not in racing]
+    return cells + ([_control(baseline, name, timed) for name in beside] if baseline else [])
+
+
+def _hand_written(study: CaseStudy, job: Job) -> list[Peer]:
+    found = peers.hand_written(study.problem.peers)
+    return [peer for name, peer in found.items() if peers.wanted(name, job.globs)]
+
+
+def _start(trial: PeerTrial, job: Job, first: str) -> None:
+    made = job.compiled.get(trial.peer.name) or job.compiled.get(first)
+    if made is not None and made.status != "pass":
+        trial.end(made.status, made.reason)
+        return
+    trial.cache = job.folder(first)
+    trial.attempt(trial.start)
+    if job.one_cache:
+        trial.forget_seconds()
+    if made is not None:
+        trial.compiled = made.compile
+    if not trial.passed:
+        # An error that sticks to the device would be told of every later peer; it ends the process with this one.
+        measure.synchronize(trial.study.device)
+
+
+def _share(trials: list[PeerTrial], shares: Mapping[str, str]) -> None:
+    made = {trial.peer.name: trial.compiled for trial in trials}
+    for trial in trials:
+        if (first := shares[trial.peer.name]) != trial.peer.name and trial.passed:
+            trial.compiled = dataclasses.replace(made[first], shares=first)
+
+
+def _start_compilers(chosen: list[Peer], job: Job) -> None:
+    """Pay once, on no peer's clock, for what Inductor starts: its compile processes, its headers."""
+    if any(map(peers.uses_inductor, chosen)):
+        with cache_at(job.cache.parent / "start"):
+            start_inductor(torch.device(job.device))
+
+
+def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
+    """Time on each clock, with the baseline's controls; a peer that fails meanwhile leaves all.
+
+    Wall time is measured twice: with each result held until the next call returns, and with results dropped at once.
+    """
+    device = torch.device(job.device)
+    calls = {name: trial.step for name, trial in racing.items()}
+    timed = Timed()
+    events = "events" in job.clocks and device.type != "cpu"
+    if BASELINE in calls:
+        added = controls.timed(calls[BASELINE], controls.Timer(device, events, job.l2))
+        timed.injected = {name: call.injected for name, call in added.items() if isinstance(call, Slowed)}
+        calls |= added
+
+    def failed(name: str, error: Exception) -> None:
+        if name in racing:
+            racing[name].fail(error)
+        measure.synchronize(device)
+
+    def repeated(clock: Clock, name: str, calls: int) -> None:
+        timed.repeats.setdefault(name, {})[clock] = calls
+
+    told: dict[str, Any] = {"rounds": job.rounds, "device": device, "failed": failed}
+    clocks: tuple[Clock, ...] = ("wall", "dropped") if "wall" in job.clocks or device.type == "cpu" else ()
+    for clock in clocks:
+        found = measure.interleave(calls, hold=clock == "wall", repeated=partial(repeated, clock), **told)
+        timed.seconds[clock] = found
+        calls = {name: call for name, call in calls.items() if name in found}
+    if events:
+        timed.seconds["events"] = device_timer.device_times(
+            calls, l2=job.l2, repeated=partial(repeated, "events"), exposed=timed.exposed.add, **told
+        )
+    return timed
+
+
+def _cell(job: Job, trial: PeerTrial, timed: Timed) -> Cell:
+    study, peer = trial.study, trial.peer
+    work = study.problem.work if job.mode == job.case.modes[0] else None
+    figures = ("rmse", "reference_rmse", "max_error", "cosine")
+    return Cell(
+        case=job.case.name,
+        case_version=job.case.version,
+        mode=job.mode,
+        dtype=str(job.dtype).removeprefix("torch."),
+        peer=peer.name,
+        kind=peer.kind,
+        numerics=_numerics(trial),
+        group_id=job.group_id,
+        status=trial.status,
+        reason=trial.reason,
+        **(timed.of(peer.name) if trial.passed else {}),
+        l2=job.l2,
+        scale=job.scale,
+        one_cache=job.one_cache,
+        compile=trial.compiled,
+        run=job.run,
+        accuracy={name: getattr(trial.accuracy, name, None) for name in figures},
+        work=dataclasses.asdict(work) if work else None,
+        options=_options(peer),
+        decided=trial.decided,
+    )
+
+
+def _numerics(trial: PeerTrial) -> str:
+    study = trial.study
+    try:
+        return peers.numerics(trial.peer, study.unit, module=isinstance(study.problem.fn, torch.nn.Module))
+    except UnavailableError:
+        return study.unit
+
+
+def _options(peer: Peer) -> dict[str, Any]:
+    try:
+        return peers.resolved(peer) if peer.compiles else {}
+    except UnavailableError:
+        return {}
+
+
+def _control(cell: Cell, name: str, timed: Timed) -> Cell:
+    """Return the cell of what was timed beside its baseline, `cell`."""
+    options = {"injected": timed.injected[name]} if name in timed.injected else {}
+    return dataclasses.replace(cell, peer=name, kind="control", compile=Compile(), options=options, **timed.of(name))
+
+
+def environment(tell: Tell, device: str) -> dict[str, Any]:
+    """Return where this runs."""
+    return measure.environment(torch.device(device))
+
+
+def ceilings(tell: Tell, device: str, rounds: int) -> dict[str, Any]:
+    """Measure what the device can do at best."""
+    with torch.no_grad():
+        return measure_ceilings(torch.device(device), rounds).to_json()

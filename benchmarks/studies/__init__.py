@@ -1,0 +1,1 @@
+"""Measurements beside the suite, each with a page of results of its own."""

@@ -1,0 +1,378 @@
+"""Run each Triton kernel of the suite in every configuration, check it, and time it beside the libraries.
+
+    python -m benchmarks.studies.tune_kernels --out tuned.json
+    python -m benchmarks.studies.tune_kernels --out tuned.json --report benchmarks/results/h200/kernels.md
+
+A first pass compiles in several processes; a second, alone on the GPU, checks and times. A configuration that does not
+compile, run or agree is a line of the result and ends nothing else; after an error that sticks to the device, and after
+a case that hangs, the next case has a new process.
+"""
+
+import fnmatch
+import gc
+import itertools
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from backend_kwargs import measure
+from benchmarks.execution import device_timer
+from benchmarks.workloads.case import Case, Problem, Work
+from benchmarks.workloads.cases import attention, elementwise, gemm, norms
+
+CASES = {case.name: case for module in (gemm, norms, attention, elementwise) for case in module.CASES}
+MODULES = ("attention", "cross_entropy", "elementwise", "matmul", "norms", "softmax")
+# Of an H200, as measured with random data; fp8 is twice the rate of bf16 by its datasheet.
+BYTES_PER_S = 4.3e12
+FLOPS_PER_S = {"bf16": 790e12, "fp16": 790e12, "fp8": 1580e12, "fp32": 60e12}
+TIMED = 15  # rounds
+CLOSE = 0.02  # of a time: two within it are called equal
+REPORT = """# Hand-written kernels beside the libraries
+
+Written by:
+
+```sh
+python -m benchmarks.studies.tune_kernels --out tuned.json
+python -m benchmarks.studies.tune_kernels --out tuned.json --report benchmarks/results/h200/kernels.md
+```
+
+Environment: {device}.
+
+Each time is the median device time of a call with a cold L2, all configurations of a case interleaved in one process;
+each kernel is shown in the fastest of its configurations, each of which was checked against eager first.
+
+{table}
+
+Failed or wrong: {lost}.
+
+## Reading
+
+The best kernel against the best library call, eager among them (library's time / kernel's time):
+
+{reading}
+
+The limit is nominal, 4.3 TB/s and 790 TFLOP/s in bf16, and the least work that the case must do; some per cent above
+100 say that the nominal figure is low. The suite measures ceilings of its own. Eager is the libraries' kernels one by
+one: where a case is several operations, "faster" is mostly fusion, which a compiler may bring too. The configuration
+was chosen on the numbers shown, which favours the kernels by some tenths of a per cent. `layer_norm_fwd_bwd` counts
+each tensor once, but has to read its input in both passes: 80 % is all that separate passes can reach.
+"""
+Row = dict[str, Any]
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="JSON file of every configuration's time.")] = Path("tuned.json"),
+    case: Annotated[str, typer.Option(help="Glob of cases.")] = "*",
+    scale: Annotated[str, typer.Option(help="full or smoke.")] = "full",
+    jobs: Annotated[int, typer.Option(help="Processes that compile; 0: leave that to the timing.")] = 8,
+    budget: Annotated[float, typer.Option(help="Seconds after which no further case is begun.")] = 210.0,
+    each: Annotated[float, typer.Option(help="Seconds after which one case is given up.")] = 60.0,
+    report: Annotated[Path | None, typer.Option(help="Run nothing; write what --out holds as Markdown.")] = None,
+) -> None:
+    """Tune the Triton kernels on this machine's GPU."""
+    if report:
+        report.write_text(markdown(json.loads(out.read_text())))
+        return
+    started = time.monotonic()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    names = [name for name in CASES if fnmatch.fnmatch(name, case) and has_kernels(name)]
+    if jobs:
+        compile_all(names, device, scale, jobs, min(budget / 2, 100.0))
+    rows: list[Row] = []
+    with Worker() as worker:
+        for name in names:
+            if time.monotonic() - started > budget:
+                rows.append({"case": name, "error": "not begun: the budget was spent"})
+                continue
+            rows += worker.run(name, device, scale, each)
+            out.write_text(
+                json.dumps({"environment": measure.environment(torch.device(device)), "rows": rows}, indent=1)
+            )
+            print(table([row for row in rows if row["case"] == name]), flush=True)
+    print(f"{time.monotonic() - started:.0f} s")
+
+
+def has_kernels(name: str) -> bool:
+    """Say whether a case has a Triton peer."""
+    peers = CASES[name].build(torch.device("meta"), CASES[name].dtype, "smoke").peers
+    return any(peer.startswith("triton") for peer in peers)
+
+
+def compile_all(names: list[str], device: str, scale: str, jobs: int, patience: float) -> None:
+    """Fill Triton's cache from several processes; what fails here is told by the timing."""
+    started = time.monotonic()
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    waiting = [pool.submit(compile_case, name, device, scale) for name in names]
+    while not all(job.done() for job in waiting) and time.monotonic() - started < patience:
+        time.sleep(0.2)
+    stop(pool)
+    done = sum(job.done() and not job.cancelled() and job.exception() is None for job in waiting)
+    print(f"compiled {done} of {len(names)} cases in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def stop(pool: ProcessPoolExecutor) -> None:
+    """End a pool with whatever its processes are at."""
+    processes = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.kill()
+
+
+class Worker:
+    """One process that times, replaced when it is lost."""
+
+    def __enter__(self) -> "Worker":
+        self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stop(self.pool)
+
+    def run(self, name: str, device: str, scale: str, patience: float) -> list[Row]:
+        """Return a case's rows, or one that says why there are none."""
+        job: Future[list[Row]] = self.pool.submit(time_case, name, device, scale)
+        try:
+            rows = job.result(timeout=patience)
+        except Exception as error:  # noqa: BLE001 - the row tells it, and the next case goes on
+            rows = [{"case": name, "error": f"{type(error).__name__}: {error}", "lost": True}]
+        if any(row.get("lost") for row in rows):
+            stop(self.pool)
+            self.__enter__()
+        return rows
+
+
+# ---- in the processes
+
+
+def compile_case(name: str, device: str, scale: str) -> None:
+    """Launch each configuration once."""
+    _, _, calls = prepared(name, device, scale)
+    for peer, call in calls.items():
+        for run in variants(call).values() if peer.startswith("triton") else ():
+            attempt(run, torch.device(device))
+        print(f"  compiled {name} {peer}", flush=True)
+
+
+def time_case(name: str, device: str, scale: str) -> list[Row]:
+    """Return a row for eager, each library and each configuration."""
+    case, problem, calls = prepared(name, device, scale)
+    place = torch.device(device)
+    expected = calls.pop("eager")()
+    rows = [timed_row(case, problem.work, "eager", "", "")]
+    racing: dict[tuple[str, str], Callable[[], Any]] = {("eager", ""): make_call(case, problem, problem.fn)}
+    for peer, call in calls.items():
+        runs = variants(call) if peer.startswith("triton") else {"": call}
+        for config, run in runs.items():
+            error = attempt(partial(differs, run, expected, case), place)
+            rows.append(timed_row(case, problem.work, peer, config, error))
+            if not error:
+                racing[peer, config] = run
+            if lost(place):
+                return [*rows, {"case": name, "error": "the device is lost", "lost": True}]
+    del expected
+    names = {f"{peer} {config}": key for key in racing for peer, config in [key]}
+    samples = device_timer.device_times(
+        {label: racing[key] for label, key in names.items()}, TIMED, place, failed=lambda *_: None
+    )
+    for row in rows:
+        seconds = samples.get(f"{row['peer']} {row['config']}")
+        row["us"] = 1e6 * measure.percentile(seconds, 0.5) if seconds else None
+    return rows
+
+
+def prepared(name: str, device: str, scale: str) -> tuple[Case, Problem, dict[str, Callable[[], Any]]]:
+    """Build a case and a call for eager and each of its peers."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    case = CASES[name]
+    problem = case.build(torch.device(device), case.dtype, scale)
+    if case.modes == ("fwd_bwd",):
+        for tensor in problem.args:
+            tensor.requires_grad_(tensor.is_floating_point())
+    peers = {"eager": problem.fn, **problem.peers}
+    return case, problem, {peer: make_call(case, problem, fn) for peer, fn in peers.items()}
+
+
+def make_call(case: Case, problem: Problem, fn: Callable[..., Any]) -> Callable[[], Any]:
+    """Return what is timed: the call, and the gradients where the case has them."""
+    if case.modes != ("fwd_bwd",):
+        return lambda: fn(*problem.args)
+    leaves = [tensor for tensor in problem.args if tensor.requires_grad]
+    grad = torch.ones_like(problem.fn(*problem.args))
+
+    def both() -> Any:
+        output = fn(*problem.args)
+        return output.detach(), torch.autograd.grad(output, leaves, grad)
+
+    return both
+
+
+def tuners() -> dict[str, Any]:
+    """Return every tuned kernel by name."""
+    import triton
+
+    found = {}
+    for module in MODULES:
+        for name, value in vars(import_module(f"benchmarks.workloads.kernels.{module}")).items():
+            if isinstance(value, triton.runtime.autotuner.Autotuner):
+                found[f"{module}.{name}"] = value
+    return found
+
+
+def variants(call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+    """Return the call under each configuration of each kernel that it launches, the others in their first."""
+    everything = {name: (tuner, tuner.configs) for name, tuner in tuners().items()}
+    for tuner, configs in everything.values():
+        tuner.configs, tuner.best_config = configs[:1], None
+    error = attempt(call, torch.device("cpu"))
+    used = {name: pair for name, pair in everything.items() if getattr(pair[0], "best_config", None) is not None}
+    for tuner, configs in everything.values():
+        tuner.configs = configs
+    if error and not used:
+        return {"": call}
+    return {
+        f"{name} {brief(config)}": pinned(call, {**{n: (t, c[0]) for n, (t, c) in used.items()}, name: (tuner, config)})
+        for name, (tuner, _) in used.items()
+        for config in tuner.searched
+    }
+
+
+def brief(config: Any) -> str:
+    """Return a configuration as its kernel's table has it."""
+    blocks = ", ".join(f"{name}={value}" for name, value in config.kwargs.items())
+    return f"config({config.num_warps}, {config.num_stages}, {blocks})"
+
+
+def pinned(call: Callable[[], Any], choice: dict[str, tuple[Any, Any]]) -> Callable[[], Any]:
+    """Return the call with a configuration for each kernel, so that nothing is searched."""
+
+    def run() -> Any:
+        kept = [(tuner, tuner.configs) for tuner, _ in choice.values()]
+        for tuner, config in choice.values():
+            tuner.configs = [config]
+        try:
+            return call()
+        finally:
+            for tuner, configs in kept:
+                tuner.configs = configs
+
+    return run
+
+
+def attempt(run: Callable[[], Any], device: torch.device) -> str:
+    """Run and wait; return what went wrong, in a line."""
+    try:
+        wrong = run()
+        measure.synchronize(device)
+    except Exception as error:  # noqa: BLE001 - the row tells it
+        return measure.status_of(error)[1]
+    return wrong if isinstance(wrong, str) else ""
+
+
+def differs(run: Callable[[], Any], expected: Any, case: Case) -> str:
+    """Return how a call's result differs from eager's."""
+    return measure.check(run(), expected, training=case.modes != ("fwd",)).reason
+
+
+def lost(device: torch.device) -> bool:
+    """Say whether an error sticks to the device."""
+    try:
+        measure.synchronize(device)
+        torch.ones(1, device=device).item()
+    except Exception:  # noqa: BLE001 - whatever it is, the device does no more
+        return True
+    return False
+
+
+# ---- the result
+
+
+def timed_row(case: Case, work: Work | None, peer: str, config: str, error: str) -> Row:
+    """Return one line of the result, without its time."""
+    return {"case": case.name, "peer": peer, "config": config, "error": error, "limit_us": limit_us(work), "us": None}
+
+
+def limit_us(work: Work | None) -> float | None:
+    """Return the least microseconds by an H200's nominal ceilings."""
+    return work and 1e6 * max(work.flops / FLOPS_PER_S[work.unit], work.bytes / BYTES_PER_S)
+
+
+def table(rows: list[Row]) -> str:
+    """Return a case's rows as text: the libraries, and each kernel's configurations from the fastest on."""
+    lines = []
+    order = sorted(rows, key=lambda row: (row.get("peer", ""), row.get("us") or float("inf")))
+    for peer, group in itertools.groupby(order, key=lambda row: row.get("peer", "")):
+        for row in group:
+            us, limit = row.get("us"), row.get("limit_us")
+            figures = f"{us:9.1f} us {100 * limit / us:5.1f} %" if us and limit else f"{'-':>9}           "
+            lines.append(
+                f"{row['case']:24} {peer:28} {figures}  {row.get('config', '')} {row.get('error', '')}".rstrip()
+            )
+    return "\n".join(lines)
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """Return the best line of each kernel and library of the results, and how they compare."""
+    rows = [row for row in results["rows"] if row.get("us")]
+    best = {key: min(group, key=fastness) for key, group in grouped(rows, "case", "peer").items()}
+    at = results["environment"]
+    lines = [
+        "| case | peer | µs | % of limit | configuration |",
+        "| --- | --- | ---: | ---: | --- |",
+        *(best_line(row) for row in best.values()),
+    ]
+    device = f"{at['device_name']}, torch {at['torch']}, triton {at['triton']}"
+    lost = [f"{row['case']} {row.get('config', '')}: {row['error']}" for row in results["rows"] if row.get("error")]
+    return REPORT.format(
+        device=device, table="\n".join(lines), reading=reading(list(best.values())), lost="; ".join(lost) or "none"
+    )
+
+
+def best_line(row: Row) -> str:
+    """Return a peer's best as a row of the table."""
+    share = f"{100 * row['limit_us'] / row['us']:.1f}" if row["limit_us"] else ""
+    config = f"`{row['config']}`" if row["config"] else ""
+    return f"| {row['case']} | {row['peer']} | {row['us']:.1f} | {share} | {config} |"
+
+
+def reading(best: list[Row]) -> str:
+    """Return, case by case, how the best kernel stands to the best library, eager among those."""
+    found: dict[str, list[str]] = {"faster": [], "as fast": [], "slower": []}
+    for (case,), rows in grouped(best, "case").items():
+        ours, theirs = (
+            min((row for row in rows if row["peer"].startswith("triton") is hand), key=fastness, default=None)
+            for hand in (True, False)
+        )
+        if ours and theirs:
+            ratio = theirs["us"] / ours["us"]
+            word = "faster" if ratio > 1 + CLOSE else "slower" if ratio < 1 - CLOSE else "as fast"
+            found[word].append(f"{case} {ratio:.2f}x")
+    return "\n".join(f"- {word}: {', '.join(cases) or 'none'}" for word, cases in found.items())
+
+
+def grouped(rows: list[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Return rows by the values of `names`, in the order of their first."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def fastness(row: Row) -> float:
+    """Return what to sort rows by, the fastest first."""
+    return float(row["us"])
+
+
+if __name__ == "__main__":
+    typer.run(main)

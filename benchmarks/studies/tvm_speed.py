@@ -1,0 +1,178 @@
+"""The speed of tmpl-tvm beside eager and Inductor.
+
+    python benchmarks/studies/tvm_speed.py [--device cuda] [--trials 64] [--out FILE]
+
+Each candidate's numbers are checked against eager's first; then all run in turns, and a speedup is the median of the
+paired ratios with its bootstrap 95 % interval. It runs on one thread of the CPU. What TVM could not have or failed at
+ran in eager: the last column names it.
+
+Not called tvm.py: run as a script it would be what `import tvm` finds.
+"""
+
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import nn
+from torch._dynamo.eval_frame import innermost_fn
+
+import backend_kwargs as bk
+from backend_kwargs.measure import environment, interleave, median_interval, ratio_interval, status_of
+
+IN_ATEN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+HEADER = ("model", "candidate", "speedup over eager (95 %)", "latency", "compile", "largest error", "in TVM")
+
+
+class Block(nn.Module):
+    """A transformer's block."""
+
+    def __init__(self, width: int = 128, heads: int = 4):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend, then apply the MLP."""
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width)
+        x = x + self.out(attended)
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Chain(nn.Module):
+    """Pointwise operators and a sum over rows."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return a chain of them."""
+        z = torch.sigmoid(x) * y + torch.tanh(y)
+        return F.gelu(z) * (-x * x).exp() - (1 + z * z).sum(-1, keepdim=True).rsqrt()
+
+
+def mlp() -> nn.Module:
+    """Return 256-1024-1024-128."""
+    return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 128))
+
+
+def cnn() -> nn.Module:
+    """Return three convolutions with their norms."""
+    layers = [(3, 32, 1), (32, 64, 2), (64, 64, 1)]
+    parts = [(nn.Conv2d(i, o, 3, s, 1), nn.BatchNorm2d(o), nn.ReLU()) for i, o, s in layers]
+    return nn.Sequential(*sum(parts, ()), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = {
+    "mlp": (mlp, ((32, 256),)),
+    "cnn": (cnn, ((4, 3, 32, 32),)),
+    "block": (Block, ((2, 64, 128),)),
+    "pointwise": (Chain, ((256, 1024), (256, 1024))),
+}
+
+
+def candidates(args: Namespace, work_dir: str) -> dict[str, Any]:
+    """Return each candidate's backend and options; where tuning is asked for, it is done while compiling."""
+    found: dict[str, Mapping[str, Any]] = {"untuned": {}, "untuned, freeze": {"freeze": True}}
+    found["untuned, products and convolutions in ATen"] = {"aten_ops": IN_ATEN}
+    if args.device == "cuda":
+        found["untuned, cuda_graph"] = {"cuda_graph": True}
+        found["untuned, products and convolutions in ATen, cuda_graph"] = {"aten_ops": IN_ATEN, "cuda_graph": True}
+    if args.trials:
+        found["tuned"] = {"scheduler": "meta_schedule", "trials": args.trials, "work_dir": work_dir, "seed": 0}
+    peers = {"inductor": partial(torch.compile, backend="inductor")}
+    if args.device == "cuda":
+        peers["inductor, reduce-overhead"] = partial(torch.compile, mode="reduce-overhead")
+    return peers | {f"tmpl-tvm ({label})": Watched(options) for label, options in found.items()}
+
+
+class Watched:
+    """tmpl-tvm, and what of a model it ran."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.summaries: list[Any] = []
+
+    def __call__(self, model: nn.Module) -> Callable[..., Any]:
+        """Return the compiled model."""
+        backend = bk.make_backend("tvm", **self.options)
+
+        def compile_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+            run = backend(gm, example_inputs)
+            self.summaries.append(innermost_fn(run).tvm_summary)
+            return run
+
+        return torch.compile(model, backend=compile_graph)
+
+    def __str__(self) -> str:
+        operators = sum(part.operators for summary in self.summaries for part in summary.partitions)
+        left = [f"{op}: {reason}" for summary in self.summaries for op, reason in summary.fallbacks.items()]
+        return "; ".join([f"{operators} operators", *left])
+
+
+def rows(name: str, args: Namespace, work_dir: str) -> Iterator[tuple[str, ...]]:
+    """Compile, check and time every candidate on one model."""
+    make, shapes = MODELS[name]
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = make().eval().to(args.device)
+    inputs = [torch.randn(shape, device=args.device) for shape in shapes]
+    wanted = model(*inputs)
+    calls: dict[str, Callable[[], object]] = {"eager": lambda: model(*inputs)}
+    told: dict[str, tuple[str, ...]] = {"eager": ("", "", "")}
+    for label, compiler in candidates(args, work_dir).items():
+        started = time.perf_counter()
+        try:
+            compiled = compiler(model)
+            result = compiled(*inputs).clone()
+            seconds = time.perf_counter() - started
+            torch.testing.assert_close(result, wanted, rtol=1e-3, atol=1e-4)
+        except Exception as failure:  # noqa: BLE001 - one candidate's failure is a row, not the end
+            yield name, label, f"failed: {status_of(failure)[1]}", "", "", "", ""
+            continue
+        inside = str(compiler) if isinstance(compiler, Watched) else ""
+        told[label] = f"{seconds:.1f} s", f"{(result - wanted).abs().max().item():.1e}", inside
+        calls[label] = partial(compiled, *inputs)
+    samples = interleave(calls, rounds=args.rounds, device=torch.device(args.device))
+    for label, seconds in samples.items():
+        ratio, latency = ratio_interval(samples["eager"], seconds), median_interval(seconds).median
+        speedup = f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+        yield name, label, speedup, f"{latency * 1e6:.0f} us", *told[label]
+
+
+def main() -> None:
+    """Print the table as Markdown, and where it was measured."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--trials", type=int, default=64, help="schedules to measure for the tuned rows, 0 for none")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--work-dir", help="where tuning is kept; a temporary directory otherwise")
+    parser.add_argument("--out", type=Path, help="a file for the table")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch._dynamo.config.recompile_limit = 64
+    lines = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
+    with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
+        for name in args.models:
+            for row in rows(name, args, args.work_dir or scratch):
+                lines.append(f"| {' | '.join(row)} |")
+                print(lines[-1], file=sys.stderr, flush=True)
+    where = ", ".join(f"{k} {v}" for k, v in environment(torch.device(args.device)).items() if v is not None)
+    table = "\n".join([f"`python {' '.join(sys.argv)}`", "", *lines, "", where, ""])
+    print(table)
+    if args.out:
+        args.out.write_text(table)
+
+
+if __name__ == "__main__":
+    main()

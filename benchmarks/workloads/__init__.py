@@ -1,0 +1,1 @@
+"""What is measured, and under what: cases, networks and kernels of the suite, and its peers."""

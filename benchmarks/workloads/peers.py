@@ -1,0 +1,220 @@
+"""Every peer of the suite, in one table: what a user would pick in place of a template, and each template."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from backend_kwargs import list_templates, make_backend
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.harness.trial import UnavailableError
+from benchmarks.workloads.case import Case, Mode
+
+Kind = Literal["eager", "graph", "mode", "clone", "template", "auto", "winner", "hand", "tvm", "control"]
+TEMPLATES = "tmpl-inductor:"
+HAND = "hand:"
+BASELINES = ("eager", "default")  # timed in each group, so that every ratio is of one process
+WINNER = "winner"
+MODELS = "models"  # the suite of real models
+GLOBS: Mapping[str, tuple[str, ...]] = {
+    "smoke": ("eager", "default", f"{TEMPLATES}default", f"{TEMPLATES}fast_compile", f"{HAND}*"),
+    MODELS: ("eager", "default", "reduce-overhead*", "max-autotune*", f"{TEMPLATES}auto"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One way to run a case: `torch.compile`'s backend, mode and options; none of them for what is not compiled.
+
+    "eager" and "graph" run the case as it is, "hand" a kernel of the case's own. "clone" is a mode whose caller clones
+    the outputs of each call, "winner" what auto chose, compiled alone. `devices` are those on which the peer differs
+    from every other, `cases` globs of those that it is run on, `suite` the one that they are of, `cache` the peer whose
+    compiled code it finds.
+    """
+
+    name: str
+    kind: Kind
+    backend: str | Callable[..., Any] | None = None
+    mode: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    modes: tuple[Mode, ...] = ("fwd", "fwd_bwd", "train")
+    cases: tuple[str, ...] = ("*",)
+    suite: str = "full"
+    hand: Callable[..., Any] | None = None
+    cache: str = ""
+
+    @property
+    def compiles(self) -> bool:
+        """Say whether it goes through torch.compile."""
+        return self.backend is not None
+
+
+def _mode(name: str, mode: str | None, *devices: str) -> Peer:
+    return Peer(name, "mode", "inductor", mode, devices=devices or ("cpu", "cuda"))
+
+
+FIXED: tuple[Peer, ...] = (
+    Peer("eager", "eager"),
+    Peer("eager+graph", "graph", devices=("cuda",), modes=("fwd",)),
+    _mode("default", None),
+    _mode("reduce-overhead", "reduce-overhead", "cuda"),
+    _mode("max-autotune", "max-autotune"),
+    _mode("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", "cuda"),
+    *(
+        Peer(f"{mode}+clone", "clone", "inductor", mode, devices=("cuda",), suite=MODELS)
+        for mode in ("reduce-overhead", "max-autotune")
+    ),
+)
+# Templates too slow to compile for every case with an empty cache: about 100 s of nvcc, 45 s of g++, 300 s of Triton.
+SLOW: Mapping[str, tuple[str, ...]] = {
+    "cutlass": ("gemm_prefill", "gemm_decode_16"),
+    "cpp_wrapper": ("gemm_*", "linear_*", "rms_*", "softmax", "swiglu"),
+    "triton": ("*", "!llama_train"),
+}
+# All of a graph in TVM, or no figure; but what reads by indices is eager's by its nature, as it raises.
+IN_TVM: Mapping[str, Any] = {
+    "fallback": "error",
+    "aten_ops": ("embedding", "gather", "index", "index_put", "index_select"),
+}
+LAST: tuple[Peer, ...] = (
+    Peer(f"{TEMPLATES}auto", "auto", f"{TEMPLATES}auto"),
+    Peer("auto-full", "auto", f"{TEMPLATES}auto", options={"effort": "full"}, suite="dev"),
+    Peer("tvm-untuned", "tvm", "tmpl-tvm", options=IN_TVM, devices=("cpu",), modes=("fwd",)),
+    Peer(
+        "tvm-tuned",
+        "tvm",
+        "tmpl-tvm",
+        options={**IN_TVM, "scheduler": "meta_schedule", "trials": 64},
+        devices=("cpu",),
+        modes=("fwd",),
+    ),
+)
+
+
+def peers() -> dict[str, Peer]:
+    """Return all but the kernels that cases bring along, by name."""
+    named = (_template(name) for name in list_templates() if name != "auto")
+    return {peer.name: peer for peer in (*FIXED, *named, *LAST)}
+
+
+def _template(name: str) -> Peer:
+    return Peer(TEMPLATES + name, "template", TEMPLATES + name, cases=SLOW.get(name, ("*",)))
+
+
+def hand_written(kernels: Mapping[str, Callable[..., Any]]) -> dict[str, Peer]:
+    """Return the peers that a case brings along."""
+    return {HAND + name: Peer(HAND + name, "hand", hand=kernel) for name, kernel in kernels.items()}
+
+
+def wanted(name: str, globs: Sequence[str]) -> bool:
+    """Say whether a name is asked for: exactly, or by a glob while none that begins with "!" names it."""
+    without = any(fnmatchcase(name, glob[1:]) for glob in globs if glob.startswith("!"))
+    return name in globs or (not without and any(fnmatchcase(name, glob) for glob in globs))
+
+
+def globs_of(text: str) -> tuple[str, ...]:
+    """Read globs such as "tmpl-*,!*:debug": those with "!" alone are of all; raise where one names no peer."""
+    globs = tuple(text.split(","))
+    for glob in globs:
+        named = glob.removeprefix("!")
+        if not named.startswith((HAND, "*")) and not any(fnmatchcase(name, named) for name in peers()):
+            raise BackendKwargsError(f"No peer is called {glob!r}: `python -m benchmarks list` shows all.")
+    return ("*", *globs) if all(glob.startswith("!") for glob in globs) else globs
+
+
+def winner(decided: Mapping[str, Any], auto: Peer) -> Peer:
+    """Return what an auto has chosen as a peer that compiles it alone, with what the auto has compiled at hand."""
+    if decided["winner"] == "eager":
+        return Peer(WINNER, "winner", "eager", cache=auto.name)
+    return Peer(WINNER, "winner", TEMPLATES.removesuffix(":"), options=decided["options"], cache=auto.name)
+
+
+def why_not(peer: Peer, case: Case, mode: Mode, device: str) -> str:
+    """Return why a peer cannot be had for a case, a mode and a device, "" where it can."""
+    if device not in peer.devices:
+        return f"no peer of its own on {device}"
+    if peer.suite not in ("full", *case.suites):
+        return f"too slow to compile for each case: run on those of the suite {peer.suite!r}"
+    if device != "cpu" and not wanted(case.name, peer.cases):
+        without = [glob[1:] for glob in peer.cases if glob.startswith("!")]
+        where = f"not run on {', '.join(without)}" if without else f"run on {', '.join(peer.cases)}"
+        return f"too slow to compile for each case: {where}"
+    return "" if mode in peer.modes else f"not in mode {mode}"
+
+
+def resolved(peer: Peer) -> dict[str, Any]:
+    """Return the options that a compiled peer's compiler is given; raise UnavailableError where it cannot act here."""
+    if peer.backend == "inductor":
+        from torch._inductor import list_mode_options
+
+        return dict(list_mode_options(peer.mode) if peer.mode else {}) | dict(peer.options)
+    if not isinstance(peer.backend, str):
+        return dict(peer.options)
+    try:
+        bound = make_backend(peer.backend, {**peer.options, **_strict(peer)}).options
+    except BackendKwargsError as error:
+        raise UnavailableError(str(error)) from error
+    return {name: value for name, value in bound.items() if name != "strict"}
+
+
+def uses_inductor(peer: Peer) -> bool:
+    """Say whether Inductor compiles it."""
+    return isinstance(peer.backend, str) and peer.backend.startswith(("inductor", TEMPLATES))
+
+
+def compiler_key(peer: Peer) -> str:
+    """Return what two peers have in common where they ask one compiler for the same."""
+    if not peer.compiles:
+        return peer.name
+    family = "inductor" if uses_inductor(peer) else peer.name
+    return f"{family} {sorted(resolved(peer).items(), key=str)}"
+
+
+TUNERS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+
+
+def tunes(peer: Peer) -> bool:
+    """Say whether compiling it times kernels on the device, which nothing may disturb."""
+    if not peer.compiles:
+        return False
+    return not isinstance(peer.backend, str) or chooses_by_times(peer.kind, resolved(peer))
+
+
+def chooses_by_times(kind: Kind, options: Mapping[str, Any]) -> bool:
+    """Say whether such a peer's kernels are chosen by how long they take, so that two compiles may differ."""
+    return kind in ("auto", "tvm") or any(options.get(name) for name in TUNERS)
+
+
+def sharing(chosen: Sequence[Peer]) -> dict[str, str]:
+    """Return, by name, the first peer that compiles with the same options; peers that cannot be had stand alone."""
+    first: dict[str, str] = {}
+    shares = {}
+    for peer in chosen:
+        try:
+            key = compiler_key(peer)
+        except UnavailableError:
+            key = peer.name
+        shares[peer.name] = first.setdefault(key, peer.name)
+    return shares
+
+
+def numerics(peer: Peer, unit: str, *, module: bool) -> str:
+    """Return the class within which speeds may be compared: the arithmetic's, or "frozen" where weights are folded."""
+    options = resolved(peer) if peer.compiles else {}
+    folds = module and bool(options.get("freezing") or options.get("freeze"))
+    return "frozen" if folds else unit
+
+
+def backend_of(peer: Peer) -> tuple[Any, dict[str, Any]]:
+    """Return torch.compile's backend, and the mode and options to hand it: what a user would write, strictly."""
+    if peer.backend == "inductor" or not isinstance(peer.backend, str):
+        given = {"mode": peer.mode, "options": dict(peer.options) or None}
+        return peer.backend, {name: value for name, value in given.items() if value is not None}
+    return make_backend(peer.backend, {**peer.options, **_strict(peer)}), {}
+
+
+def _strict(peer: Peer) -> dict[str, bool]:
+    """Return what keeps a template from falling back: it would be timed as what it is not."""
+    ours = isinstance(peer.backend, str) and peer.backend.startswith(TEMPLATES)
+    return {"strict": True} if ours and peer.kind == "template" else {}

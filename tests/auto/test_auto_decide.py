@@ -1,0 +1,432 @@
+"""What stands round a race: when none is run, what is inherited, whose decision holds."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from graphs import backend_of, chain, told
+from torch._inductor import config
+
+import backend_kwargs
+from backend_kwargs.compare import Candidate, compare
+from backend_kwargs.compilers.auto import decide, race
+from backend_kwargs.compilers.auto.decision import Row
+from backend_kwargs.compilers.auto.request import Request, Tools
+from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.errors import BackendKwargsWarning
+
+
+def stored(store, **changes):
+    """Put one decision, changed, in place of the one that is stored."""
+    (decision,) = Store(store).all()
+    Store(store).put(replace(decision, **changes))
+    torch._dynamo.reset()
+    decide.forget_process()
+
+
+def test_a_decision_is_remembered(auto, races, store):
+    """The second compile, in another process, looks the decision up."""
+    x = torch.randn(8, 64)
+    for _ in range(2):
+        assert torch.equal(auto(chain)(x), chain(x))
+        torch._dynamo.reset()
+        decide.forget_process()
+    assert races.count == 1
+
+
+def test_never_racing_takes_default(auto, store, log):
+    """With race="never" and no decision, default is compiled."""
+    x = torch.randn(8, 64)
+    assert torch.allclose(auto(chain, race="never")(x), chain(x))
+    assert told(log) == "auto: default for a graph not raced: race='never', and no decision is stored (0.0 s)"
+    assert not store.exists()
+
+
+def test_never_racing_inherits_nothing(auto, races, log):
+    """What another graph's race found is not tried where nothing is to be tried."""
+    races.winner, races.options = "cpp_wrapper", {"cpp_wrapper": True}
+    auto(chain)(torch.randn(8, 64))
+    auto(torch.sin, race="never")(torch.randn(8))
+    assert told(log).startswith("auto: default for a graph not raced")
+
+
+def test_the_process_has_a_budget(auto, races, log):
+    """When a process has spent its seconds on races, further graphs take default."""
+    auto(chain)(torch.randn(8, 64))
+    auto(lambda x: chain(x).exp(), process_budget_s=0.0)(torch.randn(8, 64))
+    assert told(log) == "auto: default for a graph not raced: the process has spent its 0 s on races (0.0 s)"
+
+
+def test_what_races_take_is_counted(auto, log):
+    """The seconds of a process's races add up, whatever came of them."""
+    for fn in (chain, lambda x: chain(x).exp()):
+        auto(fn, process_budget_s=1e-4)(torch.randn(8, 64))
+    assert told(log) == "auto: default for a graph not raced: the process has spent its 0.0001 s on races (0.0 s)"
+
+
+def test_what_stood_in_decides_nothing(auto, races):
+    """A graph that was refused a race is raced when it may be."""
+    for budget_s in (0, 60):
+        auto(chain, budget_s=budget_s)(torch.randn(8, 64))
+        torch._dynamo.reset()
+    assert races.count == 1
+
+
+def test_the_users_option_beats_the_winners(auto, races):
+    """Of an option that the user and the winner set, the user's value reaches Inductor, with the winner's others."""
+    seen = []
+
+    def watch(graph):
+        seen.append((config.epilogue_fusion, config.max_fusion_size))
+
+    backend_kwargs.register_template("mine", {"epilogue_fusion": True, "max_fusion_size": 7})
+    races.winner, races.options = "mine", {"epilogue_fusion": True, "max_fusion_size": 7}
+    auto(chain, ["mine"], epilogue_fusion=False, post_grad_custom_post_pass=watch)(torch.randn(8, 64))
+    assert seen == [(False, 7)]
+
+
+def test_recompiles_inherit(auto, races, log):
+    """Beyond `most_races`, other sizes of one computation take its last winner without a race."""
+    compiled = torch.compile(chain, backend=backend_of(most_races=1), dynamic=False)
+    for size in (64, 32):
+        compiled(torch.randn(8, size))
+    assert races.count == 1
+    assert told(log) == "auto: eager for a graph not raced: it was raced for 1 other sizes (0.0 s)"
+
+
+def test_tiny_graphs_inherit(races, log):
+    """After a first race, a graph of two operators on little data takes the winner of its neighbour."""
+    races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": True}
+    torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
+    torch.compile(torch.sin, backend=backend_of())(torch.randn(8))
+    assert races.count == 1
+    assert told(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
+
+
+def test_tiny_graphs_inherit_when_the_budget_is_spent(races, log):
+    """Also where the process may race no more, a tiny graph takes the winner of its neighbour."""
+    races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": True}
+    torch.compile(chain, backend=backend_of(process_budget_s=100.0))(torch.randn(8, 64))
+    decide._spent.append(100.0)
+    torch.compile(torch.sin, backend=backend_of(process_budget_s=100.0))(torch.randn(8))
+    assert told(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
+
+
+def test_always_races_tiny_graphs_and_all_sizes(races):
+    """Under race="always" no graph takes the winner of another."""
+    for size in (8, 16, 24):
+        backend = backend_of(race="always", most_races=1)
+        torch.compile(chain, backend=backend, dynamic=False)(torch.randn(size, 64))
+        torch.compile(torch.sin, backend=backend, dynamic=False)(torch.randn(size))
+    assert races.count == 6
+
+
+def test_a_decision_is_logged_with_its_table_once(races, log):
+    """Compiled once more, as a trainer does between training and evaluation, a graph is told of in one line."""
+    for _ in range(3):
+        torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
+        torch._dynamo.reset()
+    lines = [line.splitlines() for line in log.messages if line.startswith("auto: ")]
+    assert [len(each) > 1 for each in lines] == [True, False, False]
+    assert lines[1] == [f"{lines[0][0]}, as decided before"]
+
+
+def test_inputs_without_memory_are_not_raced(races, log):
+    """Where an input is no plain tensor, as DDP's optimizer hands over fakes, default is compiled."""
+    gm = torch.fx.symbolic_trace(chain)
+    with torch._subclasses.FakeTensorMode() as mode:
+        backend_of()(gm, [mode.from_tensor(torch.randn(8, 64))])
+    assert told(log) == "auto: default for a graph not raced: an input is no plain tensor (0.0 s)"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo asks a tensor with history for it
+def test_an_input_that_trains_and_is_changed_is_not_raced(races, log):
+    """A copy without the input's gradient history could not be changed in place."""
+
+    def step(x):
+        return x.mul_(2).sum()
+
+    weight = torch.ones(8, requires_grad=True)
+    torch.compile(step, backend=backend_of())(weight * 1).backward()
+    assert torch.equal(weight.grad, torch.full((8,), 2.0))
+    assert told(log) == "auto: default for a graph not raced: it changes in place an input that trains (0.0 s)"
+
+
+def test_a_larger_budget_races_again(auto, races):
+    """A race that its budget cut short holds for budgets no larger, and for race="never"."""
+    races.cut, x = True, torch.randn(8, 64)
+    for options in ({"budget_s": 1.0}, {"budget_s": 1.0}, {"race": "never"}, {"budget_s": 2.0}):
+        torch._dynamo.reset()
+        auto(chain, **options)(x)
+    assert races.count == 2
+
+
+def test_a_race_that_fails_falls_back(auto, monkeypatch, store, log):
+    """Where the race itself fails, default is compiled, a warning says why, and nothing is stored."""
+
+    def out_of_memory(request, tick):
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(race, "race", out_of_memory)
+    x = torch.randn(8, 64)
+    why = "its race failed: OutOfMemoryError: planted"
+    with pytest.warns(BackendKwargsWarning) as warned:
+        assert torch.allclose(auto(chain)(x), chain(x))
+    assert str(warned[0].message) == f"A graph is compiled under default: {why}"
+    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert not store.exists()
+
+
+def test_a_stored_winner_that_fails_falls_back(auto, planted, races, log):
+    """A winner that does not compile here any more gives way to default, with a warning."""
+    races.winner, races.options = "crash", dict(backend_kwargs.make_backend("tmpl-inductor:crash").options)
+    x = torch.randn(8, 64)
+    with pytest.warns(BackendKwargsWarning) as warned:
+        assert torch.allclose(auto(chain)(x), chain(x))
+    why = "crash, which was decided, fails: InductorError: RuntimeError: planted"
+    assert str(warned[-1].message) == f"A graph is compiled under default: {why}"
+    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert not decide._decided
+
+
+def after_a_race(auto, races, **options):
+    """Let "one_thread" win a race among `options`, so that later graphs have a neighbour."""
+    races.winner, races.options = "one_thread", {"cpp.threads": 1}
+    auto(chain, **options)(torch.randn(8, 64))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "inherits"),
+    [
+        pytest.param({}, torch.enable_grad, True, id="same"),
+        pytest.param({"candidates": ["slow"]}, torch.enable_grad, False, id="other candidates"),
+        pytest.param({"epilogue_fusion": True}, torch.enable_grad, False, id="other options"),
+        pytest.param({"store": "other.sqlite"}, torch.enable_grad, False, id="other store"),
+        pytest.param({}, torch.no_grad, False, id="without gradients"),
+    ],
+)
+def test_a_tiny_graph_inherits_from_its_own_kind(
+    auto, planted, races, log, tmp_path, monkeypatch, options, state, inherits
+):
+    """What won under other candidates, freezing say, is nothing that a tiny graph may take over."""
+    monkeypatch.chdir(tmp_path)
+    after_a_race(auto, races)
+    with state():
+        auto(lambda x: x + 1, **options)(torch.randn(4))
+    assert (told(log) == "auto: one_thread for a graph not raced: it is tiny (0.0 s)") is inherits
+
+
+@pytest.mark.parametrize("race", ["missing", "never"])
+def test_a_store_is_asked_for_itself(auto, races, tmp_path, race):
+    """What this process has decided for one store is not what another holds: it is raced for, or never."""
+    x = torch.randn(8, 64)
+    auto(chain, store=str(tmp_path / "one.sqlite"))(x)
+    torch._dynamo.reset()
+    auto(chain, store=str(tmp_path / "two.sqlite"), race=race)(x)
+    assert races.count == (2 if race == "missing" else 1)
+    assert len(Store(tmp_path / "two.sqlite").all()) == (race == "missing")
+
+
+def test_a_template_that_sets_something_else_is_another_candidate():
+    """What a template of one name sets is part of the key, for in another process it may be another."""
+
+    def asked(**options):
+        tools = Tools(lambda name: options, lambda options: {}, {})
+        settings = Settings(candidates=["mine", "cpp_wrapper"])
+        return decide._Deciding(Request(None, [], settings, None, tools)).asked["candidates"]
+
+    assert asked(epilogue_fusion=True) == [("mine", [("epilogue_fusion", True)]), ("cpp_wrapper", [])]
+    assert asked(epilogue_fusion=True) != asked(epilogue_fusion=False)
+
+
+def test_a_step_over_a_template_is_remembered(auto, races):
+    """What a step won over a template of one's own is compiled again, for one of both sets each option."""
+    backend_kwargs.register_template("unfused", {"epilogue_fusion": False})
+    races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": False, "cpp_wrapper": True}
+    for _ in range(2):
+        auto(chain, ["unfused", "cpp_wrapper"])(torch.randn(8, 64))
+        torch._dynamo.reset()
+    assert races.count == 1
+
+
+def test_the_users_options_are_told(auto, races, store):
+    """A decision holds what was asked for beside it, for who pins it."""
+    auto(chain, epilogue_fusion=True)(torch.randn(8, 64))
+    (decision,) = Store(store).all()
+    assert decision.fixed == {"epilogue_fusion": True}
+
+
+def test_always_means_always(auto, races):
+    """The same size again is no further size."""
+    for _ in range(3):
+        auto(chain, race="always", most_races=1)(torch.randn(8, 64))
+        torch._dynamo.reset()
+    assert races.count == 3
+
+
+def test_a_race_has_what_the_process_has_left(auto, races, store, monkeypatch):
+    """The budget of one graph is no more than what is left of all, and a decision says by which it was cut."""
+    budgets = []
+    monkeypatch.setattr(
+        race, "race", lambda request, tick: budgets.append(request.settings.budget_s) or races(request, tick)
+    )
+    races.cut = True
+    decide._spent.append(90.0)
+    auto(chain, process_budget_s=100)(torch.randn(8, 64))
+    (decision,) = Store(store).all()
+    assert (budgets, decision.cut_s) == ([10.0], 10.0)
+
+
+def test_a_process_that_has_spent_its_budget_takes_what_is_stored(auto, races, store, log):
+    """Also what a larger budget would race again."""
+    x = torch.randn(8, 64)
+    races.cut = True
+    auto(chain, budget_s=5)(x)
+    torch._dynamo.reset()
+    decide.forget_process()
+    decide._spent.append(1000.0)
+    auto(chain, budget_s=60)(x)
+    assert (races.count, told(log)) == (1, "auto: eager for 3 ops (0.1 s)")
+
+
+def checkpointed(p):
+    def part(x):
+        return torch.nn.functional.dropout((x * 2).sin(), p)
+
+    return lambda x: torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False).sum()
+
+
+def test_what_is_drawn_again_is_not_raced(auto, log):
+    """Eager's gradients of a checkpoint are of other random numbers than its output, so that they tell nothing."""
+    x = torch.randn(8, 64, requires_grad=True)
+    auto(checkpointed(0.5))(x).backward()
+    why = "it recomputes what it draws, in eager from other random numbers"
+    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+
+
+def test_a_checkpoint_that_draws_nothing_is_raced(auto, store):
+    """Where nothing is drawn, what is recomputed is the same."""
+    x = torch.randn(8, 64, requires_grad=True)
+    auto(checkpointed(0.0))(x).backward()
+    (decision,) = Store(store).all()
+    assert {row.name: row.status for row in decision.rows} == {"eager": "pass", "default": "pass"}
+
+
+def test_a_graph_with_state_is_not_raced(log):
+    """Modules within a graph of torch.fx, as by calling a backend oneself, would be changed by a race."""
+    norm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.BatchNorm1d(8)))
+    with torch.no_grad():
+        backend_of()(norm, [torch.randn(4, 8)])
+    assert norm.get_submodule("0").num_batches_tracked == 0
+    why = "it holds tensors of its own, which a race would change"
+    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+
+
+def test_no_budget_is_no_race(auto, races, store, log):
+    """Nothing is raced in 0 s, and nothing is decided for good."""
+    auto(chain, budget_s=0)(torch.randn(8, 64))
+    assert told(log) == "auto: default for a graph not raced: its budget is 0 s (0.0 s)"
+    assert not store.exists()
+
+
+def test_a_size_unknown_before_it_runs_is_not_raced(auto, log):
+    """No real input has the size of a graph that holds for any."""
+    x = torch.randn(8, 64)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    assert torch.allclose(auto(chain)(x), chain(x))
+    assert told(log) == "auto: default for a graph not raced: a size is not known before it runs (0.0 s)"
+
+
+def test_imported_eager_is_no_failure(auto, races, store, log):
+    """A decision without the race's table, as an import leaves it, warns of nothing and claims nothing."""
+    x = torch.randn(8, 64)
+    auto(chain)(x)
+    stored(store, rows=())
+    log.clear()
+    assert torch.equal(auto(chain)(x), chain(x))
+    assert [message.splitlines()[0] for message in log.messages] == ["auto: eager for 3 ops (0.1 s)"]
+
+
+@pytest.mark.parametrize("imported", [False, True], ids=["raced", "imported"])
+@torch.no_grad()
+def test_aot_compile(races, store, tmp_path, imported):
+    """Eager cannot be saved: `aot_compile()` gets the fastest that was compiled, else default."""
+    x = torch.randn(8, 64)
+    if imported:
+        torch.compile(chain, backend=backend_of())(x)
+        stored(store, rows=())
+    ahead = torch.compile(chain, backend=backend_of(), fullgraph=True).aot_compile(((x,), {}))
+    ahead.save_compiled_function(str(tmp_path / "saved"))
+    with (tmp_path / "saved").open("rb") as file:
+        assert torch.allclose(torch.compiler.load_compiled_function(file)(x), chain(x))
+
+
+@torch.no_grad()
+def test_aot_compile_takes_no_strangers_options(races, store, log):
+    """Where eager won, a row of a file whose options are no candidate's is not what `aot_compile()` takes."""
+    x = torch.randn(8, 64)
+    torch.compile(chain, backend=backend_of())(x)
+    (decision,) = Store(store).all()
+    row = replace(decision.rows[-1], name="cpp_wrapper", options={"cpp.threads": 7}, seconds=1e-9)
+    stored(store, rows=(*decision.rows, row))
+    torch.compile(chain, backend=backend_of(), fullgraph=True).aot_compile(((x,), {}))
+    assert told(log) == "auto: default for 3 ops (0.1 s)"
+
+
+def test_a_winners_option_of_another_value_is_a_strangers(auto, races, store):
+    """A stored winner whose option has another value than the step of its name gives it is not compiled, but raced."""
+    races.winner, races.options = "one_thread", {"cpp.threads": 1}
+    auto(chain)(torch.randn(8, 64))
+    stored(store, options={"cpp.threads": 7})
+    auto(chain)(torch.randn(8, 64))
+    assert races.count == 2
+
+
+@torch.no_grad()
+def test_aot_compile_takes_the_fastest_that_can_be_saved(monkeypatch, log, tmp_path):
+    """The copies that CUDA graphs are given would be lost on disk: the next in line is saved."""
+    fastest = Row("cudagraphs", {"triton.cudagraphs": True}, seconds=1.0, won=True)
+    slower = [
+        Row("one_thread", {"cpp.threads": 1}, seconds=2.0),
+        Row("default", seconds=3.0),
+        Row("eager", seconds=1.5),
+    ]
+    monkeypatch.setattr(race, "race", lambda *_: race.Outcome(fastest, (*slower, fastest), "3 ops", 0.1, False))
+    x = torch.randn(8, 64)
+    ahead = torch.compile(chain, backend=backend_of(), fullgraph=True).aot_compile(((x,), {}))
+    ahead.save_compiled_function(str(tmp_path / "saved"))
+    assert told(log) == "auto: one_thread for 3 ops (0.1 s)"
+    with (tmp_path / "saved").open("rb") as file:
+        assert torch.allclose(torch.compiler.load_compiled_function(file)(x), chain(x))
+
+
+def test_compare_races_anew(races, store):
+    """Compile seconds that are said to be those of an empty cache hold a race, and the user's store stays as it is."""
+    torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
+    before = Store(store).all()
+    torch._dynamo.reset()
+    compare(chain, torch.randn(8, 64), [Candidate("auto", backend_of())], rounds=2)
+    assert races.count == 2
+    assert Store(store).all() == before
+    assert [key for _, key in decide._decided] == [before[0].key]
+
+
+COMPILED = """
+import sys, torch, backend_kwargs
+backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[])
+torch.compile(lambda x: torch.relu(x * 2 + 1).sum(-1), backend=backend)(torch.randn(8, 64))
+print("backend_kwargs.compilers.auto.race" in sys.modules)
+"""
+
+
+def test_a_stored_decision_loads_no_race(tmp_path):
+    """The process that races loads what races; the next, which finds the decision, does not."""
+    places = {"BACKEND_KWARGS_STORE": str(tmp_path / "store"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", COMPILED]
+    loaded = [subprocess.check_output(command, text=True, env=os.environ | places).strip() for _ in range(2)]
+    assert loaded == ["True", "False"]

@@ -1,0 +1,268 @@
+"""The store of decisions: what it keeps, and what becomes of it when a disk or a process fails."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from graphs import KEY, MADE, spoil
+
+from backend_kwargs.compilers.auto import decide
+from backend_kwargs.compilers.auto.decision import packed, plain
+from backend_kwargs.compilers.auto.store import SCHEMA, Store, store_path
+from backend_kwargs.errors import BackendKwargsWarning
+
+WRITER = """
+import sys
+from pathlib import Path
+from backend_kwargs.compilers.auto.decision import Decision
+from backend_kwargs.compilers.auto.store import Store
+store = Store(Path(sys.argv[1]))
+for at in range(int(sys.argv[3])):
+    store.add(Decision(f"{sys.argv[2]}-{at}", "graph", "default"))
+    print(at, flush=True)
+"""
+
+
+def test_a_store_makes_its_folder(tmp_path):
+    """On a fresh machine, where nothing of the path is there yet, a decision is kept."""
+    store = Store(tmp_path / "data" / "backend_kwargs" / "decisions.sqlite")
+    store.add(MADE)
+    assert store.find(KEY) == MADE
+
+
+def test_keeps_what_it_is_given(store):
+    """A decision is read back as it was put."""
+    Store(store).put(MADE)
+    assert Store(store).find(KEY) == MADE
+
+
+def test_knows_nothing_without_a_file(store):
+    """Looking something up makes no file."""
+    assert Store(store).find(KEY) is None
+    assert not store.exists()
+
+
+def test_lists_the_latest_first(store):
+    """All decisions come latest first, or those whose key begins as asked."""
+    Store(store).add(MADE, replace(MADE, key="cd" * 32, made=2e9))
+    assert [each.key[:2] for each in Store(store).all()] == ["cd", "ab"]
+    assert [each.key[:2] for each in Store(store).all("ab")] == ["ab"]
+
+
+def test_the_path_is_given_or_from_the_environment(tmp_path, monkeypatch):
+    """`store=` wins over the environment, which wins over the user's data folder."""
+    assert store_path(str(tmp_path)) == tmp_path
+    assert store_path() != tmp_path
+    monkeypatch.delenv("BACKEND_KWARGS_STORE")
+    assert store_path().name == "decisions.sqlite"
+
+
+def damaged(path):
+    """Overwrite a page of a store, that of its keys; its head stays sound."""
+    Store(path).add(*(replace(MADE, key=f"{at:064}", facts="x" * 400) for at in range(40)))
+    held = bytearray(path.read_bytes())
+    page = int.from_bytes(held[16:18], "big")
+    held[2 * page : 3 * page] = b"\xff" * page
+    path.write_bytes(held)
+
+
+def test_a_page_that_is_damaged_is_found(store):
+    """A file that opens and breaks further in is set aside as well: else no decision would ever be kept again."""
+    damaged(store)
+    with pytest.warns(BackendKwargsWarning, match=r"is damaged .* the damaged file is now .*unreadable"):
+        Store(store).put(MADE)
+    assert Store(store).find(KEY) == MADE
+    assert len(list(store.parent.glob("*.unreadable-*"))) == 1
+
+
+def test_another_programs_database_is_left_alone(store):
+    """A file with tables that are no store's is neither changed nor renamed, and the warning says why."""
+    with contextlib.closing(sqlite3.connect(store)) as other:
+        other.executescript("CREATE TABLE decisions (what)")
+    before = store.read_bytes()
+    with pytest.warns(BackendKwargsWarning, match="it is not a store of decisions, and is left alone"):
+        Store(store).put(MADE)
+    assert [path.name for path in store.parent.iterdir()] == [store.name]
+    assert store.read_bytes() == before
+
+
+def test_looking_up_leaves_an_unreadable_file(store):
+    """What only reads warns and changes nothing."""
+    store.write_bytes(b"no database " * 100)
+    with pytest.warns(BackendKwargsWarning, match=r"cannot be read: it is not a store of decisions, and is left alone"):
+        assert Store(store).find(KEY) is None
+    assert [path.name for path in store.parent.iterdir()] == [store.name]
+
+
+def test_reads_a_folder_that_cannot_be_written(store):
+    """A store shipped read-only serves."""
+    Store(store).put(MADE)
+    store.chmod(0o444)
+    store.parent.chmod(0o555)
+    assert Store(store).find(KEY) == MADE
+    store.parent.chmod(0o755)
+
+
+def test_a_file_begun_by_another_process_is_empty(store):
+    """Between the creation of a file and that of its table nothing is found, and nothing warned of."""
+    store.touch()
+    assert Store(store).find(KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "why"),
+    [
+        pytest.param("options", "[]", "Expected `object`, got `array` - at `$.options`", id="options"),
+        pytest.param("rows", '[{"name": 1}]', "Expected `str`, got `int` - at `$.rows[0].name`", id="row"),
+        pytest.param("rows", "[3]", "Expected `object`, got `int` - at `$.rows[0]`", id="no row"),
+        pytest.param("made", "long ago", "Expected `float`, got `str` - at `$.made`", id="number"),
+    ],
+)
+def test_a_row_of_other_types_warns(store, column, value, why):
+    """What another program wrote is no decision, and no crash of a compile."""
+    Store(store).put(MADE)
+    with sqlite3.connect(store) as connection:
+        connection.execute(f"UPDATE decisions SET {column} = ?", (value,))
+    connection.close()
+    with pytest.warns(BackendKwargsWarning) as told:
+        assert Store(store).find(KEY) is None
+    assert str(told[0].message) == f"Decisions {KEY[:12]} in {str(store)!r} cannot be read: ValidationError: {why}."
+
+
+def test_a_broken_row_hides_no_other(store):
+    """One warning names the rows that cannot be read; the others are read."""
+    Store(store).add(MADE, *(replace(MADE, key=each * 32, made=2e9) for each in ("cd", "ef")))
+    spoil(store, "cd" * 32)
+    spoil(store, "ef" * 32)
+    with pytest.warns(BackendKwargsWarning) as told:
+        assert Store(store).all() == [MADE]
+    why = "ValidationError: Expected `float`, got `str` - at `$.seconds`"
+    assert [str(each.message) for each in told] == [
+        f"Decisions {'cd' * 6}, {'ef' * 6} in {str(store)!r} cannot be read: {why}."
+    ]
+
+
+@pytest.mark.parametrize("name", ["seconds", "cut_s", "made"])
+def test_whole_numbers_are_read_back(store, name):
+    """A number that a file or a user gives without a fraction is stored as a number."""
+    whole = replace(MADE, **{name: 3})
+    Store(store).put(whole)
+    assert Store(store).find(KEY) == whole
+
+
+OLDER = """
+CREATE TABLE decisions (key, graph, winner, options, rows, machine, facts, seconds, cut_s, made, PRIMARY KEY (key));
+PRAGMA user_version = 1;
+"""
+
+
+@pytest.fixture
+def older(store):
+    """Return a store of the schema before the user's options were kept, with one decision."""
+    connection = sqlite3.connect(store)
+    connection.executescript(OLDER)
+    connection.execute(f"INSERT INTO decisions VALUES ({', '.join('?' * 10)})", packed(MADE)[:10])
+    connection.commit()
+    connection.close()
+    return store
+
+
+def test_an_older_store_is_read_as_it_is(older):
+    """Looking up reads what an earlier release wrote, in a folder that cannot be written too."""
+    before = older.read_bytes()
+    assert Store(older).all() == [MADE]
+    assert older.read_bytes() == before
+
+
+def test_an_older_store_is_written(older):
+    """The first decision that is put brings an older store up to date, and keeps what it holds."""
+    pinned = replace(MADE, key="cd" * 32, made=2e9, fixed={"epilogue_fusion": True})
+    Store(older).put(pinned)
+    assert Store(older).all() == [pinned, MADE]
+
+
+def test_of_two_that_bring_a_store_up_to_date_both_write(older):
+    """Who waited while another did it finds it done."""
+    first = sqlite3.connect(older)
+    first.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor() as pool:
+        second = pool.submit(Store(older).add, replace(MADE, key="cd" * 32, made=2e9))
+        time.sleep(0.3)
+        first.execute("ALTER TABLE decisions ADD COLUMN fixed DEFAULT '{}'")
+        first.execute(f"PRAGMA user_version = {SCHEMA}")
+        first.commit()
+        first.close()
+        second.result()
+    assert [each.key[:2] for each in Store(older).all()] == ["cd", "ab"]
+
+
+def test_keeps_that_an_option_has_no_form(store):
+    """A function among the user's options keeps no decision from being stored, which holds its name alone."""
+    Store(store).put(replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print})))
+    assert Store(store).find(KEY).fixed == {"cpp.threads": 1, "post_grad_custom_post_pass": None}
+
+
+def test_a_store_that_cannot_be_written_warns(tmp_path):
+    """Where the folder cannot be made, a decision holds in this process, and a warning says so."""
+    (tmp_path / "file").touch()
+    with pytest.warns(BackendKwargsWarning, match="Decisions hold in this process alone"):
+        Store(tmp_path / "file" / "store").put(MADE)
+
+
+def test_two_processes_write_at_once(store):
+    """Each of two writers finds all of its decisions."""
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, store, name, "40"], stdout=-1) for name in "ab"]
+    assert [writer.communicate() and writer.returncode for writer in writers] == [0, 0]
+    assert len(Store(store).all()) == 80
+
+
+RACER = """
+import torch
+
+def chain(x):
+    return torch.relu(x * 2 + 1).sum(-1)
+
+x = torch.arange(512.0).reshape(8, 64)
+compiled = torch.compile(chain, backend="tmpl-inductor:auto", options={"candidates": ["eager_numerics"]})
+assert torch.allclose(compiled(x), chain(x))
+"""
+
+
+def test_two_processes_race_at_once(store):
+    """Both get right numbers, neither warns of the store, and the graph's decision is kept."""
+    racers = [subprocess.Popen([sys.executable, "-c", RACER], stderr=-1, text=True) for _ in range(2)]
+    said = [racer.communicate()[1] for racer in racers]
+    assert [racer.returncode for racer in racers] == [0, 0]
+    assert not [each for each in said if "BackendKwargsWarning" in each]
+    assert len(Store(store).all()) == 1
+
+
+def test_survives_kill_9(store):
+    """What a killed writer had told of is there, and the store works."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, store, "a", "100000"], stdout=-1, text=True)
+    told = [int(writer.stdout.readline()) for _ in range(20)]
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.communicate()
+    assert {f"a-{at}" for at in told} <= {each.key for each in Store(store).all()}
+    Store(store).add(MADE)
+
+
+def test_nothing_is_compiled_under_the_users_options_of_a_file(auto, races, store):
+    """What a decision holds of the user's options is for its export: the user of now gives others."""
+    races.winner, races.options = "one_thread", {"cpp.threads": 1}
+    x = torch.randn(8, 64)
+    auto(torch.relu)(x)
+    (decision,) = Store(store).all()
+    Store(store).put(replace(decision, fixed={"cpp.cxx": "/tmp/evil", "fx_graph_cache": False}))
+    torch._dynamo.reset()
+    decide.forget_process()
+    assert torch.equal(auto(torch.relu)(x), torch.relu(x))
+    assert races.count == 1

@@ -1,0 +1,179 @@
+"""Decisions as TOML, and the command that lists, shows, exports, imports and forgets them."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from graphs import KEY, MADE, spoil
+
+import backend_kwargs
+from backend_kwargs.compilers.auto.decision import plain
+from backend_kwargs.compilers.auto.decisions_toml import read_decisions, template_name, write_decisions
+from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
+from backend_kwargs.templates import find_template
+
+
+def options_of(name):
+    return find_template(name).options
+
+
+def test_export_is_read_back(store, tmp_path):
+    """A decision written to TOML comes back without the race's table."""
+    write_decisions([MADE], tmp_path / "d.toml")
+    assert read_decisions(tmp_path / "d.toml", options_of) == [replace(MADE, rows=())]
+
+
+def test_export_keeps_any_text(tmp_path):
+    """Characters beyond 16 bits, quotes and controls survive TOML."""
+    odd = replace(MADE, rows=(), facts='\U0001f600 "ä" \x7f\n')
+    write_decisions([odd], tmp_path / "d.toml")
+    assert read_decisions(tmp_path / "d.toml", options_of) == [odd]
+
+
+@pytest.mark.parametrize("value", [None, {"a": 1}, [None]], ids=repr)
+def test_export_says_what_has_no_form(tmp_path, value):
+    """An option's value that TOML cannot hold is not left out in silence."""
+    with pytest.raises(BackendKwargsError) as error:
+        write_decisions([replace(MADE, options={"x": value})], tmp_path / "d.toml")
+    assert str(error.value) == f"Option 'x' is {value!r}, for which TOML has no form here; leave it out."
+
+
+def test_an_export_is_a_template(store, tmp_path):
+    """`load_templates` makes the winner of an exported decision a template."""
+    write_decisions([MADE], tmp_path / "d.toml")
+    assert backend_kwargs.load_templates(tmp_path / "d.toml") == [template_name(MADE)]
+    assert backend_kwargs.make_backend(f"tmpl-inductor:{template_name(MADE)}").options == {"triton.cudagraphs": True}
+
+
+def test_an_exported_template_holds_the_users_options(tmp_path):
+    """What the winner was compiled under is exported whole: the user's options over the winner's."""
+    fixed = {"epilogue_fusion": True, "triton.cudagraphs": False}
+    made = replace(MADE, key="cd" * 32, rows=(), fixed=fixed)
+    write_decisions([made], tmp_path / "d.toml")
+    backend_kwargs.load_templates(tmp_path / "d.toml")
+    assert backend_kwargs.make_backend(f"tmpl-inductor:{template_name(made)}").options == fixed
+    assert read_decisions(tmp_path / "d.toml", options_of) == [made]
+
+
+def test_an_exported_template_says_what_it_leaves_out(tmp_path):
+    """A function among the user's options keeps nothing from being exported, and a warning names the option."""
+    made = replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print}))
+    with pytest.warns(BackendKwargsWarning) as told:
+        write_decisions([made], tmp_path / "d.toml")
+    (read,) = read_decisions(tmp_path / "d.toml", options_of)
+    wanted = (
+        f"Template {template_name(MADE)!r} leaves out 'post_grad_custom_post_pass', for which TOML has no form here."
+    )
+    assert str(told[0].message) == wanted
+    assert read.fixed == {"cpp.threads": 1}
+
+
+def test_reads_an_older_export(tmp_path):
+    """A file from before the user's options were exported holds none."""
+    write_decisions([MADE], tmp_path / "d.toml")
+    text = (tmp_path / "d.toml").read_text()
+    (tmp_path / "d.toml").write_text(text.replace(f'["decisions"."{KEY}"."fixed"]', ""))
+    assert read_decisions(tmp_path / "d.toml", options_of) == [replace(MADE, rows=())]
+
+
+def test_import_refuses_what_no_candidate_sets(tmp_path):
+    """An option may name a program to run: none comes in from a file."""
+    write_decisions([replace(MADE, options={"cpp.cxx": "/tmp/evil"})], tmp_path / "d.toml")
+    with pytest.raises(BackendKwargsError) as error:
+        read_decisions(tmp_path / "d.toml", options_of)
+    wanted = f"[decisions.{KEY}] sets {{'cpp.cxx': '/tmp/evil'}}, which candidate 'cudagraphs' does not set."
+    assert str(error.value) == wanted
+
+
+def test_import_says_that_a_template_is_unknown(tmp_path):
+    """A template that another process had registered is no reason to doubt the options."""
+    write_decisions([replace(MADE, winner="mine")], tmp_path / "d.toml")
+    with pytest.raises(BackendKwargsError) as error:
+        read_decisions(tmp_path / "d.toml", options_of)
+    assert str(error.value) == (
+        f"[decisions.{KEY}] is for candidate 'mine'. Unknown template 'mine'. `backend-kwargs list` shows all. "
+        "An installed package makes it known, by the entry-point group 'backend_kwargs.templates'."
+    )
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "1" + "0" * 400])
+def test_import_refuses_what_is_no_number(tmp_path, number):
+    """SQLite holds no such number."""
+    write_decisions([MADE], tmp_path / "d.toml")
+    text = (tmp_path / "d.toml").read_text().replace('"seconds" = 2.5', f'"seconds" = {number}')
+    (tmp_path / "d.toml").write_text(text)
+    with pytest.raises(
+        BackendKwargsError, match=r"is no decision: (Expected `float`|Number out of range).* - at `\$\.seconds`\.$"
+    ):
+        read_decisions(tmp_path / "d.toml", options_of)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("", "holds no [decisions.KEY] table.", id="empty"),
+        pytest.param("[decisions.k]", "[decisions.'k'] is no decision: a key is 64 hexadecimal digits.", id="key"),
+        pytest.param(
+            f"[decisions.{KEY}]\ngraph = 1",
+            f"[decisions.{KEY}] is no decision: Expected `str`, got `int` - at `$.graph`.",
+            id="types",
+        ),
+        pytest.param(
+            f"[decisions]\n{KEY} = 1", f"[decisions.{KEY}] is no decision: 'int' object is not iterable.", id="no table"
+        ),
+        pytest.param("[decisions", "Cannot read decisions from ", id="syntax"),
+    ],
+)
+def test_import_says_what_is_wrong(tmp_path, text, message):
+    """A file that holds no decisions is refused in one line."""
+    (tmp_path / "d.toml").write_text(text)
+    with pytest.raises(BackendKwargsError) as error:
+        read_decisions(tmp_path / "d.toml", options_of)
+    assert message in str(error.value)
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "backend_kwargs", "decisions", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_command_line(store, tmp_path):
+    """Decisions are listed, shown, exported, forgotten and imported again."""
+    assert run("list") == f"No decisions in {str(store)!r}.\n"
+    Store(store).add(MADE)
+    assert json.loads(run("list", "--json"))[0]["winner"] == "cudagraphs"
+    assert run("show", "abab").startswith("auto: cudagraphs for 3 ops (2.5 s)\n")
+    assert run("export", tmp_path / "d.toml") == f"1 written to {tmp_path / 'd.toml'}; as templates: auto-{KEY[:12]}\n"
+    assert run("forget") == "error: Name the decisions to forget, or give --all.\n"
+    assert run("forget", "abab") == "1 forgotten.\n"
+    assert run("show", "abab") == "error: No decision's key begins with 'abab'; `decisions list` shows all.\n"
+    assert run("import", tmp_path / "d.toml") == f"1 put into {str(store)!r}.\n"
+    assert Store(store).find(KEY) == replace(MADE, rows=())
+
+
+def test_command_line_exports_eager_as_no_template(store, tmp_path):
+    """Where eager won there is no template to name."""
+    Store(store).add(replace(MADE, winner="eager", options={}))
+    told = f"1 written to {tmp_path / 'd.toml'}; none as a template, as eager is none\n"
+    assert run("export", tmp_path / "d.toml") == told
+
+
+def test_command_line_forgets_what_cannot_be_read(store):
+    """A broken row is forgotten by its key, or with all others."""
+    Store(store).add(MADE, replace(MADE, key="cd" * 32), replace(MADE, key="ef" * 32))
+    spoil(store, "cd" * 32)
+    assert run("forget", "cdcd") == "1 forgotten.\n"
+    spoil(store, KEY)
+    assert run("forget", "--all") == "2 forgotten.\n"
+
+
+def test_command_line_imports_what_joined_templates_won(store, tmp_path):
+    """A candidate may be several templates."""
+    joined = replace(MADE, winner="aten+freezing", options={"freezing": True}, rows=())
+    write_decisions([joined], tmp_path / "d.toml")
+    assert run("import", tmp_path / "d.toml") == f"1 put into {str(store)!r}.\n"
+    assert Store(store).find(KEY) == joined

@@ -1,0 +1,160 @@
+"""Who wins by two figures: speed beyond noise, and what it costs to have."""
+
+import time
+from itertools import cycle
+
+import pytest
+import torch
+
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto import head_to_head, race
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
+
+
+def runner(*, rank=1, speedup=None, peak_mib=None):
+    row = head_to_head.Row("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
+    return head_to_head.Runner(Candidate("a step", rank=rank), row, None, ())
+
+
+@pytest.mark.parametrize(
+    ("ratios", "clear"),
+    [
+        pytest.param([1.05, 1.06, 1.07], True, id="faster"),
+        pytest.param([0.95, 0.94, 0.93], True, id="slower"),
+        pytest.param([1.0, 1.005, 0.995], True, id="even"),
+        pytest.param([1.0, 1.03, 1.06], False, id="about the margin"),
+        pytest.param([0.9, 1.0, 1.1], False, id="noisy"),
+    ],
+)
+def test_who_is_faster_is_clear(ratios, clear):
+    """It is when the interval lies on one side of the margin, or within it."""
+    samples = {"champion": ratios * 4, "challenger": [1.0] * len(ratios * 4)}
+    assert head_to_head._certain(samples) is clear
+
+
+def napping(*naps):
+    left = cycle(naps)
+    return lambda: time.sleep(next(left))
+
+
+@pytest.mark.parametrize(
+    ("challenger", "least", "most"),
+    [
+        pytest.param(napping(4e-3), head_to_head.BOUT, head_to_head.BOUT, id="clear"),
+        pytest.param(napping(1e-3, 2e-3, 4e-3), head_to_head.LEAST_ROUNDS, head_to_head.ROUNDS, id="noisy"),
+    ],
+)
+def test_what_is_not_clear_is_timed_longer(challenger, least, most):
+    """One bout is enough where the challenger is far off; where noise hides it, the least rounds and more are made."""
+    runners = [
+        head_to_head.Runner(Candidate(""), head_to_head.Row(""), call, ()) for call in (challenger, napping(2e-3))
+    ]
+    samples = head_to_head.in_turns(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
+    assert least <= len(samples["champion"]) == len(samples["challenger"]) <= most
+
+
+def test_what_fails_late_ends_it():
+    """A call that raises after some rounds is told, and no further round is made."""
+    naps, left, told = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
+    calls = (lambda: (next(left), naps())), napping(2e-3)
+    runners = [head_to_head.Runner(Candidate(""), head_to_head.Row(""), call, ()) for call in calls]
+    samples = head_to_head.in_turns(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
+    assert isinstance(told.pop("challenger"), StopIteration)
+    assert (told, len(samples["champion"]) <= 3 * head_to_head.BOUT) == ({}, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "against", "beats", "kept"),
+    [
+        pytest.param(0.9, DEFAULT, False, True, id="faster"),
+        pytest.param(1.4, DEFAULT, False, False, id="slower"),
+        pytest.param(1.4, DEFAULT, True, True, id="slower by chance"),
+        pytest.param(1.4, EAGER, False, True, id="has met eager alone"),
+    ],
+)
+def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, against, beats, kept):
+    """A champion that won over others, and is slower than eager by that, meets eager, and goes if it loses."""
+    monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: beats)
+    monkeypatch.setattr(race._Race, "_over", False)
+    champion, eager = runner(), runner()
+    champion.row.seconds, eager.row.seconds, champion.row.against = seconds, 1.0, against
+    assert (object.__new__(race._Race)._not_slower(champion, eager) is champion) is kept
+
+
+@pytest.mark.parametrize(
+    ("ratio", "rank", "peak_mib", "wins"),
+    [
+        pytest.param((1.05, 1.03, 1.08), 2, 200, True, id="faster"),
+        pytest.param((1.0, 0.95, 1.05), 1, 90, True, id="even and lighter"),
+        pytest.param((1.0, 0.95, 1.05), 1, 96, False, id="even and hardly lighter"),
+        pytest.param((1.0, 0.95, 1.05), 2, 90, False, id="dearer"),
+        pytest.param((0.965, 0.95, 0.981), 1, 90, False, id="a little slower"),
+        pytest.param((0.8, 0.6, 0.985), 1, 90, False, id="slower by an unsure margin"),
+        pytest.param((1.3, 1.021, 1.5), 1, 110, True, id="faster by an unsure margin, and heavier"),
+        pytest.param((1.0, 0.95, 1.05), 1, None, False, id="unknown"),
+        pytest.param((0.9, 0.85, 0.95), 1, 50, False, id="slower"),
+    ],
+)
+def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_mib, wins):
+    """Within noise and at the same rank, over 5 % less memory decides; else the earlier stays."""
+    challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_mib=peak_mib)
+    assert head_to_head.better(challenger, runner(peak_mib=100), "latency") is wins
+
+
+def test_some_pages_are_no_memory():
+    """Peaks that differ by less than a mebibyte do not decide, even where memory is what is asked for."""
+    lighter = runner(speedup=measure.Interval(0.8, 0.7, 0.9), peak_mib=0.1)
+    assert not head_to_head.better(lighter, runner(peak_mib=0.2), "memory")
+
+
+@pytest.mark.parametrize("objective", ["latency", "memory"])
+@pytest.mark.parametrize(
+    ("ratio", "wins"),
+    [pytest.param((1.3, 0.9, 1.6), False, id="noise"), pytest.param((1.3, 1.1, 1.6), True, id="faster")],
+)
+def test_noise_picks_none_of_equal_peaks(objective, ratio, wins):
+    """Where both need as much memory, the challenger wins only where the whole interval says that it is faster."""
+    challenger = runner(rank=2, speedup=measure.Interval(*ratio), peak_mib=100)
+    assert head_to_head.better(challenger, runner(peak_mib=100), objective) is wins
+
+
+@pytest.mark.parametrize(("rounds", "wins"), [pytest.param(4, False, id="few"), pytest.param(5, True, id="enough")])
+def test_few_rounds_show_little(rounds, wins):
+    """The spread of fewer than five rounds is not taken for the noise: 1.05x of what costs less is no win."""
+    samples = {"champion": [1.05] * rounds, "challenger": [1.0] * rounds}
+    challenger = runner(rank=2, speedup=head_to_head.speedup(samples))
+    assert head_to_head._certain(samples) is wins
+    assert head_to_head.better(challenger, runner(), "latency") is wins
+
+
+def test_memory_decides_between_no_replays():
+    """Against a CUDA graph, whose memory is in its pool, and against eager memory decides nothing."""
+    lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
+    replayed, eager = runner(peak_mib=100), runner(peak_mib=100)
+    replayed.code, eager.candidate = (("code", True),), Candidate(EAGER)
+    assert not head_to_head.better(lighter, replayed, "latency")
+    assert not head_to_head.better(lighter, eager, "latency")
+
+
+def test_cuda_graphs_cost_whichever_step_brought_them():
+    """Within noise a candidate with CUDA graphs does not replace one without, however little memory it needs."""
+    graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
+    graphed.row.options["triton.cudagraphs"] = True
+    assert not head_to_head.better(graphed, runner(peak_mib=100), "latency")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "wins"),
+    [
+        pytest.param((0.985, 0.97, 0.99), True, id="within the margin"),
+        pytest.param((0.9, 0.7, 1.1), True, id="unsure"),
+        pytest.param((0.8, 0.6, 1.1), False, id="unsure but far"),
+        pytest.param((0.8, 0.74, 0.99), False, id="slower"),
+    ],
+)
+def test_default_is_kept_within_noise(ratio, wins):
+    """Default stands before eager unless it is slower beyond noise."""
+    default = head_to_head.Runner(Candidate(DEFAULT, over=False, rank=0), head_to_head.Row(DEFAULT), None, ())
+    default.row.speedup = measure.Interval(*ratio)
+    eager = head_to_head.Runner(Candidate(EAGER), head_to_head.Row(EAGER), None, ())
+    assert head_to_head.better(default, eager, "latency") is wins

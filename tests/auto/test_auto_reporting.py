@@ -1,0 +1,72 @@
+"""What is said of a race."""
+
+import io
+import json
+import logging
+import sys
+
+import pytest
+import torch
+
+from backend_kwargs.compilers.auto.decision import Decision, Row
+from backend_kwargs.compilers.auto.reporting import ARTIFACT, progress, table
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_what_is_tried(monkeypatch):
+    """While a race runs, a line on a terminal names the candidate."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    with progress() as tick:
+        tick("coordinate_descent", 0.5)
+    assert "auto: coordinate_descent" in shown.getvalue()
+
+
+def test_elsewhere_nothing_is_shown(monkeypatch):
+    """A log file gets no progress line."""
+    monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
+    with progress() as tick:
+        tick("coordinate_descent", 0.5)
+    assert shown.getvalue() == ""
+
+
+@torch.no_grad()
+def test_the_decision_is_in_torchs_trace(auto, caplog):
+    """A structured trace holds each decision with its whole table, as an artifact of JSON."""
+    caplog.set_level(logging.DEBUG, logger="torch.__trace")
+    auto(torch.nn.Linear(8, 8))(torch.randn(4, 8))
+    artifacts = [r for r in caplog.records if getattr(r, "metadata", {}).get("artifact", {}).get("name") == ARTIFACT]
+    (told,) = [json.loads(record.payload) for record in artifacts]
+    assert {row["name"] for row in told["rows"]} == {"eager", "default"}
+    assert told["winner"] in ("eager", "default")
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        pytest.param(Row("a", seconds=1e-4), "  a" + " " * 28 + "100.0 µs", id="time"),
+        pytest.param(Row("a", reason="no time"), "  a" + " " * 27 + "not timed  no time", id="untimed"),
+        pytest.param(Row("a", status="oom", reason="no memory"), "  a" + " " * 24 + "oom: no memory", id="failed"),
+    ],
+)
+def test_each_row_has_a_time_or_a_reason(row, shown):
+    """The table leaves no row without a figure or a word on why there is none."""
+    assert table(Decision("key", "graph", "default", rows=(row,))).splitlines()[1].startswith(shown)
+
+
+@pytest.mark.parametrize(
+    ("peak_bytes", "shown"),
+    [
+        pytest.param(3 * 2**12, "compiled in 2.0 s, peak 0.012 MiB  <- kept", id="known"),
+        pytest.param(0, "compiled in 2.0 s, peak 0.000 MiB  <- kept", id="none"),
+        pytest.param(None, "compiled in 2.0 s  <- kept", id="unknown"),
+    ],
+)
+def test_the_table_shows_peaks_of_memory(peak_bytes, shown):
+    """Where a candidate's memory was measured, the table says how much it took."""
+    row = Row("default", seconds=1e-4, compile_s=2.0, peak_bytes=peak_bytes, won=True)
+    assert table(Decision("key", "graph", "default", rows=(row,))).endswith(shown)

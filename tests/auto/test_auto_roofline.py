@@ -1,0 +1,151 @@
+"""The least seconds that a device allows a graph, and what a compiled graph could still save."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from graphs import TOLD
+
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto import roofline
+from backend_kwargs.compilers.auto.graph_stats import Product, seen_facts
+from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, slack_of, time_library
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CEILINGS = Ceilings(copy=4.0, fill=5.0, half=100.0, single=10.0)  # bytes and flops per second
+
+
+def facts_of(run, **changes):
+    return replace(seen_facts(run, lambda seen: 0.0, **TOLD)[1], **changes)
+
+
+def product(flops=0.0, nbytes=0.0, activations=0.0, itemsize=2, count=1):
+    return Product("mm", count, flops, nbytes, activations, itemsize, (torch.mm, (), {}))
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        pytest.param({"bytes_read": 10}, 2.0, id="read"),
+        pytest.param({"bytes_read": 8, "bytes_written": 8}, 4.0, id="copied"),
+        pytest.param({"bytes_read": 10, "bytes_written": 5}, 3.5, id="mostly read"),
+        pytest.param({"bytes_read": 10, "flops": 300}, 3.0, id="computed"),
+        pytest.param({"bytes_read": 10, "device": "cpu"}, 0.0, id="on a CPU"),
+    ],
+)
+def test_the_limit(monkeypatch, told, seconds):
+    """Memory that is only read is faster than memory that is copied; the larger of both limits holds."""
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
+    assert roofline.limit_of(facts_of(lambda: None, **{"device": "cuda"} | told), CUDA) == seconds
+
+
+def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
+    """A device too full for a copy and a product is asked once, and the race goes on."""
+
+    def full(device):
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(roofline, "_measured", full)
+    facts = facts_of(lambda: None, device="cuda", bytes_read=10.0)
+    assert roofline.limit_of(facts, torch.device("cuda:7")) == 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "seconds"),
+    [
+        pytest.param(product(flops=200.0, nbytes=4.0), 2.0, id="computes in bf16"),
+        pytest.param(product(flops=200.0, nbytes=4.0, itemsize=4), 20.0, id="computes in fp32"),
+        pytest.param(product(flops=1.0, nbytes=12.0), 3.0, id="waits for memory"),
+    ],
+)
+def test_the_least_seconds_of_a_library_kernel(kernel, seconds):
+    """They are those of its flops at the speed of its dtype, or of its bytes, whichever takes longer."""
+    assert CEILINGS.product_s(kernel) == seconds
+
+
+def test_shares_of_slack_add_up():
+    """A candidate saves its share of each part of the slack that it names."""
+    slack = Slack(launches=1.0, library=10.0, generated=100.0)
+    assert (slack.saves({}), slack.saves({"launches": 0.5, "generated": 0.1})) == (0.0, 10.5)
+
+
+def test_slack_on_a_cpu():
+    """Each operator counts as a launch, library kernels as long as they take alone, and all else is generated."""
+    kernel = product(count=2)
+    facts = facts_of(lambda: torch.ones(2) + 1, products=(kernel,))
+    assert facts.ops == 2
+    slack = slack_of(pytest.fail, 1e-3, facts, {kernel: 1e-4}, CPU)
+    assert (slack.launches, slack.library, slack.generated) == pytest.approx((2 * roofline.LAUNCH_S, 2e-4, 8e-4))
+
+
+def test_no_part_of_the_slack_exceeds_the_call():
+    """Where eager's library kernels take longer than the whole compiled call, nothing is generated."""
+    kernel = product()
+    facts = facts_of(lambda: torch.ones(2) + 1, products=(kernel,))
+    assert slack_of(pytest.fail, 1e-6, facts, {kernel: 1e-4}, CPU) == Slack(1e-6, 1e-6, 0.0)
+
+
+def test_an_opaque_graph_may_save_all():
+    """Of what a higher-order operator holds nobody knows what it could save."""
+    assert slack_of(pytest.fail, 2.0, facts_of(lambda: None, opaque=True), {}, CPU) == Slack(2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("busy", "read", "activations", "slack"),
+    [
+        pytest.param(8.0, 5.0, 0.0, Slack(2.0, 1.0, 4.0), id="each"),
+        pytest.param(8.0, 35.0, 0.0, Slack(2.0, 1.0, 1.0), id="near the limit"),
+        pytest.param(8.0, 80.0, 0.0, Slack(2.0, 1.0, 0.0), id="beyond it"),
+        pytest.param(8.0, 5.0, 12.0, Slack(2.0, 1.0, 1.0), id="activations pass through memory"),
+        pytest.param(12.0, 5.0, 0.0, Slack(0.0, 1.0, 6.0), id="never idle"),
+    ],
+)
+def test_slack_on_a_gpu(monkeypatch, busy, read, activations, slack):
+    """Idle time is launches', a library kernel's is what it takes beyond its least, the rest what exceeds the limit."""
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
+    monkeypatch.setattr(measure, "device_seconds", lambda call, device: busy)
+    kernel = product(flops=300.0, activations=activations)  # 3 s at least, and takes 4
+    facts = facts_of(lambda: None, device="cuda", bytes_read=read, products=(kernel,))
+    assert slack_of(pytest.fail, 10.0, facts, {kernel: 4.0}, CUDA) == slack
+
+
+def refused(x):
+    raise RuntimeError("planted")
+
+
+def test_library_kernels_are_timed_alone():
+    """Each layout is timed once, however often it runs; what takes indices, or cannot run alone, is left out."""
+    x, narrow = torch.randn(64, 64), torch.ones(32, 32, dtype=torch.int8)
+
+    def run():
+        for _ in range(3):
+            torch.mm(x, x)
+        torch.mm(x, x.t())
+        torch._int_mm(narrow, narrow)
+
+    products = facts_of(run).products
+    assert [each.count for each in products] == [3, 1, 1]
+    broken = replace(products[0], layout="broken", call=(refused, (torch.empty(1, device="meta"),), {}))
+    timed = time_library((*products, broken), CPU)
+    assert list(timed) == list(products[:2])
+    assert all(0 < seconds < 1 for seconds in timed.values())
+
+
+def test_a_library_kernel_is_timed_on_numbers():
+    """Its operands are as large as in the graph, laid out as there, and random: zeros draw less power."""
+    seen = []
+    meta = torch.empty_strided((3, 4), (1, 3), device="meta")
+    time_library([replace(product(), call=(seen.append, (meta,), {}))], CPU)
+    assert {(t.shape, t.stride(), t.device) for t in seen} == {((3, 4), (1, 3), CPU)}
+    assert seen[0].abs().min() > 0
+    assert math.isfinite(seen[0].sum())
+
+
+def test_activations_are_no_inputs_of_the_graph():
+    """What a product reads of the graph's inputs, weights say, no other kernel writes; its result another one reads."""
+    x, weight = torch.randn(4, 8), torch.randn(8, 8)
+    storages = {weight.untyped_storage()._cdata}
+    _, facts = seen_facts(lambda: x @ weight, lambda seen: 0.0, storages, **TOLD)
+    (kernel,) = facts.products
+    assert (kernel.bytes, kernel.activations) == (4 * (32 + 64 + 32), 4 * (32 + 32))

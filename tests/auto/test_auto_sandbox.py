@@ -1,0 +1,104 @@
+"""What a race does to inputs and to the process: nothing that stays."""
+
+import os
+
+import pytest
+import torch
+
+from backend_kwargs.compilers.auto import workload
+from backend_kwargs.compilers.auto.sandbox import LIBDEVICE, own_libdevice
+from backend_kwargs.compilers.auto.workload import Inputs, Task
+
+SQUARE = torch.arange(1.0, 17.0).reshape(4, 4)
+LAYOUTS = {
+    "rows": SQUARE,
+    "column": SQUARE[:, 0],
+    "narrow column": SQUARE[:, :1],
+    "every other": torch.arange(1.0, 11.0)[::2],
+    "integers": torch.arange(1, 17).reshape(4, 4)[:, 0],
+    "diagonal": SQUARE.diagonal(),
+    "number": torch.tensor(2.0),
+    "empty": torch.empty(0, 3),
+    "nan": torch.full((3,), torch.nan),
+    "bool": torch.ones(3, dtype=torch.bool),
+    "bfloat16": SQUARE.bfloat16()[:, 1],
+    "float8": SQUARE.to(torch.float8_e4m3fn),
+    "complex": torch.complex(SQUARE, SQUARE)[:, 0],
+    "conjugate": torch.complex(SQUARE, SQUARE).conj(),
+    "real part": torch.complex(SQUARE, SQUARE).real,
+    "imaginary part": torch.complex(SQUARE, SQUARE).conj().imag,
+}
+
+
+def seen(fn, x):
+    """Return which inputs are found to be written where dynamo's fakes count no write."""
+    gm = torch.fx.symbolic_trace(fn)
+    (placeholder,) = gm.graph.find_nodes(op="placeholder")
+    placeholder.meta["example_value"] = torch.empty_like(x, device="meta")
+    return Inputs.of(gm, [x]).written
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_read_is_not_copied(layout):
+    """An input of any dtype and layout that a graph leaves alone is not taken for written."""
+    assert seen(lambda x: (x.clone(),), LAYOUTS[layout]) == frozenset()
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "empty"])
+def test_what_is_written_is_seen(layout):
+    """A write that the fakes do not count shows in the values, and the input itself keeps them."""
+    x = LAYOUTS[layout]
+    assert seen(lambda x: (x.zero_(),), x) == {0}
+    assert x.to(torch.complex64).abs().sum() != 0
+
+
+def test_cotangents_are_drawn_once(monkeypatch):
+    """A call that is timed goes backward from the cotangents of the first: to draw them waits for the device."""
+    draw, drawn = workload._cotangent, []
+    monkeypatch.setattr(workload, "_cotangent", lambda end: drawn.append(end) or draw(end))
+    x = torch.randn(4, 8, requires_grad=True)
+    task = Task(torch.fx.symbolic_trace(torch.nn.Tanh()), Inputs([x], frozenset()), training=True)
+    call = task.caller(lambda x: (x.tanh(), x.exp()))
+    first, second = call()["gradient"][0], call()["gradient"][0]
+    assert len(drawn) == 2
+    assert torch.equal(first, second)
+
+
+def test_cotangents_differ_from_row_to_row():
+    """A batch norm takes the mean over the batch out of a gradient; of equal rows nothing would be left to compare."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)), torch.randn(32, 8)
+    weight = model[0].weight
+    (gradient,) = torch.autograd.grad(out := model(x), weight, workload._cotangent(out))
+    assert gradient.abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(torch.zeros(4, 8), id="contiguous"),
+        pytest.param(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last), id="channels last"),
+        pytest.param(torch.zeros(4, 8, dtype=torch.complex64).T, id="complex and transposed"),
+    ],
+)
+def test_cotangents_lie_as_outputs_do(end):
+    """Of another layout a backward pass would copy them first, which is none of its own time."""
+    made = workload._cotangent(end.requires_grad_())
+    assert (made.shape, made.stride(), made.dtype, made.requires_grad) == (end.shape, end.stride(), end.dtype, False)
+    assert made.abs().min() > 0
+
+
+def test_the_libdevice_is_put_back(monkeypatch):
+    """What Inductor sets for a graph that rounds as eager does is gone with the candidate, in Triton's knobs too."""
+    knobs = pytest.importorskip("triton.knobs")
+    monkeypatch.delenv(LIBDEVICE, raising=False)
+    with own_libdevice():
+        os.environ[LIBDEVICE] = knobs.nvidia.libdevice_path = "planted.bc"
+    assert (LIBDEVICE in os.environ, knobs.nvidia.libdevice_path) == (False, None)
+
+
+def test_a_libdevice_of_the_users_stays(monkeypatch):
+    """A path that was set before is the user's."""
+    monkeypatch.setenv(LIBDEVICE, "mine.bc")
+    with own_libdevice():
+        pass
+    assert os.environ[LIBDEVICE] == "mine.bc"

@@ -1,0 +1,137 @@
+"""Device times: one cold sample per call and round, covered launches."""
+
+import time
+
+import pytest
+import torch
+
+from benchmarks.execution import device_timer
+from benchmarks.execution.device_timer import device_times
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """A clock in the place of the machine's: time passes in calls alone, so much in each."""
+
+    def __init__(self):
+        self.now, self.events = 0.0, []
+
+    def perf_counter(self):
+        return self.now
+
+    def call(self, name, seconds):
+        def passes(*_):
+            self.events.append(name)
+            self.now += seconds
+
+        return passes
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(device_timer, "time", clock)
+    monkeypatch.setattr(device_timer.Scratch, "flush", clock.call("flush", 5.0))
+    return clock
+
+
+def test_a_sample_is_the_time_of_the_call_alone(clock):
+    """What the flush takes is on nobody's clock, and each round gives each call one sample."""
+    calls = {"a": clock.call("a", 0.25), "b": clock.call("b", 0.5)}
+    assert device_times(calls, 4, CPU) == {"a": [0.25] * 4, "b": [0.5] * 4}
+
+
+def test_each_cold_sample_is_one_call_behind_a_flush(clock):
+    """Rounds hold a flush, a call, a flush, a call: nothing runs twice on what the first left in the caches."""
+    device_times({"a": clock.call("a", 0.25), "b": clock.call("b", 0.5)}, 2, CPU, warmup=0)
+    rounds = clock.events[4:]  # finding out how long to cover took a sample of each
+    assert [event == "flush" for event in rounds] == [True, False] * 4
+
+
+def test_warm_samples_repeat_after_an_uncounted_call(clock):
+    """A call of 0.1 ms is repeated ten times, after one that is not counted, and says the time of one."""
+    told = {}
+    found = device_times({"a": clock.call("a", 1e-4)}, 1, CPU, "warm", warmup=0, repeated=told.__setitem__)
+    assert found["a"] == pytest.approx([1e-4])
+    assert told == {"a": pytest.approx(10, abs=1)}
+    assert clock.events.count("a") == pytest.approx(2 + 1 + 10, abs=1)
+
+
+def test_warm_up_calls_come_first(clock):
+    """Three calls are made before any clock: to warm up, to record, to replay."""
+    device_times({"a": clock.call("a", 0.1)}, 1, CPU)
+    assert clock.events[:4] == ["a", "a", "a", "flush"]
+
+
+def test_nothing_is_trimmed(clock):
+    """A sample a thousand times as long as the others stays."""
+    durations = iter([0.1] * 4 + [100.0] + [0.1] * 9)
+
+    def call():
+        clock.now += next(durations)
+
+    assert device_times({"a": call}, 10, CPU)["a"] == pytest.approx([100.0] + [0.1] * 9)
+
+
+def test_launches_that_show_are_covered_for_longer(clock, monkeypatch):
+    """Where the device began before all was launched, more is put before the sample until it does not."""
+    shows = iter([True, True, False])
+
+    class Event(device_timer._Instant):
+        def query(self):
+            return next(shows)
+
+    monkeypatch.setattr(device_timer._Bench, "event", lambda self: Event())
+    told = []
+    device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
+    assert not told
+    assert clock.events == ["flush"] * 1 + ["a"] + ["flush"] * 2 + ["a"] + ["flush"] * 4 + ["a"] + ["flush"] * 4 + ["a"]
+
+
+def test_covering_ends(clock, monkeypatch):
+    """A call that waits for the device can never be covered: it is timed as it is, and told."""
+    told = []
+    monkeypatch.setattr(device_timer._Instant, "query", lambda self: True)
+    device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
+    assert told == ["a"]
+    assert clock.events.count("flush") == sum(2**n for n in range(8)) + device_timer.MOST_COVERS
+
+
+def test_a_failing_call_leaves_the_race(clock):
+    """One call that breaks while it is timed is told and dropped; the others are timed to the end."""
+    left, told = iter(range(5)), []
+
+    def bad():
+        if next(left, None) is None:
+            raise RuntimeError("too many blocks")
+
+    calls = {"bad": bad, "good": clock.call("good", 0.1)}
+    found = device_times(calls, 6, CPU, failed=lambda name, error: told.append((name, str(error))))
+    assert told == [("bad", "too many blocks")]
+    assert found == {"good": pytest.approx([0.1] * 6)}
+
+
+def test_a_failing_call_raises_where_nobody_listens():
+    """Without `failed` the exception goes on as it is."""
+    with pytest.raises(ZeroDivisionError):
+        device_times({"bad": lambda: 1 / 0}, 1, CPU)
+
+
+def test_budget_ends_the_rounds(clock):
+    """The budget stops between rounds, after the first at the earliest."""
+    assert len(device_times({"a": clock.call("a", 1.0)}, 1000, CPU, budget_s=0.0)["a"]) == 1
+
+
+def test_a_cpu_sleeps_as_long_as_it_slept():
+    """Without that clock, a call that sleeps takes as long as it slept at least."""
+    assert min(device_times({"sleep": lambda: time.sleep(0.002)}, 3, CPU)["sleep"]) >= 0.002
+
+
+def test_the_scratch_is_larger_than_the_l2():
+    """Going through it leaves nothing else in the L2."""
+    scratch = device_timer.Scratch(CPU)
+    assert scratch.buffer.nbytes == 4 * device_timer.l2_bytes(CPU)
+    scratch.buffer.fill_(1.0)
+    scratch.flush()
+    assert not scratch.buffer.any()

@@ -1,0 +1,122 @@
+"""Files that an earlier version of the package wrote are read as they were meant."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+from backend_kwargs import Backend, load_templates, make_backend
+from backend_kwargs.backend import find_backend
+from backend_kwargs.compare import Row, to_json
+from backend_kwargs.compare.rows import Comparison
+from backend_kwargs.compilers.auto.decision import Decision
+from backend_kwargs.compilers.auto.decision import Row as Tried
+from backend_kwargs.compilers.auto.decisions_toml import read_decisions
+from backend_kwargs.compilers.auto.store import Store
+from benchmarks.execution import records
+
+# All written by commit 3aa9903, on torch 2.13: the pickle by pickle.dumps, the config by Backend.to_json, the store by
+# a race on a CPU and by Store.put, the rest by the commands `decisions export`, `compare` and `benchmarks run`.
+WRITTEN = Path(__file__).parent / "written_before"
+RACED = "0d6576c4ebc0d87f42c13963c4bb3637f05c2880266f87b496f715f7ea387090"
+PUT = "ab" * 32
+
+
+def test_pickled_backends():
+    """Pickled backends of every compiler come back as the backends that their reprs make."""
+    backends = pickle.loads((WRITTEN / "backends.pickle").read_bytes())
+    reprs = (WRITTEN / "backends.txt").read_text().splitlines()
+    assert [repr(backend) for backend in backends] == reprs
+    assert backends == [eval(line, {"make_backend": make_backend}) for line in reprs]
+
+
+def test_pickles_name_what_restores_them():
+    """A new pickle names the function that an old one names, so that either version reads both."""
+    backend = make_backend("tmpl-inductor:aten")
+    assert backend.__reduce__()[0].__module__ == "backend_kwargs.backend"
+    assert b"cbackend_kwargs.backend\n_restored\n" in pickle.dumps(backend, protocol=0)
+
+
+def test_config():
+    """A config file makes the backend whose config it is, and its key is the one of then."""
+    backend = Backend.from_config((WRITTEN / "backend.json").read_text())
+    assert backend == make_backend("tmpl-inductor:aten+freezing", {"triton.cudagraphs": False})
+    assert backend.to_config() == json.loads((WRITTEN / "backend.json").read_text())
+    assert backend.key() == "3d2b5c743b77779765c35943b01b059d130263ec1dd6d7fb266a59caab3e33e5"
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Return a copy: a reader may leave files of SQLite's beside a store."""
+    return Store(Path(shutil.copy(WRITTEN / "decisions.sqlite", tmp_path)))
+
+
+def test_store(store):
+    """Each decision of a store is read in all its columns."""
+    raced, put = store.all()
+    rows = (Tried("cudagraphs", seconds=1e-4, won=True),)
+    fixed = {"epilogue_fusion": True}
+    options = {"triton.cudagraphs": True}
+    assert put == Decision(PUT, "graph", "cudagraphs", options, rows, {"gpu": "H200"}, "3 ops", 2.5, 0.0, 1e9, fixed)
+    assert (raced.key, raced.winner, raced.facts) == (RACED, "default", "4 ops, 1 reduction")
+    assert [(row.name, row.status, row.against, row.won) for row in raced.rows] == [
+        ("eager", "pass", "", False),
+        ("default", "pass", "eager", True),
+    ]
+    assert raced.rows[1].speedup.median == 2.103757279312482
+
+
+def test_store_is_written_on(store):
+    """A store of then takes a decision of today beside its own."""
+    store.put(Decision("cd" * 32, "graph", "eager"))
+    assert {decision.key for decision in store.all()} == {RACED, PUT, "cd" * 32}
+
+
+def test_exported_decisions(store):
+    """An exported TOML file holds the decisions of the store that it was written from, without their tables."""
+    read = read_decisions(WRITTEN / "decisions.toml", lambda name: find_backend(f"tmpl-inductor:{name}").options)
+    assert [(d.key, d.graph, d.winner, d.options, d.seconds, d.made, d.fixed) for d in read] == [
+        (d.key, d.graph, d.winner, d.options, d.seconds, d.made, d.fixed) for d in store.all()
+    ]
+
+
+def test_exported_templates():
+    """load_templates reads the winners of an exported TOML file."""
+    names = load_templates(WRITTEN / "decisions.toml")
+    assert names == [f"auto-{RACED[:12]}", f"auto-{PUT[:12]}"]
+    options = {"triton.cudagraphs": True, "epilogue_fusion": True}
+    assert make_backend(f"tmpl-inductor:{names[1]}").options == options
+
+
+def test_results_of_the_suite():
+    """A results file is read whole: its environment, ceilings, cells, and the groups that need not be run again."""
+    results = records.read(WRITTEN / "suite.jsonl")
+    assert results.environments[0]["command"].startswith("python -m benchmarks run --suite smoke")
+    assert set(results.ceilings[0]["figures"]) >= {"copy", "fp32"}
+    assert [(cell.peer, cell.status, cell.repeats["wall"]) for cell in results.cells] == [
+        ("eager", "pass", 106),
+        ("default", "pass", 1),
+        ("A/A", "pass", 110),
+        ("+5 %", "pass", 62),
+    ]
+    assert results.cells[1].compile.cold_s == 1.3893145719994209
+    assert results.groups == {
+        "rms_norm_residual@1 fwd torch.bfloat16 smoke cold run0 events wall 2 eager,default",
+    }
+
+
+def test_cells_are_written_as_then():
+    """A cell of a results file is written again with the keys and values that it was read from."""
+    lines = [json.loads(line) for line in (WRITTEN / "suite.jsonl").read_text().splitlines()]
+    cells = [line for line in lines if line["record"] == "cell"]
+    assert [records.line_of(cell) for cell in records.read(WRITTEN / "suite.jsonl").cells] == cells
+
+
+def test_compare_writes_the_keys_of_then():
+    """`compare --json` of today has the keys, and the keys of a candidate, that it had."""
+    then = json.loads((WRITTEN / "compare.json").read_text())
+    now = to_json(Comparison([Row("eager", "eager")], {}, None, None, "inference", []))
+    assert list(now) == list(then)
+    assert list(now["candidates"][0]) == list(then["candidates"][0])
