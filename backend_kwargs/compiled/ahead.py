@@ -45,12 +45,6 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
     return Path(made)
 
 
-def load_package(path: Path, device: torch.device) -> Callable[..., Any]:
-    """Return the package's model as a callable."""
-    index = -1 if device.index is None else device.index
-    return torch._inductor.aoti_load_package(str(path), device_index=index)
-
-
 def _dynamic_shapes(built: Built, sample: Sample) -> Any:
     """Return which sizes of each argument may vary: those in which samples differ, of one sample all."""
     if not built.dynamic:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from backend_kwargs.compiled.config import CompileConfig
-from backend_kwargs.compiled.graphs import new_folder
+from backend_kwargs.compiled.graphs import Folder
 from backend_kwargs.compiled.running import (
     Built,
     Running,
@@ -89,8 +89,8 @@ def _kept(result: Any) -> Any:
 
 def _folder(cache_dir: str | Path | None) -> tuple[Path, Any]:
     if cache_dir is None:
-        temporary = new_folder()
-        return Path(temporary.name), temporary
+        temporary = Folder()
+        return temporary.path, temporary
     try:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:

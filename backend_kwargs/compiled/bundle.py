@@ -17,7 +17,7 @@ from backend_kwargs.compiled.building import device_of
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.extensions import install, loaded_extensions
 from backend_kwargs.compiled.fingerprint import differences, fingerprint
-from backend_kwargs.compiled.graphs import Graph, new_folder
+from backend_kwargs.compiled.graphs import Folder, Graph
 from backend_kwargs.compiled.loading import dtypes_of, load_weights
 from backend_kwargs.compiled.manifest import (
     LARGEST,
@@ -220,14 +220,14 @@ def _loaded(
     config = CompileConfig.from_dict(manifest.config, trust=trusted)
     if config.kind != manifest.kind:
         raise BackendKwargsError(f"Bundle {str(path)!r} contradicts itself: kind {manifest.kind!r}, {config.kind!r}.")
-    folder = new_folder()
+    folder = Folder()
     built = Built(
         config=config,
         module=module,
         device=device,
         samples=manifest.samples,
         output_dtypes=dtypes_of(manifest.output_dtypes),
-        folder=Path(folder.name),
+        folder=folder.path,
         cold_s=manifest.cold_s,
         notes=manifest.notes,
         keep_alive=folder,

@@ -8,7 +8,9 @@ import ast
 import hashlib
 import json
 import pickle
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -297,6 +299,10 @@ def _loaded(kept: Graph, example_inputs: Sequence[Any], folder: Path, options: M
     return forward
 
 
-def new_folder() -> "tempfile.TemporaryDirectory[str]":
-    """Return a folder for what a process unpacks of a bundle."""
-    return tempfile.TemporaryDirectory(prefix="backend_kwargs_")
+class Folder:
+    """A folder for what a process unpacks of a bundle, removed with this object."""
+
+    # Not TemporaryDirectory, which warns where it is not closed by hand.
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="backend_kwargs_"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)

@@ -1,14 +1,13 @@
 """Putting saved weights and metadata back: all that fits, or nothing."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from backend_kwargs.compiled.building import device_of
 from backend_kwargs.compiled.config import CompileConfig
-from backend_kwargs.compiled.graphs import new_folder
+from backend_kwargs.compiled.graphs import Folder
 from backend_kwargs.compiled.running import Built
 from backend_kwargs.errors import BackendKwargsError, shown
 
@@ -24,8 +23,8 @@ def loaded_from(config: CompileConfig, module: torch.nn.Module, state: Mapping[s
     except (KeyError, TypeError, AttributeError) as error:
         raise BackendKwargsError(f"A state must be what to_dict() gave; it lacks {shown(error)}.") from None
     load_weights(module, weights)
-    folder = new_folder()
-    return Built(config, module, device, samples, dtypes, Path(folder.name), keep_alive=folder)
+    folder = Folder()
+    return Built(config, module, device, samples, dtypes, folder.path, keep_alive=folder)
 
 
 def dtypes_of(names: Any) -> tuple[torch.dtype | None, ...]:

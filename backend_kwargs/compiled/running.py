@@ -102,9 +102,8 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = 
     `guards` are "all", "local" (not those of the process's state), or "none".
     """
     if built.package is not None:
-        from backend_kwargs.compiled.ahead import load_package
-
-        return Running(load_package(built.package, built.device))
+        index = -1 if built.device.index is None else built.device.index
+        return Running(torch._inductor.aoti_load_package(str(built.package), device_index=index))
     config = built.config
     backend = GraphBackend(config.resolved, built.graphs, keep=keep, folder=built.folder)
     filters = {"local": _local, "none": torch.compiler.skip_all_guards_unsafe}
