@@ -58,7 +58,7 @@ execution.roofline execution.controls execution.process execution.study executio
 execution.session
 analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
 analysis.report
-studies studies.overhead studies.templates studies.tune_kernels studies.tvm_speed
+studies studies.bundles studies.overhead studies.templates studies.tune_kernels studies.tvm_speed
 cli
 """
 DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what they show
