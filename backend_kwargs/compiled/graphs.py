@@ -61,19 +61,17 @@ class GraphBackend:
     def __init__(self, backend: Backend, graphs: dict[str, Graph], *, keep: bool, folder: Path) -> None:
         self.backend, self.graphs, self.keep, self.folder = backend, graphs, keep, folder
         self.compiler_name = self.__name__ = backend.compiler_name
-        self.codes: list[Any] = []  # code objects that have this module's code in dynamo's cache
+        # Code objects on which dynamo hung this module's code, with the globals that its bytecode calls graphs by.
+        self.frames: list[tuple[Any, dict[str, Any]]] = []
+        self.made: list[Callable[..., Any]] = []
         self.loaded: list[str] = []  # keys of graphs that were returned from those kept
         self.compiled: list[str] = []  # keys of graphs that were compiled
 
     def __call__(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compile the graph `gm`, or load it, as dynamo asks."""
-        self._note_code()
-        key = key_of(gm, example_inputs)
-        kept = self.graphs.get(key)
-        if kept is not None and (kept.code or kept.decision):
-            with suppress(CannotLoadError):
-                return self._load(key, kept, gm, example_inputs, kwargs)
-        return self._compile(key, gm, example_inputs, kwargs)
+        self._note_frame()
+        self.made.append(self._loaded_or_compiled(key_of(gm, example_inputs), gm, example_inputs, kwargs))
+        return self.made[-1]
 
     def reset(self) -> None:
         """Drop what compiling keeps in this process; torch._dynamo.reset() calls it."""
@@ -88,21 +86,37 @@ class GraphBackend:
         from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
         from torch._dynamo.guards import DeletedGuardManagerWrapper
 
-        for code in self.codes:
+        for code, scope in self.frames:
             for entry in _debug_get_cache_entry_list(code):
                 state = getattr(entry.guard_manager, "extra_state", None)
                 # torch.compile wraps what it is given.
                 if getattr(entry.backend, "compiler_fn", entry.backend) is self and state is not None:
                     state.invalidate(entry, DeletedGuardManagerWrapper("the CompiledModule was deactivated"))
-        self.codes.clear()
+            # Where another frame's cache holds the bytecode still, it must not hold the graph.
+            for name, value in [*scope.items()]:
+                if name.startswith("__compiled_fn") and self._is_own(value):
+                    scope[name] = None
+        self.frames.clear()
+        self.made.clear()
 
-    def _note_code(self) -> None:
+    def _is_own(self, value: Any) -> bool:
+        inner = getattr(value, "_torchdynamo_orig_callable", value)
+        return any(inner is each for each in self.made)
+
+    def _note_frame(self) -> None:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
         with suppress(AttributeError, RuntimeError, AssertionError):
-            code = InstructionTranslator.current_tx().f_code
-            if not any(code is each for each in self.codes):
-                self.codes.append(code)
+            frame = InstructionTranslator.current_tx()
+            if not any(frame.f_code is code for code, _ in self.frames):
+                self.frames.append((frame.f_code, frame.f_globals))
+
+    def _loaded_or_compiled(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
+        kept = self.graphs.get(key)
+        if kept is not None and (kept.code or kept.decision):
+            with suppress(CannotLoadError):
+                return self._load(key, kept, gm, example_inputs, kwargs)
+        return self._compile(key, gm, example_inputs, kwargs)
 
     def _compile(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
         made: list[Callable[..., Any]] = []
@@ -278,7 +292,7 @@ def _loaded(kept: Graph, example_inputs: Sequence[Any], folder: Path, options: M
     result = pickle.loads(kept.code)  # noqa: S301 - trusted, or this process made it
     symints = AOTAutogradCache._filter_backed_symints(list(example_inputs))
     if result.guards_expr and not AOTAutogradCache.evaluate_guards(result.guards_expr, symints):
-        raise CannotLoadError
+        raise CannotLoadError  # these sizes were excluded when it was compiled
     inductor = result.compiled_fw.result
     path = folder / f"{inductor.cache_key}.py"
     path.write_text(inductor.source_code, encoding="utf-8")
