@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO
 
 import torch
 
@@ -42,7 +42,6 @@ UNTRUSTED = (
     "its compiled code is not loaded, as it is not trusted, and the module is compiled anew: pass trust=True, or the "
     "signer's key in trusted_keys"
 )
-T = TypeVar("T")
 
 
 class MissingPartError(BackendKwargsError):
@@ -281,6 +280,8 @@ def _read_weights(manifest: Manifest, read: "_Parts") -> dict[str, torch.Tensor]
     try:
         weights: dict[str, torch.Tensor] = load_file(file)
         return weights | {name: weights[known] for name, known in manifest.shared_weights.items()}
+    except FileNotFoundError:  # since it was verified
+        raise MissingPartError("The bundle's weights are gone: another process saves to it.") from None
     except Exception as error:  # noqa: BLE001 - safetensors raises classes of its own
         raise BackendKwargsError(f"The bundle's weights cannot be read: {said(error)}.") from None
 
@@ -293,43 +294,34 @@ class _Parts:
 
     def content(self, part: Part) -> bytes:
         """Return a part's content."""
-        file = self._file(part)
-        content = _content(file, part.size)
-        if digest(content) != part.sha256:
-            raise _damaged(file)
-        return content
+        return b"".join(self._blocks(part))
 
     def verified(self, part: Part) -> Path:
         """Return the path of a part that is read from where it lies."""
-        file = self._file(part)
-        hashed = hashlib.sha256()
-        with file.open("rb") as opened:
-            while block := opened.read(BLOCK):
-                hashed.update(block)
-        if hashed.hexdigest() != part.sha256:
-            raise _damaged(file)
-        return file
+        for _ in self._blocks(part):
+            pass
+        return self.folder / part.sha256
 
     def copy(self, part: Part, to: Path) -> None:
         """Copy a part, verifying what is written."""
-        file = self._file(part)
+        with to.open("wb") as copied:
+            copied.writelines(self._blocks(part))
+
+    def _blocks(self, part: Part) -> Iterator[bytes]:
+        """Yield a part's content; raise at its end where it is not what the manifest says."""
+        file = self.folder / part.sha256
         hashed = hashlib.sha256()
-        with file.open("rb") as opened, to.open("wb") as copied:
-            while block := opened.read(BLOCK):
-                hashed.update(block)
-                copied.write(block)
+        try:
+            with _opened(file) as opened:
+                if os.fstat(opened.fileno()).st_size != part.size:
+                    raise _damaged(file)
+                while block := opened.read(BLOCK):
+                    hashed.update(block)
+                    yield block
+        except OSError as error:
+            raise MissingPartError(f"Part {file.name[:12]} of the bundle cannot be read: {error.strerror}.") from None
         if hashed.hexdigest() != part.sha256:
             raise _damaged(file)
-
-    def _file(self, part: Part) -> Path:
-        file = self.folder / part.sha256
-        try:
-            status = file.stat()
-        except OSError as error:
-            raise MissingPartError(f"The bundle lacks part {part.sha256[:12]}: {error.strerror}.") from None
-        if not stat.S_ISREG(status.st_mode) or status.st_size != part.size:
-            raise _damaged(file)
-        return file
 
 
 def _damaged(file: Path) -> BackendKwargsError:
@@ -340,11 +332,17 @@ def _damaged(file: Path) -> BackendKwargsError:
 
 def _content(file: Path, longest: int) -> bytes:
     """Return a regular file's content; raise OSError where it is none, or longer than `longest` bytes."""
-    # A pipe in a file's place must not make this wait.
-    with os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as opened:
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-            raise OSError(0, "it is no regular file")
+    with _opened(file) as opened:
         content = opened.read(longest + 1)
     if len(content) > longest:
         raise OSError(0, f"it is longer than {longest} bytes")
     return content
+
+
+def _opened(file: Path) -> BinaryIO:
+    # A pipe in a file's place must not make this wait.
+    opened = os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        opened.close()
+        raise OSError(0, "it is no regular file")
+    return opened

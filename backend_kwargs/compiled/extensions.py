@@ -23,7 +23,7 @@ def loaded_extensions() -> dict[str, Path]:
 
 def install(extensions: Mapping[str, bytes]) -> None:
     """Put extensions where Triton looks for them, in each folder that lacks them."""
-    for folder in _caches():
+    for folder in _caches() if extensions else []:
         for place, content in extensions.items():
             path = folder / place
             if not path.exists():

@@ -41,7 +41,8 @@ def test_aitune_field_names_are_taken():
         ),
         pytest.param(
             {"autocast_dtype": "int8"},
-            "CompileConfig field 'autocast_dtype' must be a floating torch.dtype, or the name of one, got 'int8' (str).",
+            "CompileConfig field 'autocast_dtype' must be a floating torch.dtype, or the name of one, got 'int8' "
+            "(str).",
             id="dtype",
         ),
         pytest.param(

@@ -63,9 +63,7 @@ def test_an_error_of_state_is_a_runtime_error_as_aitune_has_it(x):
         bk.CompiledModule()(x)
 
 
-@pytest.mark.parametrize(
-    ("state", "active"), [(state, state is State.ACTIVE) for state in State], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("state", "active"), [(state, state is State.ACTIVE) for state in State], ids=str)
 def test_is_active_in_state_active_alone(in_state, state, active):
     assert in_state(state).is_active is active
 
