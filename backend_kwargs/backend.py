@@ -17,14 +17,14 @@ from typing import Any, get_args
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compile_records import recorded
 from backend_kwargs.compilers import Compiler
-from backend_kwargs.compilers.dynamo import DynamoCompiler
+from backend_kwargs.compilers.dynamo import DynamoCompiler, count_as_registered
 from backend_kwargs.compilers.inductor.compiler import InductorCompiler
 from backend_kwargs.compilers.openvino import OpenVINOCompiler
 from backend_kwargs.compilers.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, said, shown, unknown, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check, convert
-from backend_kwargs.requirements import Limit, Requirement
+from backend_kwargs.requirements import Limit
 from backend_kwargs.spec import join_spec
 from backend_kwargs.trust import Check, untrusted
 
@@ -67,7 +67,7 @@ class Backend:
     @property
     def takes_inductor_options(self) -> bool:
         """Whether the options are Inductor's."""
-        return isinstance(self._compiler, InductorCompiler)
+        return self._compiler.takes_inductor_options
 
     @property
     def summary(self) -> str:
@@ -84,11 +84,11 @@ class Backend:
         """Where the options come from, lowest first."""
         return self._layers
 
-    def bind(self, source: str, given: Mapping[str, Any], check: Check = check) -> "Backend":
+    def bind(self, source: str, given: Mapping[str, Any], coerce: Check = check) -> "Backend":
         """Return this backend with what `source` gives laid over it, or raise BackendKwargsError."""
         if not given:
             return self
-        reading = self._compiler.read(source, given, check)
+        reading = self._compiler.read(source, given, coerce)
         return Backend(self._compiler, self._templates + reading.templates, self._layers + reading.layers)
 
     def verify(self, tell: Callable[[Limit], None] = warn_once) -> None:
@@ -107,13 +107,9 @@ class Backend:
         """Say what it takes besides those, unchecked: "" where it takes nothing else."""
         return self._compiler.unchecked()
 
-    def inert(self) -> Mapping[str, str]:
-        """Return, for each option that cannot act on this machine or beside the others, the reason."""
-        return self._compiler.inert(self._options)
-
-    def impeded(self) -> Mapping[str, Requirement]:
-        """Return, for each option that cannot act on this machine, what it lacks."""
-        return self._compiler.impeded(self._options)
+    def limits(self) -> Mapping[str, Limit]:
+        """Return, for each option that cannot act on this machine or beside the others, why."""
+        return self._compiler.limits(self._options)
 
     def __call__(
         self,
@@ -130,6 +126,7 @@ class Backend:
         given = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
         bound = self.bind("torch.compile", given).bind("dynamo's config_patches", config_patches or {})
         bound.verify()
+        count_as_registered()
         return recorded(bound, gm, lambda: bound._compiler.compile(gm, example_inputs, bound._options, name))
 
     def get_compiler_config(self) -> dict[str, Any]:
@@ -161,7 +158,11 @@ class Backend:
 
     def __repr__(self) -> str:
         options = self._own_options()
-        target = repr(self.spec) if self._is_spelled() else shown(getattr(self._compiler, "compiler_fn", self.spec))
+        target = (
+            repr(self.spec)
+            if self._compiler.found_by_name()
+            else shown(getattr(self._compiler, "compiler_fn", self.spec))
+        )
         return f"make_backend({target}{f', {options!r}' if options else ''})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -209,18 +210,11 @@ class Backend:
 
     def _writable_spec(self) -> str:
         """Return the spec where another process would find this compiler by it; else raise."""
-        if not self._is_spelled():
+        if not self._compiler.found_by_name():
             raise BackendKwargsError(
                 f"Backend {self.spec!r} cannot be written: use a function at the top of a module, or register_backend."
             )
         return self.spec
-
-    def _is_spelled(self) -> bool:
-        """Tell whether the spec finds this compiler."""
-        try:
-            return find_backend(self.spec)._compiler == self._compiler
-        except BackendKwargsError:
-            return False
 
     def _written(self, name: str, value: Any) -> Any:
         try:
@@ -269,7 +263,9 @@ def backend_of_function(compiler_fn: Callable[..., Any], name: str = "") -> Back
         return backend_of_function(compiler_fn.func, name).bind("functools.partial", compiler_fn.keywords)
     _check_takes_graph(compiler_fn)
     named = compiler_fn if hasattr(compiler_fn, "__qualname__") else type(compiler_fn)
-    return Backend(DynamoCompiler(name or f"{named.__module__}:{named.__qualname__}", compiler_fn))
+    if name:
+        return Backend(DynamoCompiler(name, compiler_fn, registered=True))
+    return Backend(DynamoCompiler(f"{named.__module__}:{named.__qualname__}", compiler_fn))
 
 
 def _check_takes_graph(compiler_fn: Callable[..., Any]) -> None:
@@ -295,7 +291,7 @@ def find_in_dynamo(name: str) -> Backend | None:
         raise BrokenPluginError(f"Backend {name!r} does not load: {said(error)}.") from error
     if isinstance(compiler_fn, Backend):
         return compiler_fn
-    return Backend(DynamoCompiler(f"dynamo:{name}" if name in OURS else name, compiler_fn))
+    return Backend(DynamoCompiler(f"dynamo:{name}" if name in OURS else name, compiler_fn, registered=True))
 
 
 def _dynamo_names() -> list[str]:

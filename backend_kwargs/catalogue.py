@@ -217,7 +217,10 @@ class _Reader:
         parts = list(ast.walk(statement))
         env = [name for part in parts for name in (*self._helper_env(part), *_env(part), *_named(part, "default"))]
         force = [name for part in parts for name in _named(part, "force")]
-        return Note(self._doc(statement), tuple(dict.fromkeys(env)), tuple(dict.fromkeys(force)))
+        above = self._above(statement.lineno)
+        beside = (self.comments.get(line) for line in (statement.lineno, statement.end_lineno or 0))
+        lines = above or [found[0] for found in beside if found and not _NOISE.match(found[0])][:1]
+        return Note("\n".join(lines).strip(), tuple(dict.fromkeys(env)), tuple(dict.fromkeys(force)))
 
     def _helper_env(self, node: ast.AST) -> list[str]:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions):
@@ -226,12 +229,6 @@ class _Reader:
         # A helper that reads the environment may be handed the variable's name.
         handed = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         return [*filter(_ENV_NAME.fullmatch, handed), *read] if read else []
-
-    def _doc(self, statement: ast.stmt) -> str:
-        above = self._above(statement.lineno)
-        beside = (self.comments.get(line) for line in (statement.lineno, statement.end_lineno or 0))
-        lines = above or [found[0] for found in beside if found and not _NOISE.match(found[0])][:1]
-        return "\n".join(lines).strip()
 
     def _above(self, line: int) -> list[str]:
         lines: list[str] = []

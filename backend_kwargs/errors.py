@@ -54,8 +54,8 @@ def unknown(kind: str, name: str, known: Iterable[str], *, otherwise: str = "") 
 
 
 def wrong_value(what: str, wanted: str, got: Any) -> BackendKwargsError:
-    """Say that `what` wants `wanted` and what came instead."""
-    return BackendKwargsError(f"{what} wants {wanted}, got {shown(got)} ({type(got).__name__}).")
+    """Say that `what` must be `wanted` and what came instead."""
+    return BackendKwargsError(f"{what} must be {wanted}, got {shown(got)} ({type(got).__name__}).")
 
 
 @cache

@@ -9,7 +9,10 @@ from backend_kwargs.catalogue import documented
 from backend_kwargs.layers import same, sources
 from backend_kwargs.options import Option
 from backend_kwargs.registry import make_backend
-from backend_kwargs.requirements import CannotWorkError, Limit, Requirement
+from backend_kwargs.requirements import CannotWorkError, Limit
+from backend_kwargs.tables import as_html
+
+COLUMNS = ("option", "value", "layer", "default", "status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,13 @@ class Explanation:
         lines = [f"{e.option} = {e.value!r}  ({e.layer}; default {e.default!r}; {e.status})" for e in self.effects]
         return "\n".join([self.backend, *(f"  {line}" for line in lines), *self.notes])
 
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a row for each option, as COLUMNS names its cells."""
+        return [(e.option, repr(e.value), e.layer, repr(e.default), e.status) for e in self.effects]
+
+    def _repr_html_(self) -> str:
+        return as_html(COLUMNS, self.rows(), self.backend, self.notes)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; a value that JSON has no form for is left to the writer."""
         return asdict(self)
@@ -67,7 +77,7 @@ def explain(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = 
     backend = make_backend(spec, options, **kwargs)
     limits: list[Limit] = []
     backend.verify(tell=limits.append)
-    layers, inert = sources(backend.layers), backend.inert()
+    layers, inert = sources(backend.layers), backend.limits()
     effects = (_effect(backend, name, value, layers[name], inert) for name, value in backend.options.items())
     return Explanation(repr(backend), tuple(effects), tuple(map(str, limits)))
 
@@ -78,30 +88,30 @@ def verdict(backend: Backend) -> Verdict:
     It cannot where no option that asks for something can act, and works partly where some cannot. One that is False, or
     as Inductor has it anyway, asks for nothing.
     """
-    told: list[Limit] = []
+    fallbacks: list[Limit] = []
     try:
-        backend.verify(tell=told.append)
+        backend.verify(tell=fallbacks.append)
     except CannotWorkError as error:
         (limit,) = error.args
         return Verdict("cannot", limit.reason, limit.remedy)
     asking = {n for n, v in backend.options.items() if v is not False and not same(backend.option(n).default, v)}
-    impeded = {name: lacking for name, lacking in backend.impeded().items() if name in asking}
-    reasons: list[Limit | Requirement] = [*told, *impeded.values()]
+    lacking = [limit for name, limit in backend.limits().items() if limit.remedy and name in asking]
+    reasons = [*fallbacks, *lacking]
     if not reasons:
         return Verdict("works")
-    partly = len(impeded) < len(asking) and all(limit.otherwise for limit in told)
+    partly = len(lacking) < len(asking) and all(limit.otherwise for limit in fallbacks)
     return Verdict("works partly" if partly else "cannot", reasons[0].reason, reasons[0].remedy)
 
 
-def _effect(backend: Backend, name: str, value: Any, layer: str, inert: Mapping[str, str]) -> Effect:
+def _effect(backend: Backend, name: str, value: Any, layer: str, inert: Mapping[str, Limit]) -> Effect:
     option = documented(backend.option(name)) if backend.takes_inductor_options else backend.option(name)
     beaten = [(each.source, each.options[name]) for each in backend.layers if name in each.options]
     return Effect(name, value, layer, option.default, _status(option, value, inert), tuple(beaten[:-1]))
 
 
-def _status(option: Option, value: Any, inert: Mapping[str, str]) -> str:
+def _status(option: Option, value: Any, inert: Mapping[str, Limit]) -> str:
     if option.forced and not same(option.forced_value, value):
         return f"forced by environment: {' or '.join(option.env_force)} makes it {option.forced_value!r}"
     if same(option.default, value):
         return "same as default"
-    return f"inert because {inert[option.name]}" if option.name in inert else "changed"
+    return f"inert because {inert[option.name].reason}" if option.name in inert else "changed"

@@ -112,9 +112,9 @@ def _intern(spec: str, backend: Backend) -> Backend:
     return _interned[spec]
 
 
-def _register(templates: Mapping[str, Template], check: Check) -> None:
+def _register(templates: Mapping[str, Template], coerce: Check) -> None:
     plain = find_backend(PLAIN)
-    checked = {n: replace(t, options=plain.bind("template", t.options, check).options) for n, t in templates.items()}
+    checked = {n: replace(t, options=plain.bind("template", t.options, coerce).options) for n, t in templates.items()}
     for name in checked:
         if not is_published(name) and find_in_dynamo(f"{PLAIN}:{name}"):
             raise BackendKwargsError(f"Backend '{PLAIN}:{name}' exists and is another; choose another name.")

@@ -125,7 +125,7 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Why `subject` cannot act fully here, what would change it, and what runs instead ("" where nothing does)."""
+    """Why `subject` cannot act fully here, what would change it, and what runs instead; "" where nothing does."""
 
     subject: str
     reason: str
@@ -229,40 +229,31 @@ def unmet(needs: Iterable[str], machine: Machine) -> list[Requirement]:
     return [REQUIREMENTS[need] for need in needs if not REQUIREMENTS[need].met(machine)]
 
 
-def impeded(
+def limits_of_options(
     options: Mapping[str, Any], default: Lookup, machine: Machine, rules: Sequence[Rule] = RULES
-) -> dict[str, Requirement]:
-    """Return, for each of `options` that cannot act on `machine`, the first requirement that it lacks."""
-    value = _lookup(options, default)
-    return {name: lacking[0] for name in options if (lacking := _lacking(_rules(name, rules), value, machine))}
+) -> dict[str, Limit]:
+    """Return, for each of `options` that cannot act, why: what `machine` lacks, else what the other options say.
 
+    Only what a machine lacks has a remedy. `default` gives the value of an option that is not set.
+    """
 
-def inert(
-    options: Mapping[str, Any], default: Lookup, machine: Machine, rules: Sequence[Rule] = RULES
-) -> dict[str, str]:
-    """Return, for each of `options` that cannot act on `machine` or beside the others, the reason."""
-    value = _lookup(options, default)
-    beside_others = {name: why for name in options if (why := _unless(_rules(name, rules), value))}
-    lacking = impeded(options, default, machine, rules)
-    return beside_others | {name: requirement.reason for name, requirement in lacking.items()}
+    def value(name: str) -> Any:
+        return options[name] if name in options else default(name)
 
-
-def _lookup(options: Mapping[str, Any], default: Lookup) -> Lookup:
-    return lambda name: options[name] if name in options else default(name)
+    found = {}
+    for name in options:
+        own = [rule for rule in rules if fnmatchcase(name, rule.options)]
+        if lacking := _lacking(own, value, machine):
+            found[name] = Limit(f"Option {name!r}", lacking[0].reason, lacking[0].remedy)
+        elif reason := next(filter(None, (rule.unless(value) for rule in own)), ""):
+            found[name] = Limit(f"Option {name!r}", reason, "")
+    return found
 
 
 def _lacking(rules: Sequence[Rule], value: Lookup, machine: Machine) -> list[Requirement]:
     groups = [unmet(group, machine) for rule in rules for group in rule.either(value)]
     none_met = groups[0] if groups and all(groups) else []
     return unmet((need for rule in rules for need in rule.needs), machine) + none_met
-
-
-def _unless(rules: Sequence[Rule], value: Lookup) -> str:
-    return next(filter(None, (rule.unless(value) for rule in rules)), "")
-
-
-def _rules(name: str, rules: Sequence[Rule]) -> list[Rule]:
-    return [rule for rule in rules if fnmatchcase(name, rule.options)]
 
 
 @cache
@@ -273,6 +264,7 @@ def machine() -> Machine:
 
     has_gpu = torch.cuda.is_available()
     properties = torch.cuda.get_device_properties(0) if has_gpu else None
+    tvm = _version("apache-tvm")
     return Machine(
         gpu=properties.name if properties else None,
         capability=(properties.major, properties.minor) if properties else (0, 0),
@@ -288,7 +280,7 @@ def machine() -> Machine:
         driver=_driver(),
         triton_version=_version("triton", "pytorch-triton"),
         cutlass=_cutlass(),
-        tvm=_tvm(),
+        tvm=tvm and f"apache-tvm {tvm}, apache-tvm-ffi {_version('apache-tvm-ffi')}",
         tvm_cuda=_tvm_has_cuda(),
     )
 
@@ -318,11 +310,6 @@ def _cutlass() -> str | None:
         return theirs
     specs = [find_spec(name) for name in CUTLASS_PACKAGES]
     return f"nvidia-cutlass {_version('nvidia-cutlass')}" if all(specs) else None
-
-
-def _tvm() -> str | None:
-    found = _version("apache-tvm")
-    return found and f"apache-tvm {found}, apache-tvm-ffi {_version('apache-tvm-ffi')}"
 
 
 def _tvm_has_cuda() -> bool:

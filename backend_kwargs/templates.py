@@ -48,7 +48,7 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
     {
         "default": Template("Inductor as it comes: fused kernels, library GEMMs"),
         "auto": Template(
-            "Race candidates for each graph, keep the fastest that is right, remember it",
+            "Race candidates for each graph, keep the fastest that passes the accuracy check, remember it",
             {"auto": True},
             costs="at most about budget_s seconds for each graph, once",
         ),

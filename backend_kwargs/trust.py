@@ -92,8 +92,8 @@ def chooses(wanted: Any) -> bool:
     return holds and bool(args) and all(arg is ... or chooses(arg) for arg in args)
 
 
-def untrusted(check: Check) -> Check:
-    """Return `check` for what a file says: it refuses options that are code, before it looks at their values."""
+def untrusted(coerce: Check) -> Check:
+    """Return `coerce` for what a file says: it refuses options that are code, before it looks at their values."""
 
     def refusing(option: Option, value: Any, kind: str) -> Any:
         if not is_data(option) and names_something(value):
@@ -101,7 +101,7 @@ def untrusted(check: Check) -> Check:
                 f"{kind[:1].upper()}{kind[1:]} {option.name!r} is code, which a file may set only where it is trusted: "
                 "pass trust=True if you trust who wrote it."
             )
-        return check(option, value, kind)
+        return coerce(option, value, kind)
 
     return refusing
 

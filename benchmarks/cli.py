@@ -15,12 +15,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from backend_kwargs.cli.console import complain, console, print_json, print_table
 from backend_kwargs.errors import BackendKwargsError, wrong_value
+from benchmarks.arguments import Device, device_of
+from benchmarks.studies.commands import COMMANDS
 
 if TYPE_CHECKING:
     import torch
 
     from benchmarks.execution.records import Cell
-    from benchmarks.execution.session import Say
+    from benchmarks.execution.session import Plan, Say
     from benchmarks.workloads.case import Case
 
 UNFINISHED = 3  # the budget ended first; --resume goes on
@@ -76,7 +78,35 @@ Models = Annotated[
     list[str] | None,
     typer.Option("--model", help="transformers:NAME?option=value, timm:NAME or FILE:FACTORY, in place of the cases."),
 ]
-Device = Annotated[str | None, typer.Option(help="Where to run; a GPU where there is one.")]
+Out = Annotated[Path, typer.Option(metavar="FILE", help="JSON lines; one file for each shard.")]
+Peers = Annotated[
+    str | None, typer.Option(metavar="GLOB,...", help="Only these, or all, less each !GLOB; and the baselines.")
+]
+Modes = Annotated[list[Mode] | None, typer.Option(help="Only such modes; may be given again.")]
+Dtype = Annotated[str | None, typer.Option(metavar="bf16|fp16|fp32", help="In place of each case's own.")]
+Sizes = Annotated[Scale | None, typer.Option(help='"smoke" on a CPU and for the smoke suite, else "full".')]
+OneTimer = Annotated[Timer | None, typer.Option(help="One clock; both by default.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="5 for the smoke suite, else 30.")]
+Compiles = Annotated[
+    int | None, typer.Option(min=1, help="How often to compile and time each peer; 3 for a headline, else 1.")
+]
+Beside = Annotated[
+    bool | None,
+    typer.Option("--beside/--apart", help="Compile in the timing process alone, or first in one of its own."),
+]
+Jobs = Annotated[int, typer.Option(min=1, help="Compiles at a time, where none of them times kernels.")]
+Tuners = Annotated[int, typer.Option(min=1, help="The same of torch's modes that time kernels.")]
+Ahead = Annotated[int, typer.Option(min=1, help="Groups to compile before the first of them is timed.")]
+OneCache = Annotated[
+    bool, typer.Option("--one-cache", help="Beside, and sharing all that is compiled; no compile time is told.")
+]
+Budget = Annotated[str | None, typer.Option(metavar="540s", help="End by then; what is left takes --resume.")]
+Timeout = Annotated[str, typer.Option(metavar="300s", help="For one peer's compile, or a group's timing.")]
+Shard = Annotated[str, typer.Option(metavar="I/N", help="Every N-th group, from the I-th.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what FILE does not hold.")]
+Also = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="With --resume: what it holds is done.")]
+NoCeilings = Annotated[bool, typer.Option("--no-ceilings", help="Without limits.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 where any peer that can be had fails.")]
 
 
 @app.command("list")
@@ -104,7 +134,7 @@ def env(device: Device = None) -> None:
     from backend_kwargs.measure import environment
     from benchmarks.execution.session import about
 
-    print_json({**environment(torch.device(_device(device))), **about(" ".join(sys.argv))})
+    print_json({**environment(torch.device(device_of(device))), **about(" ".join(sys.argv))})
 
 
 @app.command()
@@ -115,7 +145,7 @@ def ceilings(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] 
     from benchmarks.execution.ceilings import measure_ceilings
 
     with torch.no_grad():
-        found = measure_ceilings(torch.device(_device(device)), rounds)
+        found = measure_ceilings(torch.device(device_of(device)), rounds)
     rows = [
         (name, f"{f.value:.4g}", f"[{f.low:.4g}, {f.high:.4g}]", f.unit, f.attempt) for name, f in found.figures.items()
     ]
@@ -124,64 +154,42 @@ def ceilings(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] 
 
 @app.command()
 def run(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines; one file for each shard.")],
+    out: Out,
     suite: Suite = Suite.full,
     case: Globs = None,
     model: Models = None,
-    peers: Annotated[
-        str | None, typer.Option(metavar="GLOB,...", help="Only these, or all, less each !GLOB; and the baselines.")
-    ] = None,
-    mode: Annotated[list[Mode] | None, typer.Option(help="Only such modes; may be given again.")] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="bf16|fp16|fp32", help="In place of each case's own.")] = None,
-    scale: Annotated[Scale | None, typer.Option(help='"smoke" on a CPU and for the smoke suite, else "full".')] = None,
+    peers: Peers = None,
+    mode: Modes = None,
+    dtype: Dtype = None,
+    scale: Sizes = None,
     l2: L2 = L2.cold,
-    timer: Annotated[Timer | None, typer.Option(help="One clock; both by default.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="5 for the smoke suite, else 30.")] = None,
-    compiles: Annotated[
-        int | None, typer.Option(min=1, help="How often to compile and time each peer; 3 for a headline, else 1.")
-    ] = None,
-    beside: Annotated[
-        bool | None,
-        typer.Option("--beside/--apart", help="Compile in the timing process alone, or first in one of its own."),
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Compiles at a time, where none of them times kernels.")] = 1,
-    tuners: Annotated[int, typer.Option(min=1, help="The same of torch's modes that time kernels.")] = 1,
-    ahead: Annotated[int, typer.Option(min=1, help="Groups to compile before the first of them is timed.")] = 1,
-    one_cache: Annotated[
-        bool,
-        typer.Option("--one-cache", help="Beside, and sharing all that is compiled; no compile time is told."),
-    ] = False,
-    budget: Annotated[
-        str | None, typer.Option(metavar="540s", help="End by then; what is left takes --resume.")
-    ] = None,
-    timeout: Annotated[str, typer.Option(metavar="300s", help="For one peer's compile, or a group's timing.")] = "300s",
-    shard: Annotated[str, typer.Option(metavar="I/N", help="Every N-th group, from the I-th.")] = "1/1",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what FILE does not hold.")] = False,
-    also: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="With --resume: what it holds is done.")
-    ] = None,
+    timer: OneTimer = None,
+    rounds: Rounds = None,
+    compiles: Compiles = None,
+    beside: Beside = None,
+    jobs: Jobs = 1,
+    tuners: Tuners = 1,
+    ahead: Ahead = 1,
+    one_cache: OneCache = False,
+    budget: Budget = None,
+    timeout: Timeout = "300s",
+    shard: Shard = "1/1",
+    resume: Resume = False,
+    also: Also = None,
     device: Device = None,
-    no_ceilings: Annotated[bool, typer.Option("--no-ceilings", help="Without limits.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 where any peer that can be had fails.")] = False,
+    no_ceilings: NoCeilings = False,
+    strict: Strict = False,
 ) -> None:
     """Check and time peers; exit with 3 where the budget ended first, with 1 where no cell passed."""
-    from benchmarks.execution.session import Plan, groups
-    from benchmarks.execution.session import run as go
-    from benchmarks.workloads import peers as table
+    from benchmarks.execution.session import Plan
 
-    place = _device(device)
-    globs = table.globs_of(peers) if peers else table.GLOBS.get(suite, ("*",))
-    globs = (*dict.fromkeys((*table.BASELINES, *globs)),)
-    if one_cache and beside is False:
-        raise BackendKwargsError("--one-cache excludes --apart: a fresh compile finds nothing of its peers'.")
-    if one_cache and (compiles or 1) > 1:
-        raise BackendKwargsError(f"--one-cache excludes --compiles {compiles}: what is compiled once is there for all.")
+    place = device_of(device)
     plan = Plan(
         cases=_cases(suite, case or [], model or [], mode or [], place),
         out=out,
         device=place,
         suite=suite.value,
-        globs=globs,
+        globs=_globs(peers, suite),
         modes=tuple(each.value for each in mode or ()),
         dtype=_dtype(dtype),
         scale=scale and scale.value,
@@ -202,15 +210,17 @@ def run(
         one_cache=one_cache,
         command=" ".join(["python -m benchmarks", *sys.argv[1:]]),
     )
-    if timer == "events" and place == "cpu":
-        raise BackendKwargsError("--timer events wants a GPU: on a CPU the wall's clock is the only one.")
-    if max(jobs, tuners, ahead) > 1 and not plan.apart:
-        raise BackendKwargsError(
-            "--jobs, --tuners and --ahead need --apart: beside its peers each compiles in turn, in one process."
-        )
+    _run(plan, strict=strict)
+
+
+def _run(plan: "Plan", *, strict: bool) -> None:
+    """Run a plan, print its cells, and exit as they say."""
+    from benchmarks.execution.session import groups
+    from benchmarks.execution.session import run as go
+
     if not groups(plan):
         if groups(replace(plan, shard=(1, 1))):
-            console().print(f"Shard {shard} is empty: there are fewer groups.")
+            console().print(f"Shard {plan.shard[0]}/{plan.shard[1]} is empty: there are fewer groups.")
             return
         raise BackendKwargsError("No case is left by these options: `python -m benchmarks list` shows all.")
     with _progress() as say:
@@ -253,7 +263,7 @@ def report(
     from benchmarks.execution import records
 
     if not out and not hud:
-        raise BackendKwargsError("report wants --out FILE.md or --hud FILE.json.")
+        raise BackendKwargsError("report requires --out FILE.md or --hud FILE.json.")
     if hud:
         hud.write_text(json.dumps(records.to_hud(records.read(*files)), indent=1) + "\n")
     if out:
@@ -262,15 +272,19 @@ def report(
         write_report(files, out, plots=plots)
 
 
-@app.command()
-def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] = 300) -> None:
-    """Measure what the package costs beside plain torch.compile with equal options."""
-    from benchmarks.studies.overhead import as_table, measure_overhead
-
-    console().print(as_table(measure_overhead(_device(device), rounds=rounds)), markup=False, soft_wrap=True)
+for study in COMMANDS:
+    app.command()(study)
 
 
 # ---- arguments
+
+
+def _globs(peers: str | None, suite: str) -> tuple[str, ...]:
+    """Return the globs of the peers asked for, by default the suite's, behind the baselines."""
+    from benchmarks.workloads.peers import BASELINES, GLOBS, globs_of
+
+    asked = globs_of(peers) if peers else GLOBS.get(suite, ("*",))
+    return (*dict.fromkeys((*BASELINES, *asked)),)
 
 
 def _cases(suite: str, globs: list[str], models: list[str], modes: list[Mode], device: str) -> "tuple[Case, ...]":
@@ -284,15 +298,6 @@ def _cases(suite: str, globs: list[str], models: list[str], modes: list[Mode], d
     from benchmarks.workloads.user_models import model_case
 
     return tuple(model_case(spec, mode.value) for spec in models for mode in modes or [Mode.fwd])
-
-
-def _device(named: str | None) -> str:
-    import torch
-
-    there = torch.cuda.is_available()
-    if named and named != "cpu" and not (named.split(":")[0] == "cuda" and there):
-        raise wrong_value("--device", "'cpu'" + (" or 'cuda'" if there else "; no GPU is visible"), named)
-    return named or ("cuda" if there else "cpu")
 
 
 def _dtype(word: str | None) -> "torch.dtype | None":

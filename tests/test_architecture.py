@@ -13,7 +13,7 @@ import backend_kwargs
 ROOT = Path(backend_kwargs.__file__).parent
 # Each module imports only from those before it, at its head and inside its functions.
 PACKAGE_ORDER = """
-errors atomic_write interval spec layers templates options trust catalogue templates_toml requirements
+errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
 measure.inputs measure.accuracy measure.environment measure.failures measure.timing measure.memory measure.statistics
 measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.generated_code compilers.graphs
 compilers.freezing compilers.inductor
@@ -25,7 +25,7 @@ compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers
 compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting compilers.auto.deadline compilers.auto.workload
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.head_to_head compilers.auto.race compilers.auto.decide
 compilers.inductor.compiler
-compilers.tvm
+compilers.tvm compilers.tvm.summary
 compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
 compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
 compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
@@ -58,7 +58,8 @@ execution.roofline execution.controls execution.process execution.study executio
 execution.session
 analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
 analysis.report
-studies studies.bundles studies.overhead studies.templates studies.tune_kernels studies.tvm_speed
+arguments
+studies studies.bundles studies.overhead studies.templates studies.tune_kernels studies.tvm_speed studies.commands
 cli
 """
 DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what they show
@@ -85,6 +86,7 @@ BEFORE_A_GRAPH = (
     "tvm/checks",
     "tvm/compiler",
     "tvm/settings",
+    "tvm/summary",
     "tvm/versions",
 )
 FILES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}

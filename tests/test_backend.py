@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import gc
 import json
 import pickle
 from functools import partial
@@ -245,7 +246,28 @@ def test_get_compiler_config_is_as_torchs():
     ],
 )
 def test_names_are_registered_ones(spec, name):
-    """The compiler's name is one of dynamo's registry, so that dynamo frees what it may."""
+    """The compiler's name is one of dynamo's registry."""
     b = make_backend(spec)
     assert (b.__name__, b.compiler_name) == (name, name)
-    assert torch._dynamo.backends.registry._is_registered_backend(b)
+
+
+@pytest.mark.parametrize("spec", ["eager", "aot_eager", f"{INDUCTOR}:aten"])
+def test_no_reference_to_a_parameter_is_left(spec, fresh_dynamo):
+    """After a compile parameters may be swapped, as dynamo drops its references, under a value as under a name."""
+    linear = torch.nn.Linear(4, 4)
+    torch.compile(linear, backend=make_backend(spec))(torch.ones(2, 4))
+    gc.collect()
+    torch.utils.swap_tensors(linear.weight, torch.nn.Parameter(torch.zeros(4, 4)))
+    assert linear.weight.sum() == 0
+
+
+def test_another_function_is_not_taken_for_a_registered_one(fresh_dynamo):
+    """A backend of a user's own function, which dynamo does not know, is as dynamo has such functions."""
+    backend = make_backend(own)
+    torch.compile(torch.nn.Linear(4, 4), backend=backend)(torch.ones(2, 4))
+    assert not torch._dynamo.backends.registry._is_registered_backend(backend)
+    assert backend != make_backend("eager")
+
+
+def own(gm, example_inputs):
+    return gm.forward

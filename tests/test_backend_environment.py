@@ -73,12 +73,12 @@ def test_environment_is_written(environment, monkeypatch):
         pytest.param({"template": "freezin"}, "Unknown template 'freezin'. Did you mean 'freezing'?", id="template"),
         pytest.param(
             {"options": "{"},
-            "The environment variable BACKEND_KWARGS_OPTIONS wants a JSON object, got '{' (str).",
+            "The environment variable BACKEND_KWARGS_OPTIONS must be a JSON object, got '{' (str).",
             id="no-json",
         ),
         pytest.param(
             {"options": "[1]"},
-            "The environment variable BACKEND_KWARGS_OPTIONS wants a JSON object, got [1] (list).",
+            "The environment variable BACKEND_KWARGS_OPTIONS must be a JSON object, got [1] (list).",
             id="no-object",
         ),
         pytest.param(

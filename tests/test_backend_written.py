@@ -209,7 +209,7 @@ def test_from_config(config, same_as):
 
 
 def wanted(got):
-    return f"A config wants a mapping, its JSON text, or base64 of that, got {got}."
+    return f"A config must be a mapping, its JSON text, or base64 of that, got {got}."
 
 
 @pytest.mark.parametrize(
@@ -224,13 +224,13 @@ def wanted(got):
         pytest.param({"version": 2}, "Config version 2 is not 1 to 1; update backend-kwargs.", id="version"),
         pytest.param({"version": "1"}, "Config version '1' is not 1 to 1; update backend-kwargs.", id="no-version"),
         pytest.param({"version": True}, "Config version True is not 1 to 1; update backend-kwargs.", id="true-version"),
-        pytest.param({"backend": None}, "A backend's spec wants a str, got None (NoneType).", id="backend"),
+        pytest.param({"backend": None}, "A backend's spec must be a str, got None (NoneType).", id="backend"),
         pytest.param({"backend": "eage"}, "Unknown backend 'eage'. Did you mean 'eager'?", id="unknown-backend"),
         pytest.param({"freezin": 1}, "Unknown Inductor option 'freezin'. Did you mean 'freezing'?", id="option"),
         pytest.param(
-            {"inductor_config": 3}, "'inductor_config' wants a mapping of options, got 3 (int).", id="inductor_config"
+            {"inductor_config": 3}, "'inductor_config' must be a mapping of options, got 3 (int).", id="inductor_config"
         ),
-        pytest.param({"freezing": "maybe"}, "Inductor option 'freezing' wants bool, got 'maybe' (str).", id="value"),
+        pytest.param({"freezing": "maybe"}, "Inductor option 'freezing' must be bool, got 'maybe' (str).", id="value"),
     ],
 )
 def test_wrong_config(config, message):

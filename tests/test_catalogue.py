@@ -288,7 +288,7 @@ def test_read_notes(name, doc, env, force):
             "Unknown Inductor option 'qqqq'. Search them with: backend-kwargs options PATTERN",
             id="nothing-near",
         ),
-        pytest.param(3, "Inductor option name wants str, got 3 (int).", id="no-name"),
+        pytest.param(3, "Inductor option name must be str, got 3 (int).", id="no-name"),
         pytest.param(
             "cuda.cutlass-dir",
             f"Inductor option 'cuda.cutlass_dir' is called 'cutlass.cutlass_dir' on torch {HERE}.",

@@ -143,7 +143,7 @@ def test_explain_shows_the_environment():
         ),
         pytest.param(
             ["explain", "tmpl-inductor", "-o", "max_autotune=maybe"],
-            "Inductor option 'max_autotune' wants bool, got 'maybe' (str).",
+            "Inductor option 'max_autotune' must be bool, got 'maybe' (str).",
             id="value",
         ),
         pytest.param(
@@ -168,7 +168,7 @@ def test_explain_shows_the_environment():
         ),
         pytest.param(
             ["compare", "nothing_here.py:build", "--plot", "out.zzz"],
-            "plot wants a file that ends as an image, such as .png, .svg or .pdf, got 'out.zzz' (str).",
+            "plot must be a file that ends as an image, such as .png, .svg or .pdf, got 'out.zzz' (str).",
             id="plot's ending",
         ),
         pytest.param(
@@ -193,7 +193,8 @@ def test_explain_shows_the_environment():
         ),
         pytest.param(
             ["compare", "build"],
-            "FACTORY wants 'package.module:function' or 'file.py:function', got 'build' (str).",
+            "FACTORY must be 'package.module:function' or 'file.py:function', got 'build': write a function that "
+            "returns (model, example_inputs), such as build in my_model.py, and pass my_model.py:build.",
             id="no factory",
         ),
     ],

@@ -263,7 +263,7 @@ def test_tolerance_of_nothing_is_refused():
     """A tolerance of 0 would let nothing through."""
     with pytest.raises(BackendKwargsError) as error:
         compare(mlp(), torch.randn(2, 16), [EAGER], tolerance=0.0)
-    assert str(error.value) == "tolerance wants a number above 0, got 0.0 (float)."
+    assert str(error.value) == "tolerance must be a number above 0, got 0.0 (float)."
 
 
 def wraps(gm, example_inputs):
@@ -502,8 +502,8 @@ def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        pytest.param({"mode": "train"}, "mode wants 'inference' or 'training', got 'train' (str).", id="mode"),
-        pytest.param({"rounds": 0}, "rounds wants a whole number of at least 1, got 0 (int).", id="rounds"),
+        pytest.param({"mode": "train"}, "mode must be 'inference' or 'training', got 'train' (str).", id="mode"),
+        pytest.param({"rounds": 0}, "rounds must be a whole number of at least 1, got 0 (int).", id="rounds"),
         pytest.param({"baseline": "eagre"}, "Unknown baseline 'eagre'. Did you mean 'eager'?", id="baseline"),
         pytest.param(
             {"baseline": "zzz"},
@@ -515,7 +515,7 @@ def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
         ),
         pytest.param(
             {"example_inputs": 3},
-            "example_inputs wants a tensor, a sequence of arguments or a mapping of keywords, got 3 (int).",
+            "example_inputs must be a tensor, a sequence of arguments or a mapping of keywords, got 3 (int).",
             id="inputs",
         ),
         pytest.param(

@@ -170,17 +170,19 @@ def test_the_call_wins():
         ),
         pytest.param(required, {"name": "x"}, "needs a value for 'level'.", id="required"),
         pytest.param(required, {}, "needs a value for 'level', 'name'.", id="required-both"),
-        pytest.param(named, {"level": "2"}, ": option 'level' wants int, got '2' (str).", id="type"),
-        pytest.param(named, {"kind": "c"}, ": option 'kind' wants 'a' | 'b', got 'c' (str).", id="literal"),
-        pytest.param(written, {"level": "2"}, ": option 'level' wants int, got '2' (str).", id="annotation-as-text"),
-        pytest.param(named, {"level": None}, ": option 'level' wants int, got None (NoneType).", id="none"),
+        pytest.param(named, {"level": "2"}, ": option 'level' must be int, got '2' (str).", id="type"),
+        pytest.param(named, {"kind": "c"}, ": option 'kind' must be 'a' | 'b', got 'c' (str).", id="literal"),
+        pytest.param(written, {"level": "2"}, ": option 'level' must be int, got '2' (str).", id="annotation-as-text"),
+        pytest.param(named, {"level": None}, ": option 'level' must be int, got None (NoneType).", id="none"),
         pytest.param(
             required,
             {"level": None, "name": "x"},
-            ": option 'level' wants int, got None (NoneType).",
+            ": option 'level' must be int, got None (NoneType).",
             id="required-none",
         ),
-        pytest.param(optional, {"level": "2"}, ": option 'level' wants int | None, got '2' (str).", id="default-none"),
+        pytest.param(
+            optional, {"level": "2"}, ": option 'level' must be int | None, got '2' (str).", id="default-none"
+        ),
     ],
 )
 def test_refuses(fn, given, message):
@@ -194,8 +196,8 @@ def test_refuses(fn, given, message):
 @pytest.mark.parametrize(
     ("fn", "name", "message"),
     [
-        pytest.param(INSTANCE, "Instance", "wants int, got 'x' (str).", id="instance"),
-        pytest.param(partial(named, kind="b"), "named", "wants int, got 'x' (str).", id="partial"),
+        pytest.param(INSTANCE, "Instance", "must be int, got 'x' (str).", id="instance"),
+        pytest.param(partial(named, kind="b"), "named", "must be int, got 'x' (str).", id="partial"),
     ],
 )
 def test_annotations_of_other_callables_are_checked(fn, name, message):
@@ -209,7 +211,7 @@ def test_options_want_a_mapping():
     """`options` that is no mapping is told."""
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.make_backend(mapping, options=3)
-    assert str(e.value) == "'options' wants a mapping, got 3 (int)."
+    assert str(e.value) == "'options' must be a mapping, got 3 (int)."
 
 
 @pytest.mark.parametrize(

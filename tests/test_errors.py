@@ -47,7 +47,7 @@ def test_unknown(name, otherwise, message):
 
 def test_wrong_value():
     """A wrong value is named with its type beside what is wanted."""
-    assert str(wrong_value("'x'", "int | None", "3")) == "'x' wants int | None, got '3' (str)."
+    assert str(wrong_value("'x'", "int | None", "3")) == "'x' must be int | None, got '3' (str)."
 
 
 def test_message_stays_short():

@@ -529,7 +529,7 @@ def test_clone_outputs_is_no_text():
     """Another type is an error at once that names all three."""
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.make_backend("tmpl-inductor", clone_outputs="yes")
-    assert str(raised.value) == "Option 'clone_outputs' wants bool | None, got 'yes' (str)."
+    assert str(raised.value) == "Option 'clone_outputs' must be bool | None, got 'yes' (str)."
 
 
 def test_clone_outputs_refuses_to_be_saved():

@@ -91,7 +91,7 @@ def test_nothing_is_trimmed():
 
 def test_no_samples():
     """Statistics of nothing are an error, not a NaN."""
-    with pytest.raises(ValueError, match=r"^median_interval wants at least one sample, got none\.$"):
+    with pytest.raises(ValueError, match=r"^median_interval requires at least one sample, got none\.$"):
         measure.median_interval([])
 
 

@@ -172,10 +172,10 @@ def test_schema_has_what_openvino_reads():
             "Unknown OpenVINO option 'qqq'. `backend-kwargs options --backend openvino` shows all.",
             id="unknown",
         ),
-        pytest.param({"device": 1}, "OpenVINO option 'device' wants str, got 1 (int).", id="type"),
+        pytest.param({"device": 1}, "OpenVINO option 'device' must be str, got 1 (int).", id="type"),
         pytest.param(
             {"disabled_ops": "aten.sin"},
-            "OpenVINO option 'disabled_ops' wants list[str | callable], got 'aten.sin' (str).",
+            "OpenVINO option 'disabled_ops' must be list[str | callable], got 'aten.sin' (str).",
             id="list",
         ),
         pytest.param({"template": "aten"}, "Backend 'openvino' has no templates, got 'aten'.", id="template"),

@@ -79,7 +79,7 @@ def test_lookup_finds(name):
             "threads", "Unknown option 'threads'. Did you mean 'a_group_of_long_name.threads'?", id="group-left-out"
         ),
         pytest.param("qqq", "Unknown option 'qqq'. Look there.", id="nothing-near"),
-        pytest.param(3, "Option name wants str, got 3 (int).", id="no-name"),
+        pytest.param(3, "Option name must be str, got 3 (int).", id="no-name"),
     ],
 )
 def test_lookup_refuses(name, message):
@@ -139,31 +139,40 @@ def test_check_widens_int_to_float(wanted, value, widened):
 @pytest.mark.parametrize(
     ("wanted", "value", "message"),
     [
-        pytest.param(bool, "yes", "Inductor option 'x' wants bool, got 'yes' (str).", id="text-for-bool"),
-        pytest.param(bool, 1, "Inductor option 'x' wants bool, got 1 (int).", id="int-for-bool"),
-        pytest.param(int, True, "Inductor option 'x' wants int, got True (bool).", id="bool-for-int"),
-        pytest.param(float, True, "Inductor option 'x' wants float, got True (bool).", id="bool-for-float"),
-        pytest.param(float, 10**400, f"Inductor option 'x' wants float, got 1{'0' * 76}... (int).", id="too-big"),
-        pytest.param(int, None, "Inductor option 'x' wants int, got None (NoneType).", id="none"),
+        pytest.param(bool, "yes", "Inductor option 'x' must be bool, got 'yes' (str).", id="text-for-bool"),
+        pytest.param(bool, 1, "Inductor option 'x' must be bool, got 1 (int).", id="int-for-bool"),
+        pytest.param(int, True, "Inductor option 'x' must be int, got True (bool).", id="bool-for-int"),
+        pytest.param(float, True, "Inductor option 'x' must be float, got True (bool).", id="bool-for-float"),
+        pytest.param(float, 10**400, f"Inductor option 'x' must be float, got 1{'0' * 76}... (int).", id="too-big"),
+        pytest.param(int, None, "Inductor option 'x' must be int, got None (NoneType).", id="none"),
         pytest.param(
-            Literal[0, 1, 2, 3], True, "Inductor option 'x' wants 0 | 1 | 2 | 3, got True (bool).", id="literal-bool"
+            Literal[0, 1, 2, 3], True, "Inductor option 'x' must be 0 | 1 | 2 | 3, got True (bool).", id="literal-bool"
         ),
-        pytest.param(Literal["a"], "b", "Inductor option 'x' wants 'a', got 'b' (str).", id="literal"),
-        pytest.param(int | None, 1.5, "Inductor option 'x' wants int | None, got 1.5 (float).", id="union"),
-        pytest.param(list[int], [1, True], "Inductor option 'x' wants list[int], got [1, True] (list).", id="element"),
-        pytest.param(list[int], (1,), "Inductor option 'x' wants list[int], got (1,) (tuple).", id="container"),
+        pytest.param(Literal["a"], "b", "Inductor option 'x' must be 'a', got 'b' (str).", id="literal"),
+        pytest.param(int | None, 1.5, "Inductor option 'x' must be int | None, got 1.5 (float).", id="union"),
         pytest.param(
-            tuple[int, int], (1,), "Inductor option 'x' wants tuple[int, int], got (1,) (tuple).", id="too-few"
+            list[int], [1, True], "Inductor option 'x' must be list[int], got [1, True] (list).", id="element"
+        ),
+        pytest.param(list[int], (1,), "Inductor option 'x' must be list[int], got (1,) (tuple).", id="container"),
+        pytest.param(
+            tuple[int, int], (1,), "Inductor option 'x' must be tuple[int, int], got (1,) (tuple).", id="too-few"
         ),
         pytest.param(
-            dict[str, int], {"a": "b"}, "Inductor option 'x' wants dict[str, int], got {'a': 'b'} (dict).", id="value"
+            dict[str, int], {"a": "b"}, "Inductor option 'x' must be dict[str, int], got {'a': 'b'} (dict).", id="value"
         ),
-        pytest.param(dict[str, int], {1: 1}, "Inductor option 'x' wants dict[str, int], got {1: 1} (dict).", id="key"),
         pytest.param(
-            Callable[[], int], "math:sqrt", "Inductor option 'x' wants callable, got 'math:sqrt' (str).", id="callable"
+            dict[str, int], {1: 1}, "Inductor option 'x' must be dict[str, int], got {1: 1} (dict).", id="key"
         ),
-        pytest.param(COUNT, 0, "Inductor option 'x' wants int of at least 1, got 0 (int).", id="limit"),
-        pytest.param(COUNT, "1", "Inductor option 'x' wants int of at least 1, got '1' (str).", id="text-for-limited"),
+        pytest.param(
+            Callable[[], int],
+            "math:sqrt",
+            "Inductor option 'x' must be callable, got 'math:sqrt' (str).",
+            id="callable",
+        ),
+        pytest.param(COUNT, 0, "Inductor option 'x' must be int of at least 1, got 0 (int).", id="limit"),
+        pytest.param(
+            COUNT, "1", "Inductor option 'x' must be int of at least 1, got '1' (str).", id="text-for-limited"
+        ),
     ],
 )
 def test_check_refuses(wanted, value, message):
@@ -213,19 +222,19 @@ def test_convert(wanted, text, value):
 @pytest.mark.parametrize(
     ("wanted", "text", "message"),
     [
-        pytest.param(bool, "maybe", "Option 'x' wants bool, got 'maybe' (str).", id="bool"),
-        pytest.param(bool, 1, "Option 'x' wants bool, got 1 (int).", id="number-from-json"),
-        pytest.param(int, "3.0", "Option 'x' wants int, got '3.0' (str).", id="int"),
-        pytest.param(int, "true", "Option 'x' wants int, got 'true' (str).", id="bool-for-int"),
-        pytest.param(list[str], "a,b", "Option 'x' wants list[str] (as JSON), got 'a,b' (str).", id="list"),
+        pytest.param(bool, "maybe", "Option 'x' must be bool, got 'maybe' (str).", id="bool"),
+        pytest.param(bool, 1, "Option 'x' must be bool, got 1 (int).", id="number-from-json"),
+        pytest.param(int, "3.0", "Option 'x' must be int, got '3.0' (str).", id="int"),
+        pytest.param(int, "true", "Option 'x' must be int, got 'true' (str).", id="bool-for-int"),
+        pytest.param(list[str], "a,b", "Option 'x' must be list[str] (as JSON), got 'a,b' (str).", id="list"),
         pytest.param(
             Callable[..., Any],
             "math:nope",
-            "Option 'x' wants callable (as 'package.module:function'), got 'math:nope' (str).",
+            "Option 'x' must be callable (as 'package.module:function'), got 'math:nope' (str).",
             id="callable",
         ),
-        pytest.param(set, "[[1]]", "Option 'x' wants set (as JSON), got '[[1]]' (str).", id="unhashable"),
-        pytest.param(COUNT, "0", "Option 'x' wants int of at least 1, got '0' (str).", id="limit"),
+        pytest.param(set, "[[1]]", "Option 'x' must be set (as JSON), got '[[1]]' (str).", id="unhashable"),
+        pytest.param(COUNT, "0", "Option 'x' must be int of at least 1, got '0' (str).", id="limit"),
     ],
 )
 def test_convert_refuses(wanted, text, message):

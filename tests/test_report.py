@@ -411,7 +411,8 @@ def test_what_is_not_compiled_is_an_error():
     with pytest.raises(bk.BackendKwargsError) as error:
         bk.report(len)
     assert str(error.value) == (
-        "report wants what torch.compile returned, got <built-in function len> (builtin_function_or_method)."
+        "report's argument must be what torch.compile returned, "
+        "got <built-in function len> (builtin_function_or_method)."
     )
 
 

@@ -7,9 +7,8 @@ FORM = "letters, digits and '_', '-', '.', a letter first"
 
 
 def wanted(name, what="A template"):
-    return (
-        f"{what}'s name wants letters, digits and '_', '-', '.', a letter first, got {name!r} ({type(name).__name__})."
-    )
+    rule = "must be letters, digits and '_', '-', '.', a letter first"
+    return f"{what}'s name {rule}, got {name!r} ({type(name).__name__})."
 
 
 @pytest.mark.parametrize(

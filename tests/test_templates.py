@@ -165,9 +165,9 @@ def test_broken_plug_in_is_named(install):
     ("name", "message"),
     [
         pytest.param(
-            "number", "Entry point 'plug_in:NUMBER' wants a Template or a mapping of options, got 3 (int).", id="type"
+            "number", "Entry point 'plug_in:NUMBER' must be a Template or a mapping of options, got 3 (int).", id="type"
         ),
-        pytest.param("wrong", "Inductor option 'max_autotune' wants bool, got 3 (int).", id="option"),
+        pytest.param("wrong", "Inductor option 'max_autotune' must be bool, got 3 (int).", id="option"),
         pytest.param(
             "lost",
             "Template 'lost' of 'plug_in:LOST' does not load: "
@@ -242,7 +242,7 @@ def test_load_templates_again(toml):
     [
         pytest.param("", "{path!r} holds no [templates.NAME] table.", id="empty"),
         pytest.param("[tool.other]", "{path!r} holds no [templates.NAME] table.", id="other-tool"),
-        pytest.param("templates.x = 3", "[templates.x] wants a table, got 3 (int).", id="no-table"),
+        pytest.param("templates.x = 3", "[templates.x] must be a table, got 3 (int).", id="no-table"),
         pytest.param(
             "[templates.x]\nbas = 'aten'", "Unknown key in [templates.x] 'bas'. Did you mean 'base'?", id="key"
         ),
@@ -251,9 +251,9 @@ def test_load_templates_again(toml):
             "Unknown key in [templates.x] 'qqq'. It takes base, summary, options.",
             id="no-near-key",
         ),
-        pytest.param("[templates.x]\nbase = 3", "'base' in [templates.x] wants str, got 3 (int).", id="type-of-base"),
+        pytest.param("[templates.x]\nbase = 3", "'base' in [templates.x] must be str, got 3 (int).", id="type-of-base"),
         pytest.param(
-            "[templates.x]\noptions = 3", "'options' in [templates.x] wants dict, got 3 (int).", id="type-of-options"
+            "[templates.x]\noptions = 3", "'options' in [templates.x] must be dict, got 3 (int).", id="type-of-options"
         ),
         pytest.param("[templates.x]\nbase = 'aen'", "Unknown template 'aen'. Did you mean 'aten'?", id="base"),
         pytest.param(
@@ -268,12 +268,12 @@ def test_load_templates_again(toml):
         ),
         pytest.param(
             "[templates.x.options]\nmax_autotune = 3",
-            "Inductor option 'max_autotune' wants bool, got 3 (int).",
+            "Inductor option 'max_autotune' must be bool, got 3 (int).",
             id="value",
         ),
         pytest.param(
             "[templates.'a b']",
-            "A template's name wants letters, digits and '_', '-', '.', a letter first, got 'a b' (str).",
+            "A template's name must be letters, digits and '_', '-', '.', a letter first, got 'a b' (str).",
             id="name",
         ),
         pytest.param("[templates.aten]", "Template 'aten' exists with other options; choose another name.", id="taken"),

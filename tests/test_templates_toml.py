@@ -14,9 +14,9 @@ def refusal(path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        pytest.param(None, "A templates file wants a str or a Path, got None (NoneType).", id="none"),
-        pytest.param(3, "A templates file wants a str or a Path, got 3 (int).", id="int"),
-        pytest.param(b"t.toml", "A templates file wants a str or a Path, got b't.toml' (bytes).", id="bytes"),
+        pytest.param(None, "A templates file must be a str or a Path, got None (NoneType).", id="none"),
+        pytest.param(3, "A templates file must be a str or a Path, got 3 (int).", id="int"),
+        pytest.param(b"t.toml", "A templates file must be a str or a Path, got b't.toml' (bytes).", id="bytes"),
         pytest.param("\0", "Cannot read templates from '\\x00': ValueError: embedded null byte.", id="null-byte"),
     ],
 )

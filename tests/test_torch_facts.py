@@ -152,11 +152,11 @@ def test_an_unknown_name_is_refused_before_any_backend_runs():
         torch.compile(mm, backend="tmpl-inductor:max_autotune+freezing")
 
 
-def test_registering_marks_the_object_and_refuses_a_second():
-    """Why Backend is no frozen dataclass, and why register_backend looks first."""
+def test_registering_refuses_a_second():
+    """Why register_backend looks first; up to torch 2.14 it marks the object, so that Backend is not frozen."""
     registered = Recorder()
     torch._dynamo.register_backend(registered, name="once")
-    assert registered._tags == ()
+    assert getattr(registered, "_tags", ()) == ()
     with pytest.raises(AssertionError, match="duplicate name"):
         torch._dynamo.register_backend(Recorder(), name="once")
 

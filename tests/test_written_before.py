@@ -11,8 +11,7 @@ from backend_kwargs import Backend, load_templates, make_backend
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compare import Row, to_json
 from backend_kwargs.compare.rows import Comparison
-from backend_kwargs.compilers.auto.decision import Decision
-from backend_kwargs.compilers.auto.decision import Row as Tried
+from backend_kwargs.compilers.auto.decision import Decision, RaceRow
 from backend_kwargs.compilers.auto.decisions_toml import read_decisions
 from backend_kwargs.compilers.auto.store import Store
 from benchmarks.execution import records
@@ -56,7 +55,7 @@ def store(tmp_path):
 def test_store(store):
     """Each decision of a store is read in all its columns."""
     raced, put = store.all()
-    rows = (Tried("cudagraphs", seconds=1e-4, won=True),)
+    rows = (RaceRow("cudagraphs", seconds=1e-4, won=True),)
     fixed = {"epilogue_fusion": True}
     options = {"triton.cudagraphs": True}
     assert put == Decision(PUT, "graph", "cudagraphs", options, rows, {"gpu": "H200"}, "3 ops", 2.5, 0.0, 1e9, fixed)

@@ -74,5 +74,6 @@ def _note(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -
 
 def _usage(error: typer.BadParameter) -> str:
     """Return a mistake in the arguments as one line, with the command whose help tells more."""
-    message = " ".join(error.format_message().split()).rstrip(".")
-    return f"{message}. See '{error.ctx.command_path} --help'." if error.ctx else message
+    message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")  # pydantic's, in typer
+    end = "" if message.endswith("?") else "."
+    return f"{message}{end} See '{error.ctx.command_path} --help'." if error.ctx else message

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.backend import Backend
@@ -22,12 +22,11 @@ from backend_kwargs.registry import PLAIN
 from backend_kwargs.spec import split_candidates
 
 if TYPE_CHECKING:
-    from backend_kwargs.compare import Comparison, Row
+    from backend_kwargs.compare import Comparison
 
 BACKENDS = "eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune"
 NONE_RAN = 1
 RULE = "Of the rows whose intervals reach that of the highest speedup, this one compiled in the least time:"
-HEADER = ("backend", "speedup", "95 %", "latency", "compile", "memory", "graphs", "accuracy", "")
 
 
 class Mode(StrEnum):
@@ -40,7 +39,12 @@ class Mode(StrEnum):
 def show(
     factory: Annotated[str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs).")],
     backends: Annotated[
-        str, typer.Option(help="Commas between; one's own options in brackets: a,b\\[x=1,y=2].")
+        str,
+        typer.Option(
+            help="Separated by commas; options of one in brackets: a,b\\[x=1,y=2]. "
+            f"Default: {BACKENDS.replace(',', ', ')}.",
+            show_default=False,
+        ),
     ] = BACKENDS,
     options: Assignments = None,
     config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="One more candidate, as a config.")] = None,
@@ -49,7 +53,7 @@ def show(
     ] = False,
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; as the factory made it by default.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, in turns.")] = 30,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed; the timing is interleaved.")] = 30,
     tolerance: Annotated[
         float | None, typer.Option(help="Of numbers, absolute and relative; 1e-3 by default, in training 1e-2.")
     ] = None,
@@ -57,7 +61,7 @@ def show(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the speedups.")] = None,
     report: Annotated[bool, typer.Option("--report", help="Tell what each backend generated.")] = False,
 ) -> None:
-    """Compile one model under several backends, check the numbers, time them in turns, print the table.
+    """Compile one model under several backends, check the numbers, interleave their timing, print the table.
 
     A FILE.py and its factory import the files beside it, as with `python FILE.py`.
     """
@@ -152,7 +156,10 @@ def built(factory: str) -> tuple[Any, Any]:
 def _split(factory: str) -> tuple[str, str]:
     where, colon, name = factory.rpartition(":")
     if not colon or not where or not name:
-        raise wrong_value("FACTORY", "'package.module:function' or 'file.py:function'", factory)
+        raise BackendKwargsError(
+            f"FACTORY must be 'package.module:function' or 'file.py:function', got {factory!r}: write a function that "
+            "returns (model, example_inputs), such as build in my_model.py, and pass my_model.py:build."
+        )
     return where, name
 
 
@@ -169,7 +176,8 @@ def _progress() -> Iterator[Callable[[str, str, float], None]]:
     if not err.is_terminal:
         yield lambda label, stage, fraction: _log(err, label, stage)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    left = (TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("starting", total=1.0)
         yield lambda label, stage, fraction: bar.update(task, description=f"{stage} {label}", completed=fraction)
@@ -181,14 +189,12 @@ def _log(err: Any, label: str, stage: str) -> None:
 
 
 def _print(comparison: "Comparison", best: Backend | None) -> None:
+    from backend_kwargs.compare.rows import COLUMNS, cells
+
     say = partial(console().print, soft_wrap=True, markup=False)
-    print_table(HEADER, map(_cells, comparison.rows))
-    where = comparison.environment
-    say(f"{comparison.mode} on {where['device_name']}, torch {where['torch']}")
-    if comparison.baseline is not None:
-        say(f"Speedup is over {comparison.baseline}, with the 95 % interval of its median.")
-    for note in comparison.notes:
-        say(note)
+    print_table(COLUMNS, map(cells, comparison.rows))
+    for line in comparison.reading():
+        say(line)
     say()
     if comparison.baseline is None:
         say("No candidate ran.")
@@ -203,26 +209,3 @@ def _print_reports(comparison: "Comparison") -> None:
     for row in comparison.rows:
         if row.report:
             console().print(f"\n{row.label}\n{row.report}", soft_wrap=True, markup=False)
-
-
-def _cells(row: "Row") -> tuple[str, ...]:
-    figures = (
-        ("", "", "")
-        if row.latency is None
-        else (
-            f"{row.speedup.median:.2f}x" if row.speedup else "",
-            f"{row.speedup.low:.2f} to {row.speedup.high:.2f}" if row.speedup else "",
-            _seconds(row.latency.median),
-        )
-    )
-    compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
-    memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
-    return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, _remarks(row))
-
-
-def _remarks(row: "Row") -> str:
-    return ", ".join(filter(None, (row.reason or row.verdict, row.tuning)))
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

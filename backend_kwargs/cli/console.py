@@ -17,6 +17,7 @@ from rich.table import Table
 from backend_kwargs.errors import BackendKwargsError
 
 PIPE_WIDTH = 200
+NOTEBOOK = "JPY_PARENT_PID"  # set by Jupyter's kernels
 
 
 class _Stream(Console):
@@ -72,9 +73,10 @@ def quiet() -> Iterator[None]:
 def console(stderr: bool = False) -> Console:
     """Return the console for standard output or standard error."""
     file = (_ours or sys.stderr) if stderr else sys.stdout
-    terminal = file is not None and file.isatty()  # None where the shell closed it
-    width = None if terminal else PIPE_WIDTH
-    return _Stream(file=_ours if stderr else None, stderr=stderr, width=width, highlight=False, emoji=False)
+    # None where the shell closed it; a notebook's `!command` has a terminal that shows every refresh of a line.
+    terminal = file is not None and file.isatty() and NOTEBOOK not in os.environ
+    style: dict[str, Any] = {} if terminal else {"width": PIPE_WIDTH, "force_terminal": False}
+    return _Stream(file=_ours if stderr else None, stderr=stderr, highlight=False, emoji=False, **style)
 
 
 def complain(message: str) -> None:

@@ -65,9 +65,11 @@ def export(
     if not decisions:
         raise BackendKwargsError(f"No decisions in {str(held.path)!r}; compile with tmpl-inductor:auto first.")
     write_decisions(decisions, file)
-    names = ", ".join(filter(None, map(template_name, decisions)))
-    told = f"as templates: {names}" if names else "none as a template, as eager is none"
-    console().print(printable(f"{len(decisions)} written to {file}; {told}"), soft_wrap=True, markup=False)
+    names = list(dict.fromkeys(filter(None, map(template_name, decisions))))
+    kept = f"{len(names)} as templates: {', '.join(names)}" if names else "none as a template"
+    rest = sum(not template_name(decision) for decision in decisions)
+    eager = f" ({rest} kept eager, which is no template)" if rest else ""
+    console().print(printable(f"{len(decisions)} written to {file}, {kept}{eager}."), soft_wrap=True, markup=False)
 
 
 @app.command("import")

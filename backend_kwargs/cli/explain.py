@@ -6,7 +6,7 @@ import typer
 
 from backend_kwargs.cli.arguments import AsJson, Assignments, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_json, print_table
-from backend_kwargs.explain import explain
+from backend_kwargs.explain import COLUMNS, explain
 
 
 def show(
@@ -20,9 +20,8 @@ def show(
         return print_json(explanation.to_dict())
     out = console()
     out.print(explanation.backend, soft_wrap=True, markup=False)
-    rows = [(e.option, repr(e.value), e.layer, repr(e.default), e.status) for e in explanation.effects]
-    if not rows:
+    if not explanation.effects:
         out.print("No option is set.")
-    print_table(("option", "value", "layer", "default", "status"), rows)
+    print_table(COLUMNS, explanation.rows())
     for note in explanation.notes:
         out.print(note, soft_wrap=True, markup=False)

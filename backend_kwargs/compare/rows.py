@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Accuracy, Interval, Status
+from backend_kwargs.tables import as_html, as_text
 
 Mode = Literal["inference", "training"]
 Progress = Callable[[str, str, float], None]
 
 VERSION = 1
+COLUMNS = ("backend", "speedup", "95 %", "latency", "compile", "memory", "graphs", "accuracy", "")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,42 @@ class Comparison:
     baseline: str | None
     mode: Mode
     notes: list[str]
+
+    def __str__(self) -> str:
+        return "\n".join([as_text(COLUMNS, map(cells, self.rows)), "", *self.reading()])
+
+    def _repr_html_(self) -> str:
+        return as_html(COLUMNS, map(cells, self.rows), after=self.reading())
+
+    def reading(self) -> list[str]:
+        """Return what a reader of the table must know: where it was measured, and against what."""
+        where = f"{self.mode} on {self.environment['device_name']}, torch {self.environment['torch']}"
+        over = f"Speedup is over {self.baseline}, with the 95 % interval of its median."
+        return [where, *([over] if self.baseline is not None else []), *self.notes]
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return a row's cells, as COLUMNS names them."""
+    figures = (
+        ("", "", "")
+        if row.latency is None
+        else (
+            f"{row.speedup.median:.2f}x" if row.speedup else "",
+            f"{row.speedup.low:.2f} to {row.speedup.high:.2f}" if row.speedup else "",
+            _seconds(row.latency.median),
+        )
+    )
+    compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
+    memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
+    return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, _remarks(row))
+
+
+def _remarks(row: Row) -> str:
+    return ", ".join(filter(None, (row.reason or row.verdict, row.tuning)))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def fastest(comparison: Comparison) -> Row | None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from backend_kwargs.layers import Layer
 from backend_kwargs.options import Option
-from backend_kwargs.requirements import Limit, Requirement
+from backend_kwargs.requirements import Limit
 from backend_kwargs.trust import Check
 
 
@@ -24,6 +24,13 @@ class Compiler(Protocol):
     @property
     def name(self) -> str:
         """How a spec spells it."""
+
+    @property
+    def takes_inductor_options(self) -> bool:
+        """Whether its options are Inductor's."""
+
+    def found_by_name(self) -> bool:
+        """Tell whether a spec of this name finds this compiler, also in another process."""
 
     def dynamo_name(self, templates: Sequence[str]) -> str:
         """Return a name for this compiler that dynamo has registered, where there is one."""
@@ -46,14 +53,11 @@ class Compiler(Protocol):
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         """Raise where these cannot compile; `tell` where a documented fallback would run in their place."""
 
-    def read(self, source: str, given: Mapping[str, Any], check: Check) -> Reading:
+    def read(self, source: str, given: Mapping[str, Any], coerce: Check) -> Reading:
         """Check what `source` gave and put it in order: templates, then the mode, then options."""
 
-    def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return, for each of `options` that cannot act on this machine or beside the others, the reason."""
-
-    def impeded(self, options: Mapping[str, Any]) -> Mapping[str, Requirement]:
-        """Return, for each of `options` that cannot act on this machine, what it lacks."""
+    def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
+        """Return, for each of `options` that cannot act on this machine or beside the others, why."""
 
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None

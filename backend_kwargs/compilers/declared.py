@@ -9,7 +9,7 @@ from backend_kwargs.compilers import Reading
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import Layer, copied
 from backend_kwargs.options import Option
-from backend_kwargs.requirements import Requirement, Rule, impeded, inert, machine
+from backend_kwargs.requirements import Limit, Rule, limits_of_options, machine
 from backend_kwargs.trust import Check
 
 
@@ -19,10 +19,14 @@ class DeclaredCompiler(ABC):
 
     name: str
 
+    takes_inductor_options: ClassVar[bool] = False
     registered: ClassVar[str]  # by dynamo
     line: ClassVar[str]
     declared: ClassVar[Mapping[str, Option]]
     rules: ClassVar[tuple[Rule, ...]]
+
+    def found_by_name(self) -> bool:
+        return True
 
     def dynamo_name(self, templates: Sequence[str]) -> str:
         return self.registered
@@ -40,13 +44,13 @@ class DeclaredCompiler(ABC):
     def option(self, name: str) -> Option: ...
 
     @abstractmethod
-    def checked(self, option: Option, value: Any, check: Check) -> Any:
+    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
         """Return `value` as the option's type, or raise."""
 
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
 
-    def read(self, source: str, given: Mapping[str, Any], check: Check) -> Reading:
+    def read(self, source: str, given: Mapping[str, Any], coerce: Check) -> Reading:
         given = dict(given)
         if "template" in given:
             self.template(given["template"])
@@ -54,19 +58,13 @@ class DeclaredCompiler(ABC):
         if not isinstance(mapping, Mapping):
             raise wrong_value("'options'", "a mapping of options", mapping)
         known = [(self.option(name), value) for name, value in {**mapping, **given}.items()]
-        return Reading((), (Layer(source, {o.name: copied(self.checked(o, value, check)) for o, value in known}),))
+        return Reading((), (Layer(source, {o.name: copied(self.checked(o, value, coerce)) for o, value in known}),))
 
-    def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
-        return inert(options, self._default, machine(), self.rules)
-
-    def impeded(self, options: Mapping[str, Any]) -> Mapping[str, Requirement]:
-        return impeded(options, self._default, machine(), self.rules)
+    def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
+        return limits_of_options(options, lambda name: self.declared[name].default, machine(), self.rules)
 
     def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return {name: options.get(name, option.default) for name, option in self.declared.items()}
 
     def reset(self, options: Mapping[str, Any]) -> None:
         return None
-
-    def _default(self, name: str) -> Any:
-        return self.declared[name].default

@@ -1,17 +1,18 @@
 """Any other backend: kwargs bound to whatever its signature takes."""
 
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from inspect import Parameter, Signature, getdoc, signature
-from typing import Any, Union
+from typing import Any, ClassVar, Union
 
 from backend_kwargs.compilers import Reading
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import Layer, copied
 from backend_kwargs.options import Option
-from backend_kwargs.requirements import DYNAMO_BACKENDS, Limit, Requirement, limits
+from backend_kwargs.requirements import DYNAMO_BACKENDS, Limit, limits
 from backend_kwargs.trust import Check
 
 POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -37,12 +38,44 @@ class Takes:
         return f"it takes {', '.join(names) or 'none'}"
 
 
+class _NamedAsRegistered:
+    """An entry of dynamo's registry, under no name that can be looked up: equal to all whose `compiler_name` is there.
+
+    After a compile dynamo drops its references to the caller's tensors, which else keep `torch.utils.swap_tensors` from
+    working, for the compilers of its registry alone: up to torch 2.14 those whose `compiler_name` is in it, since then
+    those that equal one of its values.
+    """
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        from torch._dynamo.backends import registry
+
+        return getattr(other, "compiler_name", None) in registry._BACKENDS
+
+
+_BY_NAME = _NamedAsRegistered()
+
+
+def count_as_registered() -> None:
+    """Let dynamo treat backends of this package as it treats those that their `compiler_name` names."""
+    from torch._dynamo.backends import registry
+
+    registry._COMPILER_FNS.setdefault("backend_kwargs, by compiler_name", _BY_NAME)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, eq=False)
 class DynamoCompiler:
-    """A dynamo backend `compiler_fn(gm, example_inputs, **kwargs)`, known as `name`."""
+    """A dynamo backend `compiler_fn(gm, example_inputs, **kwargs)`, known as `name`.
+
+    `registered` says that `name` is dynamo's; otherwise it is "module:function".
+    """
 
     name: str
     compiler_fn: Callable[..., Any]
+    registered: bool = False
+
+    takes_inductor_options: ClassVar[bool] = False
 
     def __eq__(self, other: object) -> bool:
         # One function reached by two spellings is one compiler.
@@ -50,6 +83,14 @@ class DynamoCompiler:
 
     def __hash__(self) -> int:
         return hash(getattr(self.compiler_fn, "__qualname__", type(self.compiler_fn).__qualname__))
+
+    def found_by_name(self) -> bool:
+        if self.registered:
+            return True
+        try:
+            return pkgutil.resolve_name(self.name) is self.compiler_fn
+        except (ImportError, AttributeError, ValueError):  # a lambda, a function within another, an object
+            return False
 
     @cached_property
     def takes(self) -> Takes:
@@ -81,14 +122,14 @@ class DynamoCompiler:
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
 
-    def read(self, source: str, given: Mapping[str, Any], check: Check) -> Reading:
+    def read(self, source: str, given: Mapping[str, Any], coerce: Check) -> Reading:
         mapping = given.get("options") or {}
         if not isinstance(mapping, Mapping):
             raise wrong_value("'options'", "a mapping", mapping)
         flat = {name: value for name, value in given.items() if name != "options"} | dict(mapping)
         known = [(self.option(name), value) for name, value in flat.items()]
         kind = f"backend {self.name!r}: option"
-        checked = {option.name: copied(check(option, value, kind)) for option, value in known}
+        checked = {option.name: copied(coerce(option, value, kind)) for option, value in known}
         return Reading((), (Layer(source, checked),))
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
@@ -97,10 +138,7 @@ class DynamoCompiler:
         for limit in limits(f"Backend {self.name!r}", DYNAMO_BACKENDS.get(self.name.removeprefix("dynamo:"), ())):
             tell(limit)
 
-    def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
-        return {}
-
-    def impeded(self, options: Mapping[str, Any]) -> Mapping[str, Requirement]:
+    def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
         return {}
 
     def compile(

@@ -12,7 +12,7 @@ from torch._dynamo.guards import GuardBuilder, get_verbose_code_parts
 from torch._dynamo.source import DictGetItemSource, UnspecializedParamBufferSource
 from torch._guards import Guard, Source, TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.graphs import copy_of_graph, may_be_written, origin
 
@@ -113,7 +113,8 @@ def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tenso
         gm.register_buffer(name, value)
     sources: dict[str, Source] = gm._param_name_to_source  # type: ignore[assignment]
     sources[name] = source
-    with gm.graph.inserting_before(_first_computing_node(gm.graph)):
+    first: Node = next(node for node in gm.graph.nodes if node.op != "placeholder")
+    with gm.graph.inserting_before(first):
         attribute = gm.graph.get_attr(name)
     attribute.meta = {key: value for key, value in placeholder.meta.items() if key != "grapharg"}
     placeholder.replace_all_uses_with(attribute)
@@ -150,11 +151,6 @@ def _unused_name(gm: GraphModule, name: str) -> str:
     while hasattr(gm, name):
         name += "_"
     return name
-
-
-def _first_computing_node(graph: Graph) -> Node:
-    first: Node = next(node for node in graph.nodes if node.op != "placeholder")
-    return first
 
 
 def _taking_all_inputs(compiled: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:

@@ -61,8 +61,8 @@ class OpenVINOCompiler(DeclaredCompiler):
     def option(self, name: str) -> Option:
         return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend openvino` shows all.")
 
-    def checked(self, option: Option, value: Any, check: Check) -> Any:
-        return check(option, value, KIND)
+    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
+        return coerce(option, value, KIND)
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         subject = f"Backend {self.name!r}"
@@ -122,7 +122,11 @@ def _attempt(
 ) -> Callable[..., Any]:
     theirs = _backend()
     with _no_options_of_others(theirs):
-        call = theirs.fx_openvino(gm, list(example_inputs), _as_theirs(options))
+        # OpenVINO documents operators here and looks them up by text. It writes into `config`.
+        disabled = [op if isinstance(op, str) else f"torch.ops.{op}" for op in options.get("disabled_ops", ())]
+        call = theirs.fx_openvino(
+            gm, list(example_inputs), {**options, "disabled_ops": disabled, "config": dict(options.get("config", {}))}
+        )
     attempts.append(attempt := Attempt(call))
     if attempt.by_inductor:
         warn_once(f"OpenVINO failed to compile a graph, which Inductor compiled instead; {LOG}.")
@@ -161,12 +165,6 @@ def _no_options_of_others(theirs: Any) -> Iterator[None]:
         yield
     finally:
         theirs.openvino_options = left
-
-
-def _as_theirs(options: Mapping[str, Any]) -> dict[str, Any]:
-    # OpenVINO documents operators here and looks them up by text. It writes into `config`.
-    disabled = [op if isinstance(op, str) else f"torch.ops.{op}" for op in options.get("disabled_ops", ())]
-    return {**options, "disabled_ops": disabled, "config": dict(options.get("config", {}))}
 
 
 @cache

@@ -70,12 +70,8 @@ def reference(fn: Callable[..., Any], args: Any, run: Callable[[Any, Any], Any] 
     for dtype in REFERENCE_DTYPES:
         # Whatever stops one reference, the next best serves.
         with contextlib.suppress(Exception):
-            return run(_upcast_callable(fn, dtype), upcast(args, dtype))
+            return run((copy.deepcopy(fn).to(dtype) if isinstance(fn, torch.nn.Module) else fn), upcast(args, dtype))
     return None
-
-
-def _upcast_callable(fn: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
-    return copy.deepcopy(fn).to(dtype) if isinstance(fn, torch.nn.Module) else fn
 
 
 def check(

@@ -21,7 +21,7 @@ def median_interval(samples: Sequence[float]) -> Interval:
     Raises ValueError where there are no samples.
     """
     if not samples:
-        raise ValueError("median_interval wants at least one sample, got none.")
+        raise ValueError("median_interval requires at least one sample, got none.")
     values = torch.tensor(samples, dtype=torch.float64).sort().values
     lower, upper = _median_ranks(len(samples))
     medians = (values[lower] + values[upper]) / 2

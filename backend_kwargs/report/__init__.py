@@ -9,6 +9,7 @@ from typing import Any
 
 from backend_kwargs.compile_records import WRAPPER, Record, records
 from backend_kwargs.compilers.generated_code import comparable
+from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.generated import codes_of, unknown_here
@@ -17,7 +18,6 @@ from backend_kwargs.report.graphs import (
     Code,
     Graph,
     OpenVINO,
-    Partition,
     Race,
     Ran,
     Relax,
@@ -28,6 +28,7 @@ from backend_kwargs.report.graphs import (
 from backend_kwargs.report.ran import openvino_of, ran_of, worst
 from backend_kwargs.report.relax import relax_of
 from backend_kwargs.report.uncaptured import why_no_graph
+from backend_kwargs.tables import as_html
 
 __all__ = ["Break", "Code", "Graph", "OpenVINO", "Partition", "Race", "Ran", "Relax", "Report", "report"]
 
@@ -67,10 +68,20 @@ class Report:
         return worst(graph.ran for graph in self.graphs)
 
     def __str__(self) -> str:
+        graphs = (line for graph in self.graphs for line in lines_of(graph))
+        return "\n".join([self._summary(), *graphs, *self._remarks()])
+
+    def _repr_html_(self) -> str:
+        graphs = [[part.strip() for part in "\n".join(lines_of(graph)).split("\n", 1)] for graph in self.graphs]
+        rows = [(first, "\n".join(rest)) for first, *rest in graphs]
+        return as_html(("graph", "what was generated"), rows, self._summary(), self._remarks())
+
+    def _summary(self) -> str:
         counts = ((len(self.graphs), "graph"), (len(self.breaks), "break"), (len(self.recompiles), "recompile"))
-        head = f"{', '.join(number(count, what) for count, what in counts)}, {self.seconds:.1f} s in the backend"
-        told = [head, *(line for graph in self.graphs for line in lines_of(graph)), *self.notes]
-        return "\n".join([*told, *(f"advice: {advice}" for advice in self.advice)])
+        return f"{', '.join(number(count, what) for count, what in counts)}, {self.seconds:.1f} s in the backend"
+
+    def _remarks(self) -> list[str]:
+        return [*self.notes, *(f"advice: {advice}" for advice in self.advice)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, without the generated code; a value that JSON has no form for is left to the writer."""
@@ -134,7 +145,7 @@ def _owner(compiled: Any) -> Any:
     if isinstance(compiled, torch.nn.Module):
         call = compiled._compiled_call_impl or compiled.forward  # by Module.compile(), or torch.compile(module)
     if not isinstance(call, types.FunctionType) or call.__code__.co_name != WRAPPER:
-        raise wrong_value("report", "what torch.compile returned", compiled)
+        raise wrong_value("report's argument", "what torch.compile returned", compiled)
     return inspect.getclosurevars(call).nonlocals["fn"]
 
 

@@ -50,17 +50,13 @@ def reason_and_hint(told: str, otherwise: str = "") -> tuple[str, str]:
 
 def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
     """Tell each trouble of `graphs`, with its cause and the change that would end it."""
-    yield from _breaks_advice(graphs)
+    for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
+        change = each.hint or "take it out of the compiled code"
+        yield f"graph break at {each.place}: {each.reason} -> {change}"
     yield from _recompiles_advice(graphs)
     yield from _cudagraphs_advice(graphs)
     yield from _slow_advice(graphs)
     yield from _tuning_advice(graphs)
-
-
-def _breaks_advice(graphs: Sequence[Graph]) -> Iterator[str]:
-    for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
-        change = each.hint or "take it out of the compiled code"
-        yield f"graph break at {each.place}: {each.reason} -> {change}"
 
 
 def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:

@@ -83,7 +83,9 @@ def _backward_metrics(record: Record) -> tuple[float | None, str]:
 
 def _cudagraphs(record: Record, graph: Any, mode: str) -> str:
     """Tell what became of CUDA graphs: torch decides at compile time, and again at the first calls."""
-    why = graph.disabled_cudagraphs_reason or _failed(graph.cudagraph_info)
+    why = graph.disabled_cudagraphs_reason or "; ".join(
+        getattr(graph.cudagraph_info, "cudagraph_fail_reasons", ()) or ()
+    )
     if graph.cudagraph_info is None and not why:
         return FORWARD_SKIPPED if mode and record.options.get("triton.cudagraphs") else "off"
     if "cuda" not in graph.device_types:
@@ -91,10 +93,6 @@ def _cudagraphs(record: Record, graph: Any, mode: str) -> str:
     if why:
         return f"skipped: {why.strip().removeprefix('skipping cudagraphs due to ').rstrip(': ')}"
     return _recordings(record.compile_id, mode, next(iter(graph.device_idxs)))
-
-
-def _failed(info: Any) -> str:
-    return "; ".join(getattr(info, "cudagraph_fail_reasons", ()) or ())
 
 
 def _recordings(compile_id: str, mode: str, device: int) -> str:

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from backend_kwargs.compilers.tvm.summary import Partition
+
 if TYPE_CHECKING:
-    from backend_kwargs.compilers.auto.decision import Row
+    from backend_kwargs.compilers.auto.decision import RaceRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +26,6 @@ class Code:
     cache: str
     source: str = field(repr=False)
     differs: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """A piece that TVM compiled, of the "inference", "forward" or "backward" graph; `tuned` counts its kernels."""
-
-    graph: str
-    operators: int
-    seconds: float
-    target: str
-    tuned: int
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +70,7 @@ class Race:
     winner: str
     options: Mapping[str, Any]
     seconds: float
-    rows: tuple["Row", ...]
+    rows: tuple["RaceRow", ...]
     table: str = field(repr=False)
 
 

@@ -1,7 +1,7 @@
 """What TVM has of a graph: read off the summary that the compiled callable carries."""
 
 from backend_kwargs.compile_records import Record
-from backend_kwargs.report.graphs import Partition, Relax
+from backend_kwargs.report.graphs import Relax
 
 SUMMARY = "tvm_summary"
 
@@ -11,8 +11,4 @@ def relax_of(record: Record) -> Relax | None:
     summary = getattr(record.compiled(), SUMMARY, None)
     if summary is None:
         return None
-    parts = (
-        Partition(each.graph, each.operators, each.seconds, each.target, each.tuned, tuple(each.notes))
-        for each in summary.partitions
-    )
-    return Relax(tuple(parts), dict(summary.fallbacks))
+    return Relax(tuple(summary.partitions), dict(summary.fallbacks))

@@ -11,7 +11,7 @@ from typing import Any
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
-from benchmarks.analysis.verdicts import Mark, Told
+from benchmarks.analysis.verdicts import LatestResult, Mark
 from benchmarks.execution.records import Cell
 
 LEAST = 0.97  # of the best mode's speed, on every case
@@ -61,7 +61,7 @@ class Choice:
 def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
     """Return what each auto chose, by peer, case by case; older files tell no winner."""
     found: dict[str, list[Choice]] = {}
-    for peers in verdicts.told(cells).values():
+    for peers in verdicts.latest_results(cells).values():
         for peer, runs in peers.items():
             passed = [one for one in runs if one.cell.passed and one.cell.kind == "auto"]
             if passed:
@@ -69,31 +69,36 @@ def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
     return found
 
 
-def _choice(runs: list[Told]) -> Choice:
+def _choice(runs: list[LatestResult]) -> Choice:
     """Return one row: the first compile's decision, the ratios over all compiles."""
     cells = [one.cell for one in runs]
-    ratios: dict[str, list[Interval]] = {}
     clock: verdicts.Clock = "wall" if any(cell.wall_s for cell in cells) else "dropped"  # all that older files have
+    modes = [mode for one in runs for mode in _modes(one.group)]
+    known = [mode.compile.cold_s for mode in modes if mode.compile.cold_s is not None]
+    decided: list[dict[str, Any]] = [cell.decided or {"options": {}, "seconds": None} for cell in cells]
+    return Choice(
+        peer=cells[0].peer,
+        case=verdicts.name(cells[0]),
+        winner=" / ".join(dict.fromkeys(_winner(cell) for cell in cells)),
+        options=decided[0]["options"],
+        race_s=verdicts.middle(each["seconds"] for each in decided),
+        compile_s=verdicts.middle(cell.compile.cold_s for cell in cells),
+        over=_over_modes(runs, clock),
+        noise=verdicts.widest(runs, clock),
+        modes_s=sum(known) / len(runs) if known else None,
+        fresh=all(cell.compile.fresh for cell in (*cells, *modes)),
+    )
+
+
+def _over_modes(runs: list[LatestResult], clock: verdicts.Clock) -> dict[str, Interval]:
+    """Return the speedup over each mode that was timed in the same process."""
+    ratios: dict[str, list[Interval]] = {}
     for one in runs:
         for mode in _modes(one.group):
             theirs, mine = (verdicts.samples(cell, clock) for cell in (mode, one.cell))
             if theirs and mine:
                 ratios.setdefault(mode.peer, []).append(measure.ratio_interval(theirs, mine))
-    modes = [mode for one in runs for mode in _modes(one.group)]
-    known = [mode.compile.cold_s for mode in modes if mode.compile.cold_s is not None]
-    told: list[dict[str, Any]] = [cell.decided or {"options": {}, "seconds": None} for cell in cells]
-    return Choice(
-        peer=cells[0].peer,
-        case=verdicts.name(cells[0]),
-        winner=" / ".join(dict.fromkeys(_winner(cell) for cell in cells)),
-        options=told[0]["options"],
-        race_s=verdicts.middle(each["seconds"] for each in told),
-        compile_s=verdicts.middle(cell.compile.cold_s for cell in cells),
-        over={mode: verdicts.over_compiles(found) for mode, found in ratios.items()},
-        noise=verdicts.widest(runs, clock),
-        modes_s=sum(known) / len(runs) if known else None,
-        fresh=all(cell.compile.fresh for cell in (*cells, *modes)),
-    )
+    return {mode: verdicts.over_compiles(found) for mode, found in ratios.items()}
 
 
 def _winner(cell: Cell) -> str:

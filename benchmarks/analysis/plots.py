@@ -9,7 +9,7 @@ from typing import Any
 from backend_kwargs.errors import BackendKwargsError, said
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
-from benchmarks.analysis.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, Summary, clock_name
+from benchmarks.analysis.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, PeerSummary, clock_name
 from benchmarks.execution.controls import BASELINE
 
 Box = tuple[float, float, float, float]
@@ -55,16 +55,12 @@ def draw(tables: Tables, out: Path) -> dict[str, Path]:
         path = out.with_name(f"{out.stem}_{suffix}.png")
         path.unlink(missing_ok=True)
         if figure is not None:
-            _save(figure, path)
+            try:
+                figure.savefig(path)
+            except OSError as error:
+                raise BackendKwargsError(f"Cannot write {str(path)!r}: {said(error)}.") from error
             drawn[title] = path
     return drawn
-
-
-def _save(figure: Any, path: Path) -> None:
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise BackendKwargsError(f"Cannot write {str(path)!r}: {said(error)}.") from error
 
 
 # ---- speedups
@@ -235,20 +231,20 @@ def compile_time(make: Any, tables: Tables) -> Any | None:
     return figure
 
 
-def _cost_label(of: Summary) -> Label:
+def _cost_label(of: PeerSummary) -> Label:
     name, speedup = CALLED.get(of.peer, of.peer.removeprefix(PREFIX)), of.geomeans["eager"]
     said = name if speedup >= SLOWEST else f"{name}: {speedup:.2g}x"
     return of.cold_s or 0.0, max(speedup, SLOWEST), said, KINDS[_kind(of)][0]
 
 
-def _costs(tables: Mapping[Key, Sequence[Entry]]) -> list[Summary]:
+def _costs(tables: Mapping[Key, Sequence[Entry]]) -> list[PeerSummary]:
     classes = verdicts.summaries(tables).values()
     largest = max(classes, key=lambda found: sum(of.passed for of in found), default=[])
     most = max((of.counts["eager"] for of in largest), default=0)
     return [of for of in largest if of.cold_s and min(of.counts["eager"], of.compiled) >= most / 2]
 
 
-def _kind(of: Summary) -> str:
+def _kind(of: PeerSummary) -> str:
     return {"template": "template", "auto": "template", "mode": "mode of torch.compile"}.get(of.kind, "other peer")
 
 

@@ -81,7 +81,7 @@ class RealModel:
 def real_models(cells: Sequence[Cell]) -> list[RealModel]:
     """Return the real models among the cases, each from the group that stands for its auto, or for eager."""
     found = []
-    for of in verdicts.told(cells).values():
+    for of in verdicts.latest_results(cells).values():
         one = next((of[peer][0] for peer in (AUTO, "eager") if peer in of), None)
         if one is None or one.cell.case not in CASES or MODELS not in CASES[one.cell.case].suites:
             continue

@@ -11,7 +11,7 @@ from rich.table import Table
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
-from benchmarks.analysis.verdicts import CLOCKS, UNKNOWN, Clock, Key, Told
+from benchmarks.analysis.verdicts import CLOCKS, UNKNOWN, Clock, Key, LatestResult
 from benchmarks.execution import records
 from benchmarks.execution.controls import BASELINE
 from benchmarks.execution.records import Results
@@ -56,7 +56,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Regressions:
     """What `compare` found: `code` is its exit status (0 same or faster, 1 regression, 2 not comparable)."""
 
     code: int
@@ -74,7 +74,7 @@ class Outcome:
         return table
 
 
-def compare_files(old: Path, new: Path) -> Outcome:
+def compare_files(old: Path, new: Path) -> Regressions:
     """Compare two files of one device, one torch and equal versions of their cases; each clock for itself.
 
     As clocks cannot be locked, a peer is held against eager in its own process; of several compiles the interval
@@ -88,13 +88,13 @@ def compare_files(old: Path, new: Path) -> Outcome:
     lines = [line for what in was if what in now for line in _lines(was[what], now[what], judged)]
     told = any(line.verdict or line.regression for line in lines)
     if reason := _differs(before, after) or ("" if told else _apart(was, now)):
-        return Outcome(NOT_COMPARABLE, f"Not comparable: {reason}.")
+        return Regressions(NOT_COMPARABLE, f"Not comparable: {reason}.")
     worse = sum(line.regression for line in lines)
     counts = ", ".join(f"{sum(line.verdict == v for line in lines)} {v}" for v in COLOURS)
     alone = len(was.keys() ^ now.keys())
     said = [f"By speedup over eager {counts}; {worse} worse; {alone} peers of a case in one file only", *_eager(lines)]
     said += [f"no verdict by the wall's clock, which is the host's: {hosts}"] if hosts else []
-    return Outcome(REGRESSION if worse else SAME, "; ".join(said) + ".", lines)
+    return Regressions(REGRESSION if worse else SAME, "; ".join(said) + ".", lines)
 
 
 def _eager(lines: list[Line]) -> Iterator[str]:
@@ -137,13 +137,13 @@ def _all(values: set[str]) -> str:
     return " and ".join(sorted(values)) or "unknown"
 
 
-def _peers(results: Results) -> dict[tuple[Key, str], list[Told]]:
-    told = verdicts.told(results.cells)
+def _peers(results: Results) -> dict[tuple[Key, str], list[LatestResult]]:
+    told = verdicts.latest_results(results.cells)
     found = {(what, peer): runs for what, peers in told.items() for peer, runs in peers.items()}
     return {which: runs for which, runs in found.items() if runs[0].cell.kind != "control"}
 
 
-def _lines(old: list[Told], new: list[Told], judged: Sequence[Clock]) -> list[Line]:
+def _lines(old: list[LatestResult], new: list[LatestResult], judged: Sequence[Clock]) -> list[Line]:
     case, peer = verdicts.name(old[0].cell), old[0].cell.peer
     was, now = (next((o.cell for o in runs if not o.cell.passed), runs[0].cell).status for runs in (old, new))
     if was != "pass" or now != "pass":
@@ -167,7 +167,7 @@ def _lines(old: list[Told], new: list[Told], judged: Sequence[Clock]) -> list[Li
     return lines or [Line(case, peer, note="not timed beside eager")]
 
 
-def _beside_eager(runs: list[Told], clock: Clock) -> list[tuple[list[float], list[float]]]:
+def _beside_eager(runs: list[LatestResult], clock: Clock) -> list[tuple[list[float], list[float]]]:
     """Return eager's samples and the peer's, of each process that has timed both."""
     cells = [(eager, one.cell) for one in runs for eager in one.group if eager.peer == BASELINE]
     pairs = [(verdicts.comparable(eager, clock), verdicts.comparable(peer, clock)) for eager, peer in cells]

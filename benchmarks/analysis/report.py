@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval, percentile
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.auto_choices import LEAST, Choice, choices, geomeans
 from benchmarks.analysis.real_models import AUTO, KEPT, MODES, RealModel, mean_over, middle_and_most, real_models
-from benchmarks.analysis.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, Summary, clock_name
+from benchmarks.analysis.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, PeerSummary, clock_name
 from benchmarks.execution import records
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.controls import INJECTED, SLOWED, is_seen
@@ -32,15 +31,15 @@ loss is against it, and inside the noise floor is a tie. fast_p is the share of 
 more than p times as fast as eager. Worst is the lowest speedup over eager. Compiles are in processes of their own;
 those marked ~ were made beside the peers, where what was compiled before costs less. Memory is the peak over eager's,
 where both reach 1 MiB and were measured alike. Where either is known of fewer cases than pass, it says in how many.
-Classes of numerics are not compared with each other. A dagger †: launches outlast what covers them, so that a device
-time holds time of the host; it enters no ratio and no plot."""
+Classes of numerics are not compared with each other. A dagger †: launch-bound, device time includes host
+gaps; it enters no ratio and no plot."""
 CASES = """\
 Medians with bootstrap 95 % intervals, nothing trimmed, then the 20th and 80th percentile of the samples, in the unit of
 the time. Where a peer was compiled several times, the median of the compiles and an interval over all of them. Where
 several processes have timed a case, a peer's row is of the latest that holds it, and so are its ratios and its noise
 floor; eager, torch's modes and the controls are of the latest that holds most modes; times of two processes do not
-compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launches outlast what covers them,
-so that this device time holds time of the host, and enters no ratio. Limits are of the best ceilings over all runs.
+compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launch-bound,
+device time includes host gaps, and enters no ratio. Limits are of the best ceilings over all runs.
 A wall time is of a loop that holds each result until the next call has returned; "results dropped" is of one that drops
 it at once. Kernels are those that one call launches or replays."""
 CHOICES = """\
@@ -79,7 +78,8 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
         from benchmarks.analysis.plots import draw  # matplotlib is asked for here alone
 
         drawn = draw(tables, out)
-    reading = _reading(out)
+    earlier = out.read_text() if out.exists() else ""
+    reading = READING + earlier.partition(f"\n{READING}")[2] if f"\n{READING}" in earlier else f"{READING}\n\nNone yet."
     each = cases_of(out)
     out.write_text("\n".join([*_lines(results, tables, drawn, each), "", reading.rstrip(), ""]))
     each.write_text("\n".join([_title("Each case", results), "", CASES, *_cases(tables), ""]))
@@ -98,7 +98,7 @@ def cases_of(out: Path) -> Path:
 
 def _check_alike(results: Results) -> None:
     if not results.environments:
-        raise BackendKwargsError("report wants JSON lines of `run --out`, got files without any.")
+        raise BackendKwargsError("report requires JSON lines of `run --out`, got files without any.")
     said = [(field, str(each.get(field))) for field in ("device_name", "torch") for each in results.environments]
     for cell in results.cells:
         said += [("l2", cell.l2), ("scale", cell.scale), (f"dtype of {verdicts.name(cell)}", cell.dtype)]
@@ -108,11 +108,6 @@ def _check_alike(results: Results) -> None:
     for field, values in found.items():
         if len(values) > 1:
             raise BackendKwargsError(f"A report is of one {field}, got {sorted(values)}: report these files apart.")
-
-
-def _reading(out: Path) -> str:
-    earlier = out.read_text() if out.exists() else ""
-    return READING + earlier.partition(f"\n{READING}")[2] if f"\n{READING}" in earlier else f"{READING}\n\nNone yet."
 
 
 def ceilings_of(results: Results) -> Ceilings | None:
@@ -139,7 +134,7 @@ def _title(what: str, results: Results) -> str:
 
 def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Path) -> Iterator[str]:
     yield _title("Benchmarks", results)
-    yield from ["", "## Summary", "", SUMMARY]
+    yield from ["", "## PeerSummary", "", SUMMARY]
     yield f"Each case: [{each.name}]({each.name}). What to make of it: [Reading](#reading)."
     for clock, found in tables.items():
         yield from _summary(clock, found)
@@ -170,7 +165,7 @@ def _summary(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[st
         yield from _table(head, (_summary_row(summary, most) for summary in found))
 
 
-def _summary_row(of: Summary, most: Mapping[Against, int]) -> list[str]:
+def _summary_row(of: PeerSummary, most: Mapping[Against, int]) -> list[str]:
     return [
         of.peer,
         f"{of.cases}" + (f" (+{of.unavailable} unavailable)" if of.unavailable else ""),
@@ -227,8 +222,11 @@ def _case_table(clock: Clock, table: Sequence[Entry]) -> Iterator[str]:
         columns["results dropped"] = lambda e: _interval(e.dropped) if e.dropped else ""
     if clock == "device" and any(entry.share for entry in table):
         columns["of the limit"] = _share
-    columns |= {f"x {what}": lambda e, what=what: _speedup(e, what) for what in AGAINST}
-    columns |= {"compile cold, warm": _compiled, "peak": lambda e: _bytes(e.peak_bytes)}
+    columns |= {f"x {what}": lambda e, what=what: _ratio(e.speedups.get(what), e.noise) for what in AGAINST}
+    columns |= {
+        "compile cold, warm": _compiled,
+        "peak": lambda e: "" if e.peak_bytes is None else f"{e.peak_bytes / 2**20:.0f} MiB",
+    }
     if any(entry.kernels is not None for entry in table):
         columns["kernels"] = lambda e: _number(e.kernels, "{}")
     yield from _table(list(columns), ([show(entry) for show in columns.values()] for entry in table))
@@ -319,7 +317,7 @@ def _choices(cells: Sequence[Cell]) -> Iterator[str]:
         head = ["case", "winner", "options", "race", "compile", "all modes", "best mode", "x best"]
         yield from _table([*head, *(f"x {mode}" for mode in modes)], [*_choice_rows(found, modes)])
         yield from ["", *_held_against_goals(found)]
-        told = [one.cell for peers in verdicts.told(cells).values() for one in peers.get(peer, ())]
+        told = [one.cell for peers in verdicts.latest_results(cells).values() for one in peers.get(peer, ())]
         lost = [f"{verdicts.name(c)} ({c.status})" for c in told if c.status not in FINE]
         if lost:
             yield f"- Not passed: {', '.join(dict.fromkeys(lost))}."
@@ -397,10 +395,6 @@ def _share(entry: Entry) -> str:
     return f"{said} {OVER}" if entry.over else said
 
 
-def _speedup(entry: Entry, what: Against) -> str:
-    return _ratio(entry.speedups.get(what), entry.noise)
-
-
 def _ratio(found: Interval | None, noise: Interval) -> str:
     if not found:
         return ""
@@ -427,10 +421,6 @@ def _about(seconds: float | None, fresh: bool) -> str:
     return "" if seconds is None else f"{'' if fresh else '~'}{seconds:.1f} s"
 
 
-def _bytes(count: int | None) -> str:
-    return "" if count is None else f"{count / 2**20:.0f} MiB"
-
-
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
@@ -449,7 +439,9 @@ def _controls(tables: Tables) -> Iterator[str]:
         slowed = [e for e in _entries(found) if e.cell.peer == SLOWED and e.time]
         shares = [_injected(e) for e in slowed] or [INJECTED]
         unseen = [e for e in slowed if e.marks.get("eager") != "loss"]
-        unsized = [e for e in slowed if not _is_sized(e)]
+        unsized = [
+            e for e in slowed if not ("eager" in e.speedups and is_seen(e.speedups["eager"], e.noise, _injected(e)))
+        ]
         yield (
             f"- {clock_name(clock, found)}: {min(shares):.1%} to {max(shares):.1%} more work, in {len(slowed)} groups. "
             f"Not seen: {_named(unseen)}. Not at its size: {_named(unsized)}."
@@ -462,10 +454,6 @@ def _controls(tables: Tables) -> Iterator[str]:
 
 def _injected(entry: Entry) -> float:
     return float(entry.cell.options.get("injected", INJECTED))
-
-
-def _is_sized(entry: Entry) -> bool:
-    return "eager" in entry.speedups and is_seen(entry.speedups["eager"], entry.noise, _injected(entry))
 
 
 def _named(entries: Iterable[Entry]) -> str:
@@ -499,16 +487,16 @@ def _commands(results: Results) -> list[str]:
 def _measured_with(results: Results) -> Iterator[str]:
     yield from _commands(results)
     environment = results.environments[-1]
-    about = {name: value for name, value in environment.items() if name != "command" and _plain(value)}
+    about = {
+        name: value
+        for name, value in environment.items()
+        if name != "command" and (isinstance(value, str | int | float) and value != "")
+    }
     yield from _table(["", "value"], ([name, str(value)] for name, value in about.items()))
     if found := ceilings_of(results):
         yield ""
         rows = ([name, _rate(figure.value, figure.unit), figure.attempt] for name, figure in found.figures.items())
         yield from _table(["ceiling", f"best of {len(results.ceilings)} runs", "attempt"], rows)
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, str | int | float) and value != ""
 
 
 def _rate(value: float, unit: str) -> str:

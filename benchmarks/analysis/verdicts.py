@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import geometric_mean, median
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from backend_kwargs import measure
 from backend_kwargs.measure import Interval
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.controls import BASELINE
-from benchmarks.execution.records import AGAIN, Cell
-from benchmarks.execution.roofline import Limit, limit, over, per_cent
+from benchmarks.execution.records import AGAIN, Cell, Compile
+from benchmarks.execution.roofline import PhysicalLimit, limit, over, per_cent
 from benchmarks.workloads.case import Work
 
 Verdict = Literal["SAME", "FAST", "SLOW", "AMBIGUOUS"]
@@ -99,7 +99,7 @@ class Entry:
     speedups: Mapping[Against, Interval]
     marks: Mapping[Against, Mark]
     noise: Interval
-    limit: Limit | None
+    limit: PhysicalLimit | None
     share: Interval | None
     cold_s: float | None
     warm_s: float | None
@@ -116,7 +116,7 @@ class Entry:
         return self.limit is not None and over(self.limit, self.share)
 
 
-class Told(NamedTuple):
+class LatestResult(NamedTuple):
     """A cell that stands, and the group that timed it; `whole`: every rival that passes anywhere passes in it."""
 
     cell: Cell
@@ -144,12 +144,12 @@ def noise(group: Sequence[Cell], clock: Clock) -> Interval:
     return Interval(1.0, min(floor.low, 1 / LEAST_REACH), max(floor.high, LEAST_REACH))
 
 
-def widest(runs: Iterable[Told], clock: Clock) -> Interval:
+def widest(runs: Iterable[LatestResult], clock: Clock) -> Interval:
     """Return the widest noise floor of several runs' groups."""
     return max((noise(one.group, clock) for one in runs), key=lambda noise: noise.high)
 
 
-def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
+def latest_results(cells: Iterable[Cell]) -> dict[Key, dict[str, list[LatestResult]]]:
     """Return what stands, by what is computed and by peer, one for each run: of the latest group that holds the peer.
 
     A group is what one process has timed; ratios and noise floors are its own. The latest is the one read last; where
@@ -159,7 +159,7 @@ def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
     runs: dict[Key, dict[int, dict[str, list[Cell]]]] = {}
     for cell in cells:
         runs.setdefault(key(cell), {}).setdefault(cell.run, {}).setdefault(cell.group_id, []).append(cell)
-    found: dict[Key, dict[str, list[Told]]] = {}
+    found: dict[Key, dict[str, list[LatestResult]]] = {}
     for what, each in runs.items():
         for groups in each.values():
             for one in _latest(list(groups.values())):
@@ -167,7 +167,7 @@ def told(cells: Iterable[Cell]) -> dict[Key, dict[str, list[Told]]]:
     return found
 
 
-def _latest(groups: list[list[Cell]]) -> list[Told]:
+def _latest(groups: list[list[Cell]]) -> list[LatestResult]:
     latest: dict[str, tuple[tuple[bool, int], Cell, list[Cell]]] = {}
     for group in groups:
         modes = sum(cell.kind == "mode" and cell.status != "unavailable" for cell in group)
@@ -176,23 +176,23 @@ def _latest(groups: list[list[Cell]]) -> list[Told]:
             if cell.peer not in latest or rank >= latest[cell.peer][0]:
                 latest[cell.peer] = rank, cell, group
     fit = {peer for peer, (_, cell, _) in latest.items() if cell.passed and cell.kind in RIVALS}
-    return [Told(cell, group, fit <= {c.peer for c in group if c.passed}) for _, cell, group in latest.values()]
+    return [LatestResult(cell, group, fit <= {c.peer for c in group if c.passed}) for _, cell, group in latest.values()]
 
 
 def entries(cells: Sequence[Cell], clock: Clock, ceilings: Ceilings | None = None) -> dict[Key, list[Entry]]:
     """Return the table of each case: its peers, controls included, in the order in which they were run."""
     return {
         what: [_entry([_timed(one, clock) for one in runs], clock, ceilings) for runs in peers.values()]
-        for what, peers in told(cells).items()
+        for what, peers in latest_results(cells).items()
     }
 
 
-def _timed(of: Told, clock: Clock) -> _Timed:
+def _timed(of: LatestResult, clock: Clock) -> _Timed:
     time = measure.median_interval(found) if (found := samples(of.cell, clock)) else None
     return _Timed(of.cell, time, _speedups(of, clock), noise(of.group, clock), _memory(of))
 
 
-def _memory(of: Told) -> float | None:
+def _memory(of: LatestResult) -> float | None:
     """Return the peak over eager's: both in processes of their own, where libraries' workspaces count, or neither."""
     own, eager = of.cell.compile, next((c.compile for c in of.group if c.peer == BASELINE), None)
     if eager is None or own.fresh != eager.fresh or min(own.peak_bytes or 0, eager.peak_bytes or 0) < LEAST_PEAK:
@@ -200,7 +200,7 @@ def _memory(of: Told) -> float | None:
     return own.peak_bytes / eager.peak_bytes
 
 
-def _speedups(of: Told, clock: Clock) -> dict[Against, Interval]:
+def _speedups(of: LatestResult, clock: Clock) -> dict[Against, Interval]:
     cell, group, whole = of
     others = [c for c in group if c is not cell and c.numerics == cell.numerics and comparable(c, clock)]
     mine = comparable(cell, clock)
@@ -221,34 +221,47 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
     against = [what for what in AGAINST if ok and all(what in run.speedups for run in ok)]
     speedups = {what: over_compiles([run.speedups[what] for run in ok]) for what in against}
     floor = max((run.noise for run in runs), key=lambda noise: noise.high)
-    bound = _limit(cell, ceilings) if clock == "device" else None
+    bound = (limit(Work(**cell.work), ceilings) if cell.work and ceilings else None) if clock == "device" else None
     exposed = clock == "device" and any(run.cell.exposed for run in ok)
     time = over_compiles([run.time for run in ok if run.time]) if ok else None
-    made = [run.cell.compile for run in runs]
-    compiles = [each for each in made if each.fresh] or made
-    timed = [sample for run in ok for sample in samples(run.cell, clock)]
-    dropped = [run.cell.dropped_s for run in ok if clock == "wall" and run.cell.dropped_s]
     return Entry(
         cell=cell,
         compiles=len(ok),
-        rounds=min((len(samples(run.cell, clock)) for run in ok), default=0),
         time=time,
-        dropped=over_compiles([measure.median_interval(found) for found in dropped]) if dropped else None,
-        spread=(measure.percentile(timed, 0.2), measure.percentile(timed, 0.8)) if timed else None,
         speedups=speedups,
         marks={what: mark(found, floor) for what, found in speedups.items()},
         noise=floor,
         limit=bound,
         share=per_cent(bound, time) if bound and time and not exposed else None,
-        cold_s=middle(c.cold_s for c in compiles),
-        warm_s=middle(c.warm_s for c in compiles),
-        peak_bytes=max((run.cell.compile.peak_bytes for run in runs if run.cell.compile.peak_bytes), default=None),
         memory=middle(run.memory for run in ok),
         kernels=cell.compile.kernels,
-        fresh=all(c.fresh for c in compiles),
-        repeats=max((run.cell.repeats.get(SAMPLED[clock], 0) for run in ok), default=0),
         exposed=exposed,
+        **_of_samples(ok, clock),
+        **_of_compiles([run.cell.compile for run in runs]),
     )
+
+
+def _of_samples(ok: list[_Timed], clock: Clock) -> dict[str, Any]:
+    """Return what an entry has of all samples of the runs that passed."""
+    timed = [sample for run in ok for sample in samples(run.cell, clock)]
+    dropped = [run.cell.dropped_s for run in ok if clock == "wall" and run.cell.dropped_s]
+    return {
+        "rounds": min((len(samples(run.cell, clock)) for run in ok), default=0),
+        "dropped": over_compiles([measure.median_interval(found) for found in dropped]) if dropped else None,
+        "spread": (measure.percentile(timed, 0.2), measure.percentile(timed, 0.8)) if timed else None,
+        "repeats": max((run.cell.repeats.get(SAMPLED[clock], 0) for run in ok), default=0),
+    }
+
+
+def _of_compiles(made: list[Compile]) -> dict[str, Any]:
+    """Return what an entry has of the compiles: of those in a process of their own, where there are any."""
+    compiles = [each for each in made if each.fresh] or made
+    return {
+        "cold_s": middle(c.cold_s for c in compiles),
+        "warm_s": middle(c.warm_s for c in compiles),
+        "peak_bytes": max((each.peak_bytes for each in made if each.peak_bytes), default=None),
+        "fresh": all(c.fresh for c in compiles),
+    }
 
 
 def over_compiles(found: Sequence[Interval]) -> Interval:
@@ -269,15 +282,11 @@ def mark(speedup: Interval, noise: Interval) -> Mark:
     return "win" if speedup.median > 1 else "loss"
 
 
-def _limit(cell: Cell, ceilings: Ceilings | None) -> Limit | None:
-    return limit(Work(**cell.work), ceilings) if cell.work and ceilings else None
-
-
 # ---- one peer over all cases
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class PeerSummary:
     """One peer over the cases of one numerics class on one clock.
 
     `cases` are those that it is available for; one that fails counts as slow in `fast`, and so does one that is faster
@@ -308,7 +317,7 @@ class Summary:
 FAST = (1.0, 1.1, 2.0)
 
 
-def summaries(tables: Mapping[Key, Sequence[Entry]]) -> dict[str, list[Summary]]:
+def summaries(tables: Mapping[Key, Sequence[Entry]]) -> dict[str, list[PeerSummary]]:
     """Return the summaries of all peers but the controls, by numerics class."""
     found: dict[str, dict[str, list[Entry]]] = {}
     for table in tables.values():
@@ -318,17 +327,15 @@ def summaries(tables: Mapping[Key, Sequence[Entry]]) -> dict[str, list[Summary]]
     return {name: [_summary(each) for each in peers.values()] for name, peers in found.items()}
 
 
-def _summary(entries: list[Entry]) -> Summary:
+def _summary(entries: list[Entry]) -> PeerSummary:
     able = [entry for entry in entries if entry.cell.status != "unavailable"]
     passed = [entry for entry in able if entry.cell.status == "pass"]
     against_eager = [entry for entry in passed if "eager" in entry.speedups]
     medians = {what: [e.speedups[what].median for e in passed if what in e.speedups] for what in AGAINST}
     strongest = [entry.marks["strongest"] for entry in passed if "strongest" in entry.marks]
     ratios = [e.memory for e in passed if e.memory]
-    known = [entry for entry in passed if entry.cold_s is not None]
-    fresh = [entry for entry in known if entry.fresh]
-    compiled = fresh if len(fresh) > len(known) / 2 else known
-    return Summary(
+    compiled = _compiled_alike(passed)
+    return PeerSummary(
         peer=entries[0].cell.peer,
         kind=entries[0].cell.kind,
         cases=len(able),
@@ -346,6 +353,13 @@ def _summary(entries: list[Entry]) -> Summary:
         peaks=len(ratios),
         fresh=all(e.fresh for e in compiled),
     )
+
+
+def _compiled_alike(passed: list[Entry]) -> list[Entry]:
+    """Return the entries whose compile seconds may stand together: fresh ones, where these are most of the known."""
+    known = [entry for entry in passed if entry.cold_s is not None]
+    fresh = [entry for entry in known if entry.fresh]
+    return fresh if len(fresh) > len(known) / 2 else known
 
 
 def _fast(entries: list[Entry], failed: int) -> dict[float, float]:

@@ -43,7 +43,7 @@ class Cell:
     call returns, `dropped_s` of one that drops results at once; older files have only the latter. `device_s` is
     empty where the device has no events. A cell that did not pass has no samples. `repeats` says by clock, "wall",
     "dropped" or "events", how many calls a sample is the mean of; it is empty in older files. `exposed`: launches
-    outlast what covers them, so that `device_s` holds time of the host. `one_cache`: peers shared what they compiled.
+    are not hidden, so that `device_s` holds time of the host. `one_cache`: peers shared what they compiled.
     `decided` is what auto's race came to: winner, options, seconds, and rows of name, status, seconds, compile_s,
     reason, whom it met, and its speedup over it: low, median, high.
     """

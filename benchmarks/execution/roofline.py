@@ -16,7 +16,7 @@ OTHERWISE = {"tf32": "fp32"}  # a device without such a unit, a CPU say, compute
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class PhysicalLimit:
     """The least seconds, what bounds them, and how uncertain the ceiling behind them is (0.02: two per cent).
 
     `balance` is the time of the arithmetic over that of the memory: where a case stands to the ridge of the roofline.
@@ -35,7 +35,7 @@ class Limit:
         return self.bound != "L2"
 
 
-def limit(work: Work | None, ceilings: Ceilings) -> Limit | None:
+def limit(work: Work | None, ceilings: Ceilings) -> PhysicalLimit | None:
     """Return the limit of `work` on the device of `ceilings`; None where the work or its unit's peak is not known."""
     peak = work and (ceilings.figures.get(work.unit) or ceilings.figures.get(OTHERWISE.get(work.unit, "")))
     if not work or not peak:
@@ -51,10 +51,10 @@ def limit(work: Work | None, ceilings: Ceilings) -> Limit | None:
     seconds, ceiling = terms[bound]
     in_l2 = bound == "memory" and work.bytes <= ceilings.l2_bytes
     balance = terms["compute"][0] / terms["memory"][0] if work.bytes else math.inf
-    return Limit(seconds, "L2" if in_l2 else bound, _tolerance(ceiling), balance)
+    return PhysicalLimit(seconds, "L2" if in_l2 else bound, _tolerance(ceiling), balance)
 
 
-def per_cent(limit: Limit, time: Interval) -> Interval | None:
+def per_cent(limit: PhysicalLimit, time: Interval) -> Interval | None:
     """Return how much of the limit a device time reaches, in per cent; None where it is not scored."""
     if not limit.scored:
         return None
@@ -62,7 +62,7 @@ def per_cent(limit: Limit, time: Interval) -> Interval | None:
     return Interval(*(100 * limit.seconds / seconds for seconds in (time.median, time.high, time.low)))
 
 
-def over(limit: Limit, share: Interval | None) -> bool:
+def over(limit: PhysicalLimit, share: Interval | None) -> bool:
     """Say whether a per cent of the limit is beyond 100, interval and uncertainty of the ceiling taken off: our bug."""
     return share is not None and share.low > 100 * (1 + limit.tolerance)
 

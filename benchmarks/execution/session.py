@@ -76,6 +76,20 @@ class Plan:
     extra: tuple[Peer, ...] = ()
     one_cache: bool = False
 
+    def __post_init__(self) -> None:
+        if self.one_cache and self.beside is False:
+            raise BackendKwargsError("--one-cache excludes --apart: a fresh compile finds nothing of its peers'.")
+        if self.one_cache and (self.compiles or 1) > 1:
+            raise BackendKwargsError(
+                f"--one-cache excludes --compiles {self.compiles}: what is compiled once is there for all."
+            )
+        if self.clocks == ("events",) and self.device == "cpu":
+            raise BackendKwargsError("--timer events requires a GPU: on a CPU the wall's clock is the only one.")
+        if max(self.jobs, self.tuners, self.ahead) > 1 and not self.apart:
+            raise BackendKwargsError(
+                "--jobs, --tuners and --ahead need --apart: beside its peers each compiles in turn, in one process."
+            )
+
     @property
     def where(self) -> Path:
         """Return the folder of compiled code and of the processes' output."""

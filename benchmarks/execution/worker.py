@@ -147,19 +147,7 @@ def time_group(tell: Tell, job: Job) -> list[Cell]:
 
 
 def _time_group(tell: Tell, job: Job, alone: Callable[[], None]) -> list[Cell]:
-    study = job.study()
-    chosen = [*job.peers(), *_hand_written(study, job)]
-    trials = [PeerTrial(study, peer, job.folder(peer.name)) for peer in chosen]
-    learn(study, trials)
-    _start_compilers([trial.peer for trial in trials if trial.passed], job)
-    shares = peers.sharing(chosen)
-    for trial in (trial for trial in trials if trial.passed):
-        tell(trial.peer.name)
-        _start(trial, job, shares[trial.peer.name])
-    _share(trials, shares)
-    for trial in (trial for trial in trials if trial.passed and trial.compiled.kernels is None):
-        with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
-            trial.compiled = dataclasses.replace(trial.compiled, kernels=kernels_per_call(trial.step, study.device))
+    trials = _started(tell, job)
     tell(TIMING)
     alone()
     racing = {trial.peer.name: trial for trial in trials if trial.passed}
@@ -173,9 +161,23 @@ def _time_group(tell: Tell, job: Job, alone: Callable[[], None]) -> list[Cell]:
     return cells + ([_control(baseline, name, timed) for name in beside] if baseline else [])
 
 
-def _hand_written(study: CaseStudy, job: Job) -> list[Peer]:
-    found = peers.hand_written(study.problem.peers)
-    return [peer for name, peer in found.items() if peers.wanted(name, job.globs)]
+def _started(tell: Tell, job: Job) -> list[PeerTrial]:
+    """Return a trial of each peer, compiled, checked, and with its kernels counted, where it passed so far."""
+    study = job.study()
+    own = peers.hand_written(study.problem.peers)
+    chosen = [*job.peers(), *(peer for name, peer in own.items() if peers.wanted(name, job.globs))]
+    trials = [PeerTrial(study, peer, job.folder(peer.name)) for peer in chosen]
+    learn(study, trials)
+    _start_compilers([trial.peer for trial in trials if trial.passed], job)
+    shares = peers.sharing(chosen)
+    for trial in (trial for trial in trials if trial.passed):
+        tell(trial.peer.name)
+        _start(trial, job, shares[trial.peer.name])
+    _share(trials, shares)
+    for trial in (trial for trial in trials if trial.passed and trial.compiled.kernels is None):
+        with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
+            trial.compiled = dataclasses.replace(trial.compiled, kernels=kernels_per_call(trial.step, study.device))
+    return trials
 
 
 def _start(trial: PeerTrial, job: Job, first: str) -> None:
@@ -230,15 +232,15 @@ def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
     def repeated(clock: Clock, name: str, calls: int) -> None:
         timed.repeats.setdefault(name, {})[clock] = calls
 
-    told: dict[str, Any] = {"rounds": job.rounds, "device": device, "failed": failed}
+    settings: dict[str, Any] = {"rounds": job.rounds, "device": device, "failed": failed}
     clocks: tuple[Clock, ...] = ("wall", "dropped") if "wall" in job.clocks or device.type == "cpu" else ()
     for clock in clocks:
-        found = measure.interleave(calls, hold=clock == "wall", repeated=partial(repeated, clock), **told)
+        found = measure.interleave(calls, hold=clock == "wall", repeated=partial(repeated, clock), **settings)
         timed.seconds[clock] = found
         calls = {name: call for name, call in calls.items() if name in found}
     if events:
         timed.seconds["events"] = device_timer.device_times(
-            calls, l2=job.l2, repeated=partial(repeated, "events"), exposed=timed.exposed.add, **told
+            calls, l2=job.l2, repeated=partial(repeated, "events"), exposed=timed.exposed.add, **settings
         )
     return timed
 

@@ -1,13 +1,12 @@
 """What each template gains and costs on a GPU: timed against default on a case for it and on one against it.
 
     BACKEND_KWARGS_EVIDENCE=seen.jsonl python -m pytest tests/gpu
-    python benchmarks/studies/templates.py --evidence seen.jsonl --out benchmarks/results/h200
+    python -m benchmarks templates --evidence seen.jsonl --out benchmarks/results/h200
 
 writes `templates.md` and the samples, `templates.json`. What stands below "## Reading" in an earlier `templates.md` is
 kept. All peers of a case run in one process, interleaved; a row that is wrong, or does not compile, has no time.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from backend_kwargs.compare import Candidate, Comparison, Row, compare, to_json
 
 COMMANDS = """\
 BACKEND_KWARGS_EVIDENCE=seen.jsonl python -m pytest tests/gpu
-python benchmarks/studies/templates.py --evidence seen.jsonl --out benchmarks/results/h200"""
+python -m benchmarks templates --evidence seen.jsonl --out benchmarks/results/h200"""
 EVIDENCE = (
     "What `tests/gpu` saw in generated code, traces and autotuning, on a case where the template acts and on one where"
     " it should not."
@@ -38,7 +37,7 @@ Made = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Case:
+class TemplateCase:
     """A function with its inputs, the templates that it is for, and those that it is against."""
 
     make: Callable[[], Made]
@@ -87,35 +86,35 @@ def images() -> torch.Tensor:
     return random(32, 64, 56, 56, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
 
 
-CASES: dict[str, Case] = {
-    "MLP of 8 layers of 256, 64 rows, bf16: bound by launches": Case(
+CASES: dict[str, TemplateCase] = {
+    "MLP of 8 layers of 256, 64 rows, bf16: bound by launches": TemplateCase(
         lambda: (mlp(256, 8), (random(64, 256),)),
         ("cudagraphs", "max_autotune", "cpp_wrapper", "aten"),
         ("triton", "debug"),
     ),
-    "gelu, sigmoid, layer norm of 8192 x 8192, bf16: bound by memory": Case(
+    "gelu, sigmoid, layer norm of 8192 x 8192, bf16: bound by memory": TemplateCase(
         lambda: (gate_and_norm, (random(8192, 8192),)),
         ("coordinate_descent", "max_autotune_no_cudagraphs"),
         ("cudagraphs", "max_autotune", "cpp_wrapper", "fast_compile"),
     ),
-    "2 x (conv, batch norm, relu), 32 images of 56 x 56, float32": Case(
+    "2 x (conv, batch norm, relu), 32 images of 56 x 56, float32": TemplateCase(
         lambda: (conv_net(), (images(),)), ("freezing", "fast_compile"), ()
     ),
-    "MLP of 4 layers of 2048, 16 rows, bf16: nothing to fold": Case(
+    "MLP of 4 layers of 2048, 16 rows, bf16: nothing to fold": TemplateCase(
         lambda: (mlp(2048, 4), (random(16, 2048),)), (), ("freezing",)
     ),
-    "a chain of five steps on 8192 x 8192, bf16": Case(
+    "a chain of five steps on 8192 x 8192, bf16": TemplateCase(
         lambda: (chain, tuple(random(8192, 8192) for _ in range(3))), ("eager_numerics", "debug"), ()
     ),
-    "a chain of five steps on 8192 x 8192, float32": Case(
+    "a chain of five steps on 8192 x 8192, float32": TemplateCase(
         lambda: (chain, tuple(random(8192, 8192, dtype=torch.float32) for _ in range(3))), (), ("eager_numerics",)
     ),
-    "relu of a GEMM of 1021 x 2047 x 4093, bf16: unaligned": Case(
+    "relu of a GEMM of 1021 x 2047 x 4093, bf16: unaligned": TemplateCase(
         lambda: (relu_of_mm, (random(1021, 2047), random(2047, 4093))),
         ("triton",),
         ("tma", "aten"),
     ),
-    "relu of a GEMM of 4096 cubed, bf16: bound by arithmetic": Case(
+    "relu of a GEMM of 4096 cubed, bf16: bound by arithmetic": TemplateCase(
         lambda: (relu_of_mm, (random(4096, 4096), random(4096, 4096))),
         ("tma", "cutlass"),
         ("coordinate_descent", "max_autotune_no_cudagraphs"),
@@ -199,14 +198,14 @@ def _told(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"`{value}`" if isinstance(value, str) else str(value)
 
 
-def _times(name: str, case: Case, comparison: Comparison) -> str:
+def _times(name: str, case: TemplateCase, comparison: Comparison) -> str:
     noise = comparison.noise
     band = f", default against itself {noise.low:.3f} to {noise.high:.3f}" if noise else ""
     rows = [(f"`{row.label}`", _stance(row.label, case), *_cells(row)) for row in comparison.rows]
     return f"### {name}{band}\n\n" + _table(("template", "case is", "µs", "speedup", "compile s", ""), rows)
 
 
-def _stance(label: str, case: Case) -> str:
+def _stance(label: str, case: TemplateCase) -> str:
     return "for it" if label in case.good_for else "against it" if label in case.bad_for else ""
 
 
@@ -218,26 +217,15 @@ def _cells(row: Row) -> tuple[str, ...]:
     return f"{row.latency.median * 1e6:.1f}", f"{middle:.2f} [{low:.2f}, {high:.2f}]", compiled, row.verdict
 
 
-def main() -> None:
-    """Measure, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--evidence", type=Path, help="what tests/gpu saw")
-    parser.add_argument("--out", type=Path, required=True, help="a folder")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--cases", default="", help="only those whose name holds this")
-    parser.add_argument("--budget-s", type=float, default=480.0, help="begin no case after this")
-    chosen = parser.parse_args()
-    seen = [json.loads(line) for line in chosen.evidence.read_text().splitlines()] if chosen.evidence else []
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    written = chosen.out / "templates.md"
+def write_page(out: Path, evidence: Path | None, rounds: int, wanted: str, budget_s: float) -> None:
+    """Measure the cases whose name holds `wanted`, and write the page and the samples anew after each."""
+    seen = [json.loads(line) for line in evidence.read_text().splitlines()] if evidence else []
+    out.mkdir(parents=True, exist_ok=True)
+    written = out / "templates.md"
     reading = written.read_text().partition(READING)[2] if written.exists() else ""
     found = {}
-    for name, comparison in measure(chosen.rounds, chosen.cases, chosen.budget_s):
+    for name, comparison in measure(rounds, wanted, budget_s):
         found[name] = comparison
         raw = {name: to_json(comparison) for name, comparison in found.items()}
-        (chosen.out / "templates.json").write_text(json.dumps(raw) + "\n")
+        (out / "templates.json").write_text(json.dumps(raw) + "\n")
         written.write_text(page(found, seen, reading))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Run each Triton kernel of the suite in every configuration, check it, and time it beside the libraries.
 
-    python -m benchmarks.studies.tune_kernels --out tuned.json
-    python -m benchmarks.studies.tune_kernels --out tuned.json --report benchmarks/results/h200/kernels.md
+    python -m benchmarks tune-kernels --out tuned.json
+    python -m benchmarks tune-kernels --out tuned.json --report benchmarks/results/h200/kernels.md
 
 A first pass compiles in several processes; a second, alone on the GPU, checks and times. A configuration that does not
 compile, run or agree is a line of the result and ends nothing else; after an error that sticks to the device, and after
@@ -19,10 +19,9 @@ from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 
 from backend_kwargs import measure
 from benchmarks.execution import device_timer
@@ -41,8 +40,8 @@ REPORT = """# Hand-written kernels beside the libraries
 Written by:
 
 ```sh
-python -m benchmarks.studies.tune_kernels --out tuned.json
-python -m benchmarks.studies.tune_kernels --out tuned.json --report benchmarks/results/h200/kernels.md
+python -m benchmarks tune-kernels --out tuned.json
+python -m benchmarks tune-kernels --out tuned.json --report benchmarks/results/h200/kernels.md
 ```
 
 Environment: {device}.
@@ -66,28 +65,22 @@ one: where a case is several operations, "faster" is mostly fusion, which a comp
 was chosen on the numbers shown, which favours the kernels by some tenths of a per cent. `layer_norm_fwd_bwd` counts
 each tensor once, but has to read its input in both passes: 80 % is all that separate passes can reach.
 """
-Row = dict[str, Any]
+Line = dict[str, Any]
 
 
-def main(
-    out: Annotated[Path, typer.Option(help="JSON file of every configuration's time.")] = Path("tuned.json"),
-    case: Annotated[str, typer.Option(help="Glob of cases.")] = "*",
-    scale: Annotated[str, typer.Option(help="full or smoke.")] = "full",
-    jobs: Annotated[int, typer.Option(help="Processes that compile; 0: leave that to the timing.")] = 8,
-    budget: Annotated[float, typer.Option(help="Seconds after which no further case is begun.")] = 210.0,
-    each: Annotated[float, typer.Option(help="Seconds after which one case is given up.")] = 60.0,
-    report: Annotated[Path | None, typer.Option(help="Run nothing; write what --out holds as Markdown.")] = None,
-) -> None:
-    """Tune the Triton kernels on this machine's GPU."""
-    if report:
-        report.write_text(markdown(json.loads(out.read_text())))
-        return
+def write_report(found: Path, out: Path) -> None:
+    """Write what `tune` found as Markdown."""
+    out.write_text(markdown(json.loads(found.read_text())))
+
+
+def tune(out: Path, case: str, scale: str, jobs: int, budget: float, each: float) -> None:
+    """Check and time every configuration of the cases' kernels, and write what is found to `out`."""
     started = time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     names = [name for name in CASES if fnmatch.fnmatch(name, case) and has_kernels(name)]
     if jobs:
         compile_all(names, device, scale, jobs, min(budget / 2, 100.0))
-    rows: list[Row] = []
+    rows: list[Line] = []
     with Worker() as worker:
         for name in names:
             if time.monotonic() - started > budget:
@@ -137,9 +130,9 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         stop(self.pool)
 
-    def run(self, name: str, device: str, scale: str, patience: float) -> list[Row]:
+    def run(self, name: str, device: str, scale: str, patience: float) -> list[Line]:
         """Return a case's rows, or one that says why there are none."""
-        job: Future[list[Row]] = self.pool.submit(time_case, name, device, scale)
+        job: Future[list[Line]] = self.pool.submit(time_case, name, device, scale)
         try:
             rows = job.result(timeout=patience)
         except Exception as error:  # noqa: BLE001 - the row tells it, and the next case goes on
@@ -162,7 +155,7 @@ def compile_case(name: str, device: str, scale: str) -> None:
         print(f"  compiled {name} {peer}", flush=True)
 
 
-def time_case(name: str, device: str, scale: str) -> list[Row]:
+def time_case(name: str, device: str, scale: str) -> list[Line]:
     """Return a row for eager, each library and each configuration."""
     case, problem, calls = prepared(name, device, scale)
     place = torch.device(device)
@@ -298,7 +291,7 @@ def lost(device: torch.device) -> bool:
 # ---- the result
 
 
-def timed_row(case: Case, work: Work | None, peer: str, config: str, error: str) -> Row:
+def timed_row(case: Case, work: Work | None, peer: str, config: str, error: str) -> Line:
     """Return one line of the result, without its time."""
     return {"case": case.name, "peer": peer, "config": config, "error": error, "limit_us": limit_us(work), "us": None}
 
@@ -308,7 +301,7 @@ def limit_us(work: Work | None) -> float | None:
     return work and 1e6 * max(work.flops / FLOPS_PER_S[work.unit], work.bytes / BYTES_PER_S)
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[Line]) -> str:
     """Return a case's rows as text: the libraries, and each kernel's configurations from the fastest on."""
     lines = []
     order = sorted(rows, key=lambda row: (row.get("peer", ""), row.get("us") or float("inf")))
@@ -339,14 +332,14 @@ def markdown(results: dict[str, Any]) -> str:
     )
 
 
-def best_line(row: Row) -> str:
+def best_line(row: Line) -> str:
     """Return a peer's best as a row of the table."""
     share = f"{100 * row['limit_us'] / row['us']:.1f}" if row["limit_us"] else ""
     config = f"`{row['config']}`" if row["config"] else ""
     return f"| {row['case']} | {row['peer']} | {row['us']:.1f} | {share} | {config} |"
 
 
-def reading(best: list[Row]) -> str:
+def reading(best: list[Line]) -> str:
     """Return, case by case, how the best kernel stands to the best library, eager among those."""
     found: dict[str, list[str]] = {"faster": [], "as fast": [], "slower": []}
     for (case,), rows in grouped(best, "case").items():
@@ -361,18 +354,14 @@ def reading(best: list[Row]) -> str:
     return "\n".join(f"- {word}: {', '.join(cases) or 'none'}" for word, cases in found.items())
 
 
-def grouped(rows: list[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+def grouped(rows: list[Line], *names: str) -> dict[tuple[Any, ...], list[Line]]:
     """Return rows by the values of `names`, in the order of their first."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[Line]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     return groups
 
 
-def fastness(row: Row) -> float:
+def fastness(row: Line) -> float:
     """Return what to sort rows by, the fastest first."""
     return float(row["us"])
-
-
-if __name__ == "__main__":
-    typer.run(main)

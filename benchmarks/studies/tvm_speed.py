@@ -1,19 +1,17 @@
 """The speed of tmpl-tvm beside eager and Inductor.
 
-    python benchmarks/studies/tvm_speed.py [--device cuda] [--trials 64] [--out FILE]
+    python -m benchmarks tvm-speed [--device cuda] [--trials 64] [--out FILE]
 
-Each candidate's numbers are checked against eager's first; then all run in turns, and a speedup is the median of the
-paired ratios with its bootstrap 95 % interval. It runs on one thread of the CPU. What TVM could not have or failed at
-ran in eager: the last column names it.
-
-Not called tvm.py: run as a script it would be what `import tvm` finds.
+Each candidate's numbers are checked against eager's first; then their timing is interleaved. A speedup is the median
+of the paired ratios with its bootstrap 95 % interval. It runs on one thread of the CPU. The last column names what ran
+in eager because TVM could not compile it.
 """
 
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,17 @@ from backend_kwargs.measure import environment, interleave, median_interval, rat
 
 IN_ATEN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 HEADER = ("model", "candidate", "speedup over eager (95 %)", "latency", "compile", "largest error", "in TVM")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for: where, how many schedules are measured for the tuned rows, and how it is timed."""
+
+    device: str
+    trials: int
+    rounds: int
+    threads: int
+    work_dir: Path | None
 
 
 class Block(nn.Module):
@@ -79,17 +88,17 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]
 }
 
 
-def candidates(args: Namespace, work_dir: str) -> dict[str, Any]:
+def candidates(asked: Asked, work_dir: str) -> dict[str, Any]:
     """Return each candidate's backend and options; where tuning is asked for, it is done while compiling."""
     found: dict[str, Mapping[str, Any]] = {"untuned": {}, "untuned, freeze": {"freeze": True}}
     found["untuned, products and convolutions in ATen"] = {"aten_ops": IN_ATEN}
-    if args.device == "cuda":
+    if asked.device == "cuda":
         found["untuned, cuda_graph"] = {"cuda_graph": True}
         found["untuned, products and convolutions in ATen, cuda_graph"] = {"aten_ops": IN_ATEN, "cuda_graph": True}
-    if args.trials:
-        found["tuned"] = {"scheduler": "meta_schedule", "trials": args.trials, "work_dir": work_dir, "seed": 0}
+    if asked.trials:
+        found["tuned"] = {"scheduler": "meta_schedule", "trials": asked.trials, "work_dir": work_dir, "seed": 0}
     peers = {"inductor": partial(torch.compile, backend="inductor")}
-    if args.device == "cuda":
+    if asked.device == "cuda":
         peers["inductor, reduce-overhead"] = partial(torch.compile, mode="reduce-overhead")
     return peers | {f"tmpl-tvm ({label})": Watched(options) for label, options in found.items()}
 
@@ -118,17 +127,17 @@ class Watched:
         return "; ".join([f"{operators} operators", *left])
 
 
-def rows(name: str, args: Namespace, work_dir: str) -> Iterator[tuple[str, ...]]:
+def rows(name: str, asked: Asked, work_dir: str) -> Iterator[tuple[str, ...]]:
     """Compile, check and time every candidate on one model."""
     make, shapes = MODELS[name]
     torch.compiler.reset()
     torch.manual_seed(0)
-    model = make().eval().to(args.device)
-    inputs = [torch.randn(shape, device=args.device) for shape in shapes]
+    model = make().eval().to(asked.device)
+    inputs = [torch.randn(shape, device=asked.device) for shape in shapes]
     wanted = model(*inputs)
     calls: dict[str, Callable[[], object]] = {"eager": lambda: model(*inputs)}
     told: dict[str, tuple[str, ...]] = {"eager": ("", "", "")}
-    for label, compiler in candidates(args, work_dir).items():
+    for label, compiler in candidates(asked, work_dir).items():
         started = time.perf_counter()
         try:
             compiled = compiler(model)
@@ -141,38 +150,25 @@ def rows(name: str, args: Namespace, work_dir: str) -> Iterator[tuple[str, ...]]
         inside = str(compiler) if isinstance(compiler, Watched) else ""
         told[label] = f"{seconds:.1f} s", f"{(result - wanted).abs().max().item():.1e}", inside
         calls[label] = partial(compiled, *inputs)
-    samples = interleave(calls, rounds=args.rounds, device=torch.device(args.device))
+    samples = interleave(calls, rounds=asked.rounds, device=torch.device(asked.device))
     for label, seconds in samples.items():
         ratio, latency = ratio_interval(samples["eager"], seconds), median_interval(seconds).median
         speedup = f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
         yield name, label, speedup, f"{latency * 1e6:.0f} us", *told[label]
 
 
-def main() -> None:
-    """Print the table as Markdown, and where it was measured."""
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--trials", type=int, default=64, help="schedules to measure for the tuned rows, 0 for none")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--work-dir", help="where tuning is kept; a temporary directory otherwise")
-    parser.add_argument("--out", type=Path, help="a file for the table")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+def write_table(asked: Asked, models: Sequence[str], out: Path | None) -> None:
+    """Print the table as Markdown, and where it was measured; write it to `out` too."""
+    torch.set_num_threads(asked.threads)
     torch._dynamo.config.recompile_limit = 64
     lines = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
     with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
-        for name in args.models:
-            for row in rows(name, args, args.work_dir or scratch):
+        for name in models:
+            for row in rows(name, asked, str(asked.work_dir or scratch)):
                 lines.append(f"| {' | '.join(row)} |")
                 print(lines[-1], file=sys.stderr, flush=True)
-    where = ", ".join(f"{k} {v}" for k, v in environment(torch.device(args.device)).items() if v is not None)
-    table = "\n".join([f"`python {' '.join(sys.argv)}`", "", *lines, "", where, ""])
+    where = ", ".join(f"{k} {v}" for k, v in environment(torch.device(asked.device)).items() if v is not None)
+    table = "\n".join([f"`python -m benchmarks {' '.join(sys.argv[1:])}`", "", *lines, "", where, ""])
     print(table)
-    if args.out:
-        args.out.write_text(table)
-
-
-if __name__ == "__main__":
-    main()
+    if out:
+        out.write_text(table)

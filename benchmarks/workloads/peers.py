@@ -94,12 +94,12 @@ LAST: tuple[Peer, ...] = (
 
 def peers() -> dict[str, Peer]:
     """Return all but the kernels that cases bring along, by name."""
-    named = (_template(name) for name in list_templates() if name != "auto")
+    named = (
+        Peer(TEMPLATES + name, "template", TEMPLATES + name, cases=SLOW.get(name, ("*",)))
+        for name in list_templates()
+        if name != "auto"
+    )
     return {peer.name: peer for peer in (*FIXED, *named, *LAST)}
-
-
-def _template(name: str) -> Peer:
-    return Peer(TEMPLATES + name, "template", TEMPLATES + name, cases=SLOW.get(name, ("*",)))
 
 
 def hand_written(kernels: Mapping[str, Callable[..., Any]]) -> dict[str, Peer]:

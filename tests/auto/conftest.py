@@ -88,9 +88,9 @@ class Races:
 
     def __call__(self, request, tick):
         self.count += 1
-        row = decision.Row(self.winner, self.options, seconds=1e-4, won=True)
-        others = [decision.Row(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
-        return race.Outcome(row, (*others, row), "3 ops", 0.1, self.cut)
+        row = decision.RaceRow(self.winner, self.options, seconds=1e-4, won=True)
+        others = [decision.RaceRow(name, seconds=1.0) for name in ("eager", "default") if name != self.winner]
+        return race.RaceResult(row, (*others, row), "3 ops", 0.1, self.cut)
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import sqlite3
 import torch
 
 import backend_kwargs
-from backend_kwargs.compilers.auto.decision import Decision, Row
+from backend_kwargs.compilers.auto.decision import Decision, RaceRow
 from backend_kwargs.compilers.auto.store import Store
 
-ROW = Row("cudagraphs", seconds=1e-4, won=True)
+ROW = RaceRow("cudagraphs", seconds=1e-4, won=True)
 KEY = "ab" * 32
 MADE = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, (ROW,), {"gpu": "H200"}, "3 ops", 2.5, 1e9)
 TOLD = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 0.0}

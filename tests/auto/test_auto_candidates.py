@@ -9,12 +9,12 @@ from torch.nn.functional import linear
 
 from backend_kwargs.catalogue import inductor_options
 from backend_kwargs.compilers.auto.candidates import STEPS, candidates_for
-from backend_kwargs.compilers.auto.graph_stats import Facts, seen_facts
+from backend_kwargs.compilers.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.settings import Settings
 
 MARKS = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 9e7}
-ONE_GEMM = Facts(
+ONE_GEMM = GraphStats(
     ops=2,
     gemms=1,
     unaligned=0,
@@ -44,7 +44,7 @@ def names(facts, effort="quick"):
 
 
 def facts_of(run, **marks):
-    return seen_facts(run, lambda result: 0.0, **MARKS | marks)[1]
+    return observed_stats(run, lambda result: 0.0, **MARKS | marks)[1]
 
 
 def test_each_option_is_inductors():

@@ -13,7 +13,7 @@ from torch._inductor import config
 import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compilers.auto import decide, race
-from backend_kwargs.compilers.auto.decision import Row
+from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.store import Store
@@ -111,7 +111,7 @@ def test_tiny_graphs_inherit_when_the_budget_is_spent(races, log):
     """Also where the process may race no more, a tiny graph takes the winner of its neighbour."""
     races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": True}
     torch.compile(chain, backend=backend_of(process_budget_s=100.0))(torch.randn(8, 64))
-    decide._spent.append(100.0)
+    decide.memory().race_seconds.append(100.0)
     torch.compile(torch.sin, backend=backend_of(process_budget_s=100.0))(torch.randn(8))
     assert told(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
 
@@ -190,7 +190,7 @@ def test_a_stored_winner_that_fails_falls_back(auto, planted, races, log):
     why = "crash, which was decided, fails: InductorError: RuntimeError: planted"
     assert str(warned[-1].message) == f"A graph is compiled under default: {why}"
     assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
-    assert not decide._decided
+    assert not decide.memory().decisions
 
 
 def after_a_race(auto, races, **options):
@@ -238,7 +238,7 @@ def test_a_template_that_sets_something_else_is_another_candidate():
     def asked(**options):
         tools = Tools(lambda name: options, lambda options: {}, {})
         settings = Settings(candidates=["mine", "cpp_wrapper"])
-        return decide._Deciding(Request(None, [], settings, None, tools)).asked["candidates"]
+        return decide._Question(Request(None, [], settings, None, tools)).asked["candidates"]
 
     assert asked(epilogue_fusion=True) == [("mine", [("epilogue_fusion", True)]), ("cpp_wrapper", [])]
     assert asked(epilogue_fusion=True) != asked(epilogue_fusion=False)
@@ -276,7 +276,7 @@ def test_a_race_has_what_the_process_has_left(auto, races, store, monkeypatch):
         race, "race", lambda request, tick: budgets.append(request.settings.budget_s) or races(request, tick)
     )
     races.cut = True
-    decide._spent.append(90.0)
+    decide.memory().race_seconds.append(90.0)
     auto(chain, process_budget_s=100)(torch.randn(8, 64))
     (decision,) = Store(store).all()
     assert (budgets, decision.cut_s) == ([10.0], 10.0)
@@ -289,7 +289,7 @@ def test_a_process_that_has_spent_its_budget_takes_what_is_stored(auto, races, s
     auto(chain, budget_s=5)(x)
     torch._dynamo.reset()
     decide.forget_process()
-    decide._spent.append(1000.0)
+    decide.memory().race_seconds.append(1000.0)
     auto(chain, budget_s=60)(x)
     assert (races.count, told(log)) == (1, "auto: eager for 3 ops (0.1 s)")
 
@@ -305,7 +305,7 @@ def test_what_is_drawn_again_is_not_raced(auto, log):
     """Eager's gradients of a checkpoint are of other random numbers than its output, so that they tell nothing."""
     x = torch.randn(8, 64, requires_grad=True)
     auto(checkpointed(0.5))(x).backward()
-    why = "it recomputes what it draws, in eager from other random numbers"
+    why = "activation checkpointing with random operators is not reproducible in eager"
     assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 
@@ -390,13 +390,13 @@ def test_a_winners_option_of_another_value_is_a_strangers(auto, races, store):
 @torch.no_grad()
 def test_aot_compile_takes_the_fastest_that_can_be_saved(monkeypatch, log, tmp_path):
     """The copies that CUDA graphs are given would be lost on disk: the next in line is saved."""
-    fastest = Row("cudagraphs", {"triton.cudagraphs": True}, seconds=1.0, won=True)
+    fastest = RaceRow("cudagraphs", {"triton.cudagraphs": True}, seconds=1.0, won=True)
     slower = [
-        Row("one_thread", {"cpp.threads": 1}, seconds=2.0),
-        Row("default", seconds=3.0),
-        Row("eager", seconds=1.5),
+        RaceRow("one_thread", {"cpp.threads": 1}, seconds=2.0),
+        RaceRow("default", seconds=3.0),
+        RaceRow("eager", seconds=1.5),
     ]
-    monkeypatch.setattr(race, "race", lambda *_: race.Outcome(fastest, (*slower, fastest), "3 ops", 0.1, False))
+    monkeypatch.setattr(race, "race", lambda *_: race.RaceResult(fastest, (*slower, fastest), "3 ops", 0.1, False))
     x = torch.randn(8, 64)
     ahead = torch.compile(chain, backend=backend_of(), fullgraph=True).aot_compile(((x,), {}))
     ahead.save_compiled_function(str(tmp_path / "saved"))
@@ -413,7 +413,7 @@ def test_compare_races_anew(races, store):
     compare(chain, torch.randn(8, 64), [Candidate("auto", backend_of())], rounds=2)
     assert races.count == 2
     assert Store(store).all() == before
-    assert [key for _, key in decide._decided] == [before[0].key]
+    assert [key for _, key in decide.memory().decisions] == [before[0].key]
 
 
 COMPILED = """

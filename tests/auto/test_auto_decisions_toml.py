@@ -38,7 +38,7 @@ def test_export_says_what_has_no_form(tmp_path, value):
     """An option's value that TOML cannot hold is not left out in silence."""
     with pytest.raises(BackendKwargsError) as error:
         write_decisions([replace(MADE, options={"x": value})], tmp_path / "d.toml")
-    assert str(error.value) == f"Option 'x' is {value!r}, for which TOML has no form here; leave it out."
+    assert str(error.value) == f"Option 'x' is {value!r}, which cannot be written as TOML; leave it out."
 
 
 def test_an_export_is_a_template(store, tmp_path):
@@ -65,7 +65,7 @@ def test_an_exported_template_says_what_it_leaves_out(tmp_path):
         write_decisions([made], tmp_path / "d.toml")
     (read,) = read_decisions(tmp_path / "d.toml", options_of)
     wanted = (
-        f"Template {template_name(MADE)!r} leaves out 'post_grad_custom_post_pass', for which TOML has no form here."
+        f"Template {template_name(MADE)!r} leaves out 'post_grad_custom_post_pass', which cannot be written as TOML."
     )
     assert str(told[0].message) == wanted
     assert read.fixed == {"cpp.threads": 1}
@@ -147,7 +147,9 @@ def test_command_line(store, tmp_path):
     Store(store).add(MADE)
     assert json.loads(run("list", "--json"))[0]["winner"] == "cudagraphs"
     assert run("show", "abab").startswith("auto: cudagraphs for 3 ops (2.5 s)\n")
-    assert run("export", tmp_path / "d.toml") == f"1 written to {tmp_path / 'd.toml'}; as templates: auto-{KEY[:12]}\n"
+    assert (
+        run("export", tmp_path / "d.toml") == f"1 written to {tmp_path / 'd.toml'}, 1 as templates: auto-{KEY[:12]}.\n"
+    )
     assert run("forget") == "error: Name the decisions to forget, or give --all.\n"
     assert run("forget", "abab") == "1 forgotten.\n"
     assert run("show", "abab") == "error: No decision's key begins with 'abab'; `decisions list` shows all.\n"
@@ -158,7 +160,7 @@ def test_command_line(store, tmp_path):
 def test_command_line_exports_eager_as_no_template(store, tmp_path):
     """Where eager won there is no template to name."""
     Store(store).add(replace(MADE, winner="eager", options={}))
-    told = f"1 written to {tmp_path / 'd.toml'}; none as a template, as eager is none\n"
+    told = f"1 written to {tmp_path / 'd.toml'}, none as a template (1 kept eager, which is no template).\n"
     assert run("export", tmp_path / "d.toml") == told
 
 

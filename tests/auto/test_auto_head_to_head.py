@@ -12,7 +12,7 @@ from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
 
 
 def runner(*, rank=1, speedup=None, peak_mib=None):
-    row = head_to_head.Row("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
+    row = head_to_head.RaceRow("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
     return head_to_head.Runner(Candidate("a step", rank=rank), row, None, ())
 
 
@@ -47,9 +47,9 @@ def napping(*naps):
 def test_what_is_not_clear_is_timed_longer(challenger, least, most):
     """One bout is enough where the challenger is far off; where noise hides it, the least rounds and more are made."""
     runners = [
-        head_to_head.Runner(Candidate(""), head_to_head.Row(""), call, ()) for call in (challenger, napping(2e-3))
+        head_to_head.Runner(Candidate(""), head_to_head.RaceRow(""), call, ()) for call in (challenger, napping(2e-3))
     ]
-    samples = head_to_head.in_turns(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
+    samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
     assert least <= len(samples["champion"]) == len(samples["challenger"]) <= most
 
 
@@ -57,8 +57,8 @@ def test_what_fails_late_ends_it():
     """A call that raises after some rounds is told, and no further round is made."""
     naps, left, told = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
     calls = (lambda: (next(left), naps())), napping(2e-3)
-    runners = [head_to_head.Runner(Candidate(""), head_to_head.Row(""), call, ()) for call in calls]
-    samples = head_to_head.in_turns(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
+    runners = [head_to_head.Runner(Candidate(""), head_to_head.RaceRow(""), call, ()) for call in calls]
+    samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
     assert isinstance(told.pop("challenger"), StopIteration)
     assert (told, len(samples["champion"]) <= 3 * head_to_head.BOUT) == ({}, True)
 
@@ -154,7 +154,7 @@ def test_cuda_graphs_cost_whichever_step_brought_them():
 )
 def test_default_is_kept_within_noise(ratio, wins):
     """Default stands before eager unless it is slower beyond noise."""
-    default = head_to_head.Runner(Candidate(DEFAULT, over=False, rank=0), head_to_head.Row(DEFAULT), None, ())
+    default = head_to_head.Runner(Candidate(DEFAULT, over=False, rank=0), head_to_head.RaceRow(DEFAULT), None, ())
     default.row.speedup = measure.Interval(*ratio)
-    eager = head_to_head.Runner(Candidate(EAGER), head_to_head.Row(EAGER), None, ())
+    eager = head_to_head.Runner(Candidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
     assert head_to_head.better(default, eager, "latency") is wins

@@ -96,7 +96,7 @@ def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, mon
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     monkeypatch.setattr(ranks, "GRACE_S", 0.1)
     auto(chain, budget_s=0.1)(x)
-    assert told(log).startswith("auto: default for a graph not raced: the rank that races it was not heard of in time")
+    assert told(log).startswith("auto: default for a graph not raced: timed out waiting for the racing rank")
     assert races.count == 0
 
 
@@ -110,7 +110,7 @@ def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monk
         auto(chain, ["mine"])(torch.randn(8, 64))
     assert "Object of type builtin_function_or_method is not JSON serializable" in str(warned[0].message)
     assert told(log).startswith("auto: default for a graph not raced")
-    (key,) = [key for _, key in decide._decided]
+    (key,) = [key for _, key in decide.memory().decisions]
     assert word.check([f"{ranks.PREFIX}/{key}/decision"])
 
 
@@ -122,8 +122,8 @@ from backend_kwargs.compilers.auto import decide, head_to_head, race, ranks
 rank, file = int(sys.argv[1]), sys.argv[2]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-row = head_to_head.Row("eager", won=True)
-race.race = lambda request, tick: race.Outcome(row, (row,), f"race of {rank}", 0.0, False)
+row = head_to_head.RaceRow("eager", won=True)
+race.race = lambda request, tick: race.RaceResult(row, (row,), f"race of {rank}", 0.0, False)
 backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], budget_s=20)
 words = ranks._process_group_store()
 def shared(x): return torch.relu(x * 2 + 1).sum(-1)
@@ -131,7 +131,7 @@ def own(x): return (x - rank).sin() if rank else x.cos().exp()
 def decided(fn): # by this rank, in the order of the words that the other waits for
     torch.compile(fn, backend=backend)(torch.randn(8, 64))
     words.set(f"{fn.__name__} of {rank}", "done")
-    return list(decide._decided.values())[-1].facts
+    return list(decide.memory().decisions.values())[-1].facts
 def after(word): words.wait([word])
 if rank == 0: # it comes first to the shared graph, and last to its own
     after("stored of 1")

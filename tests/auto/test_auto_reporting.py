@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from backend_kwargs.compilers.auto.decision import Decision, Row
+from backend_kwargs.compilers.auto.decision import Decision, RaceRow
 from backend_kwargs.compilers.auto.reporting import ARTIFACT, progress, table
 
 
@@ -48,9 +48,9 @@ def test_the_decision_is_in_torchs_trace(auto, caplog):
 @pytest.mark.parametrize(
     ("row", "shown"),
     [
-        pytest.param(Row("a", seconds=1e-4), "  a" + " " * 28 + "100.0 µs", id="time"),
-        pytest.param(Row("a", reason="no time"), "  a" + " " * 27 + "not timed  no time", id="untimed"),
-        pytest.param(Row("a", status="oom", reason="no memory"), "  a" + " " * 24 + "oom: no memory", id="failed"),
+        pytest.param(RaceRow("a", seconds=1e-4), "  a" + " " * 28 + "100.0 µs", id="time"),
+        pytest.param(RaceRow("a", reason="no time"), "  a" + " " * 27 + "not timed  no time", id="untimed"),
+        pytest.param(RaceRow("a", status="oom", reason="no memory"), "  a" + " " * 24 + "oom: no memory", id="failed"),
     ],
 )
 def test_each_row_has_a_time_or_a_reason(row, shown):
@@ -68,5 +68,5 @@ def test_each_row_has_a_time_or_a_reason(row, shown):
 )
 def test_the_table_shows_peaks_of_memory(peak_bytes, shown):
     """Where a candidate's memory was measured, the table says how much it took."""
-    row = Row("default", seconds=1e-4, compile_s=2.0, peak_bytes=peak_bytes, won=True)
+    row = RaceRow("default", seconds=1e-4, compile_s=2.0, peak_bytes=peak_bytes, won=True)
     assert table(Decision("key", "graph", "default", rows=(row,))).endswith(shown)

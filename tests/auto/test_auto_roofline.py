@@ -9,7 +9,7 @@ from graphs import TOLD
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto import roofline
-from backend_kwargs.compilers.auto.graph_stats import Product, seen_facts
+from backend_kwargs.compilers.auto.graph_stats import Product, observed_stats
 from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, slack_of, time_library
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -17,7 +17,7 @@ CEILINGS = Ceilings(copy=4.0, fill=5.0, half=100.0, single=10.0)  # bytes and fl
 
 
 def facts_of(run, **changes):
-    return replace(seen_facts(run, lambda seen: 0.0, **TOLD)[1], **changes)
+    return replace(observed_stats(run, lambda seen: 0.0, **TOLD)[1], **changes)
 
 
 def product(flops=0.0, nbytes=0.0, activations=0.0, itemsize=2, count=1):
@@ -146,6 +146,6 @@ def test_activations_are_no_inputs_of_the_graph():
     """What a product reads of the graph's inputs, weights say, no other kernel writes; its result another one reads."""
     x, weight = torch.randn(4, 8), torch.randn(8, 8)
     storages = {weight.untyped_storage()._cdata}
-    _, facts = seen_facts(lambda: x @ weight, lambda seen: 0.0, storages, **TOLD)
+    _, facts = observed_stats(lambda: x @ weight, lambda seen: 0.0, storages, **TOLD)
     (kernel,) = facts.products
     assert (kernel.bytes, kernel.activations) == (4 * (32 + 64 + 32), 4 * (32 + 32))

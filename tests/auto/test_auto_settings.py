@@ -1,4 +1,4 @@
-"""What a race may be told is checked when it is written."""
+"""Options of `auto` are checked when they are given."""
 
 import math
 
@@ -12,24 +12,28 @@ from backend_kwargs.compilers.auto.settings import OPTIONS, Settings
     ("options", "message"),
     [
         pytest.param(
-            {"budget_s": -1}, "Option 'budget_s' wants float of at least 0, got -1 (int).", id="negative budget"
+            {"budget_s": -1}, "Option 'budget_s' must be float of at least 0, got -1 (int).", id="negative budget"
         ),
         pytest.param(
-            {"budget_s": math.nan}, "Option 'budget_s' wants float of at least 0, got nan (float).", id="no number"
+            {"budget_s": math.nan}, "Option 'budget_s' must be float of at least 0, got nan (float).", id="no number"
         ),
         pytest.param(
             {"process_budget_s": -0.5},
-            "Option 'process_budget_s' wants float of at least 0, got -0.5 (float).",
+            "Option 'process_budget_s' must be float of at least 0, got -0.5 (float).",
             id="negative budget of the process",
         ),
-        pytest.param({"most_races": -3}, "Option 'most_races' wants int of at least 1, got -3 (int).", id="negative"),
-        pytest.param({"most_races": 0}, "Option 'most_races' wants int of at least 1, got 0 (int).", id="no race"),
+        pytest.param({"most_races": -3}, "Option 'most_races' must be int of at least 1, got -3 (int).", id="negative"),
+        pytest.param({"most_races": 0}, "Option 'most_races' must be int of at least 1, got 0 (int).", id="no race"),
         pytest.param(
-            {"tolerance": 0}, "Option 'tolerance' wants float above 0 | None, got 0 (int).", id="no tolerance"
+            {"tolerance": 0}, "Option 'tolerance' must be float above 0 | None, got 0 (int).", id="no tolerance"
         ),
-        pytest.param({"candidates": ["auto"]}, "Candidate 'auto' is a race itself; leave it out.", id="race in a race"),
         pytest.param(
-            {"effort": "ful"}, "Option 'effort' wants 'quick' | 'full', got 'ful' (str).", id="another effort"
+            {"candidates": ["auto"]},
+            "Candidate 'auto' enables `auto`; races cannot be nested; leave it out.",
+            id="race in a race",
+        ),
+        pytest.param(
+            {"effort": "ful"}, "Option 'effort' must be 'quick' | 'full', got 'ful' (str).", id="another effort"
         ),
     ],
 )

@@ -136,7 +136,7 @@ def test_what_nothing_is_known_of_is_tried(raced, store, monkeypatch, log):
 def test_predicted_seconds(default_s, costs, seconds):
     """Compiles of default, and so many seconds for each fused operator and each layout of a product."""
     x = torch.randn(4, 4)
-    _, facts = race.seen_facts(
+    _, facts = race.observed_stats(
         lambda: torch.sin(x @ x @ x + 1),
         lambda seen: 0.0,
         device="cpu",

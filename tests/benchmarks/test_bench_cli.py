@@ -45,12 +45,12 @@ def test_env():
             "--jobs, --tuners and --ahead need --apart: beside its peers each compiles in turn, in one process.",
         ),
         (("--peers", "x"), "No peer is called 'x': `python -m benchmarks list` shows all."),
-        (("--shard", "0/2"), "--shard wants I/N, from 1/N to N/N, got '0/2' (str)."),
-        (("--budget", "9m"), "--budget wants seconds, such as '540s', got '9m' (str)."),
-        (("--budget", "nan"), "--budget wants seconds, such as '540s', got 'nan' (str)."),
-        (("--timer", "events"), "--timer events wants a GPU: on a CPU the wall's clock is the only one."),
+        (("--shard", "0/2"), "--shard must be I/N, from 1/N to N/N, got '0/2' (str)."),
+        (("--budget", "9m"), "--budget must be seconds, such as '540s', got '9m' (str)."),
+        (("--budget", "nan"), "--budget must be seconds, such as '540s', got 'nan' (str)."),
+        (("--timer", "events"), "--timer events requires a GPU: on a CPU the wall's clock is the only one."),
         (("--model", "timm:x", "--case", "softmax"), "--model is in place of the cases: leave --case out."),
-        (("--dtype", "int8"), "--dtype wants 'bf16' or 'fp16' or 'fp32', got 'int8' (str)."),
+        (("--dtype", "int8"), "--dtype must be 'bf16' or 'fp16' or 'fp32', got 'int8' (str)."),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -66,7 +66,7 @@ def test_mistakes(tmp_path, monkeypatch, capsys, args, message):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        pytest.param(("env", "--device", "nosuch"), "--device wants 'cpu'", id="device"),
+        pytest.param(("env", "--device", "nosuch"), "--device must be 'cpu'", id="device"),
         pytest.param(("report", "{here}", "--hud", "{here}/no/h.json"), "[Errno ", id="folder"),
     ],
 )

@@ -371,4 +371,4 @@ def test_files_that_hold_no_results(tmp_path):
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(BackendKwargsError) as error:
         write_report([tmp_path / "other.jsonl"], tmp_path / "out.md")
-    assert str(error.value) == "report wants JSON lines of `run --out`, got files without any."
+    assert str(error.value) == "report requires JSON lines of `run --out`, got files without any."

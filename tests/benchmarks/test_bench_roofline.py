@@ -7,7 +7,7 @@ import pytest
 
 from backend_kwargs.measure import Interval
 from benchmarks.execution.ceilings import Ceilings, Figure
-from benchmarks.execution.roofline import Limit, limit, over, per_cent
+from benchmarks.execution.roofline import PhysicalLimit, limit, over, per_cent
 from benchmarks.workloads.case import Work
 
 L2 = 60 * 10**6
@@ -73,8 +73,8 @@ def test_balance_is_one_on_the_ridge():
     assert limit(Work(790e9, 0), H200).balance == math.inf
 
 
-def a_limit(bound: str) -> Limit:
-    return Limit(1.0, bound, tolerance=0.02, balance=1.0)
+def a_limit(bound: str) -> PhysicalLimit:
+    return PhysicalLimit(1.0, bound, tolerance=0.02, balance=1.0)
 
 
 def test_per_cent_of_the_limit():

@@ -80,7 +80,9 @@ def test_the_best_attempt_stands(monkeypatch, unit):
     attempts = [ceilings._Attempt("x", how, lambda: None, amount, unit) for how in seconds]
     monkeypatch.setattr(ceilings, "_groups", lambda device, sizes: [[attempt] for attempt in attempts])
     times = {f"x {how}": [s] * 3 for how, s in seconds.items()}
-    monkeypatch.setattr(ceilings.timers, "device_times", lambda calls, *_, **__: {name: times[name] for name in calls})
+    monkeypatch.setattr(
+        ceilings.device_timer, "device_times", lambda calls, *_, **__: {name: times[name] for name in calls}
+    )
     figure = measure_ceilings(CPU).figures["x"]
     assert (figure.attempt, figure.value) == ("fast", amount or 1.0)
 

@@ -207,7 +207,7 @@ def test_matmul_tma_says_why_it_cannot(interpreted):
 
     with pytest.raises(UnavailableError) as e:
         interpreted(unaligned)
-    assert str(e.value) == "TMA wants rows of multiples of 16 bytes, got strides (17, 1): use matmul."
+    assert str(e.value) == "TMA requires rows of multiples of 16 bytes, got strides (17, 1): use matmul."
 
 
 def attention(dtype, heads, shared, length, width):

@@ -97,7 +97,7 @@ def test_case_travels_to_another_process():
     [
         pytest.param(
             "BertModel",
-            "A model wants 'transformers:CLASS?option=value', 'timm:NAME?option=value' or 'FILE:FACTORY', "
+            "A model must be 'transformers:CLASS?option=value', 'timm:NAME?option=value' or 'FILE:FACTORY', "
             "got 'BertModel' (str).",
             id="form",
         ),

@@ -149,7 +149,7 @@ def test_few_fresh_compiles_do_not_stand_for_many():
 
 
 def exposed(*peers, **seconds):
-    """Return a group in which the launches of these peers outlast what covers them."""
+    """Return a group in which the these peers are launch-bound."""
     return [dataclasses.replace(c, exposed=c.peer in peers) for c in group(**seconds)]
 
 

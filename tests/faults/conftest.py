@@ -30,8 +30,8 @@ class Races:
 
     def __call__(self, request, tick):
         self.count += 1
-        rows = [race.Row("eager", seconds=1.0), race.Row("default", seconds=1e-4, won=True)]
-        return race.Outcome(rows[1], tuple(rows), "3 ops", 0.1, False)
+        rows = [race.RaceRow("eager", seconds=1.0), race.RaceRow("default", seconds=1e-4, won=True)]
+        return race.RaceResult(rows[1], tuple(rows), "3 ops", 0.1, False)
 
 
 @pytest.fixture

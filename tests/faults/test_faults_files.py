@@ -127,7 +127,7 @@ def controls(text):
 
 def test_a_table_prints_no_control_characters():
     """What a store says reaches a log escaped: no row is forged, no terminal obeys."""
-    row = race.Row(SAID, status="fail_to_run", reason=SAID)
+    row = race.RaceRow(SAID, status="fail_to_run", reason=SAID)
     told = table(Decision(KEY, "graph", SAID, rows=(row,), facts=SAID))
     assert not controls(told)
     assert len(told.splitlines()) == 2

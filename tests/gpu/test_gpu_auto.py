@@ -145,8 +145,8 @@ with torch.no_grad():
 torch.cuda.synchronize()
 gc.collect()
 torch.cuda.empty_cache()
-from backend_kwargs.compilers.auto.decide import _spent
-print(json.dumps([len(_spent), torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]))
+from backend_kwargs.compilers.auto.decide import memory
+print(json.dumps([len(memory().race_seconds), torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]))
 """
 
 
@@ -216,8 +216,8 @@ torch.compile(own, backend=backend)(x)
 out = torch.compile(shared, backend=backend)(x)
 dist.all_reduce(out)
 torch.cuda.synchronize()
-from backend_kwargs.compilers.auto.decide import _decided
-print(json.dumps([[each.winner, each.made] for each in _decided.values()][-1]))
+from backend_kwargs.compilers.auto.decide import memory
+print(json.dumps([[each.winner, each.made] for each in memory().decisions.values()][-1]))
 dist.destroy_process_group()
 """
 

@@ -43,7 +43,7 @@ def inputs(*shape, count=CALLS):
 
 
 def winner():
-    return [decision.winner for decision in decide._decided.values() if decision.rows]
+    return [decision.winner for decision in decide.memory().decisions.values() if decision.rows]
 
 
 @pytest.fixture

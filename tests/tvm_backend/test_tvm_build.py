@@ -84,7 +84,7 @@ def test_features_a_hypervisor_masks_are_left_out(monkeypatch):
     [
         pytest.param(
             "llvm -mcpu=native",
-            "Option 'target' wants a kind such as \"llvm\" or a dict such as "
+            "Option 'target' must be a kind such as \"llvm\" or a dict such as "
             '{"kind": "llvm", "mcpu": "znver4", "num-cores": 4}, got \'llvm -mcpu=native\': Cannot parse target string '
             '"llvm -mcpu=native". CLI target string form (e.g. "llvm -mcpu=xxx") is no longer supported. Please use '
             'JSON dict form (e.g. {"kind": "llvm", "mcpu": "xxx"}) instead.',

@@ -9,8 +9,9 @@ import backend_kwargs as bk
 from backend_kwargs.cli.compare import _cells
 from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.compilers.tvm.versions import unfit
+from backend_kwargs.report import Graph, Partition, Relax
 from backend_kwargs.report.advice import advice_on
-from backend_kwargs.report.graphs import Graph, Partition, Relax, lines_of
+from backend_kwargs.report.graphs import lines_of
 
 if unfit():  # the tables below hold backends
     pytest.skip(f"no TVM: {unfit()}", allow_module_level=True)
@@ -140,7 +141,7 @@ def test_explain_shows_every_option():
     assert str(bk.explain("tvm", {"freeze": True, "opt_level": 3, "trials": 64, "scheduler": "meta_schedule"})) == (
         "make_backend('tvm', {'freeze': True, 'opt_level': 3, 'trials': 64, 'scheduler': 'meta_schedule'})\n"
         "  freeze = True  (make_backend; default False; changed)\n"
-        "  opt_level = 3  (make_backend; default None; inert because no pass of Relax minds it)\n"
+        "  opt_level = 3  (make_backend; default None; inert because ignored by Relax)\n"
         "  trials = 64  (make_backend; default 64; same as default)\n"
         "  scheduler = 'meta_schedule'  (make_backend; default None; changed)"
     )

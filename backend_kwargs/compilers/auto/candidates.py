@@ -1,4 +1,4 @@
-"""What a race tries, by expected gain: steps laid over the fastest so far, or templates that stand alone."""
+"""The candidates of a race by expected gain: steps, merged onto the current best's options, or whole templates."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, template_names
 
 if TYPE_CHECKING:
-    from backend_kwargs.compilers.auto.graph_stats import Facts
+    from backend_kwargs.compilers.auto.graph_stats import GraphStats
 
 Effort = Literal["quick", "full"]
 EAGER = "eager"
@@ -25,10 +25,10 @@ class Costs:
     op_s: float = 0.0
     product_s: float = 0.0
 
-    def seconds(self, default_s: float, facts: "Facts") -> float:
+    def seconds(self, default_s: float, stats: "GraphStats") -> float:
         """Return what is predicted for a graph that default took `default_s` to compile."""
-        fused = max(facts.ops - sum(product.count for product in facts.products), 0)
-        return self.compiles * default_s + self.op_s * fused + self.product_s * len(facts.products)
+        fused = max(stats.ops - sum(product.count for product in stats.products), 0)
+        return self.compiles * default_s + self.op_s * fused + self.product_s * len(stats.products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Candidate:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    can_gain: Callable[["Facts"], bool] = lambda facts: True
+    can_gain: Callable[["GraphStats"], bool] = lambda stats: True
     over: bool = True
     without: tuple[str, ...] = ()
     shares: Mapping[Any, float] = field(default_factory=dict)
@@ -53,24 +53,24 @@ class Candidate:
     rank: int = 1
 
 
-def _gpu(facts: "Facts") -> bool:
-    return facts.gpu
+def _gpu(stats: "GraphStats") -> bool:
+    return stats.gpu
 
 
-def _gpu_reductions(facts: "Facts") -> bool:
-    return facts.gpu and facts.reductions > 0
+def _gpu_reductions(stats: "GraphStats") -> bool:
+    return stats.gpu and stats.reductions > 0
 
 
-def _gpu_fused(facts: "Facts") -> bool:
-    return facts.gpu and facts.gemms + facts.convolutions + facts.attentions < facts.ops
+def _gpu_fused(stats: "GraphStats") -> bool:
+    return stats.gpu and stats.gemms + stats.convolutions + stats.attentions < stats.ops
 
 
-def _little_on_a_cpu(facts: "Facts") -> bool:
-    return not facts.gpu and facts.bytes_read + facts.bytes_written <= LITTLE_BYTES
+def _little_on_a_cpu(stats: "GraphStats") -> bool:
+    return not stats.gpu and stats.bytes_read + stats.bytes_written <= LITTLE_BYTES
 
 
-def _gpu_matmul(facts: "Facts") -> bool:
-    return facts.gpu and facts.matmul
+def _gpu_matmul(stats: "GraphStats") -> bool:
+    return stats.gpu and stats.matmul
 
 
 GRAPHS_RANK = 3
@@ -105,13 +105,13 @@ STEPS: tuple[Candidate, ...] = (
     Candidate(
         "two_pass_softmax",
         {"online_softmax": False},
-        lambda facts: facts.gpu and facts.softmaxes > 0,
+        lambda stats: stats.gpu and stats.softmaxes > 0,
         shares={"generated": 0.3},
         costs=ONCE,
     ),
     # Inductor pads by default where its own timing of the product alone says so, and often it says no too soon.
     Candidate(
-        "padded", {"force_shape_pad": True}, lambda facts: facts.gpu and facts.unaligned > 0, shares={"library": 0.3}
+        "padded", {"force_shape_pad": True}, lambda stats: stats.gpu and stats.unaligned > 0, shares={"library": 0.3}
     ),
     Candidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
     Candidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),
@@ -119,7 +119,7 @@ STEPS: tuple[Candidate, ...] = (
     Candidate(
         "coordinate_descent_looped",
         TUNED,
-        lambda facts: _gpu_reductions(facts) and _gpu_fused(facts),
+        lambda stats: _gpu_reductions(stats) and _gpu_fused(stats),
         without=("triton.multi_kernel", "online_softmax"),
         shares={"generated": 0.2},
         costs=TUNES,
@@ -128,7 +128,7 @@ STEPS: tuple[Candidate, ...] = (
     Candidate(
         "combo_kernels",
         {"combo_kernels": True, "benchmark_combo_kernel": True},
-        lambda facts: facts.gpu and facts.ops > 8,
+        lambda stats: stats.gpu and stats.ops > 8,
         shares={"launches": 0.1, "generated": 0.05},
         costs=Costs(1.5),
         rank=2,
@@ -136,7 +136,7 @@ STEPS: tuple[Candidate, ...] = (
     Candidate(
         "max_autotune",
         {"max_autotune": True, **DESCENT},
-        lambda facts: facts.matmul,
+        lambda stats: stats.matmul,
         shares={"library": 0.3, "generated": 0.2},
         costs=Costs(1.0, product_s=4.0),
         rank=2,
@@ -151,7 +151,7 @@ STEPS: tuple[Candidate, ...] = (
     Candidate(
         "cpp_wrapper",
         {"cpp_wrapper": True},
-        lambda facts: not facts.gpu,
+        lambda stats: not stats.gpu,
         shares={"launches": 0.5},
         costs=Costs(1.2),
         rank=2,
@@ -175,7 +175,7 @@ STEPS: tuple[Candidate, ...] = (
         effort="full",
         rank=2,
     ),
-    Candidate("simd_256", {"cpp.simdlen": 256}, lambda facts: not facts.gpu, shares={"generated": 0.2}, effort="full"),
+    Candidate("simd_256", {"cpp.simdlen": 256}, lambda stats: not stats.gpu, shares={"generated": 0.2}, effort="full"),
     Candidate(
         "tma",
         {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
@@ -200,14 +200,14 @@ STEPS: tuple[Candidate, ...] = (
 
 
 def candidates_for(
-    facts: "Facts", effort: Effort, named: Iterable[str] | None, options_of: Callable[[str], Mapping[str, Any]]
+    stats: "GraphStats", effort: Effort, named: Iterable[str] | None, options_of: Callable[[str], Mapping[str, Any]]
 ) -> list[Candidate]:
     """Return what to try after eager and default: the steps that can gain here, or the steps and templates `named`."""
     if named is None:
-        fitting = [step for step in STEPS if step.can_gain(facts) or (facts.opaque and facts.gpu)]
+        fitting = [step for step in STEPS if step.can_gain(stats) or (stats.opaque and stats.gpu)]
         return [step for step in fitting if effort in ("full", step.effort)]
     # Of one name for two devices that which can gain.
-    steps = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(facts))}
+    steps = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
     return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]
 
@@ -224,7 +224,7 @@ def check_candidates(named: Iterable[str]) -> None:
         if part not in template_names():
             raise unknown("candidate", part, [*steps, *template_names()])
         if find_template(part).options.get("auto"):
-            raise BackendKwargsError(f"Candidate {part!r} is a race itself; leave it out.")
+            raise BackendKwargsError(f"Candidate {part!r} enables `auto`; races cannot be nested; leave it out.")
 
 
 def trusted(

@@ -4,7 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,59 @@ from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, key_of, machine, spelled
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
-from backend_kwargs.compilers.auto.decision import Decision, Row, plain
-from backend_kwargs.compilers.auto.eligibility import communicates, has_side_effects, holds_state, may_communicate
+from backend_kwargs.compilers.auto.decision import Decision, RaceRow, plain
+from backend_kwargs.compilers.auto.eligibility import communicates, is_tiny, may_communicate, why_never
 from backend_kwargs.compilers.auto.ranks import agreed, ranks
-from backend_kwargs.compilers.auto.reporting import forget_told, progress, tell
+from backend_kwargs.compilers.auto.reporting import forget_reported, progress, tell
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
-from backend_kwargs.compilers.graphs import copy_of_graph, has_memory
+from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.errors import printable, said, warn_once
 
-TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both costs less than its race, whoever wins
 
-# What this process has decided, by circle and key: it holds where the store cannot be written, and tells what a
-# graph's kin chose.
-_decided: dict[tuple[str, str], Decision] = {}
-_spent: list[float] = []
-_instead: list[Path] = []
+@dataclass
+class Memory:
+    """What this process has decided and spent: it holds where the store cannot be written.
+
+    `decisions` are by scope and key, `race_seconds` one for each race. `store` takes the place of the user's.
+    """
+
+    decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
+    race_seconds: list[float] = field(default_factory=list)
+    store: Path | None = None
+
+
+_memories = [Memory()]  # the last is in use
+
+
+def memory() -> Memory:
+    """Return what this process remembers now."""
+    return _memories[-1]
+
+
+def forget_process() -> None:
+    """Forget what this process has decided, so that the store is asked again."""
+    _memories[-1] = Memory(store=memory().store)
+    _forget_reports()
+
+
+def _forget_reports() -> None:
+    forget_trouble()
+    forget_reported()
+
+
+@contextmanager
+def nothing_decided() -> Iterator[None]:
+    """Let races begin with nothing decided, and forget what they decide; `race="never"` still reads its store."""
+    depth = len(_memories)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _memories.append(Memory(store=Path(folder) / FILE))
+            _forget_reports()
+            yield
+        finally:
+            del _memories[depth:]
+            _forget_reports()
 
 
 def compile_fastest(request: Request) -> Callable[..., Any]:
@@ -38,19 +75,14 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     A race leaves nothing but its decision: the winner is compiled anew, mostly out of Inductor's cache, so that what
     comes back is what compiling it alone gives.
     """
-    deciding = _Deciding(request)
-    decision = deciding.decision()
+    question = _Question(request)
+    decision = question.decision()
     tell(decision)
     if decision.winner == EAGER:
         _warn_where_none_is_right(decision)
         return request.gm.forward
     if not decision.options:
         return request.compile_one(request.gm, request.example_inputs, {})
-    return _compiled_else_under_default(deciding, decision)
-
-
-def _compiled_else_under_default(deciding: "_Deciding", decision: Decision) -> Callable[..., Any]:
-    request = deciding.request
     spare = copy_of_graph(request.gm)
     try:
         return request.compile_one(request.gm, request.example_inputs, decision.options)
@@ -59,144 +91,98 @@ def _compiled_else_under_default(deciding: "_Deciding", decision: Decision) -> C
     except Exception as error:  # noqa: BLE001 - what won elsewhere, or on another graph, may fail here in any way
         why = f"{decision.winner}, which was decided, fails: {said(error)}"
     warn_once(f"A graph is compiled under default: {why}")
-    _decided.pop(deciding.place, None)
-    tell(deciding.default(why))
+    memory().decisions.pop(question.slot, None)
+    tell(question.default(why))
     return request.compile_one(spare, request.example_inputs, {})
-
-
-def forget_process() -> None:
-    """Forget what this process has decided, so that the store is asked again."""
-    _decided.clear()
-    _spent.clear()
-    forget_trouble()
-    forget_told()
-
-
-@contextmanager
-def nothing_decided() -> Iterator[None]:
-    """Let races begin with nothing decided, and forget what they decide; `race="never"` still reads its store."""
-    kept = dict(_decided), list(_spent)
-    forget_process()
-    with tempfile.TemporaryDirectory() as folder:
-        _instead.append(Path(folder) / FILE)
-        try:
-            yield
-        finally:
-            _instead.pop()
-            forget_process()
-            _decided.update(kept[0])
-            _spent.extend(kept[1])
 
 
 def _warn_where_none_is_right(decision: Decision) -> None:
     compiled = [row for row in decision.rows if row.name != EAGER]
     if compiled and not any(row.status == "pass" for row in compiled):
         reasons = "; ".join(f"{row.name}: {printable(row.reason)}" for row in compiled if row.status != "skipped")
-        warn_once(f"A graph runs in eager, as no candidate is right: {reasons}.")
+        warn_once(f"A graph runs in eager, because no candidate passed the accuracy check: {reasons}.")
 
 
 @dataclass(frozen=True)
-class _Deciding:
+class _Question:
+    """Which candidate one graph is compiled under: `decision` answers, by the first of four ways that gives one.
+
+    1. `settled`: this process or the store holds a decision, and no larger budget may find more.
+    2. `ineligible`: the graph may not be raced at all, and takes default.
+    3. `inherited`: a race is not worth its time, and the graph takes the winner of other races.
+    4. `raced`.
+
+    With several ranks, one of them decides so for all. Graphs with collectives take default; under `race="never"` each
+    rank takes what is stored, else default.
+    """
+
     request: Request
-
-    @cached_property
-    def asked(self) -> dict[str, Any]:
-        settings = self.request.settings
-        return {
-            "steps": STEPS,
-            "candidates": settings.candidates and [(name, self.template(name)) for name in settings.candidates],
-            "effort": settings.effort,
-            "objective": settings.objective,
-            "tolerance": settings.tolerance,
-            "options": sorted(self.request.tools.fixed.items()),
-        }
-
-    def template(self, name: str) -> list[tuple[str, Any]]:
-        """Return what a template of this name sets now; steps are in the table."""
-        return [] if name in step_names() else sorted(self.request.tools.options_of(name).items())
-
-    @cached_property
-    def circle(self) -> str:
-        """Return within what one decision may stand in for another: a store, a question, devices, a mode of torch."""
-        devices = sorted({tensor.device.type for tensor in self.tensors})
-        return spelled((str(self.store.path), self.asked, devices, ambient()))
-
-    @property
-    def place(self) -> tuple[str, str]:
-        return self.circle, self.key
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        return [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
-
-    @cached_property
-    def key(self) -> str:
-        return key_of(self.request.gm, self.request.example_inputs, self.asked)
-
-    @cached_property
-    def graph(self) -> str:
-        return computation_of(self.request.gm, self.request.example_inputs, self.asked)
-
-    @cached_property
-    def store(self) -> Store:
-        settings = self.request.settings
-        return Store(_instead[-1]) if _instead and settings.race != "never" else open_store(settings.store)
 
     def decision(self) -> Decision:
         """Return what all ranks compile this graph under; as `aot_compile` needs it, where that is at work."""
-        decision = self.found()
-        saving = functorch_config.strict_autograd_cache  # aot_compile() sets it, and can save no graph in eager
-        return (
-            self.compiled(decision) if saving and not self.can_be_saved(decision.winner, decision.options) else decision
-        )
-
-    def found(self) -> Decision:
-        """Return the decision that is known, a race's, or what stands in where no race may be run."""
-        if communicates(self.request.gm):
-            return self.default("other ranks take part in it")
-        if ranks() > 1 and may_communicate(self.request.gm):
-            return self.default("other ranks may take part in an operator of it that is not torch's")
-        if self.request.settings.race == "never":
-            return self.known() or self.default("race='never', and no decision is stored")
-        stand_in = self.default("the rank that races it was not heard of in time")
-        # Before anything that one rank alone knows: another may know less, and would wait.
-        decision = agreed(self.key, self.alone, stand_in, self.request.settings)
-        if decision.rows:
-            _decided[self.place] = decision
+        decision = self._of_all_ranks()
+        # aot_compile() sets strict_autograd_cache, and can save neither a graph in eager nor copies of outputs.
+        if functorch_config.strict_autograd_cache and not self._can_be_saved(decision.winner, decision.options):
+            return self._savable(decision)
         return decision
 
-    def alone(self) -> Decision:
-        """Return what this process decides, by what it knows or by a race."""
-        known = self.known() if self.request.settings.race != "always" else None
-        return known or self.not_raced() or self.raced()
+    def _of_all_ranks(self) -> Decision:
+        gm, settings = self.request.gm, self.request.settings
+        if communicates(gm):
+            return self.default("other ranks take part in it")
+        if ranks() > 1 and may_communicate(gm):
+            return self.default("other ranks may take part in an operator of it that is not torch's")
+        if settings.race == "never":
+            return self.remembered() or self.default("race='never', and no decision is stored")
+        stand_in = self.default("timed out waiting for the racing rank")
+        # Before anything that one rank alone knows: another may know less, and would wait.
+        decision = agreed(self.key, self._of_this_rank, stand_in, settings)
+        if decision.rows:
+            memory().decisions[self.slot] = decision
+        return decision
 
-    def known(self) -> Decision | None:
-        """Return what is decided, unless a larger budget may find more."""
-        found, settings = self.remembered(), self.request.settings
-        cut = found is not None and 0 < found.cut_s < settings.budget_s
-        return None if cut and settings.race != "never" else found
+    def _of_this_rank(self) -> Decision:
+        return self.settled() or self.ineligible() or self.inherited() or self.raced()
 
-    def remembered(self) -> Decision | None:
-        """Return what is decided, unless no candidate of this request sets its options."""
-        found = _decided.get(self.place)
-        if found is None and (found := self.store.find(self.key)) and not found.lasting:
+    # ---- the ways
+
+    def settled(self) -> Decision | None:
+        """Return the remembered decision, unless a race is wanted anyway or a larger budget may find more."""
+        settings = self.request.settings
+        if settings.race == "always" or (found := self.remembered()) is None:
             return None
-        if found is None or not self.trusts(found.winner, found.options):
-            return None
-        return _decided.setdefault(self.place, found)
+        return None if 0 < found.cut_s < settings.budget_s else found
 
-    def trusts(self, winner: str, options: Mapping[str, Any]) -> bool:
-        return trusted(winner, options, self.request.tools.options_of, self.request.settings.candidates or ())
+    def ineligible(self) -> Decision | None:
+        """Return default where the graph may not be raced."""
+        why = why_never(self.request)
+        return self.default(why) if why else None
+
+    def inherited(self) -> Decision | None:
+        """Return the winner of other races where a race of this graph is not worth its time."""
+        settings, always = self.request.settings, self.request.settings.race == "always"
+        raced = [each for (scope, _), each in memory().decisions.items() if scope == self.scope and each.rows]
+        other_sizes = [each for each in raced if each.graph == self.graph]
+        if not always and raced and is_tiny(self.request):
+            compiled = [each for each in raced if each.winner != EAGER]
+            return self.remembered() or self.winner_of(other_sizes or compiled, "it is tiny")
+        if sum(memory().race_seconds) >= settings.process_budget_s:
+            spent = f"the process has spent its {settings.process_budget_s:g} s on races"
+            return self.remembered() or self.winner_of(other_sizes, spent)
+        if not always and sum(each.key != self.key for each in other_sizes) >= settings.most_races:
+            return self.winner_of(other_sizes, f"it was raced for {settings.most_races} other sizes")
+        return None
 
     def raced(self) -> Decision:
+        """Race the graph; default stands in where that fails."""
         from backend_kwargs.compilers.auto.race import UnfitError, race
 
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), memory().race_seconds
         settings = self.request.settings
-        budget_s = min(settings.budget_s, settings.process_budget_s - sum(_spent))
+        budget_s = min(settings.budget_s, settings.process_budget_s - sum(spent))
         try:
             with progress() as tick:
-                outcome = race(replace(self.request, settings=replace(settings, budget_s=budget_s)), tick)
+                result = race(replace(self.request, settings=replace(settings, budget_s=budget_s)), tick)
         except RESTARTS:
             raise
         except UnfitError as error:
@@ -206,106 +192,107 @@ class _Deciding:
             warn_once(f"A graph is compiled under default: {why}")
             return self.default(why)
         finally:
-            _spent.append(time.perf_counter() - began)
+            spent.append(time.perf_counter() - began)
         decision = Decision(
-            self.key,
-            self.graph,
-            outcome.winner.name,
-            outcome.winner.options,
-            outcome.rows,
-            machine(),
-            str(outcome.facts),
-            outcome.seconds,
-            budget_s if outcome.cut else 0.0,
+            key=self.key,
+            graph=self.graph,
+            winner=result.winner.name,
+            options=result.winner.options,
+            rows=result.rows,
+            machine=machine(),
+            facts=str(result.stats),
+            seconds=result.seconds,
+            cut_s=budget_s if result.cut else 0.0,
             fixed=plain(self.request.tools.fixed),
         )
-        _decided[self.place] = decision
+        memory().decisions[self.slot] = decision
         if decision.lasting:
             self.store.put(decision)
         return decision
 
-    def not_raced(self) -> Decision | None:
-        """Return what stands in where the graph is not to be raced, None where it is."""
-        settings = self.request.settings
-        if why := self.why_never():
-            return self.default(why)
-        always = settings.race == "always"
-        if not always and self.circles and self.is_tiny():
-            return self.remembered() or self.like(self.kin or self.neighbours, "it is tiny")
-        if sum(_spent) >= settings.process_budget_s:
-            spent = f"the process has spent its {settings.process_budget_s:g} s on races"
-            return self.remembered() or self.like(self.kin, spent)
-        if not always and sum(each.key != self.key for each in self.kin) >= settings.most_races:
-            return self.like(self.kin, f"it was raced for {settings.most_races} other sizes")
-        return None
+    def remembered(self) -> Decision | None:
+        """Return what this process or the store holds, unless no candidate of this request sets its options."""
+        found = memory().decisions.get(self.slot)
+        if found is None and (found := self.store.find(self.key)) and not found.lasting:
+            return None
+        if found is None or not self._trusts(found.winner, found.options):
+            return None
+        return memory().decisions.setdefault(self.slot, found)
 
-    def why_never(self) -> str:
-        if not self.request.settings.budget_s:
-            return "its budget is 0 s"
-        if not self.tensors:
-            return "no input is a tensor"
-        if not all(map(has_memory, self.tensors)):
-            return "an input is no plain tensor"
-        if any(isinstance(value, torch.SymInt) and not value.node.has_hint() for value in self.request.example_inputs):
-            return "a size is not known before it runs"
-        if has_side_effects(self.request.gm):
-            return "it has side effects, which a race would repeat"
-        if not self.request.settings.race_custom_ops and may_communicate(self.request.gm):
-            return "it holds operators that are not torch's, and race_custom_ops is False"
-        if holds_state(self.request.gm):
-            return "it holds tensors of its own, which a race would change"
-        if torch.is_grad_enabled() and self.changes_what_trains():
-            return "it changes in place an input that trains"
-        return ""
-
-    def changes_what_trains(self) -> bool:
-        """Tell whether an input with gradient history is changed, as no copy of it, without that history, can be."""
-        placeholders = self.request.gm.graph.find_nodes(op="placeholder")
-        training = [
-            node.meta.get("example_value")
-            for node, value in zip(placeholders, self.request.example_inputs, strict=True)
-            if isinstance(value, torch.Tensor) and value.requires_grad
-        ]
-        return any(isinstance(f, torch.Tensor) and not f.is_inference() and f._version > 0 for f in training)
-
-    def is_tiny(self) -> bool:
-        computing = [node for node in self.request.gm.graph.nodes if node.op.startswith("call")]
-        return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in self.tensors) < TINY_BYTES
-
-    @cached_property
-    def kin(self) -> list[Decision]:
-        """Races of the same computation for other sizes, the latest last."""
-        return [each for each in self.circles if each.graph == self.graph]
-
-    @property
-    def neighbours(self) -> list[Decision]:
-        """Races of other graphs that a compiled candidate won, the latest last."""
-        return [each for each in self.circles if each.winner != EAGER]
-
-    @property
-    def circles(self) -> list[Decision]:
-        return [each for (circle, _), each in _decided.items() if circle == self.circle and each.rows]
+    def winner_of(self, others: list[Decision], why: str) -> Decision:
+        """Return the winner of the last of `others`, else default."""
+        last = others[-1] if others else Decision(self.key, self.graph, DEFAULT)
+        return Decision(self.key, self.graph, last.winner, last.options, facts=f"a graph not raced: {why}")
 
     def default(self, why: str) -> Decision:
-        return self.like([], why)
+        """Return default, as a graph that is not raced takes it."""
+        return self.winner_of([], why)
 
-    def like(self, others: list[Decision], why: str) -> Decision:
-        """Return the winner of the last of `others`, else default."""
-        like = others[-1] if others else Decision(self.key, self.graph, DEFAULT)
-        return Decision(self.key, self.graph, like.winner, like.options, facts=f"a graph not raced: {why}")
+    # ---- what aot_compile() can save
 
-    def can_be_saved(self, winner: str, options: Mapping[str, Any]) -> bool:
+    def _can_be_saved(self, winner: str, options: Mapping[str, Any]) -> bool:
         """Tell whether aot_compile() can save it: neither eager nor the copies that CUDA graphs are given."""
         copies = self.request.tools.fixed.get("clone_outputs") is not False and options.get("triton.cudagraphs")
         return winner != EAGER and not copies
 
-    def compiled(self, decision: Decision) -> Decision:
+    def _savable(self, decision: Decision) -> Decision:
         """Return the fastest that can be saved; eager, which then fails, where all that was compiled is wrong."""
         rows = [row for row in decision.rows if row.name != EAGER]
         passed = [row for row in rows if row.status == "pass" and row.seconds]
         if rows and not passed:
             return decision
-        savable = [row for row in passed if self.can_be_saved(row.name, row.options)]
-        known = [row for row in savable if self.trusts(row.name, row.options)]
-        best = min(known, key=lambda row: row.seconds or 0.0, default=Row(DEFAULT))
+        savable = [row for row in passed if self._can_be_saved(row.name, row.options)]
+        known = [row for row in savable if self._trusts(row.name, row.options)]
+        best = min(known, key=lambda row: row.seconds or 0.0, default=RaceRow(DEFAULT))
         return replace(decision, winner=best.name, options=best.options)
+
+    # ---- what the question is
+
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """What is asked of a race beside the graph, as decisions are keyed by it."""
+        settings = self.request.settings
+        return {
+            "steps": STEPS,
+            "candidates": settings.candidates and [(name, self._template(name)) for name in settings.candidates],
+            "effort": settings.effort,
+            "objective": settings.objective,
+            "tolerance": settings.tolerance,
+            "options": sorted(self.request.tools.fixed.items()),
+        }
+
+    def _template(self, name: str) -> list[tuple[str, Any]]:
+        """Return what a template of this name sets now; steps are in the table."""
+        return [] if name in step_names() else sorted(self.request.tools.options_of(name).items())
+
+    @cached_property
+    def scope(self) -> str:
+        """Within what one decision may stand in for another: a store, a question, devices, a mode of torch."""
+        tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
+        devices = sorted({tensor.device.type for tensor in tensors})
+        return spelled((str(self.store.path), self.asked, devices, ambient()))
+
+    @cached_property
+    def key(self) -> str:
+        """What a decision for this very graph is stored under."""
+        return key_of(self.request.gm, self.request.example_inputs, self.asked)
+
+    @property
+    def slot(self) -> tuple[str, str]:
+        """Where this process remembers its decision."""
+        return self.scope, self.key
+
+    @cached_property
+    def graph(self) -> str:
+        """What names the computation, whatever its sizes."""
+        return computation_of(self.request.gm, self.request.example_inputs, self.asked)
+
+    @cached_property
+    def store(self) -> Store:
+        """The file of decisions."""
+        settings = self.request.settings
+        instead = memory().store if settings.race != "never" else None
+        return Store(instead) if instead else open_store(settings.store)
+
+    def _trusts(self, winner: str, options: Mapping[str, Any]) -> bool:
+        return trusted(winner, options, self.request.tools.options_of, self.request.settings.candidates or ())

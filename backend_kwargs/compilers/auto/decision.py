@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Row:
+class RaceRow:
     """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds.
 
     `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by.
@@ -54,7 +54,7 @@ class Decision:
     graph: str
     winner: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    rows: tuple[Row, ...] = ()
+    rows: tuple[RaceRow, ...] = ()
     machine: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     facts: str = ""
     seconds: Finite = 0.0

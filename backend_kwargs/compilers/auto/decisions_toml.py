@@ -34,7 +34,7 @@ def _lines(decision: Decision) -> Iterator[str]:
     for name, value in decision.options.items():
         if not has_form(value):
             raise BackendKwargsError(
-                f"Option {name!r} is {shown(value)}, for which TOML has no form here; leave it out."
+                f"Option {name!r} is {shown(value)}, which cannot be written as TOML; leave it out."
             )
     fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
     if template_name(decision):
@@ -50,7 +50,7 @@ def _template(decision: Decision, fixed: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the winner was compiled under as a template: its options under those that the user gave."""
     name = template_name(decision)
     if left_out := [option for option in decision.fixed if option not in fixed]:
-        warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, for which TOML has no form here.")
+        warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, which cannot be written as TOML.")
     yield from _table(("templates", name), {"summary": f"{decision.winner} for {decision.facts}"})
     yield from _table(("templates", name, "options"), {**decision.options, **fixed})
 

@@ -7,10 +7,58 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from backend_kwargs.compilers.auto.request import Request
+from backend_kwargs.compilers.graphs import has_memory
+
+TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both costs less than its race, whoever wins
+
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 # Of operators in other namespaces, and functions of other modules, nobody knows whether other ranks take part.
 OPERATORS = {"aten", "inductor", "mkldnn", "prims", "profiler", "quantized", "quantized_decomposed", "rngprims"}
 LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "builtins", "math", *OPERATORS})
+
+
+def why_never(request: Request) -> str:
+    """Return why the graph may not be raced, "" where it may."""
+    tensors = _tensors(request)
+    if not request.settings.budget_s:
+        return "its budget is 0 s"
+    if not tensors:
+        return "no input is a tensor"
+    if not all(map(has_memory, tensors)):
+        return "an input is no plain tensor"
+    if any(isinstance(value, torch.SymInt) and not value.node.has_hint() for value in request.example_inputs):
+        return "a size is not known before it runs"
+    if has_side_effects(request.gm):
+        return "it has side effects, which a race would repeat"
+    if not request.settings.race_custom_ops and may_communicate(request.gm):
+        return "it holds operators that are not torch's, and race_custom_ops is False"
+    if holds_state(request.gm):
+        return "it holds tensors of its own, which a race would change"
+    if torch.is_grad_enabled() and _changes_what_trains(request):
+        return "it changes in place an input that trains"
+    return ""
+
+
+def is_tiny(request: Request) -> bool:
+    """Tell whether the graph costs less than its race, whoever wins."""
+    computing = [node for node in request.gm.graph.nodes if node.op.startswith("call")]
+    return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in _tensors(request)) < TINY_BYTES
+
+
+def _tensors(request: Request) -> list[torch.Tensor]:
+    return [value for value in request.example_inputs if isinstance(value, torch.Tensor)]
+
+
+def _changes_what_trains(request: Request) -> bool:
+    """Tell whether an input with gradient history is changed, as no copy of it, without that history, can be."""
+    placeholders = request.gm.graph.find_nodes(op="placeholder")
+    training = [
+        node.meta.get("example_value")
+        for node, value in zip(placeholders, request.example_inputs, strict=True)
+        if isinstance(value, torch.Tensor) and value.requires_grad
+    ]
+    return any(isinstance(f, torch.Tensor) and not f.is_inference() and f._version > 0 for f in training)
 
 
 def communicates(gm: GraphModule) -> bool:

@@ -36,7 +36,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class GraphStats:
     """One graph on one device: `ops` counts what ran in eager, bytes are those of unique inputs and of outputs.
 
     `flops` leave out products of 8 bits, which run at another speed. `unaligned` counts the GEMMs with rows that do not
@@ -110,7 +110,11 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tags.update(tag for tag in func.tags if not (attends and tag == torch.Tag.nondeterministic_seeded))
         if packet.__name__ in PADDED:
             self.unaligned += any(map(_is_unaligned, (*args, result)))
-        if _is_product(packet.__name__):
+        if (
+            packet.__name__ in GEMMS | NARROW
+            or packet.__name__.startswith(CONVOLUTIONS)
+            or any(part in packet.__name__ for part in ATTENTIONS)
+        ):
             self._count_product(func, args, kwargs, result)
         return result
 
@@ -141,18 +145,14 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _is_product(name: str) -> bool:
-    return name in GEMMS | NARROW or name.startswith(CONVOLUTIONS) or any(part in name for part in ATTENTIONS)
-
-
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-def seen_facts(
-    run: Callable[[], Any], bytes_of: Callable[[Any], float], inputs: Collection[int] = (), **told: Any
-) -> tuple[Any, Facts]:
-    """Return what `run` gives and the facts of what it does; `told` are those that no operator tells.
+def observed_stats(
+    run: Callable[[], Any], bytes_of: Callable[[Any], float], inputs: Collection[int] = (), **known: Any
+) -> tuple[Any, GraphStats]:
+    """Return what `run` gives and the stats of what it does; `known` are those that no operator tells.
 
     `inputs` are the storages of the graph's inputs.
     """
@@ -165,7 +165,7 @@ def seen_facts(
     def count(test: Callable[[str], bool]) -> int:
         return sum(number for name, number in named.items() if test(name))
 
-    facts = Facts(
+    stats = GraphStats(
         ops=sum(named.values()),
         gemms=count(lambda name: name in GEMMS),
         unaligned=seen.unaligned,
@@ -178,9 +178,9 @@ def seen_facts(
         opaque=seen.opaque,
         products=tuple(seen.products.values()),
         random=bool(seen.tags[torch.Tag.nondeterministic_seeded]),
-        **told,
+        **known,
     )
-    return result, facts
+    return result, stats
 
 
 def _is_composite_reduction(name: str) -> bool:

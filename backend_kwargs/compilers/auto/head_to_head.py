@@ -1,4 +1,4 @@
-"""Who of two candidates is kept: timed in turns until that is clear, and judged by time, cost and memory."""
+"""Who of two candidates is kept: with interleaved timing until that is clear, and judged by time, cost and memory."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import EAGER, GRAPHS_RANK, Candidate
-from backend_kwargs.compilers.auto.decision import Row
+from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.measure import Interval
 
 MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
@@ -27,7 +27,7 @@ class Runner:
     """A candidate that passed: its row, how to call it, and what tells its code from another's."""
 
     candidate: Candidate
-    row: Row
+    row: RaceRow
     call: Callable[[], Any]
     code: tuple[tuple[str, bool], ...]
 
@@ -42,7 +42,7 @@ class Runner:
         return any(replayed for _, replayed in self.code)
 
 
-def in_turns(
+def interleaved(
     challenger: Runner,
     champion: Runner,
     device: torch.device,

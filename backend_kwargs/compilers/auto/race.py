@@ -4,8 +4,8 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,14 @@ from torch._guards import TracingContext
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
-from backend_kwargs.compilers.auto.decision import Row
+from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.eligibility import recomputes
-from backend_kwargs.compilers.auto.graph_stats import Facts, Product, seen_facts
-from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, in_turns, speedup
-from backend_kwargs.compilers.auto.request import RESTARTS, Request
+from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats
+from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
+from backend_kwargs.compilers.auto.request import RESTARTS, Request, Tools
 from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
+from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
 from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
 from backend_kwargs.compilers.graphs import copy_of_graph
@@ -50,56 +51,92 @@ class UnfitError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RaceResult:
     """The race's end: the winner's row, all rows as they were tried, what the graph held; `cut` where time ran out."""
 
-    winner: Row
-    rows: tuple[Row, ...]
-    facts: Facts
+    winner: RaceRow
+    rows: tuple[RaceRow, ...]
+    stats: GraphStats
     seconds: float
     cut: bool
 
 
-def race(request: Request, tell: Progress) -> Outcome:
+def race(request: Request, tell: Progress) -> RaceResult:
     """Return the fastest candidate that is right; leaves no trace in torch, in the inputs or in the generators."""
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm) as begin:
-        return _Race(request, tell, begin, dynamo_s).run()
+        return _begun(request, tell, begin, dynamo_s).run()
+
+
+def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "_Race":
+    """Run the graph once in eager; raise UnfitError where that shows that it is not to be raced."""
+    started = time.perf_counter()
+    # A copy: to have run shows in a graph, and so in AOTAutograd's key, by which the next process finds the winner.
+    task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin)
+    tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
+    device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
+    began = time.perf_counter()
+    eager, stats = _seen(task, device)
+    ended = time.perf_counter()
+    if stats.random and recomputes(request.gm):
+        raise UnfitError("activation checkpointing with random operators is not reproducible in eager")
+    spent, budget_s = ended - started, request.settings.budget_s
+    if spent >= budget_s:
+        raise UnfitError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
+    return _Race(request, tell, dynamo_s, started, task, device, stats, eager_s=ended - began, expected=eager)
+
+
+def _seen(task: Task, device: torch.device) -> tuple[dict[str, Any], GraphStats]:
+    """Return what eager gives, and what the graph holds."""
+    result, stats = observed_stats(
+        partial(task.observe, task.copy()),
+        _bytes,
+        task.inputs.storages,
+        bytes_read=task.inputs.bytes,
+        device=device.type,
+        training=task.training,
+        writes=bool(task.inputs.written),
+        dynamic=any(isinstance(value, torch.SymInt) for value in task.inputs.values),
+    )
+    # Of what an operator of a higher order holds only the generators tell.
+    return result, replace(stats, random=stats.random or has_drawn())
 
 
 @dataclass
 class _Race:
+    """One race: what it is of, and below that what it has learned so far.
+
+    `expected` is what results are compared with, None where nothing may be; `reference` the same in higher precision.
+    `base` is what candidates are merged onto: its seconds, and what they hold.
+    """
+
     request: Request
     tell: Progress
-    begin: Callable[[], None]
     dynamo_s: float
+    started: float
+    task: Task
+    device: torch.device
+    stats: GraphStats
+    eager_s: float
+    expected: dict[str, Any] | None
+    reference: Any = None
+    rows: list[RaceRow] = field(default_factory=list)
+    codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    default_s: float = 0.0
+    library: dict[Product, float] | None = None
+    base: tuple[float, Slack] | None = None
 
-    def __post_init__(self) -> None:
-        self.started = time.perf_counter()
-        self.settings, self.tools = self.request.settings, self.request.tools
-        # A copy: to have run shows in a graph, and so in AOTAutograd's key, by which the next process finds the winner.
-        self.task = Task.of(copy_of_graph(self.request.gm), self.request.example_inputs, self.begin)
-        self.rows: list[Row] = []
-        self.codes: dict[tuple[Any, ...], str] = {}
-        self.device = _device(self.task.inputs.values)
-        self.default_s = 0.0
-        self.library: dict[Product, float] | None = None
-        self.base: tuple[float, Slack] | None = None  # what candidates are merged onto: its seconds, and what they hold
+    @property
+    def settings(self) -> Settings:
+        return self.request.settings
 
-    def run(self) -> Outcome:
-        began = time.perf_counter()
-        self.eager, self.facts = self._seen()
-        self.eager_s = time.perf_counter() - began
-        if self.facts.random and recomputes(self.request.gm):
-            raise UnfitError("it recomputes what it draws, in eager from other random numbers")
-        if self._over:
-            spent = time.perf_counter() - self.started
-            raise UnfitError(
-                f"one call in eager took {spent:.2g} s, over budget_s={self.settings.budget_s:g}; raise budget_s"
-            )
-        self.expected: dict[str, Any] | None = self.eager
-        self.reference: Any = None  # which differs as well where two runs of eager do
-        eager = self._entered(Candidate(EAGER), self.task.copy(), Row(EAGER))
+    @property
+    def tools(self) -> Tools:
+        return self.request.tools
+
+    def run(self) -> RaceResult:
+        # Before there is a reference, which differs as well where two runs of eager do.
+        eager = self._entered(Candidate(EAGER), self.task.copy(), RaceRow(EAGER))
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
         self.reference = self._reference()
@@ -109,59 +146,45 @@ class _Race:
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
-        if not any(row is champion.row for row in self.rows):  # nothing else could be compiled
-            self.rows.append(champion.row)
+        self._list(champion.row)  # nothing else could be compiled
         for row in self.rows:
             if row.status == "pass" and row.seconds is None:
                 row.reason = "it met no other for as long as a timing takes"
         ended = (self._capped, self._out_of_time, OVER_BUDGET)
-        unfinished = any(row.reason.startswith(ended) for row in self.rows)
-        cut = unfinished or not self._may_time
-        return Outcome(champion.row, tuple(self.rows), self.facts, time.perf_counter() - self.started, cut)
+        cut = any(row.reason.startswith(ended) for row in self.rows) or not self._may_time
+        return RaceResult(champion.row, tuple(self.rows), self.stats, time.perf_counter() - self.started, cut)
+
+    def _list(self, row: RaceRow) -> None:
+        if not any(row is each for each in self.rows):
+            self.rows.append(row)
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after all candidates that are worth their time, those that gain most per second first."""
-        left = candidates_for(self.facts, self.settings.effort, self.settings.candidates, self.tools.options_of)
-        field = len(left)
+        left = candidates_for(self.stats, self.settings.effort, self.settings.candidates, self.tools.options_of)
+        count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
             fitting = [each for each in left if not reasons[id(each)]]
             if not fitting:
                 for each in left:
-                    row = Row(each.name, dict(each.options), "skipped", reasons[id(each)])
+                    row = RaceRow(each.name, dict(each.options), "skipped", reasons[id(each)])
                     self.rows.append(replace(row, predicted_s=self._predicted_s(each)))
                 break
-            following = fitting[0] if self._named else max(fitting, key=lambda each: self._gain_per_s(each, champion))
+            following = (
+                fitting[0]
+                if self._named
+                else max(fitting, key=lambda each: self._gain(each, champion) / self._predicted_s(each))
+            )
             left.remove(following)
-            self.tell(following.name, 1 - (len(left) + 1) / (field + 1))
+            self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             champion = self._meet(champion, following)
         return champion
 
     # ---- before
 
-    def _seen(self) -> tuple[dict[str, Any], Facts]:
-        """Return what eager gives, and what the graph holds."""
-        result, facts = seen_facts(
-            partial(self.task.observe, self.task.copy()),
-            _bytes,
-            self.task.inputs.storages,
-            bytes_read=self.task.inputs.bytes,
-            device=self.device.type,
-            training=self.task.training,
-            writes=bool(self.task.inputs.written),
-            dynamic=any(isinstance(value, torch.SymInt) for value in self.task.inputs.values),
-        )
-        # Of what an operator of a higher order holds only the generators tell.
-        return result, replace(facts, random=facts.random or has_drawn())
-
-    @property
-    def slow(self) -> bool:
-        """Whether a call takes so long that few are made."""
-        return self.eager_s > SLOW_S
-
     def _reference(self) -> Any | None:
         # A copy in higher precision, leaf by leaf, would take sandboxed what shares memory.
-        if self.facts.random or self.task.inputs.aliased or self.task.inputs.bytes > self._largest_reference:
+        if self.stats.random or self.task.inputs.aliased or self.task.inputs.bytes > self._largest_reference:
             return None
         if SLOWER_IN_PRECISION * self.eager_s > self._left_s:
             return None
@@ -209,7 +232,8 @@ class _Race:
         """Return why the candidate is not tried against this champion, "" where it is."""
         fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
         options = self._options(candidate, champion)
-        inert = {**self.tools.inert({**options, **self.tools.fixed}), **fixed}
+        limits = self.tools.limits({**options, **self.tools.fixed})
+        inert = {name: limit.reason for name, limit in limits.items()} | fixed
         if candidate.options and all(name in inert for name in candidate.options):
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         if tried := [r.name for r in self.rows if r.options == options and r.status != "skipped" and r.name != EAGER]:
@@ -229,7 +253,7 @@ class _Race:
 
     def _predicted_s(self, candidate: Candidate) -> float:
         """Return the seconds that compiling and tuning are predicted to take, by those of default."""
-        return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.facts)
+        return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
 
     def _gain(self, candidate: Candidate, champion: Runner) -> float:
         """Return the share of the champion's time that the candidate may save, by what its kind has saved before."""
@@ -237,9 +261,6 @@ class _Race:
             return 1.0
         seconds, slack = self.base
         return 1 - (seconds - slack.saves(candidate.shares)) / (champion.row.seconds or seconds)
-
-    def _gain_per_s(self, candidate: Candidate, champion: Runner) -> float:
-        return self._gain(candidate, champion) / self._predicted_s(candidate)
 
     def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
         under = champion.row.options if candidate.over else {}
@@ -271,15 +292,15 @@ class _Race:
             return
         try:
             if self.library is None:
-                self.library = time_library(self.facts.products, self.device)
-            slack = slack_of(runner.call, row.seconds, self.facts, self.library, self.device)
+                self.library = time_library(self.stats.products, self.device)
+            slack = slack_of(runner.call, row.seconds, self.stats, self.library, self.device)
             self.base = row.seconds, slack
             logger.info("%s could save at most %s of %.1f µs", row.name, slack, row.seconds * 1e6)
         except Exception as error:  # noqa: BLE001 - the race goes on without an order
             logger.info("What %s leaves to save is unknown: %s", row.name, measure.status_of(error)[1])
 
     def _prepared(self, candidate: Candidate, champion: Runner) -> Runner | None:
-        first, row = candidate.name == DEFAULT, Row(candidate.name, self._options(candidate, champion))
+        first, row = candidate.name == DEFAULT, RaceRow(candidate.name, self._options(candidate, champion))
         row.predicted_s = None if first else self._predicted_s(candidate)
         runner, began = None, time.perf_counter()
         try:
@@ -308,7 +329,7 @@ class _Race:
         with get_metrics_context():
             return self.request.compile_one(self.task.copy(), self.request.example_inputs, options)
 
-    def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: Row) -> Runner:
+    def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
         call = _Call(fn, self.task, self.dynamo_s)
         accuracy = self._check(candidate, fn)
@@ -326,7 +347,7 @@ class _Race:
         and the other candidates against default, whose draws they share.
         """
         seen = self.task.observe(fn)
-        own_draws = self.facts.random and not self.tools.fixed.get("fallback_random")
+        own_draws = self.stats.random and not self.tools.fixed.get("fallback_random")
         if candidate.name != DEFAULT or not own_draws:
             return self._compare(seen)
         accuracy = self._compare(self.task.observe(self._compiled({"fallback_random": True})))
@@ -346,18 +367,22 @@ class _Race:
     # ---- the race of two
 
     def _beats(self, challenger: Runner, champion: Runner) -> bool:
-        for runner in (champion, challenger):
-            if not any(row is runner.row for row in self.rows):
-                self.rows.append(runner.row)
+        self._list(champion.row)
+        self._list(challenger.row)
         if not self._may_time:
             return challenger.candidate.name == DEFAULT
         failed: dict[str, Exception] = {}
-        samples = in_turns(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=not self.slow)
+        warm = self.eager_s <= SLOW_S
+        samples = interleaved(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=warm)
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
         if failed:
             return "challenger" not in failed
+        self._note_figures(challenger, champion, samples)
+        return better(challenger, champion, self.settings.objective)
+
+    def _note_figures(self, challenger: Runner, champion: Runner, samples: Mapping[str, list[float]]) -> None:
         challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name
         # By the ratio, not as it was timed: clocks drift from one meeting to the next, and ranks would contradict it.
         champion.row.seconds = champion.row.seconds or measure.percentile(samples["champion"], 0.5)
@@ -365,7 +390,6 @@ class _Race:
         if self.device.type == "cuda" and alike(challenger, champion):
             for runner in (champion, challenger):
                 runner.row.peak_bytes = runner.row.peak_bytes or self._peak(runner)
-        return better(challenger, champion, self.settings.objective)
 
     def _peak(self, runner: Runner) -> int | None:
         try:
@@ -405,11 +429,6 @@ def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
 
 def _replayed(graph: Any) -> bool:
     return bool(graph.cudagraph_info) and not graph.disabled_cudagraphs_reason
-
-
-def _device(values: Sequence[Any]) -> torch.device:
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
 
 
 def _bytes(seen: Mapping[str, Any]) -> float:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from backend_kwargs.compilers.auto.candidates import EAGER
-from backend_kwargs.compilers.auto.decision import Decision, Row
+from backend_kwargs.compilers.auto.decision import Decision, RaceRow
 from backend_kwargs.errors import printable
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -17,7 +17,7 @@ logger = logging.getLogger("backend_kwargs.auto")
 ARTIFACT = "backend_kwargs_race"
 MOST_KEPT = 1000
 _by_compile_id: OrderedDict[str, Decision] = OrderedDict()
-_told: set[tuple[str, float]] = set()
+_reported: set[tuple[str, float]] = set()
 
 
 @contextmanager
@@ -40,9 +40,9 @@ def tell(decision: Decision) -> None:
     """Log the decision, with its table the first time; put it into torch's trace, and keep it for the report."""
     if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
-    again = (decision.key, decision.made) in _told
+    again = (decision.key, decision.made) in _reported
     if decision.rows:
-        _told.add((decision.key, decision.made))
+        _reported.add((decision.key, decision.made))
     logger.info("%s", f"{_head(decision)}, as decided before" if again else table(decision))
     from torch._guards import CompileContext
     from torch._logging._internal import trace_structured
@@ -68,16 +68,16 @@ def table(decision: Decision) -> str:
     return "\n".join([_head(decision), *(f"  {printable(_line(row))}" for row in decision.rows)])
 
 
-def forget_told() -> None:
+def forget_reported() -> None:
     """Forget which decisions were logged with their tables."""
-    _told.clear()
+    _reported.clear()
 
 
 def _head(decision: Decision) -> str:
     return printable(f"auto: {decision.winner} for {decision.facts or 'this graph'} ({decision.seconds:.1f} s)")
 
 
-def _line(row: Row) -> str:
+def _line(row: RaceRow) -> str:
     if row.status != "pass":
         return f"{row.name:<24} {row.status}: {row.reason}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
@@ -87,6 +87,6 @@ def _line(row: Row) -> str:
     return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{kept}"
 
 
-def _against(row: Row) -> str:
+def _against(row: RaceRow) -> str:
     ratio = row.speedup
     return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else ""

@@ -8,6 +8,7 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.requirements import Limit
 
 # By these dynamo starts over: no candidate's failure.
 RESTARTS = (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
@@ -18,7 +19,7 @@ class Tools:
     """What a race asks of the compiler: a template's options, which of them can do nothing, and the user's own."""
 
     options_of: Callable[[str], Mapping[str, Any]]
-    inert: Callable[[Mapping[str, Any]], Mapping[str, str]]
+    limits: Callable[[Mapping[str, Any]], Mapping[str, Limit]]
     fixed: Mapping[str, Any]
 
 

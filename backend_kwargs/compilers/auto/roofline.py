@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.graph_stats import Facts, Product
+from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product
 
 Part = Literal["launches", "library", "generated"]
 LAUNCH_S = 2e-6  # of a kernel on a CPU, from Python; on a GPU the gaps are measured
@@ -54,21 +54,25 @@ class Ceilings:
         return max(product.flops / peak, product.bytes / self.copy)
 
 
-def limit_of(facts: Facts, device: torch.device) -> float:
+def limit_of(stats: GraphStats, device: torch.device) -> float:
     """Return the least seconds: bytes at the memory's speed, or flops at a matmul's; 0 where unknown.
 
     Memory is as fast as for a copy where as much is written as read, as fast as for a fill where all goes one way.
     """
-    if not facts.gpu:
+    if not stats.gpu:
         return 0.0
     ceilings = _ceilings(device)
-    moved = facts.bytes_read + facts.bytes_written
-    turned = 2 * min(facts.bytes_read, facts.bytes_written)  # what a copy could have moved
-    return max(turned / ceilings.copy + (moved - turned) / ceilings.fill, facts.flops / ceilings.half)
+    moved = stats.bytes_read + stats.bytes_written
+    turned = 2 * min(stats.bytes_read, stats.bytes_written)  # what a copy could have moved
+    return max(turned / ceilings.copy + (moved - turned) / ceilings.fill, stats.flops / ceilings.half)
 
 
 def slack_of(
-    call: Callable[[], object], seconds: float, facts: Facts, library: Mapping[Product, float], device: torch.device
+    call: Callable[[], object],
+    seconds: float,
+    stats: GraphStats,
+    library: Mapping[Product, float],
+    device: torch.device,
 ) -> Slack:
     """Return what `call`, which takes `seconds`, could save.
 
@@ -76,18 +80,18 @@ def slack_of(
     eager, timed alone. On a CPU nothing tells kernels from what calls them: there each operator is counted as a launch,
     and no limit is known.
     """
-    if facts.opaque:  # nobody knows what it holds
+    if stats.opaque:  # nobody knows what it holds
         return Slack(seconds, seconds, seconds)
     spent = sum(product.count * each for product, each in library.items())
     if device.type != "cuda":
-        launches = min(facts.ops * LAUNCH_S, seconds)
+        launches = min(stats.ops * LAUNCH_S, seconds)
         return Slack(launches, min(spent, seconds), max(seconds - spent, 0.0))
     busy = min(measure.device_seconds(call, device), seconds)
     ceilings = _ceilings(device)
     excess = sum(max(each - ceilings.product_s(p), 0.0) * p.count for p, each in library.items())
     # What products read and write that is no input of the graph goes through other kernels, and through memory.
-    moved = sum(product.activations * product.count for product in facts.products) / ceilings.copy
-    generated = min(busy - spent - moved, busy - limit_of(facts, device))
+    moved = sum(product.activations * product.count for product in stats.products) / ceilings.copy
+    generated = min(busy - spent - moved, busy - limit_of(stats, device))
     return Slack(seconds - busy, min(excess, busy), max(generated, 0.0))
 
 

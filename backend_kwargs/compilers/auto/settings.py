@@ -1,4 +1,4 @@
-"""What a race may be told."""
+"""Options of `auto`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Tolerance = Annotated[float, Where("above 0", lambda tolerance: tolerance > 0)]
 class Settings:
     """Every option of a race, by its name, with its default."""
 
-    auto: Annotated[bool, "race candidates for each graph, keep the fastest that is right"] = False
+    auto: Annotated[bool, "race candidates for each graph, keep the fastest one that passes the accuracy check"] = False
     objective: Annotated[Literal["latency", "memory"], "what the winner has least of"] = "latency"
     effort: Annotated[Literal["quick", "full"], "candidates to race: few, or all that can gain"] = "quick"
     candidates: Annotated[list[str] | None, "steps and templates to race; None: the built-in steps"] = None
@@ -26,7 +26,7 @@ class Settings:
         "seconds for a graph's race: no candidate starts that is predicted to take longer than what is left",
     ] = 30.0
     process_budget_s: Annotated[Seconds, "seconds for all races of this process; no race is begun after them"] = 600.0
-    most_races: Annotated[Count, "races of one computation; further sizes take the winner of the last"] = 3
+    most_races: Annotated[Count, "races of one computation; later shapes reuse the latest winner"] = 3
     tolerance: Annotated[Tolerance | None, "of numbers, absolute and relative; None: 1e-3, in training 1e-2"] = None
     race_custom_ops: Annotated[
         bool, "race graphs with operators that are not torch's, which then run many times; False: they take default"

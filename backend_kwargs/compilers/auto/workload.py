@@ -63,7 +63,7 @@ class Inputs:
         suspects = cls(example_inputs, _with_memory_shared(example_inputs, told | others))
         with torch.no_grad():
             gm(*(given := suspects.fresh()))
-        seen = {at for at in suspects.written if not _equal(given[at], example_inputs[at])}
+        seen = {at for at in suspects.written if not torch.equal(_bits(given[at]), _bits(example_inputs[at]))}
         return cls(example_inputs, _with_memory_shared(example_inputs, told | seen))
 
     def fresh(self) -> list[Any]:
@@ -115,10 +115,6 @@ class Inputs:
     def storages(self) -> dict[int, int]:
         """The bytes of each storage that inputs lie in."""
         return {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(_bits(one), _bits(other))
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:

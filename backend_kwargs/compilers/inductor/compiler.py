@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from backend_kwargs.catalogue import KIND, inductor_option, inductor_options
 from backend_kwargs.compilers import Reading
@@ -19,7 +19,7 @@ from backend_kwargs.compilers.inductor.torch_fixes import keeping_cubins, mode_o
 from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check
-from backend_kwargs.requirements import RULES, Limit, Machine, Requirement, impeded, inert, limits, machine
+from backend_kwargs.requirements import RULES, Limit, Machine, limits, limits_of_options, machine
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, is_published
 from backend_kwargs.trust import Check
@@ -50,6 +50,11 @@ class InductorCompiler:
 
     name: str
 
+    takes_inductor_options: ClassVar[bool] = True
+
+    def found_by_name(self) -> bool:
+        return True
+
     def dynamo_name(self, templates: Sequence[str]) -> str:
         published = self.name == "tmpl-inductor" and len(templates) == 1 and is_published(templates[0])
         return f"{self.name}:{templates[0]}" if published else self.name
@@ -71,7 +76,7 @@ class InductorCompiler:
         known = {key: value for key, value in template.where_known.items() if key in inductor_options()}
         return Layer(f"template {name}", self._checked({**template.options, **known}, check))
 
-    def read(self, source: str, given: Mapping[str, Any], check: Check) -> Reading:
+    def read(self, source: str, given: Mapping[str, Any], coerce: Check) -> Reading:
         given = dict(given)
         named, mode = given.pop("template", None), given.pop("mode", None)
         explicit = [_mapping(name, given.pop(name, None)) for name in ("options", "inductor_config")]
@@ -80,7 +85,7 @@ class InductorCompiler:
         _tell_contradictions(templates)
         modes = [Layer(f"mode {mode}", mode_options(mode))] if mode is not None else []
         implied = [replace(layer, source=f"{layer.source}{_of(source)}") for layer in (*templates, *modes)]
-        options = [Layer(source, self._checked(mapping, check)) for mapping in (*explicit, given) if mapping]
+        options = [Layer(source, self._checked(mapping, coerce)) for mapping in (*explicit, given) if mapping]
         return Reading(names, (*implied, *options))
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
@@ -96,11 +101,10 @@ class InductorCompiler:
                     raise BackendKwargsError(f"{replace(limit, otherwise='')}")
                 tell(limit)
 
-    def inert(self, options: Mapping[str, Any]) -> Mapping[str, str]:
-        return inert(options, lambda name: self.option(name).default, _machine(options), (*RULES, *auto.RULES))
-
-    def impeded(self, options: Mapping[str, Any]) -> Mapping[str, Requirement]:
-        return impeded(options, lambda name: self.option(name).default, _machine(options))
+    def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
+        return limits_of_options(
+            options, lambda name: self.option(name).default, _machine(options), (*RULES, *auto.RULES)
+        )
 
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
@@ -122,7 +126,7 @@ class InductorCompiler:
         from backend_kwargs.compilers.auto.request import Request, Tools
 
         fixed = {option: value for option, value in options.items() if option not in auto.OPTIONS}
-        tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.inert, fixed)
+        tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.limits, fixed)
 
         def compile_one(gm: Any, inputs: Sequence[Any], candidate: Mapping[str, Any]) -> Callable[..., Any]:
             return self.compile(gm, inputs, {**candidate, **fixed, "clone_outputs": _clones(options)}, name)
@@ -135,14 +139,14 @@ class InductorCompiler:
     def reset(self, options: Mapping[str, Any]) -> None:
         _torch_wrapper(options).reset()
 
-    def _checked(self, options: Mapping[str, Any], check: Check) -> dict[str, Any]:
+    def _checked(self, options: Mapping[str, Any], coerce: Check) -> dict[str, Any]:
         for name in TORCH_COMPILE_ONLY:
             if name in options:
                 raise BackendKwargsError(
                     f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend."
                 )
         known = [(self.option(name), value) for name, value in options.items()]
-        return {o.name: copied(check(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
+        return {o.name: copied(coerce(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
 
 
 def _clones(options: Mapping[str, Any]) -> bool:

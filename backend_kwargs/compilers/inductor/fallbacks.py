@@ -7,14 +7,15 @@ from typing import Any
 
 from backend_kwargs.catalogue import inductor_option
 from backend_kwargs.errors import BackendKwargsError, warn_once
-from backend_kwargs.requirements import Machine, generators, impeded
+from backend_kwargs.requirements import Machine, generators, limits_of_options
 
 AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
 
 
 def aten_where_alone(config: Mapping[str, Any], here: Machine) -> dict[str, str]:
     """Return the lists of backends with ATen, where none of the kernel generators asked for can serve here."""
-    alone = "max_autotune_gemm_backends" in impeded(config, lambda name: inductor_option(name).default, here)
+    limits = limits_of_options(config, lambda name: inductor_option(name).default, here)
+    alone = (limit := limits.get("max_autotune_gemm_backends")) and limit.remedy  # on a machine that has no generator
     return _with_aten(_without_aten(config)) if alone else {}
 
 

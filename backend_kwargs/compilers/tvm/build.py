@@ -11,6 +11,7 @@ from tvm import relax
 from backend_kwargs.compilers.tvm.no_fast_math import exact_math
 from backend_kwargs.compilers.tvm.opaque import hide
 from backend_kwargs.compilers.tvm.schedules import schedule
+from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.compilers.tvm.target import target_of
 from backend_kwargs.errors import BackendKwargsError
 
@@ -52,7 +53,7 @@ class Built:
     notes: tuple[str, ...] = ()
 
 
-def build(mod: tvm.IRModule, settings: Any, device: torch.device) -> Built:
+def build(mod: tvm.IRModule, settings: Settings, device: torch.device) -> Built:
     """Compile `mod` for the device as the settings say. Raises BackendKwargsError where they are at fault."""
     target = target_of(settings.target, device)
     with target, _context(settings, device):
@@ -74,7 +75,7 @@ def build(mod: tvm.IRModule, settings: Any, device: torch.device) -> Built:
     return Built(executable, str(target.export()), tuned, notes)
 
 
-def _context(settings: Any, device: torch.device) -> Any:
+def _context(settings: Settings, device: torch.device) -> Any:
     # Without a GPU there is nothing to record, and TVM would look for a function of its CUDA runtime.
     config: Mapping[str, Any] = {CUDA_GRAPH: True} if settings.cuda_graph and device.type == "cuda" else {}
     try:

@@ -78,8 +78,11 @@ def checked(option: Option, value: Any, read: Callable[[Option, Any, str], Any])
     """Return `value` as `option` wants it, by `read`, which knows whether it came as text; else raise."""
     if option.name == "scheduler" and value in REMOVED_SCHEDULERS:
         raise BackendKwargsError(f"TVM's scheduler {value!r} was removed; write {TUNING}.")
-    if choices := _choices(option.type):
-        _check_choice(option, value, choices)
+    literals = [part for part in (option.type, *get_args(option.type)) if getattr(part, "__origin__", None) is Literal]
+    if choices := [word for part in literals for word in get_args(part)]:
+        words = {"none", "null"} if option.default is None else set()  # as text writes None
+        if isinstance(value, str) and value not in choices and value.lower() not in words:
+            raise unknown(f"TVM {option.name}", value, choices, otherwise=f"It is {' or '.join(map(repr, choices))}.")
     if option.name == "aten_ops" and isinstance(value, list):
         value = tuple(value)
     fitted = read(option, value, KIND)
@@ -89,18 +92,6 @@ def checked(option: Option, value: Any, read: Callable[[Option, Any, str], Any])
 
 def _anything(name: str, value: Any) -> None:
     pass
-
-
-def _choices(wanted: Any) -> list[str]:
-    """Return the words of a Literal, alone or beside None."""
-    literals = [part for part in (wanted, *get_args(wanted)) if getattr(part, "__origin__", None) is Literal]
-    return [word for part in literals for word in get_args(part)]
-
-
-def _check_choice(option: Option, value: Any, choices: Sequence[str]) -> None:
-    words = {"none", "null"} if option.default is None else set()  # as text writes None
-    if isinstance(value, str) and value not in choices and value.lower() not in words:
-        raise unknown(f"TVM {option.name}", value, choices, otherwise=f"It is {' or '.join(map(repr, choices))}.")
 
 
 def _at_least(least: int) -> Callable[[str, Any], None]:
@@ -156,14 +147,12 @@ def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, Any], N
             registered = getattr(sys.modules.get(module), "PIPELINE_MAP", {})  # by the user, who imported TVM for it
             if value not in (*names, *registered):
                 raise unknown(f"TVM {name}", value, names, otherwise=f"{_one_of(names)[:-1]}, or a tvm Pass.")
-        elif value is not None and not _is_pass(value):
+        elif value is not None and not any(
+            kind.__name__ == "Pass" and kind.__module__.startswith("tvm.") for kind in type(value).__mro__
+        ):
             raise wrong_value(f"{KIND} {name!r}", "a name or a tvm.transform.Pass", value)
 
     return check_pipeline
-
-
-def _is_pass(value: Any) -> bool:
-    return any(kind.__name__ == "Pass" and kind.__module__.startswith("tvm.") for kind in type(value).__mro__)
 
 
 def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:

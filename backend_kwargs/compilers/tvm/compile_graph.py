@@ -4,7 +4,6 @@ import copy
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,30 +31,11 @@ from backend_kwargs.compilers.tvm.partition import (
 )
 from backend_kwargs.compilers.tvm.runtime import runner
 from backend_kwargs.compilers.tvm.settings import Settings
+from backend_kwargs.compilers.tvm.summary import Partition, TVMSummary
 from backend_kwargs.errors import BackendKwargsError, said, warn_once
 from backend_kwargs.measure import accuracy
 
 Boxed = Callable[[list[Any]], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a graph that TVM compiled: of which graph, of how many operators, in how many seconds, and how."""
-
-    graph: str
-    operators: int
-    seconds: float
-    target: str
-    tuned: int
-    notes: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Summary:
-    """What became of the graphs of one compile; a backward graph adds to it when it is compiled."""
-
-    partitions: list[Part] = field(default_factory=list)
-    fallbacks: dict[str, str] = field(default_factory=dict)
 
 
 class _InEagerError(Exception):
@@ -63,7 +43,7 @@ class _InEagerError(Exception):
 
 
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Callable[..., Any]:
-    """Compile dynamo's `gm` under `settings`; the callable returned has its `Summary` as `tvm_summary`.
+    """Compile dynamo's `gm` under `settings`; the callable returned has its `TVMSummary` as `tvm_summary`.
 
     Results are eager's within rounding: what TVM has not, or fails at, runs in eager as `settings.fallback` says.
     """
@@ -86,7 +66,7 @@ class Steps:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.summary = Summary()
+        self.summary = TVMSummary()
 
     def compile(
         self, graph: str, gm: GraphModule, example_inputs: Sequence[Any], attributes: GraphModule | None = None
@@ -146,7 +126,7 @@ class Steps:
             return self._leave(_operators(part), said(error))
         seconds = time.perf_counter() - started
         self.summary.partitions.append(
-            Part(graph, len(_calls(part)), seconds, built.target, built.tuned, tuple(built.notes))
+            Partition(graph, len(_calls(part)), seconds, built.target, built.tuned, tuple(built.notes))
         )
         run.__name__ = str(call.target)
         with gm.graph.inserting_before(call):

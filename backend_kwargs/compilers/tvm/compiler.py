@@ -25,8 +25,8 @@ class TVMCompiler(DeclaredCompiler):
     def option(self, name: str) -> Option:
         return tvm_option(name)
 
-    def checked(self, option: Option, value: Any, check: Check) -> Any:
-        return checked(option, value, check)
+    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
+        return checked(option, value, coerce)
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         if reason := unfit():

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
 from torch.fx.passes.operator_support import create_op_support
 
+from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.compilers.tvm.shapes import expression, symbols_of
 from backend_kwargs.compilers.tvm.supported import LEFT_TO_ATEN, why_not
 from backend_kwargs.errors import said
@@ -22,12 +23,12 @@ MARK = "backend_kwargs.tvm"
 COPIES = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh_copy"})
 
 
-def reasons(gm: GraphModule, settings: Any) -> dict[Node, str]:
+def reasons(gm: GraphModule, settings: Settings) -> dict[Node, str]:
     """Return, for each node that computes tensors, why TVM may not have it, "" where it may."""
     found: dict[Node, str] = {}
     for node in gm.graph.nodes:
         if node.op == "call_function" and _tensors(node):
-            found[node] = found[node.args[0]] if node.target is operator.getitem else _why_not(node, settings)
+            found[node] = _why_not(node, settings)
     return found
 
 
@@ -50,10 +51,10 @@ def split(gm: GraphModule, taken: Iterable[Node]) -> None:
             worthwhile = [part for part in partitioner.propose_partitions() if _computes(part)]
             partitioner.fuse_partitions(worthwhile, prefix=prefix)
     for call in parts_of(gm):
-        _give_sizes(gm, call)
+        _hand_in_sizes(gm, call)
 
 
-def _give_sizes(gm: GraphModule, call: Node) -> None:
+def _hand_in_sizes(gm: GraphModule, call: Node) -> None:
     """Hand a part the graph's symbolic sizes that occur in it: not every one can be read off its tensors."""
     part: Any = gm.get_submodule(str(call.target))
     wanted = symbols_of(node.meta.get("val") for node in part.graph.nodes)
@@ -115,9 +116,7 @@ def writes_in_place(gm: GraphModule) -> str:
     return next((op_name(node) for node in calls if node.target._schema.is_mutable), "")
 
 
-def _why_not(node: Node, settings: Any) -> str:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return "not an ATen operator"
+def _why_not(node: Node, settings: Settings) -> str:
     try:
         return why_not(node, settings)
     except Exception as error:  # noqa: BLE001 - TVM raises anything; such a node runs in eager

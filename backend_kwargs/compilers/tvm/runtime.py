@@ -126,7 +126,8 @@ class _Finish:
         for i in self.shared:
             outputs[i] = outputs[i].clone()
         for i, order in self.orders.items():
-            outputs[i] = _laid_out(outputs[i], order)
+            inverse = [order.index(dim) for dim in range(len(order))]
+            outputs[i] = outputs[i].permute(*order).contiguous().permute(*inverse)
         return outputs[0] if self.single else outputs
 
 
@@ -161,8 +162,3 @@ def _order(value: torch.Tensor) -> tuple[int, ...] | None:
 def _hint(size: Any) -> int:
     # Comparing symbols would guard, and compile anew for other sizes.
     return size if isinstance(size, int) else int(size.node.hint)
-
-
-def _laid_out(value: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    inverse = [order.index(dim) for dim in range(len(order))]
-    return value.permute(*order).contiguous().permute(*inverse)

@@ -11,6 +11,7 @@ from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
 from backend_kwargs.compilers.tvm.cpu_schedule import schedule_cpu
+from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.errors import said, warn_once
 
 SCHEDULED = "tirx.is_scheduled"
@@ -25,7 +26,7 @@ class NoRuleFitsError(Exception):
     """None of dlight's rules is for a function."""
 
 
-def schedule(mod: tvm.IRModule, settings: Any, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
+def schedule(mod: tvm.IRModule, settings: Settings, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
     """Return the module with its functions scheduled, how many of them were tuned, and notes for the report."""
     ours = partial(_dlight if settings.scheduler == "dlight" or _is_gpu(target) else schedule_cpu, target=target)
     notes: tuple[str, ...] = ()
@@ -35,7 +36,11 @@ def schedule(mod: tvm.IRModule, settings: Any, target: Target) -> tuple[tvm.IRMo
         mod, measured = tuned(mod, settings, target, ours)
         notes = (f"measured {measured} schedules",)
     found = sum(_is_scheduled(func) for _, func in mod.functions_items())
-    rest = {var: _guarded(func, ours) for var, func in mod.functions_items() if _is_plain(func)}
+    rest = {
+        var: _guarded(func, ours)
+        for var, func in mod.functions_items()
+        if isinstance(func, tirx.PrimFunc) and not _is_scheduled(func)
+    }
     mod.update(tvm.IRModule(rest))
     return mod, found, notes
 
@@ -46,10 +51,6 @@ def _is_gpu(target: Target) -> bool:
 
 def _is_scheduled(func: Any) -> bool:
     return isinstance(func, tirx.PrimFunc) and bool(func.attrs and func.attrs.get(SCHEDULED))
-
-
-def _is_plain(func: Any) -> bool:
-    return isinstance(func, tirx.PrimFunc) and not _is_scheduled(func)
 
 
 def _guarded(func: tirx.PrimFunc, rule: Callable[[tirx.PrimFunc], Schedule]) -> tirx.PrimFunc:

@@ -31,7 +31,7 @@ class Settings:
     trials: Annotated[int, "schedules to measure, over all kernels; 0 reuses what work_dir holds"] = 64
     max_trials_per_task: Annotated[int | None, "the most of them for one kernel; None: a fair share"] = None
     num_trials_per_iter: Annotated[int, "schedules measured between two updates of the cost model"] = 16
-    cost_model: Annotated[Literal["random", "xgb", "mlp"], "what foretells a schedule's speed"] = "random"
+    cost_model: Annotated[Literal["random", "xgb", "mlp"], "cost model of the search"] = "random"
     strategy: Annotated[Literal["evolutionary", "replay-trace", "replay-func"], "how the search goes about it"] = (
         "evolutionary"
     )
@@ -45,7 +45,7 @@ class Settings:
         tuple[str, ...] | None, "operators left to ATen, such as 'mm'; None: products, convolutions, attention on CUDA"
     ] = None
     verify: Annotated[bool, "compare the first call with eager's, and run in eager where it differs"] = False
-    opt_level: Annotated[int | None, "of TVM's PassContext; no pass of Relax minds it"] = None
+    opt_level: Annotated[int | None, "of TVM's PassContext; ignored by Relax"] = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Settings":
@@ -122,5 +122,5 @@ RULES: tuple[Rule, ...] = (
         for name in ("strategy", "seed", "max_trials_per_task", "num_trials_per_iter")
     ),
     Rule("work_dir", unless=_no_search_to_keep),
-    Rule("opt_level", unless=lambda value: "no pass of Relax minds it"),
+    Rule("opt_level", unless=lambda value: "ignored by Relax"),
 )

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
 from backend_kwargs.compilers.tvm.lowering.node import DTYPES
 from backend_kwargs.compilers.tvm.lowering.table import names_of
+from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.compilers.tvm.shapes import symbols_of
 
 REASONS: dict[str, tuple[str, ...]] = {
@@ -69,39 +70,37 @@ LEFT_TO_ATEN = "left to ATen by aten_ops"
 _trials: dict[tuple[str, ...], str] = {}
 
 
-def why_not(node: fx.Node, settings: Any) -> str:
+def why_not(node: fx.Node, settings: Settings) -> str:
     """Return why TVM does not get a node, "" where it may have it."""
     if node.target is operator.getitem:
         return why_not(node.args[0], settings)  # type: ignore[arg-type]
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("aten", "prims"):
         return "not an ATen operator"
     outputs = tree_leaves(node.meta["val"])
     inputs = tree_leaves(fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]))
     if not any(isinstance(value, torch.Tensor) for value in outputs):
         return "no tensor comes out"
-    return _denied(node, settings) or _strange([*inputs, *outputs]) or _tried(node)
+    return _denied(node, settings) or _unsupported_value([*inputs, *outputs]) or _tried(node)
 
 
-def _denied(node: fx.Node, settings: Any) -> str:
+def _denied(node: fx.Node, settings: Settings) -> str:
     op, names = node.target, names_of(node)
     if set(names) & set(_aten_ops(node, settings)):
         return LEFT_TO_ATEN
-    if op.namespace not in ("aten", "prims"):  # type: ignore[union-attr]
-        return "not an ATen operator"
     if op._schema.is_mutable:  # type: ignore[union-attr]
         return "writes in place"
     tagged = (reason for tag, reason in TAGS.items() if tag in op.tags)  # type: ignore[union-attr]
     return next((DENIED[name] for name in names if name in DENIED), None) or next(tagged, "")
 
 
-def _aten_ops(node: fx.Node, settings: Any) -> tuple[str, ...]:
+def _aten_ops(node: fx.Node, settings: Settings) -> tuple[str, ...]:
     if settings.aten_ops is not None:
-        return settings.aten_ops  # type: ignore[no-any-return]
+        return settings.aten_ops
     tensors = (value for value in tree_leaves(node.meta["val"]) if isinstance(value, torch.Tensor))
     return ATEN_OPS.get(next(tensors).device.type, ())
 
 
-def _strange(values: list[Any]) -> str:
+def _unsupported_value(values: list[Any]) -> str:
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sizes = [size for tensor in tensors for size in tensor.shape] + [v for v in values if isinstance(v, torch.SymInt)]
     if unknown := {str(tensor.dtype) for tensor in tensors} - {str(dtype) for dtype in DTYPES}:
@@ -151,7 +150,7 @@ def _alone(node: fx.Node) -> fx.GraphModule:
     """Return a graph of one node, with its inputs, and an output for each of its own."""
     graph = fx.Graph()
     inputs = {each: _placeholder(graph, each) for each in node.all_input_nodes}
-    _give_sizes(graph, [each.meta["val"] for each in (node, *inputs)])
+    _add_sizes(graph, [each.meta["val"] for each in (node, *inputs)])
     alone = graph.node_copy(node, inputs.__getitem__)
     values = node.meta["val"]
     graph.output((alone,) if isinstance(values, torch.Tensor) else tuple(_items(graph, alone, values)))
@@ -164,7 +163,7 @@ def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return placeholder
 
 
-def _give_sizes(graph: fx.Graph, values: list[Any]) -> None:
+def _add_sizes(graph: fx.Graph, values: list[Any]) -> None:
     """Give a graph each symbol that sizes are of, as a part is given them: not every one can be read off a tensor."""
     leaves = tree_leaves(values)
     sizes = [size for value in leaves for size in (value.shape if isinstance(value, torch.Tensor) else [value])]

@@ -62,7 +62,7 @@ def _checked(named: str | Mapping[str, Any]) -> Target:
         target = Target(named if isinstance(named, str) else dict(named))
     except Exception as error:
         reason = str(error).partition(". Target creation")[0]
-        raise BackendKwargsError(f"Option 'target' wants {HOW}, got {shown(named)}: {reason}") from error
+        raise BackendKwargsError(f"Option 'target' must be {HOW}, got {shown(named)}: {reason}") from error
     triple, mcpu = str(target.attrs.get("mtriple", "")), str(target.attrs.get("mcpu", ""))
     if target.kind.name == "llvm" and mcpu and not codegen.llvm_is_valid_cpu(mcpu, triple or host()["mtriple"]):
         raise BackendKwargsError(f"Option 'target' names mcpu {mcpu!r}, which LLVM does not know: leave 'mcpu' out.")

@@ -35,6 +35,7 @@ from tvm.target import Target
 
 from backend_kwargs.compilers.tvm.checks import TUNING
 from backend_kwargs.compilers.tvm.no_fast_math import exact_math
+from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.errors import BackendKwargsError, warn_once
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
@@ -54,13 +55,14 @@ QUIET = logging.getLogger(__name__)
 Ours = Callable[[tirx.PrimFunc], Schedule]
 
 
-def tuned(mod: tvm.IRModule, settings: Any, target: Target, ours: Ours) -> tuple[tvm.IRModule, int]:
+def tuned(mod: tvm.IRModule, settings: Settings, target: Target, ours: Ours) -> tuple[tvm.IRModule, int]:
     """Return the module with the best schedule known for each function that has one, and how many were measured now.
 
     Where a function is tuned, `ours` is measured too: a short search never makes it slower.
     """
     known = Known.read(_directory(settings, target))
-    if not settings.trials and not known.trials and any(Path(settings.work_dir).rglob(WORKLOADS)):
+    nothing_known = not settings.trials and not known.trials
+    if nothing_known and settings.work_dir and any(Path(settings.work_dir).rglob(WORKLOADS)):
         why = f"{settings.work_dir!r} has no results of a search for this target, and nothing is tuned"
         warn_once(f"TVM option 'work_dir': {why}; write {TUNING} beside it, once.")
     measured = _search(mod, settings, target, known, ours) if settings.trials else 0
@@ -71,7 +73,7 @@ def tuned(mod: tvm.IRModule, settings: Any, target: Target, ours: Ours) -> tuple
 # ---- what is known
 
 
-def _directory(settings: Any, target: Target) -> Path | None:
+def _directory(settings: Settings, target: Target) -> Path | None:
     """Return where the results for a target lie: TVM would take those of any, by the function alone."""
     if settings.work_dir is None:
         return None
@@ -93,7 +95,8 @@ class Known:
         known = cls()
         if directory and directory.is_dir():
             for search in sorted(path.parent for path in directory.rglob(WORKLOADS)):
-                known.add(*_records(search), _finished(search))
+                text = "".join(_lines(search / FINISHED))
+                known.add(*_records(search), int(text) if text.isdigit() else 0)
         return known
 
     def add(self, workloads: Iterable[Any], records: Iterable[Any], trials: int) -> None:
@@ -131,15 +134,10 @@ def _parsed(line: str, read: Callable[[Any], Any]) -> Any:
         return None
 
 
-def _finished(directory: Path) -> int:
-    text = "".join(_lines(directory / FINISHED))
-    return int(text) if text.isdigit() else 0
-
-
 # ---- the search
 
 
-def _search(mod: tvm.IRModule, settings: Any, target: Target, known: Known, ours: Ours) -> int:
+def _search(mod: tvm.IRModule, settings: Settings, target: Target, known: Known, ours: Ours) -> int:
     if settings.cost_model == "xgb" and not all(map(find_spec, XGB_NEEDS)):
         raise BackendKwargsError(
             f"TVM option 'cost_model' of 'xgb' needs: pip install {' '.join(XGB_NEEDS)}, or take 'random'."
@@ -168,7 +166,7 @@ def _search(mod: tvm.IRModule, settings: Any, target: Target, known: Known, ours
     return runner.measured
 
 
-def _share(settings: Any, tasks: Sequence[Any]) -> int:
+def _share(settings: Settings, tasks: Sequence[Any]) -> int:
     return int(settings.max_trials_per_task or -(-settings.trials // max(len(tasks), 1)))
 
 
@@ -185,7 +183,7 @@ def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
     return [task for task, each in zip(tasks, spent, strict=True) if each is None or each >= least]
 
 
-def _tune(tasks: list[Any], settings: Any, builder: Any, runner: Any, database: Any) -> None:
+def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, database: Any) -> None:
     share = _share(settings, tasks)
     states = ms.utils.fork_seed(settings.seed, n=len(tasks))
     contexts = [

@@ -76,7 +76,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     """Return causal attention of `q` [batch, heads, length, width] over `k` and `v`, which may have fewer heads."""
     batch, heads, length, width = q.shape
     if width * q.itemsize % 16:
-        raise UnavailableError(f"TMA wants rows of multiples of 16 bytes, got width {width!r} in {q.dtype!r}.")
+        raise UnavailableError(f"TMA requires rows of multiples of 16 bytes, got width {width!r} in {q.dtype!r}.")
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     described = [
         TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [1, 1, 1])

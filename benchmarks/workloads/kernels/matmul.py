@@ -307,7 +307,9 @@ def tma_product(
 def descriptor(matrix: torch.Tensor) -> TensorDescriptor:
     """Return a matrix's descriptor, whose block shape the configuration sets."""
     if matrix.stride(1) != 1 or not aligned(matrix) or matrix.data_ptr() % 16:
-        raise UnavailableError(f"TMA wants rows of multiples of 16 bytes, got strides {matrix.stride()!r}: use matmul.")
+        raise UnavailableError(
+            f"TMA requires rows of multiples of 16 bytes, got strides {matrix.stride()!r}: use matmul."
+        )
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [1, 1])
 
 

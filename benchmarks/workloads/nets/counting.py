@@ -31,7 +31,10 @@ def traced(make: Callable[[], nn.Module], args: tuple[Any, ...]) -> tuple[float,
     Nothing is computed. Attention counts in full, whatever its mask.
     """
     shapes = pytree.tree_map_only(Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), args)
-    dtype = next((leaf.dtype for leaf in pytree.tree_leaves(args) if _floats(leaf)), torch.bfloat16)
+    dtype = next(
+        (leaf.dtype for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor) and leaf.is_floating_point()),
+        torch.bfloat16,
+    )
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         outputs = make().to(dtype).eval()(*shapes)
     return float(counter.get_total_flops()), nbytes(outputs)
@@ -42,7 +45,3 @@ def nbytes(*trees: Any) -> int:
     leaves = (tree.parameters() if isinstance(tree, nn.Module) else pytree.tree_leaves(tree) for tree in trees)
     tensors = {id(leaf): leaf for some in leaves for leaf in some if isinstance(leaf, Tensor)}
     return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def _floats(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()

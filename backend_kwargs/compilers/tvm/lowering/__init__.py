@@ -54,7 +54,11 @@ class _Lowering:
         self.values: dict[Any, Any] = {}
 
     def lowered(self) -> Lowered:
-        tensors = [node for node in self.gm.graph.find_nodes(op="placeholder") if self._is_parameter(node)]
+        tensors = [
+            node
+            for node in self.gm.graph.find_nodes(op="placeholder")
+            if bool(node.users) and isinstance(node.meta["val"], torch.Tensor) and node.name not in self.constants
+        ]
         sources = self._sources(tensors)
         self.values |= {node: relax.Var(node.name, self._type(node)) for node in tensors}
         sizes = relax.Var("sizes", relax.ShapeType([self.variables[source.symbol] for source in sources]))
@@ -76,9 +80,6 @@ class _Lowering:
         if failure:
             raise failure
         return len(results)
-
-    def _is_parameter(self, node: fx.Node) -> bool:
-        return bool(node.users) and isinstance(node.meta["val"], torch.Tensor) and node.name not in self.constants
 
     def _sources(self, tensors: list[fx.Node]) -> list[ShapeSource]:
         inputs = self.gm.graph.find_nodes(op="placeholder")

@@ -1,0 +1,72 @@
+"""The studies as commands of `python -m benchmarks`: their arguments, handed to the study, which loads torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from backend_kwargs.errors import BackendKwargsError
+from benchmarks.arguments import Device, device_of
+
+
+def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] = 300) -> None:
+    """Measure what the package costs beside plain torch.compile with equal options."""
+    from backend_kwargs.cli.console import console
+    from benchmarks.studies.overhead import as_table, measure_overhead
+
+    console().print(as_table(measure_overhead(device_of(device), rounds=rounds)), markup=False, soft_wrap=True)
+
+
+def templates(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="templates.md and templates.json are written there.")],
+    evidence: Annotated[Path | None, typer.Option(metavar="FILE", help="What tests/gpu saw.")] = None,
+    rounds: Annotated[int, typer.Option(min=1)] = 30,
+    cases: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
+    budget_s: Annotated[float, typer.Option(help="Begin no case after this.")] = 480.0,
+) -> None:
+    """Time each template on a GPU, on a case for it and on one against it."""
+    from benchmarks.studies.templates import write_page
+
+    if device_of(None) == "cpu":
+        raise BackendKwargsError("templates needs a GPU: its cases are of sizes for one.")
+    write_page(out, evidence, rounds, cases, budget_s)
+
+
+def tvm_speed(
+    device: Device = None,
+    model: Annotated[list[str] | None, typer.Option(help="Only such models; may be given again.")] = None,
+    trials: Annotated[int, typer.Option(min=0, help="Schedules to measure for the tuned rows; 0 for none.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1)] = 60,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    work_dir: Annotated[Path | None, typer.Option(help="Where tuning is kept; else a temporary folder.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file for the table.")] = None,
+) -> None:
+    """Time tmpl-tvm beside eager and Inductor."""
+    from benchmarks.studies.tvm_speed import MODELS, Asked, write_table
+
+    if unknown := [name for name in model or () if name not in MODELS]:
+        raise BackendKwargsError(f"--model {unknown[0]!r} is none of {', '.join(MODELS)}.")
+    asked = Asked(device_of(device), trials, rounds, threads, work_dir)
+    write_table(asked, model or list(MODELS), out)
+
+
+def tune_kernels(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON of every configuration's time.")] = Path("tuned.json"),
+    case: Annotated[str, typer.Option(help="Glob of cases.")] = "*",
+    scale: Annotated[str, typer.Option(help="full or smoke.")] = "full",
+    jobs: Annotated[int, typer.Option(help="Processes that compile; 0: leave that to the timing.")] = 8,
+    budget: Annotated[float, typer.Option(help="Seconds after which no further case is begun.")] = 210.0,
+    each: Annotated[float, typer.Option(help="Seconds after which one case is given up.")] = 60.0,
+    report: Annotated[Path | None, typer.Option(help="Run nothing; write what --out holds as Markdown.")] = None,
+) -> None:
+    """Tune the Triton kernels on this machine's GPU."""
+    from benchmarks.studies.tune_kernels import tune, write_report
+
+    if report:
+        write_report(out, report)
+    else:
+        tune(out, case, scale, jobs, budget, each)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels)
