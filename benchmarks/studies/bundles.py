@@ -1,13 +1,9 @@
-"""First calls out of a bundle beside the compile that made it: build in one process, serve in a fresh one.
-
-python -m benchmarks.studies.bundles --device cuda --out OUT     # under 3 minutes on an H200
-python -m benchmarks.studies.bundles --device cpu --out OUT
+"""First calls out of a bundle beside the compile that made it: built in one process, served in a fresh one.
 
 The serving process has empty cache folders, compilers that exit with 1 first on PATH and in CC and CXX, and every
 start of a process is written down.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -133,52 +129,44 @@ def worked(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
     return json.loads(ran.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def main() -> None:
-    """Run the cases, print a line for each, and write all figures."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", choices=tuple(CASES), default="cpu")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--worker", nargs="+")
-    given = parser.parse_args()
-    if given.worker:
-        step, model, kind, mode, bundle = given.worker
-        path = Path(bundle)
-        done = (
-            build(model, kind, mode if mode != "-" else None, given.device, path)
-            if step == "build"
-            else serve(model, given.device, path)
-        )
-        print(json.dumps(done))
-        return
+def measure_bundles(device: str, out: Path | None) -> None:
+    """Run the device's cases, print a line for each as it is done, and write all figures to the file `out`."""
     rows = []
-    print(f"{'model':6} {'kind':9} {'mode':27} {'cold s':>8} {'first s':>8} {'ratio':>7}  starts accuracy")
-    for model, kind, mode in CASES[given.device]:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            cold = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cold")}
-            case = [model, kind, mode or "-", str(folder / "bundle")]
-            row = {"model": model, "kind": kind, "mode": mode}
-            row["built"] = worked(["--device", given.device, "--worker", "build", *case], cold)
-            if "error" not in row["built"]:
-                row["served"] = worked(["--device", given.device, "--worker", "serve", *case], barren(folder))
+    print(f"{'model':6} {'kind':9} {'mode':27} {'cold s':>8} {'first s':>8} {'ratio':>7}  starts accuracy", flush=True)
+    for model, kind, mode in CASES[device]:
+        row: dict[str, Any] = {"model": model, "kind": kind, "mode": mode, **_measured(device, model, kind, mode)}
         rows.append(row)
-        if given.out:
-            given.out.mkdir(parents=True, exist_ok=True)
-            (given.out / f"bundles-{given.device}.json").write_text(json.dumps(rows, indent=1))
-        if error := row["built"].get("error") or row["served"].get("error"):
-            print(f"{model:6} {kind:9} {mode or '':27} failed: {error}", flush=True)
-            continue
-        built, served = row["built"], row["served"]
-        ratio = served["first_s"] / built["cold_s"]
-        print(
-            f"{model:6} {kind:9} {mode or '':27} {built['cold_s']:8.2f} {served['first_s']:8.2f} {ratio:7.3f}  "
-            f"{len(served['starts']):6} {served['accuracy']}",
-            flush=True,
-        )
-        for start in served["starts"]:
-            print(f"    {start}")
+        if out:
+            out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        print(f"{model:6} {kind:9} {mode or '':27} {_line(row)}", flush=True)
     print("seconds are wall time; both processes had torch's compiler imported before")
 
 
+def _measured(device: str, model: str, kind: str, mode: str | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        case = [device, model, kind, mode or "-", str(folder / "bundle")]
+        built = worked(["build", *case], {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cold")})
+        return {"built": built, "served": {} if "error" in built else worked(["serve", *case], barren(folder))}
+
+
+def _line(row: dict[str, Any]) -> str:
+    built, served = row["built"], row["served"]
+    if error := built.get("error") or served.get("error"):
+        return f"failed: {error}"
+    ratio = served["first_s"] / built["cold_s"]
+    figures = f"{built['cold_s']:8.2f} {served['first_s']:8.2f} {ratio:7.3f}  {len(served['starts']):6}"
+    return "\n    ".join([f"{figures} {served['accuracy']}", *served["starts"]])
+
+
+def main(step: str, device: str, model: str, kind: str, mode: str, bundle: str) -> None:
+    """Do one step of one case in this process, and print what it took as JSON."""
+    path = Path(bundle)
+    if step == "build":
+        print(json.dumps(build(model, kind, None if mode == "-" else mode, device, path)))
+    else:
+        print(json.dumps(serve(model, device, path)))
+
+
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -54,6 +54,27 @@ def test_trusted_code_is_loaded(bundle_with_code, x):
     assert "graphs loaded in this process: 1, compiled: 0" in loaded.describe()
 
 
+@pytest.mark.parametrize(
+    ("fields", "samples"),
+    [
+        pytest.param({}, (4, 6), id="sizes that differ"),
+        pytest.param({"dynamic": False}, (4, 6), id="two static sizes"),
+        pytest.param({"autocast_enabled": True, "autocast_dtype": "bfloat16"}, (4,), id="autocast"),
+        pytest.param({"options": {"cpp_wrapper": True}}, (4,), id="C++ wrapper"),
+    ],
+)
+def test_code_of_other_configs_is_loaded(fields, samples, tmp_path):
+    """Dynamic sizes, several graphs, autocast and C++ wrappers are kept and found again, in any order of calls."""
+    data = [torch.randn(size, 8) for size in samples]
+    CompiledModule(bk.CompileConfig(**fields)).build(scaled(), data).save(tmp_path / "bundle")
+    loaded = CompiledModule.load(tmp_path / "bundle", scaled(seed=4), trust=True)
+    loaded.deploy()
+    for x in [*reversed(data), *([torch.randn(9, 8)] if fields == {} else [])]:
+        torch.testing.assert_close(loaded(x), scaled()(x).detach(), rtol=0.05, atol=0.05)
+    graphs = len(manifest_of(tmp_path / "bundle")["graphs"])
+    assert f"graphs loaded in this process: {graphs}, compiled: 0" in loaded.describe()
+
+
 def test_untrusted_code_is_compiled_anew(bundle_with_code, x):
     """Without trust the config and the weights are taken, and the code is not."""
     with pytest.warns(BackendKwargsWarning, match=NOT_TRUSTED):
