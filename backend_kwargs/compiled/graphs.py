@@ -20,12 +20,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._guards import CompileContext
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.compiled.libraries import library, provide
 from backend_kwargs.compilers.auto.cache_key import ambient, signature, structure
-from backend_kwargs.compilers.auto.reporting import decision_of
+from backend_kwargs.compilers.auto.reporting import last_decision
 from backend_kwargs.compilers.generated_code import compiled_graphs
 from backend_kwargs.compilers.inductor.compile_step import stand_in
 from backend_kwargs.errors import said
@@ -207,7 +206,7 @@ def _auto_options() -> Mapping[str, Any]:
 def _decided(backend: Backend) -> dict[str, Any] | None:
     if not backend.options.get("auto"):
         return None
-    decision = decision_of(str(CompileContext.current_compile_id()))
+    decision = last_decision()
     return None if decision is None else {"winner": decision.winner, "options": dict(decision.options)}
 
 
