@@ -63,6 +63,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tests/docs_tables.py
+	$(BIN)/python tests/function_sizes.py
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .

@@ -110,7 +110,7 @@ def _keep(
     from torch._guards import CompileContext
 
     stack = getattr(reason, "user_stack", None) or []
-    kept = _kept(compiled)
+    kept, owner = _kept(compiled), _owner()
     key = id(kept)
     record = Record(
         backend=backend,
@@ -124,7 +124,7 @@ def _keep(
         cache=cache,
         seconds=seconds,
         at=at,
-        owner=_weakly(_owner()),
+        owner=(lambda: None) if owner is None else weakref.ref(owner),
         compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
         came_back=came_back,
         decision=_decision() if backend.options.get("auto") else None,
@@ -157,10 +157,6 @@ def _owner() -> Callable[..., Any] | None:
         if frame.f_code.co_name == WRAPPER and frame.f_globals["__name__"] == "torch._dynamo.eval_frame":
             return frame.f_locals.get("fn")
     return None
-
-
-def _weakly(owner: Any) -> Callable[[], Any]:
-    return (lambda: None) if owner is None else weakref.ref(owner)
 
 
 def _recompiled() -> str | None:

@@ -122,6 +122,7 @@ def _with_environment(backend: Backend) -> Backend:
 
 
 def _intern(spec: str, backend: Backend) -> Backend:
+    # dynamo guards on the backend by `==`: an equal one that is another object costs two comparisons in each call.
     if _interned.setdefault(spec, backend) != backend:  # the environment has changed
         _interned[spec] = backend
     return _interned[spec]
@@ -142,7 +143,7 @@ def _register(templates: Mapping[str, Template], coerce: Check) -> None:
 def _publish(name: str, backend: Backend) -> bool:
     """Tell dynamo of `backend`; return whether `name` now stands for it."""
     known = find_in_dynamo(name)
-    if known is None:
+    if known is None:  # register_backend() asserts that no backend has the name
         import torch._dynamo
 
         torch._dynamo.register_backend(backend, name=name)

@@ -76,12 +76,8 @@ def _line(row: RaceRow) -> str:
     if row.status != "pass":
         return f"{row.name:<24} {row.status}: {row.reason}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
-    why = _against(row) if row.speedup else row.reason
+    ratio = row.speedup
+    why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else row.reason
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
     kept = "  <- kept" if row.won else ""
     return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{kept}"
-
-
-def _against(row: RaceRow) -> str:
-    ratio = row.speedup
-    return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else ""
