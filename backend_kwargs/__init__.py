@@ -2,6 +2,8 @@
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.cache_artifacts import load_cache_artifacts, save_cache_artifacts
+from backend_kwargs.compiled.config import CompileConfig
+from backend_kwargs.compiled.module import CompiledModule
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.explain import Explanation, explain
 from backend_kwargs.regions import compile_regions, region_options
@@ -21,6 +23,8 @@ __all__ = [
     "Backend",
     "BackendKwargsError",
     "BackendKwargsWarning",
+    "CompileConfig",
+    "CompiledModule",
     "Explanation",
     "Report",
     "Template",

@@ -7,16 +7,16 @@ from pathlib import Path
 from backend_kwargs.errors import BackendKwargsError
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` beside `path` and put it in place at once, so that a full disk or a kill leaves the old file."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write `content` beside `path` and put it in place at once, so that a full disk or a kill leaves the old file."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise BackendKwargsError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
     beside = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         beside.chmod(0o644)
         beside.replace(path)
     except OSError as error:

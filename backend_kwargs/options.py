@@ -42,7 +42,8 @@ class Where:
 def declared(settings: type, data: Collection[str] = ()) -> Mapping[str, Option]:
     """Return the options that a dataclass declares by its fields, each `Annotated[type, doc]` with its default."""
     hints = get_type_hints(settings, include_extras=True)
-    return MappingProxyType({each.name: _declared(each, hints[each.name], data) for each in fields(settings)})
+    given = [each for each in fields(settings) if each.init]
+    return MappingProxyType({each.name: _declared(each, hints[each.name], data) for each in given})
 
 
 def _declared(each: "Field[Any]", hint: Any, data: Collection[str]) -> Option:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from backend_kwargs.compiled.config import FIELDS
 from backend_kwargs.compilers import openvino
 from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.compilers.tvm import settings as tvm
@@ -41,6 +42,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/templates.md": {"templates": templates_table},
     "docs/auto.md": {"auto": partial(options_table, auto.OPTIONS)},
     "docs/tvm.md": {"tvm": partial(options_table, tvm.OPTIONS)},
+    "docs/bundle.md": {"compile-config": partial(options_table, FIELDS)},
     "docs/other-backends.md": {"openvino": partial(options_table, openvino.OPTIONS)},
 }
 

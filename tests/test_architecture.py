@@ -17,7 +17,7 @@ errors atomic_write tables interval spec layers templates options trust catalogu
 measure.inputs measure.accuracy measure.environment measure.failures measure.timing measure.memory measure.statistics
 measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.generated_code compilers.graphs
 compilers.freezing compilers.inductor
-compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
+compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
 compilers.inductor.cudagraph_outputs
 compilers.auto
 compilers.auto.settings compilers.auto.request compilers.auto.eligibility compilers.auto.graph_stats
@@ -35,11 +35,14 @@ compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers
 compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
 compilers.tvm.build compilers.tvm.runtime compilers.tvm.compile_graph compilers.tvm.compiler
 compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain
-report.graphs report.advice report.uncaptured report.generated report.ran report.relax report harness
-harness.isolation harness.study harness.trial
+report.graphs report.advice report.uncaptured report.generated report.ran report.relax report
+compiled.config compiled.states compiled.samples compiled.libraries compiled.graphs compiled.running compiled.ahead
+compiled.building compiled.loading compiled.deploying compiled.extensions compiled.fingerprint compiled.manifest
+compiled.bundle compiled.module compiled
+harness harness.isolation harness.study harness.trial
 compare.rows compare.drawing compare.trial compare
 cli.console cli.modules cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor cli.decisions
-cli.compare cli
+cli.compare cli.bundles cli
 """
 SUITE_ORDER = """
 workloads workloads.case workloads.nets
@@ -57,12 +60,12 @@ execution.session
 analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
 analysis.report
 arguments
-studies studies.overhead studies.templates studies.tune_kernels studies.tvm_speed studies.commands
+studies studies.bundles studies.overhead studies.templates studies.tune_kernels studies.tvm_speed studies.commands
 cli
 """
 DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what they show
 # torch is imported at the head of these alone: they are loaded when a graph is there, or a model to measure.
-TORCH_AT_THE_HEAD = ("measure", "harness", "compare", "compilers")
+TORCH_AT_THE_HEAD = ("measure", "harness", "compare", "compilers", "compiled")
 # Of the compilers, what loads before a graph comes.
 BEFORE_A_GRAPH = (
     "__init__",
@@ -178,6 +181,7 @@ def test_the_package_knows_no_suite():
 
 LIGHT = [name for name in FILES if name.partition("/")[0] not in TORCH_AT_THE_HEAD]
 LIGHT += [f"compilers/{name}.py" for name in BEFORE_A_GRAPH]
+LIGHT += [f"compiled/{name}.py" for name in ("__init__", "config", "module", "states")]
 
 
 @pytest.mark.parametrize("name", LIGHT)

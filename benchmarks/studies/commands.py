@@ -69,4 +69,14 @@ def tune_kernels(
         tune(out, case, scale, jobs, budget, each)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels)
+def bundles(
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of every figure.")] = None,
+) -> None:
+    """Time the first call out of a bundle, in a fresh process that cannot compile, beside the compile that made it."""
+    from benchmarks.studies.bundles import measure_bundles
+
+    measure_bundles(device_of(device), out)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels, bundles)

@@ -1,7 +1,9 @@
 """auto under DistributedDataParallel with several buckets: dynamo cuts the graph, and each part has a decision."""
 
 import copy
+import gc
 import itertools
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -66,11 +68,12 @@ def test_each_bucket_is_decided(wrapped, races, winner):
 
 
 def test_a_race_gets_what_a_bucket_gets(wrapped, monkeypatch):
-    """The inputs of a bucket's race are those of its call, though dynamo has fake ones; nothing is changed by it."""
-    raced = []
+    """The inputs of a bucket's race are those of its call, though dynamo has fake ones; none stays alive."""
+    raced, activations = [], []
 
     def watched(request, tick):
         raced.append([each.detach().clone() for each in request.example_inputs])
+        activations.extend(weakref.ref(each) for each in request.example_inputs if type(each) is torch.Tensor)
         raise race.UnfitError("only watched")
 
     monkeypatch.setattr(race, "race", watched)
@@ -86,6 +89,10 @@ def test_a_race_gets_what_a_bucket_gets(wrapped, monkeypatch):
     seen = [each for inputs in raced[1:] for each in inputs if each.shape == hidden.shape]
     assert any(torch.allclose(each, hidden) for each in seen)
     assert any(each.dtype == torch.bool and torch.equal(each, tokens > 3) for inputs in raced[1:] for each in inputs)
+    known = {id(each) for each in (tokens, *model.buffers())}
+    gc.collect()
+    alive = [each() for each in activations if each() is not None]
+    assert not [each for each in alive if id(each) not in known]
 
 
 def test_report_tells_each_buckets_own_decision(wrapped, races, monkeypatch):

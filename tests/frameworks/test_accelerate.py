@@ -1,6 +1,8 @@
 """accelerate and the Trainer of transformers, as the page says."""
 
+import copy
 import json
+import pickle
 
 import pytest
 import torch
@@ -141,3 +143,11 @@ def test_two_ways_to_compile_are_an_error(causal_lm, dataset):
         MyTrainer(model=causal_lm, args=arguments, train_dataset=dataset, dynamo_plugin=TorchDynamoPlugin())
     expected = "`dynamo_plugin` and TrainingArguments(torch_compile=True) exclude each other."
     assert str(raised.value) == expected
+
+
+def test_compiled_model_is_copied_and_pickled(causal_lm, tokens):
+    """Trainer and its tuners copy models: one compiled in place copies and pickles."""
+    causal_lm.compile(backend=bk.make_backend("tmpl-inductor:fast_compile", size_asserts=False))
+    expected = causal_lm(tokens).logits
+    for copied in (copy.deepcopy(causal_lm), pickle.loads(pickle.dumps(causal_lm))):
+        torch.testing.assert_close(copied(tokens).logits, expected, atol=1e-4, rtol=1e-3)

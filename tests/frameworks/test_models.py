@@ -10,9 +10,8 @@ from torch import nn
 FAST = "tmpl-inductor:fast_compile"
 
 
-@pytest.mark.filterwarnings("ignore")  # lightning's own, of torch's pytrees and of how many workers load data
-def test_lightning_fits_a_compiled_module():
-    """Trainer deep-copies and calls the compiled module, and its checkpoint loads uncompiled."""
+@pytest.fixture
+def lightning_module():
     import lightning
 
     class Module(lightning.LightningModule):
@@ -26,12 +25,37 @@ def test_lightning_fits_a_compiled_module():
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 8)), 4)
-    names = run("lightning", module=Module(), loader=loader, torch=torch)
+    return Module
+
+
+@pytest.fixture
+def loader():
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 8)), 4)
+
+
+@pytest.mark.filterwarnings("ignore")  # lightning's own, of torch's pytrees and of how many workers load data
+def test_lightning_fits_a_compiled_module(lightning_module, loader):
+    """Trainer calls the compiled module, and its checkpoint loads uncompiled."""
+    names = run("lightning", module=lightning_module(), loader=loader, torch=torch)
     assert names["trainer"].global_step == 2
     assert compiled() == ["tmpl-inductor:auto"]
     names["trainer"].save_checkpoint("saved.ckpt")
-    Module.load_from_checkpoint("saved.ckpt")
+    lightning_module.load_from_checkpoint("saved.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_lightning_fits_under_ddp(lightning_module, loader):
+    """Its ddp strategy, here of one process, trains a compiled module."""
+    import lightning
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(max_steps=2, accelerator="cpu", devices=1, strategy="ddp", **quiet)
+    try:
+        trainer.fit(torch.compile(lightning_module(), backend=FAST), loader)
+        assert trainer.global_step == 2
+        assert compiled() == [FAST]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def flux_inputs():

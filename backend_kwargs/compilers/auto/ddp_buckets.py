@@ -1,7 +1,6 @@
 """Buckets of DistributedDataParallel: dynamo compiles each with fake inputs, for which a race needs the real ones."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,9 +16,11 @@ from backend_kwargs.compilers.graphs import copy_of_graph, has_memory
 # On dynamo's context of one compile, by id of the fake tensor that an earlier bucket returns: that bucket.
 PRODUCERS = "_backend_kwargs_producers"
 
+Outputs = dict[int, torch.Tensor]  # by id of the fake tensors
+
 
 class Bucket:
-    """One part of a graph that DDPOptimizer cut at the boundaries of DDP's buckets."""
+    """One part of a graph that DDPOptimizer cut at the boundaries of DDP's buckets. It keeps no real tensor."""
 
     def __init__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> None:
         self.gm = copy_of_graph(gm)
@@ -28,39 +29,44 @@ class Bucket:
         for node in self.returned:
             _producers().setdefault(id(node.meta.get("example_value")), self)
 
-    @cached_property
-    def inputs(self) -> list[Any]:
-        """The inputs of this call, laid out as the fake ones; a fake one where it is not known."""
-        placeholders = self.gm.graph.find_nodes(op="placeholder")
-        return [self._real(*pair) for pair in zip(placeholders, self.example_inputs, strict=True)]
+    def inputs(self, outputs: dict["Bucket", Outputs] | None = None) -> list[Any]:
+        """Return the inputs of this call, laid out as the fake ones; a fake one where it is not known.
 
-    def _real(self, node: Node, value: Any) -> Any:
-        if not isinstance(value, FakeTensor):
-            return value
+        `outputs` are those of the buckets that have been run for it.
+        """
+        outputs = {} if outputs is None else outputs
+        placeholders = self.gm.graph.find_nodes(op="placeholder")
+        pairs = zip(placeholders, self.example_inputs, strict=True)
+        return [self._real(*pair, outputs) if isinstance(pair[1], FakeTensor) else pair[1] for pair in pairs]
+
+    def _real(self, node: Node, value: FakeTensor, outputs: dict["Bucket", Outputs]) -> torch.Tensor:
         fake = node.meta.get("example_value")
         producer = _producers().get(id(fake))
-        if producer is not None and producer is not self:
-            real = producer.outputs.get(id(fake))
+        if producer is None or producer is self:
+            # The user's tensor, or a parameter.
+            real: torch.Tensor | None = getattr(node.meta.get("grapharg"), "example", None)
         else:
-            real = getattr(node.meta.get("grapharg"), "example", None)  # the user's tensor, or a parameter
+            if producer not in outputs:
+                outputs[producer] = producer._run(outputs)
+            real = outputs[producer].get(id(fake))
         symbolic = any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride()))
         if real is None or symbolic or not has_memory(real):  # to compare a symbol would guard on it
             return value
         if real.stride() == value.stride():
             return real
-        laid_out = torch.empty_strided(real.shape, value.stride(), dtype=real.dtype, device=real.device)
+        laid_out: torch.Tensor = torch.empty_strided(real.shape, value.stride(), dtype=real.dtype, device=real.device)
         return laid_out.copy_(real.detach()).requires_grad_(real.requires_grad)
 
-    @cached_property
-    def outputs(self) -> dict[int, torch.Tensor]:
-        """What the bucket returns in eager for its real inputs, by id of the fakes; {} where it is not to be run."""
-        unknown = any(isinstance(each, FakeTensor) for each in self.inputs)
+    def _run(self, outputs: dict["Bucket", Outputs]) -> Outputs:
+        """Return what the bucket returns in eager, by id of the fakes; {} where it is not to be run."""
+        inputs = self.inputs(outputs)
+        unknown = any(isinstance(each, FakeTensor) for each in inputs)
         if unknown or has_side_effects(self.gm) or holds_state(self.gm) or may_communicate(self.gm):
             return {}
         # Copies of all: which of them it writes, running means say, the fakes of a part do not tell.
-        inputs = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in self.inputs]
+        copies = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in inputs]
         with torch.no_grad(), torch.random.fork_rng(devices=cuda_devices()), _disable_current_modes():
-            results = self.gm(*inputs)
+            results = self.gm(*copies)
         results = results if isinstance(results, list | tuple) else [results]
         fakes = [node.meta.get("example_value") for node in self.returned]
         return {

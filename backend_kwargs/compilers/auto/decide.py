@@ -267,7 +267,7 @@ class _Question:
     @cached_property
     def real_request(self) -> Request:
         """The request with the inputs that a race runs on, where dynamo has fake ones."""
-        return replace(self.request, example_inputs=self.bucket.inputs) if self.bucket else self.request
+        return replace(self.request, example_inputs=self.bucket.inputs()) if self.bucket else self.request
 
     @cached_property
     def asked(self) -> dict[str, Any]:

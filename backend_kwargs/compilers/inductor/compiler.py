@@ -12,6 +12,7 @@ from backend_kwargs.catalogue import KIND, inductor_option, inductor_options
 from backend_kwargs.compilers import Reading
 from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.compilers.auto.candidates import check_candidates
+from backend_kwargs.compilers.inductor.compile_step import stand_in
 from backend_kwargs.compilers.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.compilers.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
 from backend_kwargs.compilers.inductor.torch_fixes import keeping_cubins, mode_options, name_torchs_ptxas, region_name
@@ -244,7 +245,8 @@ def _compile(
 
         inner_compile = noting_constants(inner_compile, constants)
     # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
-    compiled: Any = compile_fx(
+    compile_step = partial(instead, compile_fx) if (instead := stand_in.get()) else compile_fx
+    compiled: Any = compile_step(
         gm, example_inputs, inner_compile, config_patches=wrapper.config, **region_name(compile_fx, name)
     )
     if not constants:

@@ -1,0 +1,153 @@
+"""`backend-kwargs build`, `inspect` and `run`: a bundle made in one process, looked at, and served in another."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from backend_kwargs.cli.arguments import AsJson, assigned
+from backend_kwargs.cli.compare import built as made_by
+from backend_kwargs.cli.console import console, print_json, print_table, quiet
+from backend_kwargs.cli.modules import spec_of
+from backend_kwargs.compiled.config import CompileConfig
+from backend_kwargs.compiled.module import CompiledModule
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options import convert
+from backend_kwargs.registry import PLAIN, make_backend
+
+Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the bundle's code, and import the factory that it names.")]
+Keys = Annotated[list[Path] | None, typer.Option("--key", metavar="PUBLIC.pem", help="Trust what this key signed.")]
+
+
+def build(
+    factory: Annotated[str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs).")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="BUNDLE", help="The folder to write.")],
+    backend: Annotated[str, typer.Option("-b", "--backend", help="What compiles.")] = PLAIN,
+    options: Annotated[
+        list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="An option; may be given several times.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="A mode of torch.compile.")] = None,
+    kind: Annotated[str, typer.Option(help="inductor, or aoti: an ahead-of-time package.")] = "inductor",
+    fullgraph: Annotated[bool, typer.Option("--fullgraph", help="Fail where the model is not one graph.")] = False,
+    dynamic: Annotated[bool | None, typer.Option("--dynamic/--static", help="Dynamic shapes, or none.")] = None,
+    sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
+) -> None:
+    """Compile a model, check its numbers, and write a bundle that serves it elsewhere without compiling."""
+    spec = spec_of(backend)
+    read = make_backend(spec).bind("command line", assigned(options), convert).options
+    given = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
+    fields: dict[str, Any] = {"backend": spec, "options": given or None, "mode": mode, "kind": kind}
+    config = CompileConfig(**fields, fullgraph=fullgraph, dynamic=dynamic)
+    model, example_inputs = made_by(factory)
+    compiled = CompiledModule(config)
+    with quiet():
+        compiled.build(model, [example_inputs])
+    from backend_kwargs.compiled.bundle import read_manifest, save
+
+    save(compiled._known(), out, sign, factory=_absolute(factory))
+    manifest, _ = read_manifest(out)
+    console().print(compiled.describe(), soft_wrap=True, markup=False)
+    print_table(("first call", "seconds"), [("compiling", f"{manifest.cold_s or 0.0:.2f}")])
+    console().print(f"Serve it: backend-kwargs run {out} --trust", soft_wrap=True, markup=False)
+
+
+def inspect(bundle: Bundle, json: AsJson = False) -> None:
+    """Say what a bundle holds, for which machine it was built, and what differs here; nothing of it is run."""
+    from backend_kwargs.compiled.bundle import SIGNATURES, read_manifest
+    from backend_kwargs.compiled.manifest import digest
+
+    manifest, content = read_manifest(bundle)
+    if json:
+        import msgspec
+
+        return print_json(msgspec.to_builtins(manifest))
+    signed = "signed" if (bundle / SIGNATURES / digest(content)).is_file() else "not signed"
+    changed = CompileConfig.from_dict(manifest.config, trust=False).describe()
+    say = partial(console().print, soft_wrap=True, markup=False)
+    say(f"CompiledModule({changed}) of {manifest.module}, {signed}, made {manifest.made}")
+    rows = [("weights", manifest.weights), ("package", manifest.package)]
+    rows += [(f"graph {graph.key[:12]}", graph.code) for graph in manifest.graphs]
+    rows += [(f"library {part.sha256[:12]}", part) for graph in manifest.graphs for part in graph.libraries]
+    rows += [(place.rpartition("/")[2], part) for place, part in manifest.extensions.items()]
+    print_table(("part", "bytes", "sha256"), [(name, part.size, part.sha256[:16]) for name, part in rows if part])
+    print_table(("built with", ""), sorted(manifest.environment.items()))
+    for graph in manifest.graphs:
+        if graph.winner:
+            say(f"auto chose {graph.winner} for graph {graph.key[:12]}")
+    for note in manifest.notes:
+        say(note)
+    import torch
+
+    from backend_kwargs.compiled.fingerprint import differences, fingerprint
+
+    device = manifest.device if manifest.device != "cuda" or torch.cuda.is_available() else "cpu"
+    differ = differences(manifest.environment, fingerprint(torch.device(device)))
+    say("Its code can be used on this machine." if not differ else f"Compiled anew here: {'; '.join(differ)}.")
+
+
+def run(
+    bundle: Bundle,
+    factory: Annotated[
+        str | None, typer.Argument(metavar="[MODULE_OR_FILE:FACTORY]", help="What `build` was given, by default.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often a call is timed.")] = 30,
+    trust: Trust = False,
+    key: Keys = None,
+) -> None:
+    """Load a bundle, and show the seconds of its first call beside those that compiling it took."""
+    from backend_kwargs.compiled.bundle import is_trusted, read_manifest
+
+    manifest, content = read_manifest(bundle)
+    trusted = is_trusted(bundle, content, trust=trust, trusted_keys=key or ())
+    if factory is None and not (trusted and manifest.factory):
+        raise BackendKwargsError(
+            "A bundle's factory is code: pass FACTORY, or --trust, or --key of who signed it."
+            if manifest.factory
+            else "The bundle names no factory: pass FACTORY."
+        )
+    model, example_inputs = made_by(factory or manifest.factory)
+    from backend_kwargs.compiled.running import import_compiler
+    from backend_kwargs.compiled.samples import samples_of
+    from backend_kwargs.measure import interleave, median_interval
+
+    args, kwargs = samples_of([example_inputs])[0]
+    importing = time.perf_counter()
+    import_compiler()
+    began = time.perf_counter()
+    loaded = CompiledModule.load(bundle, model, trust=trust, trusted_keys=key or ())
+    loaded.deploy(None)
+    ready = time.perf_counter()
+    loaded(*args, **kwargs)
+    device: Any = loaded.device
+    _wait(device)
+    first = time.perf_counter()
+    samples = interleave({"call": lambda: loaded(*args, **kwargs)}, rounds=rounds, device=device)["call"]
+    cold = manifest.cold_s
+    ratio = f"{(first - began) / cold:.3f}" if cold else ""
+    rows = [
+        ("compiling, when it was built", f"{cold:.2f}" if cold else "", ""),
+        ("importing torch's compiler, which building did too", f"{began - importing:.2f}", ""),
+        ("load and deploy", f"{ready - began:.2f}", ""),
+        ("first call", f"{first - ready:.2f}", ""),
+        ("load, deploy and first call", f"{first - began:.2f}", ratio),
+    ]
+    print_table(("first call", "seconds", "of compiling"), rows)
+    median = median_interval(samples)
+    say = console().print
+    say(f"a call: {median.median * 1e3:.3g} ms, 95 % {median.low * 1e3:.3g} to {median.high * 1e3:.3g}", markup=False)
+    say(loaded.describe(), soft_wrap=True, markup=False)
+
+
+def _wait(device: Any) -> None:
+    from backend_kwargs.measure import synchronize
+
+    synchronize(device)
+
+
+def _absolute(factory: str) -> str:
+    """Return the factory as another working directory finds it."""
+    where, _, name = factory.rpartition(":")
+    return f"{Path(where).resolve()}:{name}" if where.endswith(".py") else factory

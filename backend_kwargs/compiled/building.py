@@ -1,0 +1,165 @@
+"""Building: compile a copy of the module on its samples, and compare its numbers with higher precision's."""
+
+import copy
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backend_kwargs.compiled.config import CompileConfig
+from backend_kwargs.compiled.graphs import Folder
+from backend_kwargs.compiled.running import (
+    Built,
+    Running,
+    entry,
+    first_output_dtypes,
+    import_compiler,
+    run_all,
+    running,
+    without_gradients,
+)
+from backend_kwargs.compiled.samples import Sample, cloned, described, samples_of
+from backend_kwargs.errors import BackendKwargsError, said, warn_once, wrong_value
+from backend_kwargs.measure import accuracy
+
+
+def build(
+    config: CompileConfig, module: torch.nn.Module, data: Any, device: Any, cache_dir: str | Path | None
+) -> tuple[Built, Running]:
+    """Compile `module` for the samples `data`; neither it, its inputs nor a random generator is changed.
+
+    It is a copy that runs, once for each sample in their order, as the module may keep something between calls. The
+    copy has the module's own parameters, so that they take no memory twice.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise wrong_value("build's `module`", "a torch.nn.Module", module)
+    samples = samples_of(data)
+    where = device_of(module, device)
+    import_compiler()
+    folder, keep_alive = _folder(cache_dir)
+    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), torch.no_grad():
+        wanted, dtypes, changed = _eager(config, module, samples, where)
+        metadata = [described(tuple(sample)) for sample in samples]
+        built = Built(config, module, where, metadata, dtypes, folder, keep_alive=keep_alive)
+        twin = _copied(module, with_parameters=changed)
+        if config.kind == "aoti":
+            from backend_kwargs.compiled.ahead import compile_package
+
+            began = time.perf_counter()
+            built.package = compile_package(built, twin, cloned(samples[0]))
+        else:
+            began = time.perf_counter()
+        made = running(built, twin, keep=True)
+        try:
+            results = _results(made, samples, built, began)
+            if wanted is not None:
+                _judge(config, module, results, *wanted)
+        except BaseException:
+            made.free()
+            raise
+        bound = made if built.package else rebound(made, module)
+    built.notes += [f"a graph has no code in the bundle: {graph.why}" for graph in built.graphs.values() if graph.why]
+    return built, bound
+
+
+def rebound(made: Running, module: torch.nn.Module) -> Running:
+    """Return what was compiled on a copy, to be called on `module`."""
+    compiled: Any = made.call
+    made.call = type(compiled)(compiled.func, module)
+    return made
+
+
+def _results(made: Running, samples: Sequence[Sample], built: Built, began: float) -> list[Any]:
+    results = []
+    call = without_gradients(made.call)
+    for sample in samples:
+        args, kwargs = cloned(sample)
+        # With CUDA graphs the next call overwrites this one's results.
+        results.append(_kept(call(*args, **kwargs)))
+        if built.cold_s is None:
+            built.cold_s = time.perf_counter() - began
+    return results
+
+
+def _kept(result: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, result)
+
+
+def _folder(cache_dir: str | Path | None) -> tuple[Path, Any]:
+    if cache_dir is None:
+        temporary = Folder()
+        return temporary.path, temporary
+    try:
+        Path(cache_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BackendKwargsError(f"Cannot use cache_dir {str(cache_dir)!r}: {error.strerror}.") from None
+    return Path(cache_dir), None
+
+
+def device_of(module: torch.nn.Module, device: Any) -> torch.device:
+    """Return the device to run on: the module's, which `device` must be where it is given."""
+    tensors = [*module.parameters(), *module.buffers()]
+    here = {tensor.device for tensor in tensors}
+    try:
+        wanted = next(iter(here), torch.device("cpu")) if device is None else torch.device(device)
+    except (RuntimeError, TypeError):
+        raise wrong_value("`device`", "a device such as 'cpu' or 'cuda:0'", device) from None
+    if wanted.type == "cuda" and wanted.index is None:
+        wanted = torch.device("cuda", torch.cuda.current_device())
+    if here - {wanted}:
+        (other, *_) = here - {wanted}
+        raise BackendKwargsError(
+            f"The module must be on {wanted}, got one on {other}: call module.to('{wanted}') first."
+        )
+    return wanted
+
+
+def _copied(module: torch.nn.Module, *, with_parameters: bool) -> torch.nn.Module:
+    shared = {} if with_parameters else {id(parameter): parameter for parameter in module.parameters()}
+    try:
+        return copy.deepcopy(module, dict(shared))
+    except Exception as error:
+        raise BackendKwargsError(f"The module must be one that copy.deepcopy() can copy, got {said(error)}.") from error
+
+
+def _eager(
+    config: CompileConfig, module: torch.nn.Module, samples: Sequence[Sample], device: torch.device
+) -> tuple[tuple[list[Any], Any] | None, Any, bool]:
+    """Return eager's results with those in higher precision, the outputs' dtypes, and whether parameters change.
+
+    Each on a copy of its own, since each is a first call.
+    """
+    cast = config.autocast_enabled or config.output_dtype is not None
+    if config.check_numbers == "off" and not cast:
+        return None, (), False
+    twin = _copied(module, with_parameters=True)
+    versions = [parameter._version for parameter in twin.parameters()]
+    results = run_all(twin, [cloned(sample) for sample in samples])
+    changed = versions != [parameter._version for parameter in twin.parameters()]
+    dtypes = first_output_dtypes(config, results[0])
+    if config.check_numbers == "off":
+        return None, dtypes, changed
+    if cast:
+        function = entry(config, device, dtypes, "eager")
+        twin = _copied(module, with_parameters=True)
+        results = [function(twin, *sample.args, **sample.kwargs) for sample in map(cloned, samples)]
+    del twin
+    return (results, accuracy.reference(module, list(map(tuple, samples)), _run_pairs)), dtypes, changed
+
+
+def _run_pairs(module: Any, samples: Any) -> list[Any]:
+    with torch.no_grad():
+        return [module(*args, **kwargs) for args, kwargs in samples]
+
+
+def _judge(config: CompileConfig, module: torch.nn.Module, results: list[Any], eager: list[Any], precise: Any) -> None:
+    verdict = accuracy.check(results, eager, precise, tol=config.tolerance, what="output")
+    if verdict.passed:
+        return
+    hint = " It is in training mode: call module.eval()." if module.training else ""
+    told = f"The compiled module gives other numbers: {verdict.reason}.{hint}"
+    if config.check_numbers == "raise":
+        raise BackendKwargsError(f"{told} With check_numbers='warn' it is built all the same.")
+    warn_once(told)

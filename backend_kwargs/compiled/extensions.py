@@ -1,0 +1,41 @@
+"""Triton's own C extensions, which it compiles when a process first touches a GPU: a bundle carries them."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from backend_kwargs.atomic_write import write_whole
+
+MAPS = Path("/proc/self/maps")
+# As Triton's cache lays them out: the folder is a hash of the source and of what compiles it.
+EXTENSION = re.compile(r"/([A-Z2-7]{20,80}/(?:cuda_utils|__triton_launcher)[\w.\-]*\.so)$")
+
+
+def loaded_extensions() -> dict[str, Path]:
+    """Return the extensions of Triton's that this process has loaded, by their place in Triton's cache."""
+    try:
+        lines = MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return {}
+    found = ((EXTENSION.search(line), line) for line in lines)
+    return {match[1]: Path(line[line.index("/") :]) for match, line in found if match}
+
+
+def install(extensions: Mapping[str, bytes]) -> None:
+    """Put extensions where Triton looks for them, in each folder that lacks them."""
+    for folder in _caches() if extensions else []:
+        for place, content in extensions.items():
+            path = folder / place
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, content)
+
+
+def _caches() -> list[Path]:
+    """Return the folders that Triton's cache may be in: as it is now, and as Inductor sets it."""
+    import torch
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from triton import knobs  # type: ignore[import-untyped]
+
+    devices = range(torch.cuda.device_count())
+    return [Path(knobs.cache.dir), *(Path(triton_cache_dir(device)) for device in devices)]

@@ -1,0 +1,321 @@
+"""The compiled graphs of one module: kept as they are made, found again by what they compute.
+
+A graph is kept as AOTAutograd's own result, which torch's precompilation pickles too. The C++ libraries of its
+generated code go with it, and the code names them by their hash: neither a cache folder nor a compiler is needed.
+"""
+
+import ast
+import hashlib
+import json
+import pickle
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.compiled.libraries import library, provide
+from backend_kwargs.compilers.auto.cache_key import ambient, signature, structure
+from backend_kwargs.compilers.auto.reporting import last_decision
+from backend_kwargs.compilers.generated_code import compiled_graphs
+from backend_kwargs.compilers.inductor.compile_step import stand_in
+from backend_kwargs.errors import said
+from backend_kwargs.options import check
+from backend_kwargs.trust import untrusted
+
+BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
+
+
+class CannotKeepError(Exception):
+    """A compiled graph has no form that another process could load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One compiled graph: `code` is a pickle, "" where it could not be kept, for the reason `why`.
+
+    `libraries` are its shared libraries by their SHA-256, and `decision` is auto's, None where auto was not asked.
+    """
+
+    code: bytes = b""
+    libraries: Mapping[str, bytes] = field(default_factory=dict)
+    decision: Mapping[str, Any] | None = None
+    why: str = ""
+
+
+class GraphBackend:
+    """A backend of one CompiledModule: it keeps each graph that it compiles, and returns those that are kept already.
+
+    Compared by identity: dynamo then never gives one module's code to another.
+    """
+
+    def __init__(self, backend: Backend, graphs: dict[str, Graph], *, keep: bool, folder: Path) -> None:
+        self.backend, self.graphs, self.keep, self.folder = backend, graphs, keep, folder
+        self.compiler_name = self.__name__ = backend.compiler_name
+        # Code objects on which dynamo hung this module's code, with the globals that its bytecode calls graphs by.
+        self.frames: list[tuple[Any, dict[str, Any]]] = []
+        self.made: list[Callable[..., Any]] = []
+        self.loaded: list[str] = []  # keys of graphs that were returned from those kept
+        self.compiled: list[str] = []  # keys of graphs that were compiled
+
+    def __call__(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        """Compile the graph `gm`, or load it, as dynamo asks."""
+        self._note_frame()
+        self.made.append(self._loaded_or_compiled(key_of(gm, example_inputs), gm, example_inputs, kwargs))
+        return self.made[-1]
+
+    def reset(self) -> None:
+        """Drop what compiling keeps in this process; torch._dynamo.reset() calls it."""
+        self.backend.reset()
+
+    def get_compiler_config(self) -> dict[str, Any]:
+        """Return the compiler's whole configuration."""
+        return self.backend.get_compiler_config()
+
+    def forget(self) -> None:
+        """Free this module's code, on whichever code object dynamo hung it, and nobody else's."""
+        from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+        from torch._dynamo.guards import DeletedGuardManagerWrapper
+
+        for code, scope in self.frames:
+            for entry in _debug_get_cache_entry_list(code):
+                state = getattr(entry.guard_manager, "extra_state", None)
+                # torch.compile wraps what it is given.
+                if getattr(entry.backend, "compiler_fn", entry.backend) is self and state is not None:
+                    state.invalidate(entry, DeletedGuardManagerWrapper("the CompiledModule was deactivated"))
+            # Where another frame's cache holds the bytecode still, it must not hold the graph.
+            for name, value in [*scope.items()]:
+                if name.startswith("__compiled_fn") and self._is_own(value):
+                    scope[name] = None
+        self.frames.clear()
+        self.made.clear()
+
+    def _is_own(self, value: Any) -> bool:
+        inner = getattr(value, "_torchdynamo_orig_callable", value)
+        return any(inner is each for each in self.made)
+
+    def _note_frame(self) -> None:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        with suppress(AttributeError, RuntimeError, AssertionError):
+            frame = InstructionTranslator.current_tx()
+            if not any(frame.f_code is code for code, _ in self.frames):
+                self.frames.append((frame.f_code, frame.f_globals))
+
+    def _loaded_or_compiled(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
+        kept = self.graphs.get(key)
+        if kept is not None and (kept.code or kept.decision):
+            with suppress(CannotLoadError):
+                return self._load(key, kept, gm, example_inputs, kwargs)
+        return self._compile(key, gm, example_inputs, kwargs)
+
+    def _compile(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
+        made: list[Callable[..., Any]] = []
+
+        def compile_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            with torch._functorch.config.patch(BUNDLED):
+                made.append(compile_fx(*args, **kwargs))
+            return made[-1]
+
+        self.compiled.append(key)
+        if not self.keep:
+            return self.backend(gm, example_inputs, **kwargs)
+        token = stand_in.set(compile_one)
+        try:
+            compiled = self.backend(gm, example_inputs, **kwargs)
+        finally:
+            stand_in.reset(token)
+        decision = _decided(self.backend)
+        # Of a race's candidates the winner is compiled last.
+        self.graphs[key] = _kept(made[-1] if made else None, decision)
+        return compiled
+
+    def _load(self, key: str, kept: Graph, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
+        if kept.decision and kept.decision["winner"] == "eager":
+            self.loaded.append(key)
+            return gm.forward  # type: ignore[no-any-return]
+        loads: list[str] = []
+
+        def load_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            loaded = _loaded(kept, example_inputs, self.folder, kwargs["config_patches"])
+            loads.append(key)
+            return loaded
+
+        token = stand_in.set(load_one if kept.code else None)
+        try:
+            backend = under_decision(self.backend, kept.decision) if kept.decision else self.backend
+            return backend(gm, example_inputs, **kwargs)
+        finally:
+            stand_in.reset(token)
+            (self.loaded if loads else self.compiled).append(key)
+
+
+class CannotLoadError(Exception):
+    """A kept graph does not serve these inputs."""
+
+
+def key_of(gm: Any, example_inputs: Sequence[Any]) -> str:
+    """Return 64 hexadecimal digits for what a graph computes from which inputs, the same in each process."""
+    held = [(name, _content(tensor)) for name, tensor in _held(gm)]
+    said = [structure(gm), signature(gm, example_inputs), ambient(), held]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _held(gm: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors that a graph holds itself: their values end up in its code."""
+    names = [str(node.target) for node in gm.graph.nodes if node.op == "get_attr"]
+    found = [(name, _attribute(gm, name)) for name in names]
+    return [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
+
+
+def _attribute(gm: Any, path: str) -> Any:
+    for name in path.split("."):
+        gm = getattr(gm, name)
+    return gm
+
+
+def _content(tensor: torch.Tensor) -> str:
+    with torch.no_grad():
+        plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+
+
+def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
+    """Return the backend that compiles as auto did after its race, without a race."""
+    fixed = {name: value for name, value in backend.options.items() if name not in _auto_options()}
+    clones = True if fixed.get("clone_outputs") is None else fixed["clone_outputs"]
+    # A decision from a file chooses among options that are data.
+    chosen = backend.bind("auto's decision", {**decision["options"], "auto": False}, untrusted(check))
+    return chosen.bind("fixed", {**fixed, "clone_outputs": clones, "auto": False})
+
+
+def _auto_options() -> Mapping[str, Any]:
+    from backend_kwargs.compilers.auto.settings import OPTIONS
+
+    return OPTIONS
+
+
+def _decided(backend: Backend) -> dict[str, Any] | None:
+    if not backend.options.get("auto"):
+        return None
+    decision = last_decision()
+    return None if decision is None else {"winner": decision.winner, "options": dict(decision.options)}
+
+
+# ---- keeping
+
+
+def _kept(compiled: Callable[..., Any] | None, decision: Mapping[str, Any] | None) -> Graph:
+    if compiled is None:
+        return Graph(decision=decision, why="its backend is not Inductor, or ran it in eager")
+    try:
+        return _graph(compiled, decision)
+    except Exception as error:  # noqa: BLE001 - whatever cannot be kept is compiled anew elsewhere
+        return Graph(decision=decision, why=said(error) if not isinstance(error, CannotKeepError) else str(error))
+
+
+def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> Graph:
+    serialize = getattr(compiled, "serialize", None)
+    if serialize is None:
+        raise CannotKeepError("torch has no form to keep it in")
+    with torch._functorch.config.patch(BUNDLED):
+        result = pickle.loads(pickle.dumps(serialize()))  # noqa: S301 - a copy of what this process made
+    if result.compiled_bw is not None:
+        raise CannotKeepError("it has a backward graph")
+    inductor = result.compiled_fw.result
+    (made,) = [graph for graph in compiled_graphs(compiled) if graph.cache_key == inductor.cache_key]
+    source, libraries = _with_named_libraries(inductor.source_code, _module(made))
+    if libraries and "cuda" in inductor.device_types:
+        raise CannotKeepError("its C++ wrapper names files of this machine")
+    inductor.source_code = source
+    inductor.cache_key = "c" + hashlib.sha256(source.encode()).hexdigest()[:50]
+    return Graph(pickle.dumps(result), libraries, decision)
+
+
+def _module(graph: Any) -> ModuleType:
+    """Return the module of generated code that `graph` runs."""
+    from torch._inductor.codecache import PyCodeCache
+
+    for module in reversed(PyCodeCache.modules):
+        if Path(str(module.__file__)).stem == graph.cache_key:
+            return module
+    raise CannotKeepError("its generated code was dropped")
+
+
+def _with_named_libraries(source: str, module: ModuleType) -> tuple[str, dict[str, bytes]]:
+    """Return generated code that loads its C++ functions by the hash of their library, and these libraries."""
+    lines = source.splitlines(keepends=True)
+    libraries: dict[str, bytes] = {}
+    for node in reversed(ast.parse(source).body):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()):
+                file = _library_of(vars(module).get(name))
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or file is None:
+            continue
+        content = file.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        libraries[digest] = content
+        function = vars(module)[name]
+        call = f"library({digest!r}, {function.__self__.__name__.rpartition('.')[2]!r}, {function.__name__!r})"
+        lines[node.lineno - 1 : node.end_lineno] = [f"{name} = {call}\n"]
+    imports = f"from {library.__module__} import {library.__name__}\n" if libraries else ""
+    return imports + "".join(lines), libraries
+
+
+def _library_of(value: Any) -> Path | None:
+    """Return the shared library of a C++ function that Inductor made, None for anything else."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    owner = getattr(value, "__self__", None)
+    file = getattr(owner, "__file__", None) if isinstance(owner, ModuleType) else None
+    return Path(file) if file and Path(file).is_relative_to(cache_dir()) else None
+
+
+# ---- loading
+
+
+def _loaded(kept: Graph, example_inputs: Sequence[Any], folder: Path, options: Mapping[str, Any]) -> Callable[..., Any]:
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+    from torch._inductor import config
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.utils import BoxedBool
+
+    result = pickle.loads(kept.code)  # noqa: S301 - trusted, or this process made it
+    symints = AOTAutogradCache._filter_backed_symints(list(example_inputs))
+    if result.guards_expr and not AOTAutogradCache.evaluate_guards(result.guards_expr, symints):
+        raise CannotLoadError  # these sizes were excluded when it was compiled
+    inductor = result.compiled_fw.result
+    path = folder / f"{inductor.cache_key}.py"
+    path.write_text(inductor.source_code, encoding="utf-8")
+    for digest, content in kept.libraries.items():
+        provide(digest, content, folder)
+    # Not in Inductor's cache folder, which may be read-only.
+    inductor.write_to_disk = partial(str, path)
+    with config.patch(dict(options)):
+        fx_config = {
+            "cudagraphs": BoxedBool(bool(config.triton.cudagraphs)),
+            "boxed_forward_device_index": BoxedDeviceIndex(None),
+        }
+        compiled = result.wrap_post_compile(list(example_inputs), result.sanitized_aot_config, fx_config)
+
+    def forward(*inputs: Any) -> Any:
+        return compiled(list(inputs))
+
+    return forward
+
+
+class Folder:
+    """A folder for what a process unpacks of a bundle, removed with this object."""
+
+    # Not TemporaryDirectory, which warns where it is not closed by hand.
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="backend_kwargs_"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)

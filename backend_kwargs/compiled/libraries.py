@@ -1,0 +1,37 @@
+"""Shared libraries of bundled code, by their SHA-256: generated code of a bundle loads its C++ functions here."""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+_paths: dict[str, Path] = {}
+
+
+def provide(digest: str, content: bytes, folder: Path) -> None:
+    """Put a library into `folder`, from which it is loaded; its content was verified."""
+    path = folder / f"{digest}.so"
+    if not path.exists():
+        path.write_bytes(content)
+    _paths[digest] = path
+
+
+def library(digest: str, module: str, function: str) -> Any:
+    """Return `function` of the library with the hash `digest`, which calls itself `module`."""
+    from torch._C import _dynamo
+
+    name = f"backend_kwargs_{digest}.{module}"
+    if name not in sys.modules:
+        # As Inductor hands its libraries torch's way to a tensor's memory, at each load.
+        os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
+            _dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
+        )
+        loader = importlib.machinery.ExtensionFileLoader(name, str(_paths[digest]))
+        spec = importlib.util.spec_from_file_location(name, _paths[digest], loader=loader)
+        assert spec
+        loaded = importlib.util.module_from_spec(spec)
+        loader.exec_module(loaded)
+        sys.modules[name] = loaded
+    return getattr(sys.modules[name], function)

@@ -1,0 +1,144 @@
+"""The manifest of a bundle: what it holds, each part's SHA-256, and who signed it. Data, checked as it is read."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from backend_kwargs.errors import BackendKwargsError, said, shown, wrong_value
+
+SCHEMA = 1
+LARGEST = 64 << 20  # bytes of a manifest
+EXTRA = "pip install 'backend-kwargs[signing]'"
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+ExtensionPath = Annotated[str, msgspec.Meta(pattern=r"^[A-Z2-7]{20,80}/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}\.so$")]
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a bundle, which lies under its hash: so no path stands in a manifest."""
+
+    sha256: Digest
+    size: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class GraphPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One compiled graph: its code and libraries, or why it has none; auto's decision."""
+
+    key: Digest
+    code: Part | None = None
+    libraries: tuple[Part, ...] = ()
+    winner: str | None = None
+    options: dict[str, Any] = {}
+    why: str = ""
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that a bundle says of itself. `factory` is what `backend-kwargs build` was given, "" otherwise."""
+
+    schema: int
+    kind: Literal["inductor", "aoti"]
+    config: dict[str, Any]
+    environment: dict[str, str]
+    device: str
+    module: str
+    samples: list[Any]
+    output_dtypes: list[str | None]
+    weights: Part
+    shared_weights: dict[str, str] = {}
+    graphs: tuple[GraphPart, ...] = ()
+    package: Part | None = None
+    extensions: dict[ExtensionPath, Part] = {}
+    notes: list[str] = []
+    cold_s: float | None = None
+    factory: str = ""
+    made: str = ""
+
+    @property
+    def code(self) -> list[Part]:
+        """The parts that are code."""
+        of_graphs = [part for graph in self.graphs for part in (graph.code, *graph.libraries) if part]
+        return [*of_graphs, *([self.package] if self.package else []), *self.extensions.values()]
+
+    @property
+    def parts(self) -> list[Part]:
+        """Every part."""
+        return [self.weights, *self.code]
+
+
+class _Versioned(msgspec.Struct):
+    schema: int
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """Return the manifest's file."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decoded(content: bytes, path: Path) -> Manifest:
+    """Read a manifest's file; raise where it is none, or a later release's."""
+    try:
+        schema = msgspec.json.decode(content, type=_Versioned).schema
+        if schema != SCHEMA:
+            raise BackendKwargsError(
+                f"Bundle {str(path)!r} has schema {schema}, this release reads {SCHEMA}; update backend-kwargs."
+            )
+        return msgspec.json.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid manifest: {said(error)}.") from None
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of `content`."""
+    return hashlib.sha256(content).hexdigest()
+
+
+# ---- signatures
+
+
+def signed(content: bytes, key: Any) -> bytes:
+    """Return the Ed25519 signature of a manifest's file."""
+    ed25519, _ = _cryptography()
+    private = _key(key, "private")
+    if not isinstance(private, ed25519.Ed25519PrivateKey):
+        raise wrong_value("`signing_key`", "an Ed25519 private key, or the path of its PEM file", key)
+    return bytes(private.sign(content))
+
+
+def signer(content: bytes, signature: bytes, keys: Sequence[Any]) -> Any | None:
+    """Return that of the public `keys` which signed a manifest's file, None where none did."""
+    ed25519, invalid_signature = _cryptography()
+    for key in keys:
+        public = _key(key, "public")
+        if not isinstance(public, ed25519.Ed25519PublicKey):
+            raise wrong_value("A trusted key", "an Ed25519 public key, or the path of its PEM file", key)
+        try:
+            public.verify(signature, content)
+        except invalid_signature:
+            continue
+        return key
+    return None
+
+
+def _cryptography() -> tuple[Any, type[Exception]]:
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise BackendKwargsError(f"Signatures need the package cryptography: {EXTRA} ({said(error)}).") from None
+    return ed25519, InvalidSignature
+
+
+def _key(key: Any, which: Literal["private", "public"]) -> Any:
+    if not isinstance(key, str | Path):
+        return key
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        content = Path(key).read_bytes()
+        if which == "private":
+            return serialization.load_pem_private_key(content, password=None)
+        return serialization.load_pem_public_key(content)
+    except (OSError, ValueError, TypeError) as error:
+        raise BackendKwargsError(f"Cannot read a {which} key from {shown(str(key))}: {said(error)}.") from None

@@ -1,0 +1,263 @@
+"""CompiledModule: a module that is built, activated, saved, loaded elsewhere, and served."""
+
+import gc
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from backend_kwargs.compiled.config import CompileConfig
+from backend_kwargs.compiled.states import Call, State, after
+from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+
+if TYPE_CHECKING:
+    import torch
+
+    from backend_kwargs.compiled.running import Built, Running
+
+DICT_VERSION = 1
+
+
+class CompiledModule:
+    """A module compiled under a CompileConfig, with a life: built, active, inactive, saved, loaded, deployed.
+
+    Which call is allowed in which state is the table in `states.py`, AITune's. For inference: calls record no gradient.
+    Any number of threads may call it at once.
+
+    Attributes:
+        config: what it is compiled under.
+
+    """
+
+    def __init__(self, config: CompileConfig | None = None) -> None:
+        if config is not None and not isinstance(config, CompileConfig):
+            raise wrong_value("CompiledModule's `config`", "a CompileConfig", config)
+        self.config = config or CompileConfig()
+        self._state = State.INIT
+        self._built: Built | None = None
+        self._running: Running | None = None
+        self._notes: list[str] = []
+        self._lock = threading.RLock()
+        self._call: Any = self._not_ready
+
+    @property
+    def name(self) -> str:
+        """The name that errors call it by."""
+        return type(self).__name__
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+        return self._state
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is in state ACTIVE; a deployed one is ready too."""
+        return self._state is State.ACTIVE
+
+    @property
+    def device(self) -> "torch.device | None":
+        """The device that it runs on, None before it is built."""
+        return self._built.device if self._built else None
+
+    def build(
+        self, module: "torch.nn.Module", data: list[Any], device: Any = None, cache_dir: str | Path | None = None
+    ) -> "CompiledModule":
+        """Compile `module` for the samples in `data` and return this object, active.
+
+        A copy of the module is compiled and called once for each sample, and its numbers are compared with those of
+        float64, else float32. The module itself, the samples and torch's random generators stay as they are. Where it
+        raises, nothing has changed, and it may be called again.
+
+        Args:
+            module: the module, on the device where it will run.
+            data: samples: each a tensor, a tuple of arguments, a dict of keywords, or a pair (args, kwargs).
+            device: where the module must be; None: where it is.
+            cache_dir: where an ahead-of-time package is written, and bundled code unpacked; None: a temporary folder.
+
+        """
+        with self._lock:
+            state = self._after("build")
+            from backend_kwargs.compiled.building import build
+
+            self._built, self._running = build(self.config, module, data, device, cache_dir)
+            self._ready(state)
+        return self
+
+    def activate(self) -> None:
+        """Make it ready for inference; what was compiled before is not compiled again."""
+        with self._lock:
+            state = self._after("activate")
+            if self._state is not state:
+                from backend_kwargs.compiled.running import running
+
+                built = self._known()
+                self._compile_package_anew(built)
+                self._running = running(built, built.module, keep=True)
+                self._ready(state)
+
+    def deactivate(self) -> None:
+        """Free the compiled code and its memory, of this module alone; activate() brings it back."""
+        with self._lock:
+            state = self._after("deactivate")
+            if self._state is state:
+                return
+            running, self._running = self._running, None
+            self._state, self._call = state, self._not_ready
+            if running:
+                running.free()
+            del running
+        gc.collect()  # compiled code hangs together in cycles
+
+    def deploy(self, device: Any = None, *, guards: bool = True) -> None:
+        """Make a loaded one ready to serve, for good, at the least cost per call.
+
+        Inputs must be like the samples (dtype, shape, device and layout of each tensor), or BackendKwargsError is
+        raised. No gradient mode is switched and the process's state (autocast, threads, ...) is not compared.
+
+        Args:
+            device: where it runs; None: the device that it was built for.
+            guards: whether dynamo compares the module with what was compiled, at each call. Without them a change of
+                the module other than to its parameters' values is unseen; all samples must be alike.
+
+        """
+        with self._lock:
+            state = self._after("deploy")
+            from backend_kwargs.compiled.deploying import deployed
+
+            built = self._known()
+            if device is not None:
+                from backend_kwargs.compiled.building import device_of
+
+                built.device = device_of(built.module, device)
+            self._compile_package_anew(built)
+            self._running, self._call, notes = deployed(built, self._serve, guards=guards)
+            self._notes += notes
+            self._state = state
+
+    def infer(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module gives, without gradients."""
+        return self._call(*args, **kwargs)
+
+    __call__ = infer
+
+    def save(self, path: str | Path, *, signing_key: Any = None) -> None:
+        """Write a bundle: config, weights, samples' metadata, compiled code, and a manifest with each part's SHA-256.
+
+        An old bundle at `path` stays as it is until the new one is whole. `signing_key` is an Ed25519 private key of
+        the package cryptography, or the path of its PEM file.
+        """
+        with self._lock:
+            self._after("save")
+            from backend_kwargs.compiled.bundle import save
+
+            save(self._known(), Path(path), signing_key)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        module: "torch.nn.Module",
+        *,
+        trust: bool = False,
+        trusted_keys: Iterable[Any] = (),
+        device: Any = None,
+    ) -> "CompiledModule":
+        """Load a bundle's weights into `module`, and return what activate() or deploy() makes ready.
+
+        A bundle's compiled code is code: it is loaded with `trust=True`, or if one of `trusted_keys` (Ed25519 public
+        keys of the package cryptography, or paths of PEM files) signed the bundle. Otherwise, or where this machine is
+        not like the one that built it, the module is compiled anew; `describe()` says why. Where it raises, `module` is
+        as it was.
+        """
+        from backend_kwargs.compiled.bundle import load
+
+        built, notes = load(Path(path), module, device, trust=trust, trusted_keys=list(trusted_keys))
+        loaded = cls(built.config)
+        loaded._built, loaded._state, loaded._notes = built, State.CHECKPOINT_LOADED, notes
+        return loaded
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return config, samples' metadata and the module's state, without compiled code: save() writes that too."""
+        self._after("to_dict")
+        built = self._known()
+        return {
+            "type": self.name,
+            "version": DICT_VERSION,
+            "config": self.config.to_dict(),
+            "samples": built.samples,
+            "output_dtypes": [None if dtype is None else str(dtype) for dtype in built.output_dtypes],
+            "device": str(built.device),
+            "module": built.module.state_dict(),
+        }
+
+    @classmethod
+    def from_dict(
+        cls, module: "torch.nn.Module", state_dict: Mapping[str, Any], *, trust: bool = False
+    ) -> "CompiledModule":
+        """Make one of what `to_dict` gave, loaded: it compiles when it is activated or deployed.
+
+        The module's state must fit exactly. `trust` as in `CompileConfig.from_dict`.
+        """
+        import torch
+
+        if not isinstance(module, torch.nn.Module):
+            raise wrong_value("from_dict's `module`", "a torch.nn.Module", module)
+        if not isinstance(state_dict, Mapping) or state_dict.get("type") != cls.__name__:
+            kind = state_dict.get("type") if isinstance(state_dict, Mapping) else state_dict
+            raise BackendKwargsError(f"A state's type must be {cls.__name__!r}, got {shown(kind)}.")
+        if state_dict.get("version") != DICT_VERSION:
+            raise BackendKwargsError(
+                f"Its version must be {DICT_VERSION}, got {shown(state_dict.get('version'))}: update backend-kwargs."
+            )
+        from backend_kwargs.compiled.loading import loaded_from
+
+        config = CompileConfig.from_dict(state_dict["config"], trust=trust)
+        made = cls(config)
+        made._built = loaded_from(config, module, state_dict)
+        made._state = State.CHECKPOINT_LOADED
+        return made
+
+    def describe(self) -> str:
+        """Return the config's changed fields, then what is known of the code, a line each."""
+        head = f"{self.name}({self.config.describe()})"
+        if self._built is None:
+            return f"{head}\nstate: {self._state.value}"
+        from backend_kwargs.compiled.deploying import facts
+
+        lines = [f"state: {self._state.value} on {self.device}", *facts(self._built, self._running), *self._notes]
+        return "\n".join([head, *lines])
+
+    def key(self) -> str:
+        """Return the class's name and the hash of the config."""
+        return f"{self.name}_{self.config.key().rpartition('_')[2]}"
+
+    def __repr__(self) -> str:
+        return f"<{self.name}({self.config.describe()}) {self._state.value}>"
+
+    def _after(self, call: Call) -> State:
+        return after(call, self._state, self.name)
+
+    def _known(self) -> "Built":
+        assert self._built
+        return self._built
+
+    def _compile_package_anew(self, built: "Built") -> None:
+        if built.config.kind == "aoti" and built.package is None:
+            from backend_kwargs.compiled.deploying import compiled_anew
+
+            built.package = compiled_anew(built)
+
+    def _ready(self, state: State) -> None:
+        from backend_kwargs.compiled.running import without_gradients
+
+        assert self._running
+        self._call = without_gradients(self._running.call)
+        self._state = state
+
+    def _serve(self, call: Any) -> None:
+        self._call = call
+
+    def _not_ready(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._after("infer")
+        raise AssertionError("a state that is ready has its own call")

@@ -1,0 +1,192 @@
+"""A module compiled and ready to be called: by torch.compile, with a code object of its own, or ahead of time."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backend_kwargs.compiled.config import CompileConfig
+from backend_kwargs.compiled.graphs import Graph, GraphBackend
+from backend_kwargs.compiled.samples import InputCheck, Sample, made, sizes_differ
+
+Dtypes = Sequence[torch.dtype | None]
+# The state of the whole process, which dynamo compares at each call: gradient mode, autocast, threads, and the like.
+GLOBAL_GUARDS = ("GLOBAL_STATE", "GRAD_MODE")
+TIMED_CHECKS = 200
+_numbers = itertools.count()
+
+
+@dataclass
+class Built:
+    """What is known of a module once it was built or loaded: all that `running` needs to run it."""
+
+    config: CompileConfig
+    module: torch.nn.Module
+    device: torch.device
+    samples: list[Any]  # as metadata
+    output_dtypes: Dtypes
+    folder: Path
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    package: Path | None = None
+    cold_s: float | None = None
+    notes: list[str] = field(default_factory=list)
+    keep_alive: Any = None  # removes `folder` once nothing needs it
+
+    @property
+    def dynamic(self) -> bool | None:
+        """Return torch.compile's `dynamic`: what the config says, else True where the samples' sizes differ."""
+        return self.config.dynamic if self.config.dynamic is not None else sizes_differ(self.samples) or None
+
+
+@dataclass
+class Running:
+    """A callable, and what to free when it is no longer wanted."""
+
+    call: Callable[..., Any]
+    backend: GraphBackend | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def free(self) -> None:
+        """Free the compiled code, and nobody else's."""
+        self.call = _freed
+        if self.backend is not None:
+            self.backend.forget()
+
+
+def _freed(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("This code was freed.")
+
+
+def import_compiler() -> None:
+    """Import what torch compiles with, seconds of a process's life that are no part of a compile."""
+    import torch._dynamo
+    import torch._inductor.compile_fx  # noqa: F401 - for its own sake
+
+
+def entry(config: CompileConfig, device: torch.device, output_dtypes: Dtypes, name: str) -> FunctionType:
+    """Return the function `(module, *args, **kwargs)` that is compiled; its code object is nobody else's.
+
+    dynamo keeps compiled code on the code object, so that two modules of one class would share one cache, with its
+    limit of recompiles, and could only be forgotten together.
+    """
+    enabled, dtype, where = config.autocast_enabled, config.autocast_dtype, device.type
+
+    def plain(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    # Traced with the module, so that neither autocast nor a cast costs anything per call.
+    def cast(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(where, dtype=dtype, enabled=enabled):
+            result = module(*args, **kwargs)
+        leaves, structure = pytree.tree_flatten(result)
+        pairs = itertools.zip_longest(leaves, output_dtypes[: len(leaves)])
+        return pytree.tree_unflatten([leaf if to is None else leaf.to(to) for leaf, to in pairs], structure)
+
+    call: Any = cast if enabled or any(output_dtypes) else plain
+    # A name of its own too: dynamo remembers by file, line and name which sizes varied.
+    code = call.__code__.replace(co_name=f"compiled_{name}_{next(_numbers)}")
+    return FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+
+def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = "all") -> Running:
+    """Return `module` compiled, or what the bundle holds of it; it is compiled at its first call.
+
+    `guards` are "all", "local" (not those of the process's state), or "none".
+    """
+    if built.package is not None:
+        index = -1 if built.device.index is None else built.device.index
+        return Running(torch._inductor.aoti_load_package(str(built.package), device_index=index))
+    config = built.config
+    backend = GraphBackend(config.resolved, built.graphs, keep=keep, folder=built.folder)
+    filters = {"local": _local, "none": torch.compiler.skip_all_guards_unsafe}
+    compiled = torch.compile(
+        entry(config, built.device, built.output_dtypes, type(module).__name__),
+        backend=backend,
+        fullgraph=config.fullgraph,
+        dynamic=built.dynamic,
+        options={"guard_filter_fn": filters[guards]} if guards != "all" else None,
+    )
+    return Running(partial(compiled, module), backend)
+
+
+def _local(guards: Sequence[Any]) -> list[bool]:
+    return [guard.guard_type not in GLOBAL_GUARDS for guard in guards]
+
+
+def without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call` under torch.no_grad(), for a tenth of that context manager's cost."""
+    enabled, switch = torch.is_grad_enabled, torch._C._set_grad_enabled
+
+    def infer(*args: Any, **kwargs: Any) -> Any:
+        if not enabled():
+            return call(*args, **kwargs)
+        switch(False)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            switch(True)
+
+    return infer
+
+
+def checked(call: Callable[..., Any], check: InputCheck) -> Callable[..., Any]:
+    """Return `call` with its inputs checked first."""
+
+    def serve(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
+        return call(*args, **kwargs)
+
+    return serve
+
+
+class FirstCalls:
+    """What a deployed module is called by until each structure of its samples came once.
+
+    These calls compile or load, without gradients, as the module was built; afterwards `lean` is enough.
+    """
+
+    def __init__(self, lean: Callable[..., Any], structures: int, swap: Callable[[Callable[..., Any]], None]) -> None:
+        self._first, self._lean, self._swap = without_gradients(lean), lean, swap
+        self._left, self._seen, self._lock = structures, set[Any](), threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call without gradients, and hand over to the lean callable after the last first call."""
+        result = self._first(*args, **kwargs)
+        shapes = [tuple(each.shape) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        with self._lock:
+            self._seen.add(str(shapes))
+            if len(self._seen) >= self._left:
+                self._swap(self._lean)
+        return result
+
+
+def seconds_of(check: InputCheck, built: Built) -> float:
+    """Return what a check of inputs such as the first sample costs."""
+    args, kwargs = made(built.samples[0], built.device)
+    check(args, kwargs)
+    began = time.perf_counter()
+    for _ in range(TIMED_CHECKS):
+        check(args, kwargs)
+    return (time.perf_counter() - began) / TIMED_CHECKS
+
+
+def first_output_dtypes(config: CompileConfig, plain: Any) -> Dtypes:
+    """Return what each output of the first sample is cast to, None where it stays: () where no output is cast."""
+    if config.output_dtype is None and not config.autocast_enabled:
+        return ()
+    leaves = pytree.tree_leaves(plain)
+    floating = [leaf.dtype if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None for leaf in leaves]
+    return tuple(dtype and (config.output_dtype or dtype) for dtype in floating)
+
+
+def run_all(call: Callable[..., Any], samples: Sequence[Sample]) -> list[Any]:
+    """Return what `call` gives for each sample, in their order."""
+    return [call(*sample.args, **sample.kwargs) for sample in samples]

@@ -1,0 +1,239 @@
+"""Samples: what a module is called with, their metadata as JSON, and a check of later inputs against them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.layers import same
+
+
+class Sample(NamedTuple):
+    """The arguments of one call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def samples_of(data: Any) -> list[Sample]:
+    """Read a list of samples: each a tensor, a tuple of arguments, a dict of keywords, or a pair of the two."""
+    if not isinstance(data, list) or not data:
+        raise wrong_value("build's `data`", "a list of at least one sample", data)
+    return [_sample(each) for each in data]
+
+
+def _sample(given: Any) -> Sample:
+    if isinstance(given, torch.Tensor):
+        return Sample((given,), {})
+    if isinstance(given, Mapping):
+        return Sample((), dict(given))
+    if not isinstance(given, tuple | list):
+        raise wrong_value("A sample", "a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs)", given)
+    if len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], Mapping):
+        return Sample(tuple(given[0]), dict(given[1]))
+    return Sample(tuple(given), {})
+
+
+def cloned(sample: Sample) -> Any:
+    """Return `sample` with its tensors copied, so that a module which changes its inputs changes the copies."""
+    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, sample)
+
+
+# ---- metadata
+
+
+def described(value: Any) -> Any:
+    """Return what JSON can hold of a sample: of tensors what they are like, plain values themselves."""
+    if isinstance(value, torch.Tensor):
+        stride = list(value.stride()) if value.layout == torch.strided else None
+        return {"tensor": [list(value.shape), stride, *_kind(value)]}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: described(item) for key, item in value.items()}}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [described(item) for item in value]}
+    if value is None or type(value) in (bool, int, float, str):
+        return {"value": value}
+    return {"other": f"{type(value).__module__}.{type(value).__qualname__}"}
+
+
+def _kind(tensor: torch.Tensor) -> tuple[str, str, str]:
+    return str(tensor.dtype), tensor.device.type, str(tensor.layout)
+
+
+def made(metadata: Any, device: torch.device) -> Any:
+    """Return a value such as `metadata` describes, tensors of zeros; raise where one is of a kind it cannot hold."""
+    ((kind, value),) = metadata.items()
+    if kind == "tensor":
+        shape, stride, dtype, where, layout = value
+        like = {"dtype": _torch(dtype), "device": device if where == device.type else where}
+        if stride is None:
+            return torch.zeros(shape, layout=_torch(layout), **like)
+        return torch.empty_strided(shape, stride, **like).zero_()
+    if kind == "dict":
+        return {key: made(item, device) for key, item in value.items()}
+    if kind in ("list", "tuple"):
+        items = [made(item, device) for item in value]
+        return items if kind == "list" else tuple(items)
+    if kind == "value":
+        return value
+    raise BackendKwargsError(f"A sample holds a {value}, which cannot be made anew from the bundle.")
+
+
+def sizes_differ(metadata: Sequence[Any]) -> bool:
+    """Tell whether two samples of one structure differ in the sizes of a tensor, and in nothing else."""
+    seen: dict[str, Any] = {}
+    for each in metadata:
+        leaves, structure = pytree.tree_flatten(each, is_leaf=_is_leaf)
+        shapes = [leaf["tensor"][0] for leaf in leaves if "tensor" in leaf]
+        kinds = repr((structure, [(len(leaf["tensor"][0]), leaf["tensor"][2:]) for leaf in leaves if "tensor" in leaf]))
+        if seen.setdefault(kinds, shapes) != shapes:
+            return True
+    return False
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("tensor", "value", "other")
+
+
+# ---- the check of inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """What a tensor must be like; None in `shape` is any size, and `stride` None any stride."""
+
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+    shape: tuple[int | None, ...]
+    stride: tuple[int, ...] | None
+
+    def fits(self, value: Any) -> bool:
+        """Tell whether `value` is such a tensor."""
+        return (
+            isinstance(value, torch.Tensor)
+            and value.dtype is self.dtype
+            and value.device == self.device
+            and value.layout is self.layout
+            and len(value.shape) == len(self.shape)
+            and all(wanted in (None, size) for wanted, size in zip(self.shape, value.shape, strict=True))
+            and (self.stride is None or value.stride() == self.stride)
+        )
+
+    def __str__(self) -> str:
+        sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
+        laid_out = f" with strides {self.stride}" if self.stride is not None else ""
+        sparse = "" if self.layout is torch.strided else f" {self.layout}".replace("torch.", "")
+        return f"{self.dtype}[{sizes}]{sparse} on {self.device}{laid_out}".removeprefix("torch.")
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """What an argument that is no tensor must be: the sample's value, which the compiled code holds."""
+
+    value: Any
+
+    def fits(self, value: Any) -> bool:
+        """Tell whether `value` is the same."""
+        return same(value, self.value)
+
+    def __str__(self) -> str:
+        return shown(self.value)
+
+
+def _like(value: torch.Tensor) -> Like:
+    stride = value.stride() if value.layout == torch.strided else None
+    return Like(value.dtype, value.device, value.layout, tuple(value.shape), stride)
+
+
+class InputCheck:
+    """Whether a call's inputs are like one of the samples: dtype, shape, device and layout of each tensor.
+
+    Where sizes are `dynamic`, those in which the samples differ (of a single sample, all) may be any, and strides are
+    not compared. Where `values` is true, what is no tensor must equal the sample's.
+    """
+
+    def __init__(self, metadata: Sequence[Any], device: torch.device, *, dynamic: bool, values: bool) -> None:
+        self._known: dict[Any, list[list[Like | Same | None]]] = {}
+        for each in metadata:
+            leaves, structure = pytree.tree_flatten(_likes(each, device, values=values))
+            self._known.setdefault(structure, []).append(leaves)
+        if dynamic:
+            self._known = {structure: [_merged(leaves)] for structure, leaves in self._known.items()}
+        # The common call, tensors by position, is compared without a walk through the arguments.
+        structure, leaves = next(iter(self._known.items()))
+        positional = structure == pytree.tree_flatten(((None,) * len(leaves[0]), {}))[1]
+        tensors = [each for each in leaves[0] if isinstance(each, Like) and each.stride is not None]
+        plain = positional and len(tensors) == len(leaves[0])
+        self._exact = [(each.dtype, each.device, each.shape, each.stride) for each in tensors] if plain else []
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise BackendKwargsError where an input is like that of no sample."""
+        exact = self._exact
+        if not kwargs and exact and len(args) == len(exact):
+            for value, (dtype, device, shape, stride) in zip(args, exact, strict=False):
+                if value.__class__ is not torch.Tensor:
+                    break
+                if (
+                    value.dtype is not dtype
+                    or value.shape != shape
+                    or value.device != device
+                    or value.stride() != stride
+                ):
+                    break
+            else:
+                return
+        self._compare(args, kwargs)
+
+    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        paths, structure = pytree.tree_flatten_with_path((args, kwargs))
+        problems = [_problem(paths, likes) for likes in self._known.get(structure, [])]
+        if not problems:
+            raise BackendKwargsError("The arguments must have the structure of a sample, got others.")
+        if all(problems):
+            raise BackendKwargsError(f"{problems[0]} Build with a sample of this kind, or with dynamic=True.")
+
+
+def _likes(metadata: Any, device: torch.device, *, values: bool) -> Any:
+    """Return the structure that `metadata` describes, with what each argument must be in its place, None for any."""
+    ((kind, value),) = metadata.items()
+    if kind == "tensor":
+        shape, stride, dtype, where, layout = value
+        on = device if where == device.type else torch.device(where)
+        return Like(_torch(dtype), on, _torch(layout), tuple(shape), None if stride is None else tuple(stride))
+    if kind == "dict":
+        return {key: _likes(item, device, values=values) for key, item in value.items()}
+    if kind in ("list", "tuple"):
+        items = [_likes(item, device, values=values) for item in value]
+        return items if kind == "list" else tuple(items)
+    return Same(value) if kind == "value" and values else None
+
+
+def _torch(name: str) -> Any:
+    return getattr(torch, name.removeprefix("torch."))
+
+
+def _merged(samples: list[list[Like | Same | None]]) -> list[Like | Same | None]:
+    """Return one list of what samples of one structure are like, with the sizes in which they differ left open."""
+    return [_opened(leaves) for leaves in zip(*samples, strict=True)]
+
+
+def _opened(leaves: Sequence[Like | Same | None]) -> Like | Same | None:
+    likes = [leaf for leaf in leaves if isinstance(leaf, Like)]
+    if not likes:
+        return leaves[0]
+    sizes = [{*each} for each in zip(*(like.shape for like in likes), strict=True)]
+    shape = tuple(None if len(likes) == 1 or len(each) > 1 else next(iter(each)) for each in sizes)
+    return replace(likes[0], shape=shape, stride=None)
+
+
+def _problem(paths: Any, likes: list[Like | Same | None]) -> str:
+    for (path, value), like in zip(paths, likes, strict=True):
+        if like and not like.fits(value):
+            got = str(_like(value)) if isinstance(value, torch.Tensor) else shown(value)
+            what = ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:])
+            return f"Input {what} must be {like}, got {got}."
+    return ""

@@ -1,0 +1,172 @@
+"""First calls out of a bundle beside the compile that made it: built in one process, served in a fresh one.
+
+The serving process has empty cache folders, compilers that exit with 1 first on PATH and in CC and CXX, and every
+start of a process is written down.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+STARTS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system")
+COMPILERS = ("g++", "gcc", "c++", "cc", "clang", "clang++", "nvcc", "ptxas")
+CASES = {
+    "cuda": (
+        ("bert", "inductor", None),
+        ("bert", "inductor", "reduce-overhead"),
+        ("llama", "inductor", "max-autotune-no-cudagraphs"),
+        ("vit", "inductor", None),
+        ("bert", "aoti", None),
+    ),
+    "cpu": tuple((model, kind, None) for model in ("bert", "llama", "vit") for kind in ("inductor", "aoti")),
+}
+# Layers and widths: a GPU has more to do.
+SIZES = {"cuda": (6, 768), "cpu": (4, 256)}
+
+
+def made(model: str, device: str) -> tuple[Any, tuple[Any, ...]]:
+    """Return a model of transformers with random weights, and its inputs."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    layers, width = SIZES[device]
+    shape = {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": 4,
+        "intermediate_size": 2 * width,
+    }
+    kinds = {"bert": "Bert", "llama": "Llama", "vit": "ViT"}
+    extra = {"llama": {"vocab_size": 2000, "use_cache": False}, "vit": {"image_size": 64}}.get(model, {})
+    config = getattr(transformers, f"{kinds[model]}Config")(**shape, **extra, return_dict=False)
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    net = getattr(transformers, f"{kinds[model]}Model")(config).eval().to(device, dtype)
+    if model == "vit":
+        return net, (torch.randn(2, 3, 64, 64, device=device, dtype=dtype),)
+    return net, (torch.randint(1000, (2, 64), device=device),)
+
+
+def build(model: str, kind: Any, mode: str | None, device: str, bundle: Path) -> dict[str, Any]:
+    """Compile, save, and return the seconds of it."""
+    import backend_kwargs as bk
+
+    net, args = made(model, device)
+    began = time.perf_counter()
+    compiled = bk.CompiledModule(bk.CompileConfig(kind=kind, mode=mode, fullgraph=True)).build(net, [args])
+    built = time.perf_counter()
+    compiled.save(bundle)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    size = sum(file.stat().st_size for file in (bundle / "parts").iterdir()) - manifest["weights"]["size"]
+    return {"cold_s": manifest["cold_s"], "build_s": built - began, "code_bytes": size, "says": compiled.describe()}
+
+
+def serve(model: str, device: str, bundle: Path) -> dict[str, Any]:
+    """Load, call once, compare with eager, and return the seconds and what was started."""
+    started: list[str] = []
+    sys.addaudithook(lambda event, args: started.append(f"{event} {args[:2]}"[:200]) if event in STARTS else None)
+    import torch
+
+    import backend_kwargs as bk
+    from backend_kwargs.compiled.running import import_compiler
+    from backend_kwargs.measure import check, interleave, median_interval, reference, synchronize
+
+    net, args = made(model, device)
+    on = torch.device(device)
+    import_compiler()
+    if device == "cuda":
+        torch.zeros(1, device=on)
+        synchronize(on)
+    before, began = len(started), time.perf_counter()
+    loaded = bk.CompiledModule.load(bundle, net, trust=True)
+    loaded.deploy(None)
+    result = loaded(*args)
+    synchronize(on)
+    first_s = time.perf_counter() - began
+    starts = started[before:]
+    with torch.no_grad():
+        verdict = check(loaded(*args), net(*args), reference(net, args))
+    samples = interleave({"call": lambda: loaded(*args)}, rounds=20, device=on)["call"]
+    call = median_interval(samples).median
+    return {
+        "first_s": first_s,
+        "starts": starts,
+        "accuracy": verdict.status,
+        "call_us": call * 1e6,
+        "says": loaded.describe(),
+        "outputs": len(result),
+    }
+
+
+def barren(folder: Path) -> dict[str, str]:
+    """Return the environment of a machine that cannot compile and has nothing cached."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in COMPILERS:
+        (programs / name).write_text("#!/bin/sh\nexit 1\n")
+        (programs / name).chmod(0o755)
+    return {
+        **{name: value for name, value in os.environ.items() if name != "TRITON_CACHE_DIR"},
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "CXX": str(programs / "g++"),
+        "CC": str(programs / "gcc"),
+        "HOME": str(folder),  # where Triton keeps what it compiled
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+
+
+def worked(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """Return what a process of this module printed last, as JSON, or its error."""
+    command = [sys.executable, "-m", "benchmarks.studies.bundles", *arguments]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        return {"error": ran.stderr[-2000:]}
+    return json.loads(ran.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def measure_bundles(device: str, out: Path | None) -> None:
+    """Run the device's cases, print a line for each as it is done, and write all figures to the file `out`."""
+    rows = []
+    print(f"{'model':6} {'kind':9} {'mode':27} {'cold s':>8} {'first s':>8} {'ratio':>7}  starts accuracy", flush=True)
+    for model, kind, mode in CASES[device]:
+        row: dict[str, Any] = {"model": model, "kind": kind, "mode": mode, **_measured(device, model, kind, mode)}
+        rows.append(row)
+        if out:
+            out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        print(f"{model:6} {kind:9} {mode or '':27} {_line(row)}", flush=True)
+    print("seconds are wall time; both processes had torch's compiler imported before")
+
+
+def _measured(device: str, model: str, kind: str, mode: str | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        case = [device, model, kind, mode or "-", str(folder / "bundle")]
+        built = worked(["build", *case], {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cold")})
+        return {"built": built, "served": {} if "error" in built else worked(["serve", *case], barren(folder))}
+
+
+def _line(row: dict[str, Any]) -> str:
+    built, served = row["built"], row["served"]
+    if error := built.get("error") or served.get("error"):
+        return f"failed: {error}"
+    ratio = served["first_s"] / built["cold_s"]
+    figures = f"{built['cold_s']:8.2f} {served['first_s']:8.2f} {ratio:7.3f}  {len(served['starts']):6}"
+    return "\n    ".join([f"{figures} {served['accuracy']}", *served["starts"]])
+
+
+def main(step: str, device: str, model: str, kind: str, mode: str, bundle: str) -> None:
+    """Do one step of one case in this process, and print what it took as JSON."""
+    path = Path(bundle)
+    if step == "build":
+        print(json.dumps(build(model, kind, None if mode == "-" else mode, device, path)))
+    else:
+        print(json.dumps(serve(model, device, path)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,303 @@
+"""build: what it compiles, what it checks, and that it changes nothing else."""
+
+import gc
+import re
+import threading
+import weakref
+
+import pytest
+import torch
+from small_module import scaled
+
+import backend_kwargs as bk
+
+
+class Counting:
+    """A backend that runs graphs in eager, and counts and keeps weakly what it made."""
+
+    def __init__(self):
+        self.made = []
+
+    def __call__(self, gm, example_inputs):
+        def run(*inputs):
+            return gm.forward(*inputs)
+
+        self.made.append(weakref.ref(run))
+        return run
+
+
+class Remembering(torch.nn.Module):
+    """Keeps something between calls, as a model with a cache of keys and values does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.register_buffer("total", torch.zeros(8))
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(len(self.seen))
+        self.total += x.sum(0)
+        return self.linear(x) + self.total
+
+
+class Broken(torch.nn.Module):
+    """A part whose call breaks the graph, in code that all modules of the class share."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.linear(x)
+        torch._dynamo.graph_break()
+        return x.relu()
+
+
+def built(module, data, **fields):
+    return bk.CompiledModule(bk.CompileConfig(**{"backend": "eager", **fields})).build(module, data)
+
+
+def wrong(gm, example_inputs):
+    return lambda *inputs: [out * 1.5 for out in gm.forward(*inputs)]
+
+
+WRONG = re.compile(r"^The compiled module gives other numbers: .*")
+
+
+def test_results_are_the_modules(module, x):
+    """What Inductor compiled gives the module's numbers, and no gradient."""
+    compiled = bk.CompiledModule().build(module, [x])
+    result = compiled(x)
+    torch.testing.assert_close(result, module(x))
+    assert not result.requires_grad
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        pytest.param(lambda x: x, id="a tensor"),
+        pytest.param(lambda x: (x,), id="a tuple"),
+        pytest.param(lambda x: [x], id="a list"),
+        pytest.param(lambda x: {"x": x}, id="keywords"),
+        pytest.param(lambda x: ((), {"x": x}), id="a pair"),
+    ],
+)
+def test_a_sample_is_given_as_one_calls_the_module(sample, module, x):
+    torch.testing.assert_close(built(module, [sample(x)])(x), module(x).detach())
+
+
+def test_the_module_is_as_it_was():
+    """Neither buffers nor Python state change: each sample ran on copies alone."""
+    module, x = Remembering(), torch.randn(4, 8)
+    built(module, [x, x])
+    assert (module.seen, module.total.tolist()) == ([], [0.0] * 8)
+
+
+def test_samples_run_in_their_order_on_one_copy():
+    """A sample finds what those before it left, in the compiled copy as in eager's: the numbers are the same."""
+    assert built(Remembering(), [torch.randn(4, 8) for _ in range(3)]).is_active
+
+
+def test_samples_and_generators_are_as_they_were(module):
+    x = torch.randn(4, 8)
+    before, state = x.clone(), torch.get_rng_state()
+    built(torch.nn.Sequential(module, torch.nn.ReLU(inplace=True)), [x])
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_first_call_compiles_nothing(module, x):
+    """What was compiled on a copy serves the module itself."""
+    backend = Counting()
+    compiled = built(module, [x], backend=backend)
+    compiled(x)
+    assert len(backend.made) == 1
+
+
+def test_wrong_numbers_raise_and_change_nothing(module, x):
+    made = bk.CompiledModule(bk.CompileConfig(backend=wrong))
+    with pytest.raises(
+        bk.BackendKwargsError, match=WRONG.pattern + r"With check_numbers='warn' it is built all the same\.$"
+    ):
+        made.build(module, [x])
+    assert made.state.value == "init"
+
+
+def test_wrong_numbers_may_be_a_warning(module, x):
+    with pytest.warns(bk.BackendKwargsWarning, match=WRONG.pattern):
+        assert built(module, [x], backend=wrong, check_numbers="warn").is_active
+
+
+def test_numbers_may_be_left_unchecked(module, x):
+    assert built(module, [x], backend=wrong, check_numbers="off").is_active
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "device", "message"),
+    [
+        pytest.param(torch.relu, [1], None, "build's `module` must be a torch.nn.Module, got ", id="module"),
+        pytest.param(
+            scaled(), (), None, "build's `data` must be a list of at least one sample, got () (tuple).", id="data"
+        ),
+        pytest.param(
+            scaled(),
+            [3],
+            None,
+            "A sample must be a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs), got 3 (int).",
+            id="sample",
+        ),
+        pytest.param(scaled(), [torch.zeros(4, 8)], "cuda0", "`device` must be a device such as ", id="device"),
+        pytest.param(
+            scaled(),
+            [torch.zeros(4, 8)],
+            "meta",
+            "The module must be on meta, got one on cpu: call module.to('meta') first.",
+            id="elsewhere",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_an_error(module, data, device, message):
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.CompiledModule(bk.CompileConfig(backend="eager")).build(module, data, device)
+    assert str(raised.value).replace(" wants ", " must be ").startswith(message)
+
+
+def test_autocast_gives_back_the_modules_dtype(module, x):
+    """Under autocast the product is in bfloat16, and the output is cast back."""
+    result = built(module, [x], autocast_enabled=True, autocast_dtype=torch.bfloat16)(x)
+    assert result.dtype is torch.float32
+    assert not torch.equal(result, module(x))
+    torch.testing.assert_close(result, module(x).detach(), rtol=0.05, atol=0.05)
+
+
+def test_output_dtype_is_what_outputs_are_cast_to(module, x):
+    assert built(module, [x], output_dtype="float64")(x).dtype is torch.float64
+
+
+def test_sizes_in_which_samples_differ_are_dynamic(module):
+    """Two samples of other sizes make one graph, which serves a third."""
+    backend = Counting()
+    compiled = built(module, [torch.randn(4, 8), torch.randn(6, 8)], backend=backend)
+    compiled(torch.randn(9, 8))
+    assert len(backend.made) == 1
+
+
+def test_a_call_in_another_grad_mode_compiles_nothing(module, x):
+    backend = Counting()
+    compiled = built(module, [x], backend=backend)
+    with torch.no_grad():
+        compiled(x)
+    assert len(backend.made) == 1
+
+
+def test_an_error_of_the_module_leaves_gradients_on(module, x):
+    compiled = built(module, [x])
+    with pytest.raises(RuntimeError):
+        compiled(x[:, :3])
+    assert torch.is_grad_enabled()
+
+
+def test_deactivate_frees_its_own_code_alone(x):
+    """Of two modules of one class the other compiles nothing anew, and the code of the one is gone."""
+    one, other = Counting(), Counting()
+    first = built(scaled(0), [x], backend=one)
+    second = built(scaled(1), [x], backend=other)
+    expected = second(x)
+    first.deactivate()
+    gc.collect()
+    assert [made() for made in one.made] == [None]
+    assert torch.equal(second(x), expected)
+    assert len(other.made) == 1
+
+
+def test_deactivate_frees_code_on_shared_code_objects():
+    """Where a part of the module breaks the graph, dynamo hangs code on what all its instances share."""
+    one, other, x = Counting(), Counting(), torch.randn(4, 8)
+    first, second = (built(torch.nn.Sequential(Broken(), Broken()), [x], backend=backend) for backend in (one, other))
+    before = len(other.made)
+    expected = second(x)
+    first.deactivate()
+    gc.collect()
+    assert [made() for made in one.made if made()] == []
+    assert torch.equal(second(x), expected)
+    assert len(other.made) == before
+
+
+def test_deactivate_leaves_other_compiled_functions_alone(module, x):
+    """torch._dynamo is not reset."""
+    backend = Counting()
+    plain = torch.compile(torch.cos, backend=backend)
+    plain(x)
+    built(module, [x]).deactivate()
+    plain(x)
+    assert len(backend.made) == 1
+
+
+def test_activate_compiles_nothing_anew(module, x):
+    """What Inductor compiled is kept while the module is inactive."""
+    compiled = bk.CompiledModule().build(module, [x])
+    compiled.deactivate()
+    compiled.activate()
+    torch.testing.assert_close(compiled(x), module(x))
+    assert "graphs loaded in this process: 1, compiled: 0" in compiled.describe()
+
+
+def test_any_number_of_threads_may_call_at_once(module, x):
+    compiled = built(module, [x])
+    inputs = [x * scale for scale in range(8)]
+    results = [None] * len(inputs)
+
+    def run(at):
+        for _ in range(50):
+            results[at] = compiled(inputs[at])
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result, value in zip(results, inputs, strict=True):
+        torch.testing.assert_close(result, module(value).detach())
+
+
+def test_describe_names_changed_fields_and_graphs(module, x):
+    assert built(module, [x], fullgraph=True).describe().splitlines()[:2] == [
+        "CompiledModule(backend='eager',fullgraph=True)",
+        "state: active on cpu",
+    ]
+
+
+def test_key_has_the_class_before_it():
+    config = bk.CompileConfig(fullgraph=True)
+    assert bk.CompiledModule(config).key() == config.key().replace("CompileConfig_", "CompiledModule_")
+
+
+def test_a_dict_gives_it_back(module, x):
+    """to_dict and from_dict carry config, samples and the module's state."""
+    state = built(module, [x], fullgraph=True).to_dict()
+    other = scaled(seed=7)
+    back = bk.CompiledModule.from_dict(other, state)
+    assert (back.state.value, back.config) == ("checkpoint_loaded", bk.CompileConfig(backend="eager", fullgraph=True))
+    back.activate()
+    torch.testing.assert_close(back(x), module(x).detach())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"type": "Other"}, "A state's type must be 'CompiledModule', got 'Other'.", id="type"),
+        pytest.param({"version": 2}, "Its version must be 1, got 2: update backend-kwargs.", id="version"),
+        pytest.param(
+            {"module": {}},
+            "The saved weights lack 'linear.bias', 'linear.weight', 'scale': load them into a module of the same kind.",
+            id="weights",
+        ),
+    ],
+)
+def test_a_dict_of_something_else_is_an_error(change, message, module, x):
+    state = built(module, [x]).to_dict()
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.CompiledModule.from_dict(module, {**state, **change})
+    assert str(raised.value) == message

@@ -1,0 +1,79 @@
+"""`backend-kwargs build`, `inspect` and `run`, as one types them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+MODEL = """
+import torch
+
+def build():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval(), (torch.randn(4, 8),)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a model's file and its bundle, and what building it printed."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "model.py").write_text(MODEL)
+    built = call(folder, "build", "model.py:build", "-o", "bundle", "--fullgraph")
+    assert built.returncode == 0, built.stderr
+    (folder / "built.txt").write_text(built.stdout)
+    return folder
+
+
+def call(folder, *arguments, **environment):
+    command = [sys.executable, "-m", "backend_kwargs", *map(str, arguments)]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_build_says_what_it_made(folder):
+    said = (folder / "built.txt").read_text()
+    assert said.startswith("CompiledModule(fullgraph=True)\nstate: active on cpu\n")
+    assert re.search(r"compiling +\d+\.\d\d", said)
+    assert said.endswith("Serve it: backend-kwargs run bundle --trust\n")
+
+
+def test_run_shows_the_first_call_beside_the_compile(folder, tmp_path):
+    """In a fresh process with an empty cache folder nothing is compiled, and both seconds stand in one table."""
+    ran = call(folder, "run", "bundle", "--rounds", 3, "--trust", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "empty"))
+    assert ran.returncode == 0, ran.stderr
+    seconds = dict(re.findall(r"^ ([a-z][^\d\n]*?) {2,}(\d+\.\d\d)", ran.stdout, re.MULTILINE))
+    assert {"compiling, when it was built", "load and deploy", "first call"} <= seconds.keys()
+    assert "graphs loaded in this process: 1, compiled: 0" in ran.stdout
+    assert "a call: " in ran.stdout
+
+
+def test_run_imports_no_factory_that_is_not_trusted(folder):
+    ran = call(folder, "run", "bundle")
+    assert (ran.returncode, ran.stderr) == (
+        2,
+        "error: A bundle's factory is code: pass FACTORY, or --trust, or --key of who signed it.\n",
+    )
+
+
+def test_inspect_runs_nothing_and_shows_the_parts(folder):
+    shown = call(folder, "inspect", "bundle").stdout
+    assert "CompiledModule(fullgraph=True) of torch.nn.modules.container.Sequential, not signed" in shown
+    assert re.search(r"^ weights +\d+ ", shown, re.MULTILINE)
+    assert shown.endswith("Its code can be used on this machine.\n")
+
+
+def test_inspect_prints_json(folder):
+    manifest = json.loads(call(folder, "inspect", "bundle", "--json").stdout)
+    assert (manifest["kind"], manifest["config"]["fullgraph"]) == ("inductor", True)
+
+
+def test_no_bundle_is_one_line(folder):
+    ran = call(folder, "inspect", "nothing")
+    assert (ran.returncode, ran.stderr) == (
+        2,
+        "error: No bundle at 'nothing': cannot read manifest.json (No such file or directory).\n",
+    )

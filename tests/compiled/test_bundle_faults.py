@@ -1,0 +1,318 @@
+"""What a bundle survives: kills, full disks, flipped bits, hostile files, and other processes beside it."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from small_module import scaled
+
+import backend_kwargs as bk
+from backend_kwargs import BackendKwargsError, CompiledModule
+
+HERE = str(Path(__file__).parent)
+ROOT = str(Path(__file__).parents[2])
+TIMES = int(os.environ.get("BACKEND_KWARGS_FAULTS", "1"))
+EAGER = bk.CompileConfig(backend="eager")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the fault is made by a feature of Linux")
+
+
+def run(program, *arguments):
+    """Run a program in a process of its own and return it."""
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{ROOT}"}
+    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def seed_of(bundle):
+    """Return which module a bundle holds; raise where it is not whole."""
+    module = scaled(seed=99)
+    CompiledModule.load(bundle, module, trust=True)
+    return next(seed for seed in range(30) if torch.equal(scaled(seed).linear.weight, module.linear.weight))
+
+
+def save(seed, path):
+    CompiledModule(EAGER).build(scaled(seed), [torch.randn(4, 8)]).save(path)
+
+
+@pytest.fixture
+def bundle(tmp_path, bundle_with_code):
+    return Path(shutil.copytree(bundle_with_code, tmp_path / "bundle"))
+
+
+KILLED = """
+    import os, signal, sys
+    import torch
+    import backend_kwargs as bk
+    from small_module import scaled
+
+    new = bk.CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(1), [torch.randn(4, 8)])
+    old = bk.CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(0), [torch.randn(4, 8)])
+    path, stages = sys.argv[1], 0
+    while True:
+        # Each child is killed at the next call that touches a file.
+        child = os.fork()
+        if not child:
+            left = [stages]
+
+            def kill(event, args):
+                if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod", "fcntl.flock", "os.listdir"):
+                    if not left[0]:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    left[0] -= 1
+
+            sys.addaudithook(kill)
+            new.save(f"{path}/{stages}")
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            break
+        stages += 1
+    print(stages)
+"""
+
+
+@linux
+def test_a_kill_at_any_stage_of_save_leaves_the_old_bundle(tmp_path):
+    """SIGKILL at each call that touches a file: the bundle is the old one or the new one, and can be saved again."""
+    for stage in range(60):
+        save(0, tmp_path / "old") if not stage else None
+        shutil.copytree(tmp_path / "old", tmp_path / "bundles" / str(stage))
+    ran = run(KILLED, tmp_path / "bundles")
+    assert ran.returncode == 0, ran.stderr
+    stages = int(ran.stdout)
+    assert stages > 10
+    found = [seed_of(tmp_path / "bundles" / str(stage)) for stage in range(stages + 1)]
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (0, 1)
+    save(2, tmp_path / "bundles" / "5")
+    assert seed_of(tmp_path / "bundles" / "5") == 2
+
+
+FULL = """
+    import resource, signal, sys
+    import torch
+    import backend_kwargs as bk
+    from small_module import scaled
+
+    built = bk.CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(1, size=8), [torch.randn(4, 8)])
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+    try:
+        built.save(sys.argv[1])
+    except bk.BackendKwargsError as error:
+        print(error)
+"""
+
+
+@linux
+def test_a_full_disk_leaves_the_old_bundle(tmp_path):
+    save(0, tmp_path / "bundle")
+    ran = run(FULL, tmp_path / "bundle")
+    assert ran.stdout.startswith("Cannot write"), ran.stderr
+    assert ran.stdout.strip().endswith("File too large.")
+    assert seed_of(tmp_path / "bundle") == 0
+    assert len([*(tmp_path / "bundle" / "parts").iterdir()]) == 1
+
+
+def parts_of(bundle):
+    return sorted((bundle / "parts").iterdir())
+
+
+def test_a_flipped_bit_in_any_part_is_found(bundle, state_of):
+    """Each part is verified before anything is loaded, and the module stays as it was."""
+    assert len(parts_of(bundle)) == 3
+    for part in parts_of(bundle):
+        content = part.read_bytes()
+        for at in (0, len(content) // 2, len(content) - 1):
+            part.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            module = scaled(seed=5)
+            before = state_of(module)
+            with pytest.raises(BackendKwargsError) as raised:
+                CompiledModule.load(bundle, module, trust=True)
+            assert str(raised.value) == (
+                f"Part {part.name[:12]} of the bundle is damaged: its size or SHA-256 is not the manifest's."
+            )
+            torch.testing.assert_close(module.state_dict(), before)
+        part.write_bytes(content)
+    assert seed_of(bundle) == 0
+
+
+def test_a_flipped_bit_in_a_signed_manifest_is_found(bundle, tmp_path):
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    key = ed25519.Ed25519PrivateKey.generate()
+    CompiledModule.load(bundle, scaled(), trust=True).save(tmp_path / "signed", signing_key=key)
+    file = tmp_path / "signed" / "manifest.json"
+    content = file.read_bytes()
+    for at in range(0, len(content), max(1, len(content) // (20 * TIMES))):
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(BackendKwargsError):
+            CompiledModule.load(tmp_path / "signed", scaled(), trusted_keys=[key.public_key()])
+
+
+def test_a_truncated_file_is_found(bundle):
+    for file in [*parts_of(bundle), bundle / "manifest.json"]:
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2])
+        with pytest.raises(BackendKwargsError):
+            CompiledModule.load(bundle, scaled(), trust=True)
+        file.write_bytes(content)
+
+
+def changed(bundle, change):
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    change(manifest)
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def escape(manifest):
+    manifest["weights"]["sha256"] = "../../../../etc/passwd"
+
+
+def escape_by_extension(manifest):
+    manifest["extensions"] = {"../../.bashrc": manifest["weights"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(escape, "has no valid manifest: ValidationError", id="path in place of a hash"),
+        pytest.param(escape_by_extension, "has no valid manifest: ValidationError", id="path of an extension"),
+        pytest.param(
+            lambda m: m.update(schema=2), "has schema 2, this release reads 1; update backend-kwargs.", id="newer"
+        ),
+        pytest.param(lambda m: m.update(wings=2), "has no valid manifest: ValidationError", id="unknown field"),
+        pytest.param(lambda m: m.update(kind="aoti"), "contradicts itself: kind 'aoti', 'inductor'.", id="two kinds"),
+        pytest.param(lambda m: m["weights"].update(size=-1), "has no valid manifest: ValidationError", id="size"),
+    ],
+)
+def test_a_hostile_manifest_is_an_error(change, words, bundle):
+    changed(bundle, change)
+    with pytest.raises(BackendKwargsError) as raised:
+        CompiledModule.load(bundle, scaled(), trust=True)
+    assert str(raised.value).startswith(f"Bundle {str(bundle)!r} {words}")
+
+
+def test_weights_that_name_unknown_tensors_are_an_error(bundle):
+    changed(bundle, lambda manifest: manifest.update(shared_weights={"linear.weight": "nothing"}))
+    with pytest.raises(BackendKwargsError, match=r"^The bundle's weights cannot be read: KeyError"):
+        CompiledModule.load(bundle, scaled(), trust=True)
+
+
+class Evil:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.filterwarnings("ignore:Bundle")
+def test_a_hostile_pickle_is_never_read_without_trust(bundle, tmp_path):
+    """Another program in place of the compiled graph, with the right hash, is not read."""
+    import hashlib
+
+    content = pickle.dumps(Evil(tmp_path / "ran"))
+    digest = hashlib.sha256(content).hexdigest()
+    (bundle / "parts" / digest).write_bytes(content)
+    part = {"sha256": digest, "size": len(content)}
+    changed(bundle, lambda manifest: manifest["graphs"][0].update(code=part))
+    x = torch.randn(4, 8)
+    loaded = CompiledModule.load(bundle, scaled())
+    loaded.activate()
+    loaded(x)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_hostile_options_are_refused_without_trust(bundle):
+    """A compiler's path in the config is code."""
+    changed(bundle, lambda manifest: manifest["config"].update(options={"cpp.cxx": "/tmp/evil"}))
+    with pytest.raises(BackendKwargsError, match=r"^Inductor option 'cpp.cxx' is code"):
+        CompiledModule.load(bundle, scaled())
+
+
+@linux
+def test_a_pipe_in_place_of_a_part_makes_nobody_wait(bundle):
+    part = parts_of(bundle)[0]
+    part.unlink()
+    os.mkfifo(part)
+    with pytest.raises(BackendKwargsError, match=r"cannot be read: it is no regular file"):
+        CompiledModule.load(bundle, scaled(), trust=True)
+
+
+def test_no_bundle_is_an_error(tmp_path):
+    with pytest.raises(BackendKwargsError) as raised:
+        CompiledModule.load(tmp_path / "none", scaled())
+    assert str(raised.value) == (
+        f"No bundle at {str(tmp_path / 'none')!r}: cannot read manifest.json (No such file or directory)."
+    )
+
+
+BESIDE = """
+    import sys
+    import torch
+    import backend_kwargs as bk
+    from small_module import scaled
+
+    def built_of(seed):
+        return bk.CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(seed), [torch.randn(4, 8)])
+
+    built = [built_of(int(sys.argv[2]) + more) for more in (0, 1)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for time in range(int(sys.argv[3])):
+        built[time % 2].save(sys.argv[1])
+"""
+
+
+def test_two_processes_save_and_a_third_loads(tmp_path):
+    """Each load finds a whole bundle of one of them, whatever is saved meanwhile."""
+    path, times = tmp_path / "bundle", 60 * TIMES
+    save(0, path)
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{ROOT}"}
+    savers = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(BESIDE), str(path), str(seed), str(times)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in (1, 3)
+    ]
+    for saver in savers:
+        assert saver.stdout.readline() == "ready\n"
+    for saver in savers:
+        saver.stdin.write("\n")
+        saver.stdin.flush()
+    found = {0}
+    while any(saver.poll() is None for saver in savers):
+        found.add(seed_of(path))
+    for saver in savers:
+        saver.communicate()
+    assert [saver.returncode for saver in savers] == [0, 0]
+    assert found <= {0, 1, 2, 3, 4}
+    assert len(found) > 1
+    assert seed_of(path) in {1, 2, 3, 4}
+
+
+def test_threads_may_save_and_infer_at_once(tmp_path):
+    """A save beside calls writes a whole bundle."""
+    compiled = CompiledModule(EAGER).build(scaled(3), [torch.randn(4, 8)])
+    threads = [threading.Thread(target=compiled.save, args=(tmp_path / "bundle",)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        compiled(torch.randn(4, 8))
+    for thread in threads:
+        thread.join()
+    assert seed_of(tmp_path / "bundle") == 3
