@@ -33,6 +33,9 @@ from backend_kwargs.options import check
 from backend_kwargs.trust import untrusted
 
 BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
+# AOTAutograd keeps no graph with a private function, not knowing that its arguments say all; of these they do.
+AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
+CACHEABLE = {"unsafe_marked_cacheable_functions": dict.fromkeys(AUTOCAST, "1")}
 
 
 class CannotKeepError(Exception):
@@ -122,6 +125,7 @@ class GraphBackend:
         made: list[Callable[..., Any]] = []
 
         def compile_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            kwargs["config_patches"] = {**kwargs["config_patches"], **CACHEABLE}
             with torch._functorch.config.patch(BUNDLED):
                 made.append(compile_fx(*args, **kwargs))
             return made[-1]
