@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= $(or $(patsubst $(VENV)/ready-%,%,$(firstword $(wildcard $(VENV)/ready-*))),constraints.txt)
 READY := $(VENV)/ready-$(TORCH)
+FRAMEWORKS := $(VENV)/frameworks
 
 BACKENDS := eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune+freezing
 
@@ -23,16 +24,20 @@ define NO_TORCH
 Not installed. If pip found no torch==2.13.0+cpu, set PIP_EXTRA_INDEX_URL to the index of CPU wheels that the "Get Started" page of PyTorch names, or take another build: make TORCH=torch==2.13.0 (on Linux gigabytes of CUDA), or TORCH=installed for the one this Python has.
 endef
 
-.PHONY: help demo test bench overhead mutants docs check fix clean
+.PHONY: help demo test test-frameworks bench overhead mutants docs check fix clean
 help:
-	@echo "make demo | test | bench | overhead | mutants | docs | check | fix | clean"
+	@echo "make demo | test | test-frameworks | bench | overhead | mutants | docs | check | fix | clean"
 
 demo: $(READY)
 	$(BIN)/backend-kwargs compare examples/sentence_encoder.py:build --backends $(BACKENDS) --rounds 15
 	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS) --rounds 15
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --benchmark-disable $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --benchmark-disable --ignore tests/frameworks $(PYTEST_ARGS)
+
+# The snippets of docs/frameworks.md, with the real packages, which have an environment of their own above .venv.
+test-frameworks: $(FRAMEWORKS)/ready
+	$(FRAMEWORKS)/bin/python -m pytest -n 2 --benchmark-disable tests/frameworks $(PYTEST_ARGS)
 
 # Every peer of the smoke suite, checked; its timings are nobody's verdict.
 bench: $(READY)
@@ -58,6 +63,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tests/docs_tables.py
+	$(BIN)/python tests/function_sizes.py
 
 fix: $(READY)
 	$(BIN)/ruff check --fix .
@@ -70,6 +76,14 @@ $(READY): pyproject.toml constraints.txt
 	@test -e "$@" || $(MAKE) --no-print-directory $(VENV)
 	@echo "Installing into $(VENV): a minute or two, 2 GB."
 	@$(BIN)/python -m pip install -q $(WANTED) -e ".[$(EXTRAS)]" || { echo '$(NO_TORCH)' >&2; exit 1; }
+	@touch "$@"
+
+$(FRAMEWORKS)/ready: $(READY)
+	$(BIN)/python -m venv --clear $(FRAMEWORKS)
+	@$(BIN)/python -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' >$(FRAMEWORKS)/paths
+	@mv $(FRAMEWORKS)/paths "$$(echo $(FRAMEWORKS)/lib/python*/site-packages)/below.pth"
+	@echo "Installing into $(FRAMEWORKS): a minute or two, 1.5 GB."
+	@$(FRAMEWORKS)/bin/python -m pip install -q $(WANTED) -e ".[frameworks]"
 	@touch "$@"
 
 .PHONY: $(VENV)

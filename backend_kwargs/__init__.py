@@ -1,6 +1,7 @@
 """Named, configured torch.compile backends that are values. Imports no torch until a backend is made."""
 
 from backend_kwargs.backend import Backend
+from backend_kwargs.cache_artifacts import load_cache_artifacts, save_cache_artifacts
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.module import CompiledModule
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
@@ -32,10 +33,12 @@ __all__ = [
     "get_template",
     "list_backends",
     "list_templates",
+    "load_cache_artifacts",
     "load_templates",
     "make_backend",
     "region_options",
     "register_backend",
     "register_template",
     "report",
+    "save_cache_artifacts",
 ]

@@ -123,6 +123,8 @@ class Backend:
         **kwargs: Any,
     ) -> Callable[..., Any]:
         """Compile the graph `gm`, as dynamo asks; return what the compiler returned, unwrapped."""
+        # torch.compile leaves out what the caller did not give; `config_patches` come by dynamo's environment variables
+        # alone, and `name` is that of a region.
         given = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
         bound = self.bind("torch.compile", given).bind("dynamo's config_patches", config_patches or {})
         bound.verify()
@@ -132,6 +134,17 @@ class Backend:
     def get_compiler_config(self) -> dict[str, Any]:
         """Return the compiler's whole configuration under these options."""
         return self._compiler.config(self._options)
+
+    def inductor_config(self) -> dict[str, Any]:
+        """Return the options as a plain dict: AOTInductor's `inductor_configs`, vLLM's `inductor_compile_config`.
+
+        Raises:
+            BackendKwargsError: where an option acts only when this package compiles, or the compiler is not Inductor.
+
+        """
+        if not isinstance(self._compiler, InductorCompiler):
+            raise BackendKwargsError(f"Backend {self.spec!r} has no options of Inductor.")
+        return self._compiler.plain(self._options)
 
     def reset(self) -> None:
         """Drop what compiling keeps in this process, such as CUDA-graph trees; torch._dynamo.reset() calls it."""
@@ -150,6 +163,7 @@ class Backend:
         # Values may be unhashable; the names alone make a hash that equal backends share.
         return hash((self._compiler, self._templates, frozenset(self._options)))
 
+    # Lightning and transformers copy what they hand to torch.compile; dynamo would compile anew for an unequal copy.
     def __copy__(self) -> "Backend":
         return self
 
@@ -286,7 +300,7 @@ def find_in_dynamo(name: str) -> Backend | None:
     from torch._dynamo.backends.registry import lookup_backend
 
     try:
-        compiler_fn = lookup_backend(name)
+        compiler_fn = lookup_backend(name)  # which imports what an entry point names
     except Exception as error:  # an entry point of some installed package, which may fail in any way
         raise BrokenPluginError(f"Backend {name!r} does not load: {said(error)}.") from error
     if isinstance(compiler_fn, Backend):

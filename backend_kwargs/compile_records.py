@@ -27,7 +27,7 @@ class Record:
 
     `owner` is the callable that torch.compile was given, `compiled` what the compiler returned; both are weak, and
     `at` is when the compile began, in microseconds since the epoch. `came_back` tells whether the compiler returned
-    the graph as it was.
+    the graph as it was, `decision` what `auto` decided.
     """
 
     backend: Any
@@ -44,6 +44,7 @@ class Record:
     owner: Callable[[], Any]
     compiled: Callable[[], Any]
     came_back: bool
+    decision: Any
 
 
 _records: dict[int, Record] = {}
@@ -109,7 +110,7 @@ def _keep(
     from torch._guards import CompileContext
 
     stack = getattr(reason, "user_stack", None) or []
-    kept = _kept(compiled)
+    kept, owner = _kept(compiled), _owner()
     key = id(kept)
     record = Record(
         backend=backend,
@@ -123,11 +124,18 @@ def _keep(
         cache=cache,
         seconds=seconds,
         at=at,
-        owner=_weakly(_owner()),
+        owner=(lambda: None) if owner is None else weakref.ref(owner),
         compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
         came_back=came_back,
+        decision=_decision() if backend.options.get("auto") else None,
     )
     _records[key] = record
+
+
+def _decision() -> Any:
+    from backend_kwargs.compilers.auto.reporting import last_decision
+
+    return last_decision()
 
 
 def _kept(compiled: Callable[..., Any]) -> Any:
@@ -149,10 +157,6 @@ def _owner() -> Callable[..., Any] | None:
         if frame.f_code.co_name == WRAPPER and frame.f_globals["__name__"] == "torch._dynamo.eval_frame":
             return frame.f_locals.get("fn")
     return None
-
-
-def _weakly(owner: Any) -> Callable[[], Any]:
-    return (lambda: None) if owner is None else weakref.ref(owner)
 
 
 def _recompiled() -> str | None:

@@ -11,4 +11,5 @@ SPECS |= {name: f"{PLAIN}:{name}" for name in BUILT_IN}
 def __getattr__(name: str) -> Backend:
     if name not in SPECS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Not registered here: dynamo registers what it looked up, and asserts that the name is new.
     return make_backend(SPECS[name])

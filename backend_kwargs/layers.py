@@ -23,6 +23,7 @@ class Layer:
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
+        # A copy: torch.compile pops some options out of the caller's dict.
         object.__setattr__(self, "options", MappingProxyType(copied(self.options)))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.backend import OURS, Backend, backend_of_function, find_backend, find_in_dynamo
+from backend_kwargs.compilers.auto.candidates import EAGER
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.options import check, convert
 from backend_kwargs.spec import check_name
@@ -43,6 +44,20 @@ def make_backend(spec: str | Callable[..., Any], options: Mapping[str, Any] | No
     backend = found.bind("make_backend", {**(options or {}), **kwargs})
     backend.verify(tell=lambda message: None)
     return backend if options or kwargs or not isinstance(spec, str) else _intern(spec, backend)
+
+
+def decided(winner: str, options: Mapping[str, Any], fixed: Mapping[str, Any]) -> Backend:
+    """Return the backend that compiles as `auto` decided: the winner's options under those that the user fixed.
+
+    Raises:
+        BackendKwargsError: where eager won, and where a fixed value was not kept.
+
+    """
+    if winner == EAGER:
+        raise BackendKwargsError("Eager won here, so there are no options to compile under.")
+    if lost := [name for name, value in fixed.items() if value is None and name != "clone_outputs"]:
+        raise BackendKwargsError(f"The value of option {lost[0]!r} was not kept with the decision; set it yourself.")
+    return find_backend(PLAIN).bind("decision", {**options, **fixed})
 
 
 def register_backend(name: str, compiler_fn: Callable[..., Any]) -> Backend:
@@ -107,6 +122,7 @@ def _with_environment(backend: Backend) -> Backend:
 
 
 def _intern(spec: str, backend: Backend) -> Backend:
+    # dynamo guards on the backend by `==`: an equal one that is another object costs two comparisons in each call.
     if _interned.setdefault(spec, backend) != backend:  # the environment has changed
         _interned[spec] = backend
     return _interned[spec]
@@ -127,7 +143,7 @@ def _register(templates: Mapping[str, Template], coerce: Check) -> None:
 def _publish(name: str, backend: Backend) -> bool:
     """Tell dynamo of `backend`; return whether `name` now stands for it."""
     known = find_in_dynamo(name)
-    if known is None:
+    if known is None:  # register_backend() asserts that no backend has the name
         import torch._dynamo
 
         torch._dynamo.register_backend(backend, name=name)

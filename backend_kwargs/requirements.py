@@ -264,7 +264,7 @@ def machine() -> Machine:
 
     has_gpu = torch.cuda.is_available()
     properties = torch.cuda.get_device_properties(0) if has_gpu else None
-    tvm = _version("apache-tvm")
+    tvm = installed_version("apache-tvm")
     return Machine(
         gpu=properties.name if properties else None,
         capability=(properties.major, properties.minor) if properties else (0, 0),
@@ -278,9 +278,9 @@ def machine() -> Machine:
         torch=torch.__version__,
         cuda=torch.version.cuda,
         driver=_driver(),
-        triton_version=_version("triton", "pytorch-triton"),
+        triton_version=installed_version("triton", "pytorch-triton"),
         cutlass=_cutlass(),
-        tvm=tvm and f"apache-tvm {tvm}, apache-tvm-ffi {_version('apache-tvm-ffi')}",
+        tvm=tvm and f"apache-tvm {tvm}, apache-tvm-ffi {installed_version('apache-tvm-ffi')}",
         tvm_cuda=_tvm_has_cuda(),
     )
 
@@ -309,7 +309,7 @@ def _cutlass() -> str | None:
     if theirs := os.environ.get(CUTLASS_VARIABLE):
         return theirs
     specs = [find_spec(name) for name in CUTLASS_PACKAGES]
-    return f"nvidia-cutlass {_version('nvidia-cutlass')}" if all(specs) else None
+    return f"nvidia-cutlass {installed_version('nvidia-cutlass')}" if all(specs) else None
 
 
 def _tvm_has_cuda() -> bool:
@@ -319,7 +319,8 @@ def _tvm_has_cuda() -> bool:
     return any(library for place in places for library in Path(place).glob("lib/*tvm_runtime_cuda*"))
 
 
-def _version(*distributions: str) -> str | None:
+def installed_version(*distributions: str) -> str | None:
+    """Return the version of the first of these distributions that is installed, None where none is."""
     for name in distributions:
         try:
             return version(name)

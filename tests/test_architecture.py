@@ -23,17 +23,18 @@ compilers.auto
 compilers.auto.settings compilers.auto.request compilers.auto.eligibility compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
 compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting compilers.auto.deadline compilers.auto.workload
+compilers.auto.ddp_buckets
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.head_to_head compilers.auto.race compilers.auto.decide
 compilers.inductor.compiler
 compilers.tvm compilers.tvm.summary
 compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
 compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
 compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
-compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering
-compilers.tvm.supported compilers.tvm.partition compilers.tvm.target compilers.tvm.no_fast_math compilers.tvm.tune
-compilers.tvm.cpu_schedule compilers.tvm.schedules compilers.tvm.build compilers.tvm.runtime
-compilers.tvm.compile_graph compilers.tvm.compiler
-compile_records backend registry regions entry_points explain
+compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.graph
+compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers.tvm.target
+compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
+compilers.tvm.build compilers.tvm.runtime compilers.tvm.compile_graph compilers.tvm.compiler
+compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain
 report.graphs report.advice report.uncaptured report.generated report.ran report.relax report
 compiled.config compiled.states compiled.samples compiled.libraries compiled.graphs compiled.running compiled.ahead
 compiled.building compiled.loading compiled.deploying compiled.extensions compiled.fingerprint compiled.manifest

@@ -1,4 +1,4 @@
-"""The built wheel, installed where the source is gone."""
+"""The wheel that is built from the source distribution, installed where the source is gone."""
 
 import shutil
 import subprocess
@@ -40,8 +40,11 @@ def installed(tmp_path_factory):
     source, env = home / "source", home / "venv"
     # A copy, because setuptools leaves a build folder whose stale files get into the next wheel.
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__"))
-    pip("wheel", "--no-deps", "--no-build-isolation", "-w", home, source)
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(home)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
     shutil.rmtree(source)
+    (sdist,) = home.glob("*.tar.gz")
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", home, sdist)
     (wheel,) = home.glob("*.whl")
 
     venv.create(env, symlinks=True)

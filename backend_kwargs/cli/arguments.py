@@ -1,7 +1,7 @@
 """Arguments that several commands take, and how their text becomes values."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,10 @@ from backend_kwargs.spec import split_assignment
 Assignments = Annotated[
     list[str] | None,
     typer.Option("-o", "--option", metavar="NAME=VALUE", help="An option; may be given several times."),
+]
+As = Annotated[
+    Literal["inductor-config"] | None,
+    typer.Option("--as", help="Print the options as JSON for AOTInductor's inductor_configs and the like."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -86,9 +86,7 @@ def show(
             progress=progress,
         )
     best = fastest(comparison)
-    _print(comparison, dict(wanted)[best.label] if best else None)
-    if report:
-        _print_reports(comparison)
+    _print(comparison, dict(wanted)[best.label] if best else None, reports=report)
     if json:
         import json as writer
 
@@ -188,7 +186,7 @@ def _log(err: Any, label: str, stage: str) -> None:
         err.print(f"compiling {label}", soft_wrap=True, markup=False)
 
 
-def _print(comparison: "Comparison", best: Backend | None) -> None:
+def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> None:
     from backend_kwargs.compare.rows import COLUMNS, cells
 
     say = partial(console().print, soft_wrap=True, markup=False)
@@ -203,9 +201,5 @@ def _print(comparison: "Comparison", best: Backend | None) -> None:
     else:
         say(RULE)
         say("\n".join(lines_to_paste(best) or [f"{best!r}, which no text stands for."]))
-
-
-def _print_reports(comparison: "Comparison") -> None:
-    for row in comparison.rows:
-        if row.report:
-            console().print(f"\n{row.label}\n{row.report}", soft_wrap=True, markup=False)
+    for row in (row for row in comparison.rows if reports and row.report):
+        say(f"\n{row.label}\n{row.report}")

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, shown
 
 PIPE_WIDTH = 200
 NOTEBOOK = "JPY_PARENT_PID"  # set by Jupyter's kernels
@@ -99,6 +99,16 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str
 def print_json(data: Any) -> None:
     """Print data as JSON; what JSON has no form for, as its repr."""
     console().print(json.dumps(data, indent=2, default=repr), soft_wrap=True, markup=False)
+
+
+def print_config(config: Mapping[str, Any]) -> None:
+    """Print options as JSON; raise where JSON has no form for one."""
+    for name, value in config.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise BackendKwargsError(f"Option {name!r} is {shown(value)}, for which JSON has no form.") from None
+    print_json(dict(config))
 
 
 def _lines(table: Table) -> list[str]:

@@ -9,12 +9,13 @@ from typing import Annotated, TypeVar
 import typer
 
 from backend_kwargs.backend import find_backend
-from backend_kwargs.cli.arguments import AsJson
-from backend_kwargs.cli.console import console, print_json, print_table
+from backend_kwargs.cli.arguments import As, AsJson
+from backend_kwargs.cli.console import console, print_config, print_json, print_table
 from backend_kwargs.compilers.auto.decision import Decision
 from backend_kwargs.compilers.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.compilers.auto.store import open_store
 from backend_kwargs.errors import BackendKwargsError, printable
+from backend_kwargs.registry import decided
 
 app = typer.Typer(help="What tmpl-inductor:auto decided for each graph.", no_args_is_help=True)
 
@@ -39,13 +40,15 @@ def show_all(store: Where = None, json: AsJson = False) -> None:
 
 
 @app.command("show")
-def show_one(key: Key, store: Where = None, json: AsJson = False) -> None:
-    """Show one decision: what was tried, what won and why, and where."""
+def show_one(key: Key, store: Where = None, json: AsJson = False, as_: As = None) -> None:
+    """Show one decision: what was tried, what won and why, and where; or the options it compiles under."""
     from dataclasses import asdict
 
     from backend_kwargs.compilers.auto.reporting import table
 
     (decision,) = _found(open_store(store).all, [key], one=True)
+    if as_:
+        return print_config(decided(decision.winner, decision.options, decision.fixed).inductor_config())
     if json:
         return print_json(asdict(decision))
     out = console()

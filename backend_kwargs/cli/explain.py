@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.cli.arguments import AsJson, Assignments, assigned, backend_from_text
-from backend_kwargs.cli.console import console, print_json, print_table
+from backend_kwargs.cli.arguments import As, AsJson, Assignments, assigned, backend_from_text
+from backend_kwargs.cli.console import console, print_config, print_json, print_table
 from backend_kwargs.explain import COLUMNS, explain
 
 
@@ -13,9 +13,13 @@ def show(
     spec: Annotated[str, typer.Argument(help="Such as tmpl-inductor:max_autotune+freezing.")],
     options: Assignments = None,
     json: AsJson = False,
+    as_: As = None,
 ) -> None:
     """Say of each option of a backend: its value, the layer that set it, its default, and whether it acts here."""
-    explanation = explain(backend_from_text(spec, assigned(options)))
+    backend = backend_from_text(spec, assigned(options))
+    if as_:
+        return print_config(backend.inductor_config())
+    explanation = explain(backend)
     if json:
         return print_json(explanation.to_dict())
     out = console()

@@ -1,7 +1,5 @@
 """`backend-kwargs list`: every backend and template, and whether each can work here."""
 
-from collections.abc import Iterator
-
 from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
 from backend_kwargs.registry import PLAIN, list_backends, list_templates
@@ -9,22 +7,12 @@ from backend_kwargs.registry import PLAIN, list_backends, list_templates
 
 def show(json: AsJson = False) -> None:
     """List backends and templates, each with one line, and whether each can work here."""
-    backends, templates = list(_backends()), list(_templates())
+    backends = [_row(name, name) for name in list_backends() if not name.startswith(f"{PLAIN}:")]
+    templates = [_row(name, f"{PLAIN}:{name}") for name in list_templates()]
     if json:
         return print_json({"backends": backends, "templates": templates})
     for title, rows in (("backends", backends), (f"templates, as {PLAIN}:NAME", templates)):
         print_table(("name", "works here", "summary"), [tuple(row.values()) for row in rows], title)
-
-
-def _backends() -> Iterator[dict[str, str]]:
-    for name in list_backends():
-        if not name.startswith(f"{PLAIN}:"):
-            yield _row(name, name)
-
-
-def _templates() -> Iterator[dict[str, str]]:
-    for name in list_templates():
-        yield _row(name, f"{PLAIN}:{name}")
 
 
 def _row(name: str, spec: str) -> dict[str, str]:

@@ -48,16 +48,13 @@ def _matches(pattern: str, option: Option) -> bool:
     return pattern.lower() in option.name.lower() or pattern.lower() in option.doc.lower()
 
 
-def _warnings(option: Option) -> list[str]:
-    alias = [f"Another name of {option.alias}."] if option.alias else []
-    return [*([f"Deprecated: {option.deprecated}."] if option.deprecated else []), *alias]
-
-
 def _row(option: Option) -> dict[str, str]:
+    deprecated = [f"Deprecated: {option.deprecated}."] if option.deprecated else []
+    alias = [f"Another name of {option.alias}."] if option.alias else []
     return {
         "option": option.name,
         "type": describe(option.type),
         "default": repr(option.default),
         "environment": " ".join((*option.env, *(f"{name} (forces)" for name in option.env_force))),
-        "doc": " ".join([*_warnings(option), *option.doc.split()]),
+        "doc": " ".join([*deprecated, *alias, *option.doc.split()]),
     }

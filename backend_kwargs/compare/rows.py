@@ -105,11 +105,8 @@ def cells(row: Row) -> tuple[str, ...]:
     )
     compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
     memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
-    return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, _remarks(row))
-
-
-def _remarks(row: Row) -> str:
-    return ", ".join(filter(None, (row.reason or row.verdict, row.tuning)))
+    remarks = ", ".join(filter(None, (row.reason or row.verdict, row.tuning)))
+    return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, remarks)
 
 
 def _seconds(seconds: float) -> str:

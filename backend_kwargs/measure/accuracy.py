@@ -161,7 +161,8 @@ def _check_leaf(
     if mismatch := _mismatch(result, eager):
         return _failed(f"{path}: {mismatch}")
     if not _is_number(eager):
-        return Accuracy() if _equal(result, eager) else _failed(f"{path}: the values differ from eager's")
+        equal = torch.equal(result, eager) if isinstance(eager, torch.Tensor) else bool(result == eager)
+        return Accuracy() if equal else _failed(f"{path}: the values differ from eager's")
     return _check_numbers(path, result, eager, reference, dtype or eager.dtype, tolerance)
 
 
@@ -175,12 +176,6 @@ def _mismatch(result: Any, eager: Any) -> str:
         ("device", eager.device, result.device),
     )
     return next((f"eager's {what} is {want}, this one's {got}" for what, want, got in facts if want != got), "")
-
-
-def _equal(result: Any, eager: Any) -> bool:
-    if isinstance(eager, torch.Tensor):
-        return torch.equal(result, eager)
-    return bool(result == eager)
 
 
 def _check_numbers(

@@ -2,11 +2,12 @@
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from backend_kwargs.requirements import installed_version
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:
@@ -21,15 +22,8 @@ def environment(device: torch.device) -> dict[str, str | int | None]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
-        "triton": _version("triton"),
+        "triton": installed_version("triton"),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _cpu_name() -> str:

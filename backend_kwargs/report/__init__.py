@@ -179,7 +179,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         record.seconds,
         record.cache,
         unknown_here() if record.recompiled is None else record.recompiled,
-        _break(record),
+        Break(record.place, *reason_and_hint(record.break_reason)) if record.break_reason else None,
         tuple(codes),
         relax,
         _race(record),
@@ -189,22 +189,15 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
 
 
 def _race(record: Record) -> Race | None:
-    if not record.options.get("auto"):
+    if (found := record.decision) is None:
         return None
-    from backend_kwargs.compilers.auto.reporting import decision_of, table
+    from backend_kwargs.compilers.auto.reporting import table
 
-    found = decision_of(record.compile_id)
-    return Race(found.winner, found.options, found.seconds, found.rows, table(found)) if found else None
+    return Race(found.winner, found.options, found.seconds, found.rows, table(found))
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:
     return [comparable(code.source)] != [comparable(each.source) for each in other]
-
-
-def _break(record: Record) -> Break | None:
-    if not record.break_reason:
-        return None
-    return Break(record.place, *reason_and_hint(record.break_reason))
 
 
 def _unseen_breaks(graphs: Sequence[Graph]) -> Iterator[str]:

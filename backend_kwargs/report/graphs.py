@@ -4,7 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from backend_kwargs.backend import find_backend
+from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.compilers.tvm.summary import Partition
+from backend_kwargs.registry import decided
 
 if TYPE_CHECKING:
     from backend_kwargs.compilers.auto.decision import RaceRow
@@ -105,6 +108,13 @@ class Graph:
     openvino: OpenVINO | None = None
     ran: Ran | None = None
 
+    def inductor_config(self) -> dict[str, Any]:
+        """Return `Backend.inductor_config()` of what compiled this graph: under auto, of what was decided for it."""
+        if self.race is None:
+            return find_backend(self.backend).bind("report", self.options).inductor_config()
+        fixed = {name: value for name, value in self.options.items() if name not in auto.OPTIONS}
+        return decided(self.race.winner, self.race.options, fixed).inductor_config()
+
 
 def seconds_of(graphs: Iterable[Graph]) -> float:
     """Return what compiling took, backward included where it is known."""
@@ -124,7 +134,8 @@ def lines_of(graph: Graph) -> Iterator[str]:
     if graph.relax:
         yield from (f"  {line}" for line in _relax_lines(graph.relax))
     if graph.openvino:
-        yield f"  {_openvino_line(graph.openvino)}"
+        in_eager = f"; in eager: {', '.join(graph.openvino.in_eager)}" if graph.openvino.in_eager else ""
+        yield f"  {number(graph.openvino.partitions, 'partition')} of OpenVINO{in_eager}"
     if graph.ran:
         yield f"  {graph.ran.what}"
     if graph.ended_by:
@@ -135,33 +146,21 @@ def _relax_lines(relax: Relax) -> Iterator[str]:
     for graph in dict.fromkeys(each.graph for each in relax.partitions):
         own = [each for each in relax.partitions if each.graph == graph]
         tuned, seconds = sum(each.tuned for each in own), sum(each.seconds for each in own)
+        how = f"{number(tuned, 'kernel')} tuned" if tuned else "untuned"
         where = f"{number(sum(each.operators for each in own), 'operator')} in {number(len(own), 'partition')}"
-        yield f"{graph}: {where} of TVM, {_tuned(tuned)}; {seconds:.1f} s"
+        yield f"{graph}: {where} of TVM, {how}; {seconds:.1f} s"
         yield from (f"  {note}" for each in own for note in each.notes)
     if not relax.partitions:
         yield "no partition of TVM"
     yield from (f"in eager: {op}, because {reason}" for op, reason in relax.fallbacks.items())
 
 
-def _openvino_line(share: OpenVINO) -> str:
-    in_eager = f"; in eager: {', '.join(share.in_eager)}" if share.in_eager else ""
-    return f"{number(share.partitions, 'partition')} of OpenVINO{in_eager}"
-
-
-def _tuned(count: int) -> str:
-    return f"{number(count, 'kernel')} tuned" if count else "untuned"
-
-
 def _code_line(code: Code) -> str:
     kernels = "; ".join(f"{len(names)} {kind} ({', '.join(names)})" for kind, names in code.kernels.items())
-    cost = "" if code.direction == "forward" else _cost(code)
+    seconds = "" if code.seconds is None else f"{code.seconds:.1f} s, "
+    cost = "" if code.direction == "forward" else f"; {seconds}cache {code.cache}"
     differs = {True: "; differs from the other", False: "; same as the other", None: ""}[code.differs]
     return f"{code.direction}: {kernels or 'no kernels'}; CUDA graphs {code.cudagraphs}{cost}{differs}"
-
-
-def _cost(code: Code) -> str:
-    seconds = "" if code.seconds is None else f"{code.seconds:.1f} s, "
-    return f"; {seconds}cache {code.cache}"
 
 
 def number(count: int, what: str) -> str:

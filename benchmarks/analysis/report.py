@@ -19,6 +19,17 @@ from benchmarks.workloads.cases import CASES as TABLE
 Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
 
 READING = "## Reading"
+FAMILIES = {
+    "model": "whole models",
+    "gemm": "matrix products",
+    "norm": "norms, softmax, loss",
+    "segment": "parts of models",
+}
+OVERVIEW = """\
+Geometric means over the cases, by {clock}: 1.50x means that a call takes two thirds of eager's time. The best mode is
+the fastest of default, reduce-overhead, max-autotune and max-autotune-no-cudagraphs, chosen for each case in hindsight;
+`auto` chooses by itself. The physical limit is the time that the case's bytes and operations take at the best rates
+measured on this machine; the figure is the median of the cases that have one. "In n": only n cases have a figure."""
 LEAST_ROUNDS = 30
 MOST_COMMANDS = 6
 SUMMARY = """\
@@ -134,8 +145,9 @@ def _title(what: str, results: Results) -> str:
 
 def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Path) -> Iterator[str]:
     yield _title("Benchmarks", results)
-    yield from ["", "## PeerSummary", "", SUMMARY]
-    yield f"Each case: [{each.name}]({each.name}). What to make of it: [Reading](#reading)."
+    yield from ["", *_overview(*next(iter(tables.items()))), ""]
+    yield f"[Each case]({each.name}). [Each peer](#summary). [What to make of it](#reading)."
+    yield from ["", "## Summary", "", SUMMARY]
     for clock, found in tables.items():
         yield from _summary(clock, found)
     for title, path in drawn.items():
@@ -154,6 +166,43 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield f"|---|{'---:|' * (len(head) - 1)}"
     for row in rows:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _overview(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[str]:
+    """Return one line for the models, and one for each family of kernels."""
+    families: dict[str, list[Mapping[str, Entry]]] = {}
+    for (case, *_), entries in tables.items():
+        group = TABLE[case].group if case in TABLE else "others"
+        by_peer = {entry.cell.peer: entry for entry in entries if entry.time and not entry.exposed}
+        families.setdefault(FAMILIES.get(group, group), []).append(by_peer)
+
+    def speedup(peers: Sequence[str], cases: Sequence[Mapping[str, Entry]]) -> str:
+        best = [
+            [of[peer].speedups["eager"].median for peer in peers if peer in of and "eager" in of[peer].speedups]
+            for of in cases
+        ]
+        known = [max(each) for each in best if each]
+        return f"{math.exp(sum(map(math.log, known)) / len(known)):.2f}x" + _in(len(known), len(cases)) if known else ""
+
+    def share(cases: Sequence[Mapping[str, Entry]]) -> str:
+        known = [of[AUTO].share.median for of in cases if AUTO in of and of[AUTO].share]
+        return f"{percentile(known, 0.5):.0f} %" + _in(len(known), len(cases)) if known else ""
+
+    head = [
+        "speedup over eager",
+        "cases",
+        "default",
+        "best of torch's four modes",
+        "`auto`",
+        "`auto` of the physical limit",
+    ]
+    rows = (
+        [name, str(len(of)), *(speedup(p, of) for p in (MODES[:1], MODES, [AUTO])), share(of)]
+        for name, of in families.items()
+    )
+    yield from _table(head, sorted(rows, key=lambda row: -int(row[1])))
+    name = clock_name(clock, tables)
+    yield from ["", OVERVIEW.format(clock=f"{name[0].lower()}{name[1:]}")]
 
 
 def _summary(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[str]:

@@ -359,9 +359,16 @@ def test_nothing_timed_draws_nothing(tmp_path):
     assert "png" not in out.read_text()
 
 
+def test_the_page_opens_with_one_line_for_each_family(report):
+    """The first table has at most twelve lines: cases, default, best mode, auto and its share of the limit."""
+    table = report.split("\n\n")[1].splitlines()
+    assert table[0].startswith("| speedup over eager | cases | default | best of torch's four modes | `auto` |")
+    assert 2 < len(table) <= 12
+
+
 def test_the_page_leads_to_each_case(report, each):
     """Tables of cases stand in a file of their own, which the summary names."""
-    assert "[h200_cases.md](h200_cases.md)" in report
+    assert "[Each case](h200_cases.md)" in report
     assert "## gemm" not in report
     assert each.startswith("# Each case on NVIDIA H200, torch 2.11.0\n")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.cli.compare import _cells
 from backend_kwargs.compare import Candidate, compare
+from backend_kwargs.compare.rows import cells
 from backend_kwargs.compilers.tvm.versions import unfit
 from backend_kwargs.report import Graph, Partition, Relax
 from backend_kwargs.report.advice import advice_on
@@ -160,7 +160,7 @@ def test_candidate_of_compare(mode, backend):
     eager, row = compare(MODEL, torch.randn(4, 8), candidates, mode=mode, rounds=2).rows
     assert (row.status, row.reason, row.graphs, row.tuning) == ("pass", "", 1, "untuned")
     assert row.speedup is not None
-    assert _cells(row)[-1].endswith("untuned")
+    assert cells(row)[-1].endswith("untuned")
     assert eager.tuning == ""
 
 

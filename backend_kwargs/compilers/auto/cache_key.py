@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 import torch
@@ -13,6 +12,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from backend_kwargs.compilers.auto.ranks import ranks
+from backend_kwargs.requirements import installed_version
+from backend_kwargs.requirements import machine as probed
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 SYMBOL = re.compile(r"\b[suz]\d+\b")
@@ -176,13 +177,11 @@ def _grad_mode() -> str:
 
 @cache
 def _versions() -> dict[str, str | None]:
-    return {name: _version(name) for name in ("torch", "triton", "backend-kwargs")}
+    return {name: installed_version(name) for name in ("torch", "triton", "backend-kwargs")}
 
 
 def machine() -> dict[str, Any]:
     """Return what a decision rests on beside the graph."""
-    from backend_kwargs.requirements import machine as probed
-
     here, cuda = probed(), torch.cuda.is_available()
     return _versions() | {
         "gpu": torch.cuda.get_device_name() if cuda else None,
@@ -192,10 +191,3 @@ def machine() -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "world": ranks(),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

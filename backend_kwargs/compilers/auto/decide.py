@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +14,7 @@ from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, key_of, machine, spelled
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
+from backend_kwargs.compilers.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.compilers.auto.decision import Decision, RaceRow, plain
 from backend_kwargs.compilers.auto.eligibility import communicates, is_tiny, may_communicate, why_never
 from backend_kwargs.compilers.auto.ranks import agreed, ranks
@@ -28,10 +29,12 @@ from backend_kwargs.errors import printable, said, warn_once
 class Memory:
     """What this process has decided and spent: it holds where the store cannot be written.
 
-    `decisions` are by scope and key, `race_seconds` one for each race. `store` takes the place of the user's.
+    `decisions` are by scope and key, `race_seconds` one for each race. `store` takes the place of the user's, and
+    `loaded` decisions, by key, precede those of a store: they came with the cache artifacts of another process.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
+    loaded: dict[str, Decision] = field(default_factory=dict)
     race_seconds: list[float] = field(default_factory=list)
     store: Path | None = None
 
@@ -42,6 +45,16 @@ _memories = [Memory()]  # the last is in use
 def memory() -> Memory:
     """Return what this process remembers now."""
     return _memories[-1]
+
+
+def lasting_decisions() -> list[Decision]:
+    """Return what this process has decided, or found decided, and others may rely on."""
+    return list({each.key: each for each in memory().decisions.values() if each.lasting}.values())
+
+
+def load_decisions(decisions: Iterable[Decision]) -> None:
+    """Let this process follow `decisions` as if its store held them."""
+    memory().loaded.update({each.key: each for each in decisions})
 
 
 def forget_process() -> None:
@@ -75,7 +88,7 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     A race leaves nothing but its decision: the winner is compiled anew, mostly out of Inductor's cache, so that what
     comes back is what compiling it alone gives.
     """
-    question = _Question(request)
+    question = _Question(request, bucket_of(request.gm, request.example_inputs))
     decision = question.decision()
     tell(decision)
     if decision.winner == EAGER:
@@ -117,6 +130,7 @@ class _Question:
     """
 
     request: Request
+    bucket: Bucket | None = None
 
     def decision(self) -> Decision:
         """Return what all ranks compile this graph under; as `aot_compile` needs it, where that is at work."""
@@ -155,7 +169,7 @@ class _Question:
 
     def ineligible(self) -> Decision | None:
         """Return default where the graph may not be raced."""
-        why = why_never(self.request)
+        why = why_never(self.real_request)
         return self.default(why) if why else None
 
     def inherited(self) -> Decision | None:
@@ -182,7 +196,7 @@ class _Question:
         budget_s = min(settings.budget_s, settings.process_budget_s - sum(spent))
         try:
             with progress() as tick:
-                result = race(replace(self.request, settings=replace(settings, budget_s=budget_s)), tick)
+                result = race(replace(self.real_request, settings=replace(settings, budget_s=budget_s)), tick)
         except RESTARTS:
             raise
         except UnfitError as error:
@@ -213,8 +227,10 @@ class _Question:
     def remembered(self) -> Decision | None:
         """Return what this process or the store holds, unless no candidate of this request sets its options."""
         found = memory().decisions.get(self.slot)
-        if found is None and (found := self.store.find(self.key)) and not found.lasting:
-            return None
+        if found is None:
+            found = memory().loaded.get(self.key) or self.store.find(self.key)
+            if found and not found.lasting:
+                return None
         if found is None or not self._trusts(found.winner, found.options):
             return None
         return memory().decisions.setdefault(self.slot, found)
@@ -247,6 +263,11 @@ class _Question:
         return replace(decision, winner=best.name, options=best.options)
 
     # ---- what the question is
+
+    @cached_property
+    def real_request(self) -> Request:
+        """The request with the inputs that a race runs on, where dynamo has fake ones."""
+        return replace(self.request, example_inputs=self.bucket.inputs()) if self.bucket else self.request
 
     @cached_property
     def asked(self) -> dict[str, Any]:

@@ -92,11 +92,10 @@ def recomputes(gm: GraphModule) -> bool:
 def holds_state(gm: GraphModule) -> bool:
     """Tell whether the graph has modules or tensors that are no inputs of it; graphs within it are neither."""
     held = [node for node in _nodes(gm) if node.op in ("call_module", "get_attr")]
-    return any(node.op == "call_module" or isinstance(_attribute(node), torch.Tensor) for node in held)
-
-
-def _attribute(node: Any) -> Any:
-    return attrgetter(node.target)(node.graph.owning_module)
+    return any(
+        node.op == "call_module" or isinstance(attrgetter(node.target)(node.graph.owning_module), torch.Tensor)
+        for node in held
+    )
 
 
 def _namespace(target: Any) -> str:

@@ -424,11 +424,12 @@ def dynamo_seconds() -> float:
 
 def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
     """Return what tells the candidate from another: its generated code, and whether CUDA graphs replay it."""
-    return tuple(sorted((comparable(graph.source_code), _replayed(graph)) for graph in compiled_graphs(fn)))
-
-
-def _replayed(graph: Any) -> bool:
-    return bool(graph.cudagraph_info) and not graph.disabled_cudagraphs_reason
+    return tuple(
+        sorted(
+            (comparable(graph.source_code), bool(graph.cudagraph_info) and not graph.disabled_cudagraphs_reason)
+            for graph in compiled_graphs(fn)
+        )
+    )
 
 
 def _bytes(seen: Mapping[str, Any]) -> float:

@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,8 +14,7 @@ from backend_kwargs.errors import printable
 logger = logging.getLogger("backend_kwargs.auto")
 
 ARTIFACT = "backend_kwargs_race"
-MOST_KEPT = 1000
-_by_compile_id: OrderedDict[str, Decision] = OrderedDict()
+_last: list[Decision] = []  # of the graph that is compiled now: dynamo compiles one at a time
 _reported: set[tuple[str, float]] = set()
 
 
@@ -37,19 +35,16 @@ def progress() -> Iterator[Callable[[str, float], None]]:
 
 
 def tell(decision: Decision) -> None:
-    """Log the decision, with its table the first time; put it into torch's trace, and keep it for the report."""
+    """Log the decision, with its table the first time; put it into torch's trace, and keep it for a record."""
     if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
     again = (decision.key, decision.made) in _reported
     if decision.rows:
         _reported.add((decision.key, decision.made))
     logger.info("%s", f"{_head(decision)}, as decided before" if again else table(decision))
-    from torch._guards import CompileContext
     from torch._logging._internal import trace_structured
 
-    _by_compile_id[str(CompileContext.current_compile_id())] = decision
-    while len(_by_compile_id) > MOST_KEPT:
-        _by_compile_id.popitem(last=False)
+    _last[:] = [decision]
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": ARTIFACT, "encoding": "json"},
@@ -57,9 +52,9 @@ def tell(decision: Decision) -> None:
     )
 
 
-def decision_of(compile_id: str) -> Decision | None:
-    """Return the decision under which the graph called `compile_id` was compiled, if it is kept."""
-    return _by_compile_id.get(compile_id)
+def last_decision() -> Decision | None:
+    """Return the decision that was told last, None where none was."""
+    return _last[0] if _last else None
 
 
 def table(decision: Decision) -> str:
@@ -81,12 +76,8 @@ def _line(row: RaceRow) -> str:
     if row.status != "pass":
         return f"{row.name:<24} {row.status}: {row.reason}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
-    why = _against(row) if row.speedup else row.reason
+    ratio = row.speedup
+    why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else row.reason
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
     kept = "  <- kept" if row.won else ""
     return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{kept}"
-
-
-def _against(row: RaceRow) -> str:
-    ratio = row.speedup
-    return f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else ""

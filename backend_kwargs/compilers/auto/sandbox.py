@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch._dynamo.metrics_context import MetricsContext
-from torch._dynamo.utils import _metrics_context_tls, get_metrics_context
+from torch._dynamo.utils import _metrics_context_tls, counters, get_metrics_context
 from torch._functorch import config as functorch_config
 from torch._guards import GuardsContext, TracingContext, tracing
 from torch.autograd.graph import saved_tensors_hooks
+from torch.compiler._cache import CacheArtifactManager
 from torch.fx import GraphModule
 
 from backend_kwargs.compilers.auto.deadline import restored_by
@@ -37,6 +38,8 @@ def sandboxed(gm: GraphModule) -> Iterator[Callable[[], None]]:
     devices = cuda_devices()
     with ExitStack() as stack, stack:  # the outer one undoes what a Ctrl-C keeps the inner one from
         _keep_garbage(stack)
+        # Else torch.compiler.save_cache_artifacts() would save what losers compiled.
+        stack.enter_context(CacheArtifactManager.with_fresh_cache())
         # dynamo counts one compile at a time; a backward graph that a candidate's first run compiles would be a second.
         stack.callback(setattr, _metrics_context_tls, "metrics_context", get_metrics_context())
         _metrics_context_tls.metrics_context = MetricsContext(on_exit=lambda *_: None)
@@ -46,6 +49,8 @@ def sandboxed(gm: GraphModule) -> Iterator[Callable[[], None]]:
         _keep_shape_env(stack, getattr(fake_mode, "shape_env", None))
         stack.enter_context(tracing(_twin(context)) if context else nullcontext())
         stack.enter_context(torch.random.fork_rng(devices=devices))
+        # By it DDPOptimizer knows whether AOTAutograd compiled what it is given back.
+        stack.callback(counters["aot_autograd"].__setitem__, "total", counters["aot_autograd"]["total"])
         stack.callback(random.setstate, random.getstate())
         if numpy := sys.modules.get("numpy"):
             stack.callback(numpy.random.set_state, numpy.random.get_state())
@@ -95,6 +100,7 @@ def _twin(context: TracingContext) -> TracingContext:
     # It knows the same inputs by the same fakes, while what AOTAutograd writes into it, and guards, stay its own.
     twin = copy.copy(context)
     twin.guards_context = GuardsContext()
+    twin.fakify_first_call = False  # as DDPOptimizer asks of what it is given back
     return twin
 
 

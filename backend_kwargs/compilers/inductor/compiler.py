@@ -19,7 +19,7 @@ from backend_kwargs.compilers.inductor.torch_fixes import keeping_cubins, mode_o
 from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check
-from backend_kwargs.requirements import RULES, Limit, Machine, limits, limits_of_options, machine
+from backend_kwargs.requirements import RULES, Limit, Machine, generators, limits, limits_of_options, machine
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, is_published
 from backend_kwargs.trust import Check
@@ -42,6 +42,19 @@ OWN: Mapping[str, Option] = MappingProxyType(
 )
 # Options that torch.compile itself acts on; a backend never sees them.
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
+# What acts only where this package compiles, and why a plain dict of options for Inductor cannot carry it.
+NOT_PLAIN: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys((*auto.OPTIONS, *OWN), "it is an option of backend_kwargs, not of Inductor"),
+        "auto": (
+            "it decides for each graph; report(compiled).graphs[0].inductor_config() and `backend-kwargs decisions "
+            "show KEY --as inductor-config` give what it decided"
+        ),
+        "freezing": "Inductor alone freezes nothing, since parameters are inputs of the graph",
+        "fallback_by_default": "the package that AOTInductor makes fails where it calls ATen's operators",
+        "triton.cudagraphs": "AOTInductor records no CUDA graphs, and vLLM records its own",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +97,8 @@ class InductorCompiler:
         templates = [self.template(name) for name in names]
         _tell_contradictions(templates)
         modes = [Layer(f"mode {mode}", mode_options(mode))] if mode is not None else []
-        implied = [replace(layer, source=f"{layer.source}{_of(source)}") for layer in (*templates, *modes)]
+        asked = "" if source == "spec" else f" ({source})"
+        implied = [replace(layer, source=f"{layer.source}{asked}") for layer in (*templates, *modes)]
         options = [Layer(source, self._checked(mapping, coerce)) for mapping in (*explicit, given) if mapping]
         return Reading(names, (*implied, *options))
 
@@ -139,6 +153,18 @@ class InductorCompiler:
     def reset(self, options: Mapping[str, Any]) -> None:
         _torch_wrapper(options).reset()
 
+    def plain(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options for a caller of Inductor that knows nothing of this package; raise where one needs it."""
+        for name, value in options.items():
+            if name in NOT_PLAIN and value is not None and value is not False:
+                raise BackendKwargsError(f"Option {name!r} does not work in a plain dict: {NOT_PLAIN[name]}.")
+        plain = {name: copied(value) for name, value in options.items() if name not in OWN}
+        if "CUTLASS" in generators(plain.get("max_autotune_gemm_backends", "")):
+            raise BackendKwargsError(
+                "CUTLASS does not work in a plain dict: only backend_kwargs tells Inductor where it is."
+            )
+        return plain | aten_where_alone(plain, _machine(options))
+
     def _checked(self, options: Mapping[str, Any], coerce: Check) -> dict[str, Any]:
         for name in TORCH_COMPILE_ONLY:
             if name in options:
@@ -159,10 +185,6 @@ def _records(options: Mapping[str, Any]) -> bool:
     from torch._inductor import config
 
     return bool(options.get("triton.cudagraphs", config.triton.cudagraphs))
-
-
-def _of(source: str) -> str:
-    return "" if source == "spec" else f" ({source})"
 
 
 def _machine(options: Mapping[str, Any]) -> Machine:

@@ -135,12 +135,6 @@ def _location(package: str) -> Path:
     return Path(places[0]).resolve()
 
 
-def _cache() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("backend-kwargs") / "cutlass"
-
-
 def _key(parts: Mapping[str, Path]) -> str:
     try:
         release = version("nvidia-cutlass")
@@ -182,3 +176,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
         target.symlink_to(source, target_is_directory=True)
     except OSError:  # a file system without links
         shutil.copytree(source, target)
+
+
+def _cache() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("backend-kwargs") / "cutlass"

@@ -165,7 +165,11 @@ def _check_aten_ops(name: str, names: Sequence[str] | None) -> None:
         if not (functional := [each for each in _overloads(op) if not each._schema.is_mutable]):
             raise BackendKwargsError(f"ATen operator {op!r} writes in place, which no graph does that TVM sees.")
         if all(map(_is_taken_apart, functional)):
-            step = f"name {_listed(BECOMES[op])} instead" if op in BECOMES else 'TORCH_LOGS="aot_graphs" shows how'
+            step = (
+                f"name {' and '.join(map(repr, BECOMES[op]))} instead"
+                if op in BECOMES
+                else 'TORCH_LOGS="aot_graphs" shows how'
+            )
             raise BackendKwargsError(f"ATen operator {op!r} is taken apart before TVM sees a graph: {step}.")
 
 
@@ -192,10 +196,6 @@ def _is_aten(op: str) -> bool:
 
 def _one_of(names: Sequence[str] | Mapping[str, Any]) -> str:
     return f"It is {' or '.join(map(repr, names))}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(map(repr, names))
 
 
 CHECKS: Mapping[str, Callable[[str, Any], None]] = MappingProxyType(

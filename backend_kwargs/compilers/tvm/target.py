@@ -40,13 +40,10 @@ def host() -> dict[str, Any]:
         "num-cores": torch.get_num_threads(),
     }
     # LLVM goes by the CPU's name; a hypervisor may mask features of it, whose instructions would kill the process.
-    masked = sorted(set(codegen.llvm_get_cpu_features(Target(cpu))) & _lacking())
-    return cpu | ({"mattr": [f"-{feature}" for feature in masked]} if masked else {})
-
-
-def _lacking() -> set[str]:
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return {name.replace("_", "") for name, has in capabilities.items() if has is False}
+    lacking = {name.replace("_", "") for name, has in capabilities.items() if has is False}
+    masked = sorted(lacking.intersection(codegen.llvm_get_cpu_features(Target(cpu))))
+    return cpu | ({"mattr": [f"-{feature}" for feature in masked]} if masked else {})
 
 
 def _gpu(device: torch.device) -> Target:

@@ -5,11 +5,10 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType, ModuleType
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.requirements import INSTALL_TVM
+from backend_kwargs.requirements import INSTALL_TVM, installed_version
 
 # By distribution, how the version has to begin. Each TVM renames its API; with a later FFI tuning crashes.
 WORKING: Mapping[str, str] = MappingProxyType({"apache-tvm": "0.27.", "apache-tvm-ffi": "0.1.14.post"})
@@ -19,7 +18,7 @@ SIGACTION_BYTES = 1024  # more than the `struct sigaction` of any system
 def unfit() -> str:
     """Return why the installed TVM cannot be used, "" where it can; imports nothing."""
     for name, working in WORKING.items():
-        found = _version(name)
+        found = installed_version(name)
         if found is None:
             return f"{name} {_release(working)} is not installed"
         if not found.startswith(working):
@@ -53,13 +52,6 @@ def _hooks_kept() -> Iterator[None]:
 
 def _libc() -> ctypes.CDLL | None:
     return None if sys.platform == "win32" else ctypes.CDLL(None)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 def _release(working: str) -> str:

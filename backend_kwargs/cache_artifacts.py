@@ -1,0 +1,65 @@
+"""torch's cache artifacts together with what `auto` decided: compiled in one process, found in another."""
+
+import json
+from io import BytesIO
+from typing import TYPE_CHECKING
+from zipfile import BadZipFile, ZipFile
+
+from backend_kwargs.compile_records import records
+from backend_kwargs.errors import warn_once, wrong_value
+
+if TYPE_CHECKING:
+    from torch.compiler._cache import CacheInfo
+
+# The members of a zip file. torch's own is what torch.compiler.load_cache_artifacts() reads, without this package.
+OF_TORCH, DECISIONS = "torch_cache_artifacts.bin", "decisions.json"
+
+
+def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
+    """Return what this process compiled, and what `auto` decided, as bytes; None where there is neither.
+
+    As torch.compiler.save_cache_artifacts(), whose information about the artifacts comes with it. Frozen graphs are not
+    among them, of which a warning tells.
+    """
+    import torch
+    from torch.compiler._cache import CacheInfo
+
+    from backend_kwargs.compilers.auto.decide import lasting_decisions
+    from backend_kwargs.compilers.auto.decision import COLUMNS, packed
+
+    if frozen := sum(bool(each.options.get("freezing")) and each.cache not in ("hit", "miss") for each in records()):
+        graphs = "1 graph is" if frozen == 1 else f"{frozen} graphs are"
+        warn_once(f"{graphs} frozen, which bypasses Inductor's cache: expect a compile where the artifacts are loaded.")
+    saved, decisions = torch.compiler.save_cache_artifacts(), lasting_decisions()
+    if saved is None and not decisions:
+        return None
+    data, info = saved or (b"", CacheInfo())
+    buffer = BytesIO()
+    with ZipFile(buffer, "w") as file:
+        file.writestr(OF_TORCH, data)
+        file.writestr(DECISIONS, json.dumps([dict(zip(COLUMNS, packed(each), strict=True)) for each in decisions]))
+    return buffer.getvalue(), info
+
+
+def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
+    """Fill torch's caches from what `save_cache_artifacts` returned; `auto` follows its decisions in this process.
+
+    Load only what you trust: torch's artifacts are code.
+
+    Raises:
+        BackendKwargsError: where `data` is something else.
+
+    """
+    import torch
+
+    from backend_kwargs.compilers.auto.decide import load_decisions
+    from backend_kwargs.compilers.auto.decision import unpacked
+
+    try:
+        with ZipFile(BytesIO(data)) as file:
+            of_torch, decisions = file.read(OF_TORCH), [unpacked(each) for each in json.loads(file.read(DECISIONS))]
+    except (BadZipFile, KeyError, TypeError, ValueError, AttributeError):
+        got = data[:20] if isinstance(data, bytes) else data
+        raise wrong_value("`data`", "what save_cache_artifacts returned", got) from None
+    load_decisions(decisions)
+    return torch.compiler.load_cache_artifacts(of_torch) if of_torch else None

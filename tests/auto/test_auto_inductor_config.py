@@ -1,0 +1,80 @@
+"""What auto decided, as a plain dict of Inductor's options."""
+
+import json
+
+import pytest
+import torch
+from ahead_of_time import Calls, code_of, rounding
+from graphs import backend_of, chain
+
+import backend_kwargs as bk
+from backend_kwargs.cli import main
+
+
+@pytest.fixture
+def decided(races):
+    """Return what auto compiled where `eager_numerics` won, for a user who set an option."""
+    races.winner, races.options = "eager_numerics", dict(bk.get_template("eager_numerics").options)
+    compiled = torch.compile(rounding, backend=backend_of(epilogue_fusion=False))
+    compiled(*inputs())
+    return compiled
+
+
+def inputs():
+    return torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0)).bfloat16().unbind()
+
+
+def expected():
+    return {**bk.get_template("eager_numerics").options, "epilogue_fusion": False}
+
+
+def test_report_has_what_was_decided(decided):
+    """A graph's `inductor_config` is the winner's options under the user's."""
+    (graph,) = bk.report(decided).graphs
+    assert graph.inductor_config() == expected()
+
+
+def test_what_was_decided_acts_in_aotinductor(decided, tmp_path):
+    """AOTInductor generates under the dict what it generates under the winner's template, and not what it does else."""
+    (graph,) = bk.report(decided).graphs
+    template = bk.make_backend("tmpl-inductor:eager_numerics", epilogue_fusion=False).inductor_config()
+    codes = [code_of(Calls(rounding), inputs(), each, tmp_path) for each in (graph.inductor_config(), template, {})]
+    assert codes[0] == codes[1] != codes[2]
+
+
+def test_command_prints_what_was_decided(decided, capsys, monkeypatch):
+    """`decisions show KEY --as inductor-config` prints the same."""
+    monkeypatch.setattr("sys.argv", ["backend-kwargs", "decisions", "show", "", "--as", "inductor-config"])
+    with pytest.raises(SystemExit):
+        main()
+    assert json.loads(capsys.readouterr().out) == expected()
+
+
+def test_eager_has_no_dict(races):
+    """Where eager won there is nothing to compile under."""
+    compiled = torch.compile(chain, backend=backend_of())
+    compiled(torch.randn(8, 64))
+    (graph,) = bk.report(compiled).graphs
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        graph.inductor_config()
+    assert str(raised.value) == "Eager won here, so there are no options to compile under."
+
+
+def test_value_that_was_not_kept_raises(races, capsys, monkeypatch):
+    """A file holds no callable, so what was decided under one cannot be printed."""
+    races.winner = "default"
+    compiled = torch.compile(chain, backend=backend_of(post_grad_custom_post_pass=lambda graph: None))
+    compiled(torch.randn(8, 64))
+    monkeypatch.setattr("sys.argv", ["backend-kwargs", "decisions", "show", "", "--as", "inductor-config"])
+    with pytest.raises(SystemExit):
+        main()
+    said = "error: The value of option 'post_grad_custom_post_pass' was not kept with the decision; set it yourself.\n"
+    assert capsys.readouterr().err == said
+
+
+def test_report_of_a_template_has_its_dict():
+    """Of a graph that no race decided it is the dict of its backend."""
+    compiled = torch.compile(lambda x: x.exp(), backend="tmpl-inductor:aten")
+    compiled(torch.randn(8, 64))
+    (graph,) = bk.report(compiled).graphs
+    assert graph.inductor_config() == bk.make_backend("tmpl-inductor:aten").inductor_config()

@@ -1,0 +1,57 @@
+"""Small models for each framework, and a torchvision that can be imported beside a CPU build of torch."""
+
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+PACKAGES = (
+    "torch", "accelerate", "diffusers", "ipykernel", "lightning", "sentence-transformers", "timm", "torchtitan",
+    "transformers",
+)  # fmt: skip
+
+
+def pytest_report_header():
+    return f"frameworks: {', '.join(f'{name} {version(name)}' for name in PACKAGES)}"
+
+
+def _declare_torchvision():
+    """Declare the operators that torchvision's import asks for, where its compiled ones, built for CUDA, do not load.
+
+    timm and transformers import torchvision; none of the tests calls these operators.
+    """
+    try:
+        torch.ops.load_library(Path(find_spec("torchvision").origin).parent / "_C.so")
+    except OSError:
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return library
+    return None
+
+
+torchvision_operators = _declare_torchvision()  # kept alive, else the operators go with it
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch, fresh_dynamo):
+    """Each test compiles anew, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(1, 64, (8, 16), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def causal_lm():
+    """A Llama of one layer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()

@@ -1,0 +1,153 @@
+"""accelerate and the Trainer of transformers, as the page says."""
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from page import SECTIONS, compiled, run
+from torch import nn
+
+import backend_kwargs as bk
+
+# torch's own, on a machine without an accelerator.
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+BACKENDS = ["tmpl-inductor:auto", bk.make_backend("tmpl-inductor:auto")]
+BUDGET = {"auto": True, "budget_s": 10.0}
+
+
+@pytest.fixture(autouse=True)
+def _no_accelerator_left_behind():
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    PartialState._reset_state()
+
+
+@pytest.fixture
+def dataset(tokens):
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def two_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 1))
+
+
+def test_accelerator_trains_under_a_backend(tmp_path):
+    """`Accelerator` compiles by the plugin's backend, with its options; the state it saves loads again."""
+    model, x = two_layers(), torch.randn(8, 16)
+    expected = model(x).square().mean()
+    names = run("accelerate", model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    loss = names["model"](x).square().mean()
+    torch.testing.assert_close(loss, expected)
+    names["accelerator"].backward(loss)
+    names["optimizer"].step()
+    (graph,) = bk.report(names["model"]).graphs
+    assert (graph.backend, dict(graph.options)) == ("tmpl-inductor:auto", BUDGET)
+    names["accelerator"].save_state(tmp_path / "state")
+    names["accelerator"].load_state(tmp_path / "state")
+    plain = two_layers()
+    plain.load_state_dict(names["accelerator"].unwrap_model(names["model"], keep_torch_compile=False).state_dict())
+    torch.testing.assert_close(plain(x), names["model"](x))
+
+
+def test_plugin_is_a_real_one():
+    """accelerate finds an enum member to compare, plain data to write, and a plugin that needs no argument."""
+    from accelerate.utils import DynamoBackend
+
+    from backend_kwargs.integrations.accelerate import TorchDynamoPlugin
+
+    backend = bk.make_backend("tmpl-inductor:aten", epilogue_fusion=False)
+    plugin = TorchDynamoPlugin(backend=backend, fullgraph=True)
+    assert plugin.backend is DynamoBackend.INDUCTOR
+    assert plugin.to_kwargs() == {"backend": backend, "fullgraph": True}
+    assert json.loads(json.dumps(plugin.to_dict()))["backend"] == "inductor"
+    assert TorchDynamoPlugin().to_kwargs() == {"backend": bk.make_backend("tmpl-inductor")}
+
+
+def test_wrong_backend_is_an_error_at_once():
+    """The plugin raises as `make_backend` does."""
+    from backend_kwargs.integrations.accelerate import TorchDynamoPlugin
+
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        TorchDynamoPlugin(backend="tmpl-inductor:max_autotun")
+    assert str(raised.value) == "Unknown template 'max_autotun'. Did you mean 'max_autotune'?"
+
+
+@pytest.mark.parametrize(
+    "backend", ["tmpl-inductor:auto", bk.make_backend("tmpl-inductor:auto")], ids=["name", "value"]
+)
+def test_page_quotes_accelerates_errors(backend):
+    """The page has what accelerate raises for a name and for a Backend, so that a search finds it."""
+    from accelerate import Accelerator
+
+    with pytest.raises((ValueError, AttributeError)) as raised:
+        Accelerator(dynamo_backend=backend)
+    assert f"{type(raised.value).__name__}: {raised.value}" in SECTIONS["accelerate"]
+
+
+def saved_loads_uncompiled(folder):
+    from transformers import LlamaForCausalLM
+
+    loaded = LlamaForCausalLM.from_pretrained(folder)
+    return all(torch.isfinite(parameter).all() for parameter in loaded.parameters())
+
+
+def test_trainer_trains_a_compiled_model(causal_lm, dataset):
+    """A model compiled before Trainer trains, and its checkpoint loads uncompiled."""
+    names = run("Trainer", model=causal_lm.train(), dataset=dataset)
+    assert names["trainer"].state.global_step == 2
+    assert compiled() == ["tmpl-inductor:auto"]
+    names["trainer"].save_model("saved")
+    assert saved_loads_uncompiled("saved")
+
+
+def test_trainer_mixin_compiles_by_the_plugin(causal_lm, dataset):
+    """`TrainerMixin` hands the plugin to accelerate, here with regional compilation."""
+    names = run("Trainer", 1, model=causal_lm.train(), dataset=dataset)
+    assert names["trainer"].state.global_step == 2
+    assert set(compiled()) == {"tmpl-inductor:fast_compile"}
+    names["trainer"].save_model("saved")
+    assert saved_loads_uncompiled("saved")
+
+
+def test_trainer_mixin_without_a_plugin_is_plain(causal_lm, dataset):
+    """Without `dynamo_plugin` nothing changes."""
+    from transformers import Trainer, TrainingArguments
+
+    from backend_kwargs.integrations.accelerate import TrainerMixin
+
+    class MyTrainer(TrainerMixin, Trainer):
+        pass
+
+    arguments = TrainingArguments("out", max_steps=1, report_to="none")
+    MyTrainer(model=causal_lm, args=arguments, train_dataset=dataset).train()
+    assert compiled() == []
+
+
+def test_two_ways_to_compile_are_an_error(causal_lm, dataset):
+    """`torch_compile` of TrainingArguments would be overruled in silence."""
+    from transformers import Trainer, TrainingArguments
+
+    from backend_kwargs.integrations.accelerate import TorchDynamoPlugin, TrainerMixin
+
+    class MyTrainer(TrainerMixin, Trainer):
+        pass
+
+    arguments = TrainingArguments("out", torch_compile=True, report_to="none")
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        MyTrainer(model=causal_lm, args=arguments, train_dataset=dataset, dynamo_plugin=TorchDynamoPlugin())
+    expected = "`dynamo_plugin` and TrainingArguments(torch_compile=True) exclude each other."
+    assert str(raised.value) == expected
+
+
+def test_compiled_model_is_copied_and_pickled(causal_lm, tokens):
+    """Trainer and its tuners copy models: one compiled in place copies and pickles."""
+    causal_lm.compile(backend=bk.make_backend("tmpl-inductor:fast_compile", size_asserts=False))
+    expected = causal_lm(tokens).logits
+    for copied in (copy.deepcopy(causal_lm), pickle.loads(pickle.dumps(causal_lm))):
+        torch.testing.assert_close(copied(tokens).logits, expected, atol=1e-4, rtol=1e-3)

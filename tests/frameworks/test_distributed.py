@@ -1,0 +1,44 @@
+"""DDP with several buckets, FSDP2 and tensor parallelism over two gloo processes, as the page says."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from page import SECTIONS
+
+HERE = Path(__file__).parent
+
+
+@cache
+def cases():
+    """Run every case in one go; return what was told of each."""
+    command = [sys.executable, HERE / "two_ranks.py", "--device", "cpu", "--budget_s", "1"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    assert told, ran.stderr
+    return {each["case"]: each for each in told}
+
+
+@pytest.mark.parametrize("which", ["template", "auto"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
+def test_trains_as_in_eager(kind, which):
+    """Losses, gradients and a checkpoint that an uncompiled model loads are those of the same training in eager."""
+    told = cases()[f"{kind}:{which}"]
+    assert told["graphs"] > 0
+    assert max(told["loss"], told["gradients"], told["checkpoint"]) < 1e-4
+
+
+def test_auto_decides_each_bucket():
+    """Under DDP there are several graphs, and each was raced, but for those that are too small for a race."""
+    decided = cases()["ddp:auto"]["decided"]
+    assert len([each for each in decided if "not raced" not in each]) > 1
+    assert {each.partition("not raced: ")[2] for each in decided} <= {"", "it is tiny"}
+
+
+def test_auto_leaves_collectives_alone():
+    """A graph with tensor parallelism's collectives takes default, and says why."""
+    (reason,) = {each.partition("not raced: ")[2] for each in cases()["tp:auto"]["decided"]}
+    assert f"`{reason}`" in SECTIONS["DDP, FSDP2, tensor parallel"]

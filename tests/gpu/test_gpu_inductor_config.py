@@ -1,0 +1,46 @@
+"""On a GPU: what AOTInductor makes of the dicts of templates that need one."""
+
+from zipfile import ZipFile
+
+import pytest
+import torch
+from ahead_of_time import Calls, result_of
+
+import backend_kwargs as bk
+
+ACTS = {
+    "triton": "triton_tem_fused",
+    "tma": "tensor_descriptor",
+    "max_autotune_no_cudagraphs": "'coordinate_descent_tuning': True",
+    "coordinate_descent": "'coordinate_descent_check_all_directions': True",
+}
+
+
+def relu_of_mm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w) * 2
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return tuple(torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+
+
+def sources(inputs, config, folder):
+    """Return the result of a package compiled under `config`, and its C++, which has the Triton kernels as comments."""
+    result = result_of(Calls(relu_of_mm), inputs, config, folder)
+    with ZipFile(folder / "model.pt2") as file:
+        return result, "\n".join(file.read(name).decode() for name in file.namelist() if name.endswith(".cpp"))
+
+
+@pytest.fixture(scope="module")
+def plain(inputs, tmp_path_factory):
+    return sources(inputs, {}, tmp_path_factory.mktemp("plain"))[1]
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_dict_acts_in_aotinductor(inputs, plain, tmp_path, name):
+    """The package shows what the template asks for, which AOTInductor's default does not."""
+    result, code = sources(inputs, bk.make_backend(f"tmpl-inductor:{name}").inductor_config(), tmp_path)
+    assert ACTS[name] in code
+    assert ACTS[name] not in plain
+    torch.testing.assert_close(result, relu_of_mm(*inputs), atol=1.0, rtol=0.05)
