@@ -88,7 +88,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def trained(model: nn.Module, xs: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the loss of each step, and the gradients of the last."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    optimizer = torch.optim.SGD(
+        model.parameters(), 0.05, foreach=False
+    )  # tensor parallelism mixes DTensors with tensors
     losses = []
     for x in xs:
         optimizer.zero_grad()

@@ -60,7 +60,7 @@ def serve_elsewhere(bundle, folder):
         "CC": str(programs / "gcc"),
         "HOME": str(folder),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-        "PYTHONPATH": ROOT,
+        "PYTHONPATH": os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     program = textwrap.dedent(MODEL) + textwrap.dedent(SERVE)
     command = [sys.executable, "-c", program, str(bundle)]
@@ -74,7 +74,7 @@ def test_a_fresh_process_compiles_nothing(mode, x, tmp_path, evidence):
     """The cubins come with the graphs, Triton's own extension too: no compiler is started."""
     bk.CompiledModule(bk.CompileConfig(mode=mode)).build(mlp(), [x]).save(tmp_path / "bundle")  # noqa: F821
     served = serve_elsewhere(tmp_path / "bundle", tmp_path)
-    evidence(started=served["started"], says=served["says"])
+    evidence("bundle", f"MLP, {mode}", started=served["started"], says=served["says"])
     assert served["right"]
     assert not [each for each in served["started"] if any(name in each for name in ("gcc", "g++", "nvcc"))]
     assert "graphs loaded in this process: 1, compiled: 0" in served["says"]
@@ -111,7 +111,7 @@ def test_memory_of_cuda_graphs_is_freed_with_the_last_module(x, evidence):
     torch.testing.assert_close(compiled[1](wide).clone(), expected)
     compiled[1].deactivate()
     with_none = reserved()
-    evidence(before=reserved_before, one=with_one, two=with_two, none=with_none)
+    evidence("bundle", "two active MLPs", before=reserved_before, one=with_one, two=with_two, none=with_none)
     assert with_none <= with_one <= with_two
     assert with_none < with_two
 

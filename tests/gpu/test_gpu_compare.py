@@ -17,7 +17,7 @@ def test_peers_of_an_mlp(mode, evidence):
     assert {label: (row.status, row.reason) for label, row in rows.items()} == dict.fromkeys(rows, ("pass", ""))
     for row in rows.values():
         assert 1e-6 < row.latency.median < 1e-2
-        assert 0 <= row.peak_bytes < 2**30
+        assert 0 <= (row.peak_bytes or 0) < 2**30
     assert mode == "training" or rows["cudagraphs"].speedup.low > 1
     assert [row.graphs for row in rows.values()] == [0, 1, 1, 1]
     evidence(

@@ -91,9 +91,9 @@ def _make_ready() -> None:
     """Create what a library keeps for each thread, which cannot be created while a graph is captured."""
     _ready.done = True
     trees_of_thread()
+    x = torch.ones(1, 1, 4, 4, device="cuda")  # a kernel makes the CUDA context current, without which cuBLAS warns
     torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
     with contextlib.suppress(RuntimeError), torch.no_grad():
-        x = torch.ones(1, 1, 4, 4, device="cuda")
         torch.conv2d(x, x)
 
 
