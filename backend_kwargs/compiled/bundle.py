@@ -154,7 +154,8 @@ def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
 def _sweep(path: Path, manifest: Manifest, own: str) -> None:
     """Remove what no manifest names any more; a load that still reads it begins anew with the new manifest."""
     kept = {part.sha256 for part in manifest.parts} | {own}
-    for file in [*(path / PARTS).iterdir(), *(path / SIGNATURES).iterdir()]:
+    # A killed writer leaves a manifest half written, beside the one in place.
+    for file in [*(path / PARTS).iterdir(), *(path / SIGNATURES).iterdir(), *path.glob(f".{MANIFEST}.*")]:
         if file.name not in kept:
             with contextlib.suppress(OSError):
                 file.unlink()

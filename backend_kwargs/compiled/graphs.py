@@ -27,11 +27,14 @@ from backend_kwargs.compilers.auto.cache_key import ambient, signature, structur
 from backend_kwargs.compilers.auto.reporting import last_decision
 from backend_kwargs.compilers.generated_code import compiled_graphs
 from backend_kwargs.compilers.inductor.compile_step import stand_in
-from backend_kwargs.errors import said
+from backend_kwargs.errors import said, warn_once
 from backend_kwargs.options import check
 from backend_kwargs.trust import untrusted
 
 BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
+# AOTAutograd keeps no graph with a private function, not knowing that its arguments say all; of these they do.
+AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
+CACHEABLE = {"unsafe_marked_cacheable_functions": dict.fromkeys(AUTOCAST, "1")}
 
 
 class CannotKeepError(Exception):
@@ -121,6 +124,7 @@ class GraphBackend:
         made: list[Callable[..., Any]] = []
 
         def compile_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            kwargs["config_patches"] = {**kwargs["config_patches"], **CACHEABLE}
             with torch._functorch.config.patch(BUNDLED):
                 made.append(compile_fx(*args, **kwargs))
             return made[-1]
@@ -134,8 +138,11 @@ class GraphBackend:
         finally:
             stand_in.reset(token)
         decision = _decided(self.backend)
-        # Of a race's candidates the winner is compiled last.
-        self.graphs[key] = _kept(made[-1] if made else None, decision)
+        if decision is None and self.backend.options.get("auto"):
+            self.graphs[key] = Graph(why="what auto decided is not known")
+        else:
+            # Of a race's candidates the winner is compiled last.
+            self.graphs[key] = _kept(made[-1] if made else None, decision)
         return compiled
 
     def _load(self, key: str, kept: Graph, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
@@ -145,7 +152,13 @@ class GraphBackend:
         loads: list[str] = []
 
         def load_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-            loaded = _loaded(kept, example_inputs, self.folder, kwargs["config_patches"])
+            try:
+                loaded = _loaded(kept, example_inputs, self.folder, kwargs["config_patches"])
+            except CannotLoadError:
+                raise
+            except Exception as error:
+                warn_once(f"A graph that was saved does not load and is compiled anew: {said(error)}.")
+                raise CannotLoadError from error
             loads.append(key)
             return loaded
 
@@ -155,7 +168,8 @@ class GraphBackend:
             return backend(gm, example_inputs, **kwargs)
         finally:
             stand_in.reset(token)
-            (self.loaded if loads else self.compiled).append(key)
+            if loads or not kept.code:
+                (self.loaded if loads else self.compiled).append(key)
 
 
 class CannotLoadError(Exception):
@@ -206,7 +220,7 @@ def _auto_options() -> Mapping[str, Any]:
 def _decided(backend: Backend) -> dict[str, Any] | None:
     if not backend.options.get("auto"):
         return None
-    decision = last_decision()
+    decision = last_decision()  # told while the graph was compiled, under dynamo's lock
     return None if decision is None else {"winner": decision.winner, "options": dict(decision.options)}
 
 

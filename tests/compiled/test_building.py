@@ -2,6 +2,7 @@
 
 import gc
 import re
+import sys
 import threading
 import weakref
 
@@ -260,6 +261,25 @@ def test_any_number_of_threads_may_call_at_once(module, x):
         thread.join()
     for result, value in zip(results, inputs, strict=True):
         torch.testing.assert_close(result, module(value).detach())
+
+
+def calls_of(function, x):
+    """Return how many Python and C functions a call runs."""
+    counted = []
+    function(x)
+    with torch.no_grad():
+        sys.setprofile(lambda frame, event, arg: counted.append(event) if event in ("call", "c_call") else None)
+        try:
+            function(x)
+        finally:
+            sys.setprofile(None)
+    return len(counted)
+
+
+def test_a_call_costs_no_more_than_one_of_a_plain_compiled_module(module, x):
+    """Counted in function calls, which no busy machine changes."""
+    plain = torch.compile(module, backend="eager")
+    assert calls_of(built(module, [x]), x) <= calls_of(plain, x)
 
 
 def test_describe_names_changed_fields_and_graphs(module, x):
