@@ -10,9 +10,13 @@ from torch.utils import _pytree as pytree
 from backend_kwargs.compiled.running import Built, entry
 from backend_kwargs.compiled.samples import Sample
 from backend_kwargs.compilers.inductor.compiler import OWN
-from backend_kwargs.errors import BackendKwargsError, said
+from backend_kwargs.errors import BackendKwargsError, said, warn_once
 
 PACKAGE = "model.pt2"
+UNTRIED = (
+    "An ahead-of-time package on CUDA is not verified: torch 2.11 crashed when it loaded one. "
+    "Save your work first, or use kind='inductor'."
+)
 
 
 class _Entry(torch.nn.Module):
@@ -29,6 +33,8 @@ class _Entry(torch.nn.Module):
 
 def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Path:
     """Export `module` on the sample and compile it; return the package's path."""
+    if built.device.type == "cuda":
+        warn_once(UNTRIED)
     call = entry(built.config, built.device, built.output_dtypes, type(module).__name__)
     options = {name: value for name, value in built.config.resolved.options.items() if name not in OWN}
     if options.pop("triton.cudagraphs", False):
