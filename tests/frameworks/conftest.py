@@ -15,6 +15,12 @@ MISSING = [name for name in MODULES if find_spec(name) is None]
 collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    """Forget what an earlier test compiled, which is alive as long as its model or trainer is."""
+    torch._dynamo.reset()
+
+
 def pytest_report_header():
     if not MISSING:
         return f"frameworks: {', '.join(f'{name} {version(name)}' for name in ('torch', *MODULES))}"
