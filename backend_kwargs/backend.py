@@ -21,7 +21,15 @@ from backend_kwargs.compilers.dynamo import DynamoCompiler, count_as_registered
 from backend_kwargs.compilers.inductor.compiler import InductorCompiler
 from backend_kwargs.compilers.openvino import OpenVINOCompiler
 from backend_kwargs.compilers.tvm.compiler import TVMCompiler
-from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, said, shown, unknown, warn_once, wrong_value
+from backend_kwargs.errors import (
+    BackendKwargsError,
+    BrokenPluginError,
+    error_text,
+    shown,
+    unknown,
+    warn_once,
+    wrong_value,
+)
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check, convert
 from backend_kwargs.requirements import Limit
@@ -302,7 +310,7 @@ def find_in_dynamo(name: str) -> Backend | None:
     try:
         compiler_fn = lookup_backend(name)  # which imports what an entry point names
     except Exception as error:  # an entry point of some installed package, which may fail in any way
-        raise BrokenPluginError(f"Backend {name!r} does not load: {said(error)}.") from error
+        raise BrokenPluginError(f"Backend {name!r} does not load: {error_text(error)}.") from error
     if isinstance(compiler_fn, Backend):
         return compiler_fn
     return Backend(DynamoCompiler(f"dynamo:{name}" if name in OURS else name, compiler_fn, registered=True))
@@ -326,7 +334,7 @@ def _imported(qualified: str) -> Any:
         return pkgutil.resolve_name(qualified)
     except Exception as error:  # a module may fail in any way when it is imported
         raise BackendKwargsError(
-            f"No backend is called {shown(qualified)}, and it cannot be imported: {said(error)}."
+            f"No backend is called {shown(qualified)}, and it cannot be imported: {error_text(error)}."
         ) from error
 
 

@@ -41,7 +41,7 @@ def _one_line(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error of somebody else's code as one line, cut."""
     return f"{type(error).__name__}: {_one_line(str(error), LONGEST_SAYING)}"
 
@@ -60,7 +60,7 @@ def wrong_value(what: str, wanted: str, got: Any) -> BackendKwargsError:
 
 @cache
 def warn_once(message: object) -> None:
-    """Warn of `message` the first time it is told in this process, at the line outside this package that led to it."""
+    """Warn with `message` once per process, at the line outside this package that led to it."""
     warn(str(message), BackendKwargsWarning, stacklevel=_levels_outside())
 
 

@@ -66,7 +66,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A property of the machine: how it is told, why it matters, and what would change it."""
+    """A property of the machine: how it is detected, why it matters, and what would change it."""
 
     met: Callable[[Machine], bool]
     reason: str

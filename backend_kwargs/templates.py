@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, said, unknown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, error_text, unknown, wrong_value
 from backend_kwargs.layers import copied, same
 from backend_kwargs.spec import check_name, split_templates
 
@@ -227,7 +227,9 @@ def _plugged_in(entry: EntryPoint) -> Template:
     try:
         loaded = entry.load()
     except Exception as error:  # a plug-in may fail in any way, and must break nothing else
-        raise BrokenPluginError(f"Template {entry.name!r} of {entry.value!r} does not load: {said(error)}.") from error
+        raise BrokenPluginError(
+            f"Template {entry.name!r} of {entry.value!r} does not load: {error_text(error)}."
+        ) from error
     if isinstance(loaded, Mapping):
         return Template(f"from {entry.value}", loaded)
     if not isinstance(loaded, Template):

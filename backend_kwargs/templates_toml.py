@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.catalogue import inductor_options
-from backend_kwargs.errors import BackendKwargsError, said, unknown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
 from backend_kwargs.templates import Template, derive, find_template
 
 KEYS = {"base": str, "summary": str, "options": dict}
@@ -23,7 +23,7 @@ def read_templates(path: str | Path) -> dict[str, Template]:
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BackendKwargsError(f"Cannot read templates from {str(path)!r}: {said(error)}.") from None
+        raise BackendKwargsError(f"Cannot read templates from {str(path)!r}: {error_text(error)}.") from None
     tables = _inner(document, "tool", "backend_kwargs", "templates") or _inner(document, "templates")
     if not tables:
         raise BackendKwargsError(f"{str(path)!r} holds no [templates.NAME] table.")

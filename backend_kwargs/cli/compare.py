@@ -17,7 +17,7 @@ from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_tex
 from backend_kwargs.cli.console import console, print_table, quiet
 from backend_kwargs.cli.modules import folder_of, importable, imported
 from backend_kwargs.cli.pasting import lines_to_paste
-from backend_kwargs.errors import BackendKwargsError, said, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.spec import split_candidates
 
@@ -134,7 +134,7 @@ def _text(config: str) -> str:
     try:
         return Path(config[1:]).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BackendKwargsError(f"Cannot read config {config[1:]!r}: {said(error)}.") from None
+        raise BackendKwargsError(f"Cannot read config {config[1:]!r}: {error_text(error)}.") from None
 
 
 def built(factory: str) -> tuple[Any, Any]:
@@ -145,7 +145,7 @@ def built(factory: str) -> tuple[Any, Any]:
         try:
             built = build()
         except (Exception, SystemExit) as error:  # the user's own code
-            raise BackendKwargsError(f"Factory {factory!r} failed: {said(error)}.") from error
+            raise BackendKwargsError(f"Factory {factory!r} failed: {error_text(error)}.") from error
     if not isinstance(built, tuple) or len(built) != 2:
         raise wrong_value(f"Factory {factory!r}", "to return (model, example_inputs)", built)
     return built

@@ -24,7 +24,7 @@ class _Stream(Console):
     """A console whose reader may have left, as `head` does, or whose disk may be full."""
 
     def print(self, *objects: Any, **style: Any) -> None:
-        """Print; a reader of standard output that has seen enough ends the command, with 0."""
+        """Print; where the reader of standard output closes it, the command ends with 0."""
         try:
             super().print(*objects, **style)
         except OSError as error:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from backend_kwargs.errors import BackendKwargsError, said
+from backend_kwargs.errors import BackendKwargsError, error_text
 
 
 def file_of(where: str) -> Path | None:
@@ -47,7 +47,7 @@ def imported(where: str) -> ModuleType:
             return importlib.import_module(file.stem if file else where)
         return _loaded(file)
     except (Exception, SystemExit) as error:  # the user's own code
-        raise BackendKwargsError(f"Cannot import {where!r}: {said(error)}.") from error
+        raise BackendKwargsError(f"Cannot import {where!r}: {error_text(error)}.") from error
 
 
 def spec_of(text: str) -> str:

@@ -13,7 +13,7 @@ from backend_kwargs import measure
 from backend_kwargs.compare.drawing import plot
 from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, Row, fastest, to_json
 from backend_kwargs.compare.trial import CandidateTrial
-from backend_kwargs.errors import BackendKwargsError, said, unknown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
 from backend_kwargs.harness.isolation import room_to_compile, start_inductor
 from backend_kwargs.harness.study import Inputs, Study, move, tensors_of
 from backend_kwargs.harness.trial import learn
@@ -165,7 +165,7 @@ def _usable(device: str | torch.device) -> torch.device:
         place = torch.device(device)
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError, ImportError) as error:  # torch has one for each kind of device
-        raise BackendKwargsError(f"Cannot run on device {str(device)!r}, try 'cpu': {said(error)}.") from error
+        raise BackendKwargsError(f"Cannot run on device {str(device)!r}, try 'cpu': {error_text(error)}.") from error
     return place
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.compare.rows import Comparison, Row
-from backend_kwargs.errors import BackendKwargsError, said, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
 
 
 def plot(comparison: Comparison, path: str | Path) -> None:
@@ -31,7 +31,7 @@ def plot(comparison: Comparison, path: str | Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        raise BackendKwargsError(f"Cannot write {str(path)!r}: {said(error)}.") from error
+        raise BackendKwargsError(f"Cannot write {str(path)!r}: {error_text(error)}.") from error
 
 
 def check_drawable(path: str | Path) -> None:

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from backend_kwargs.compiled.running import Built, entry
 from backend_kwargs.compiled.samples import Sample
 from backend_kwargs.compilers.inductor.compiler import OWN
-from backend_kwargs.errors import BackendKwargsError, said, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 
 PACKAGE = "model.pt2"
 UNTRIED = (
@@ -47,7 +47,7 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
         with torch.no_grad():
             made = torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     except Exception as error:
-        raise BackendKwargsError(f"The module cannot be compiled ahead of time: {said(error)}.") from error
+        raise BackendKwargsError(f"The module cannot be compiled ahead of time: {error_text(error)}.") from error
     return Path(made)
 
 

@@ -21,7 +21,7 @@ from backend_kwargs.compiled.running import (
     without_gradients,
 )
 from backend_kwargs.compiled.samples import Sample, cloned, described, samples_of
-from backend_kwargs.errors import BackendKwargsError, said, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.measure import accuracy
 
 
@@ -121,7 +121,9 @@ def _copied(module: torch.nn.Module, *, with_parameters: bool) -> torch.nn.Modul
     try:
         return copy.deepcopy(module, dict(shared))
     except Exception as error:
-        raise BackendKwargsError(f"The module must be one that copy.deepcopy() can copy, got {said(error)}.") from error
+        raise BackendKwargsError(
+            f"The module must be one that copy.deepcopy() can copy, got {error_text(error)}."
+        ) from error
 
 
 def _eager(

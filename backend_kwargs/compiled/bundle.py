@@ -32,7 +32,7 @@ from backend_kwargs.compiled.manifest import (
     signer,
 )
 from backend_kwargs.compiled.running import Built
-from backend_kwargs.errors import BackendKwargsError, said, shown, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once, wrong_value
 
 MANIFEST, PARTS, SIGNATURES, LOCK = "manifest.json", "parts", "signatures", ".lock"
 OURS = {MANIFEST, PARTS, SIGNATURES, LOCK}
@@ -284,7 +284,7 @@ def _read_weights(manifest: Manifest, read: "_Parts") -> dict[str, torch.Tensor]
     except FileNotFoundError:  # since it was verified
         raise MissingPartError("The bundle's weights are gone: another process saves to it.") from None
     except Exception as error:  # noqa: BLE001 - safetensors raises classes of its own
-        raise BackendKwargsError(f"The bundle's weights cannot be read: {said(error)}.") from None
+        raise BackendKwargsError(f"The bundle's weights cannot be read: {error_text(error)}.") from None
 
 
 class _Parts:

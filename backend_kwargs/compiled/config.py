@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.backend import OURS, Backend, find_backend
-from backend_kwargs.errors import BackendKwargsError, said, shown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 from backend_kwargs.layers import copied, same
 from backend_kwargs.options import check, declared, lookup
 from backend_kwargs.registry import PLAIN, make_backend
@@ -137,7 +137,7 @@ class CompileConfig:
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise BackendKwargsError(f"Cannot read a compile config from {str(path)!r}: {said(error)}.") from None
+            raise BackendKwargsError(f"Cannot read a compile config from {str(path)!r}: {error_text(error)}.") from None
         return cls.from_dict(data, trust=trust)
 
     def __eq__(self, other: object) -> bool:

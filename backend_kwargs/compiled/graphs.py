@@ -27,7 +27,7 @@ from backend_kwargs.compilers.auto.cache_key import ambient, signature, structur
 from backend_kwargs.compilers.auto.reporting import last_decision
 from backend_kwargs.compilers.generated_code import compiled_graphs
 from backend_kwargs.compilers.inductor.compile_step import stand_in
-from backend_kwargs.errors import said, warn_once
+from backend_kwargs.errors import error_text, warn_once
 from backend_kwargs.options import check
 from backend_kwargs.trust import untrusted
 
@@ -157,7 +157,7 @@ class GraphBackend:
             except CannotLoadError:
                 raise
             except Exception as error:
-                warn_once(f"A graph that was saved does not load and is compiled anew: {said(error)}.")
+                warn_once(f"A graph that was saved does not load and is compiled anew: {error_text(error)}.")
                 raise CannotLoadError from error
             loads.append(key)
             return loaded
@@ -220,7 +220,7 @@ def _auto_options() -> Mapping[str, Any]:
 def _decided(backend: Backend) -> dict[str, Any] | None:
     if not backend.options.get("auto"):
         return None
-    decision = last_decision()  # told while the graph was compiled, under dynamo's lock
+    decision = last_decision()  # reported while the graph was compiled, under dynamo's lock
     return None if decision is None else {"winner": decision.winner, "options": dict(decision.options)}
 
 
@@ -233,7 +233,7 @@ def _kept(compiled: Callable[..., Any] | None, decision: Mapping[str, Any] | Non
     try:
         return _graph(compiled, decision)
     except Exception as error:  # noqa: BLE001 - whatever cannot be kept is compiled anew elsewhere
-        return Graph(decision=decision, why=said(error) if not isinstance(error, CannotKeepError) else str(error))
+        return Graph(decision=decision, why=error_text(error) if not isinstance(error, CannotKeepError) else str(error))
 
 
 def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> Graph:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backend_kwargs.errors import BackendKwargsError, said, shown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 
 SCHEMA = 1
 LARGEST = 64 << 20  # bytes of a manifest
@@ -86,7 +86,7 @@ def decoded(content: bytes, path: Path) -> Manifest:
             )
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid manifest: {said(error)}.") from None
+        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid manifest: {error_text(error)}.") from None
 
 
 def digest(content: bytes) -> str:
@@ -126,7 +126,7 @@ def _cryptography() -> tuple[Any, type[Exception]]:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise BackendKwargsError(f"Signatures need the package cryptography: {EXTRA} ({said(error)}).") from None
+        raise BackendKwargsError(f"Signatures need the package cryptography: {EXTRA} ({error_text(error)}).") from None
     return ed25519, InvalidSignature
 
 
@@ -141,4 +141,4 @@ def _key(key: Any, which: Literal["private", "public"]) -> Any:
             return serialization.load_pem_private_key(content, password=None)
         return serialization.load_pem_public_key(content)
     except (OSError, ValueError, TypeError) as error:
-        raise BackendKwargsError(f"Cannot read a {which} key from {shown(str(key))}: {said(error)}.") from None
+        raise BackendKwargsError(f"Cannot read a {which} key from {shown(str(key))}: {error_text(error)}.") from None

@@ -20,7 +20,7 @@ CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 # The key of the FX-graph cache holds only the shape of most frozen tensors, while Inductor writes 0-dimensional ones
 # into the code as numbers and its C++ GEMM keeps packed weights in the entry: a hit gave one module another's numbers
-# (seen on 2.13, where plain Inductor with a global `freezing` does the same; the code is alike from 2.11 to 2.15).
+# (observed on 2.13, where plain Inductor with a global `freezing` does the same; the code is alike from 2.11 to 2.15).
 UNCACHED: Mapping[str, bool] = MappingProxyType({"fx_graph_cache": False, "fx_graph_remote_cache": False})
 
 

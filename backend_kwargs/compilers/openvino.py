@@ -54,7 +54,7 @@ class OpenVINOCompiler(DeclaredCompiler):
     """The dynamo backend of the installed OpenVINO."""
 
     registered: ClassVar[str] = "tmpl-openvino"  # OpenVINO's own "openvino" is another
-    line: ClassVar[str] = "OpenVINO under options; what fell back to Inductor or to eager is told"
+    line: ClassVar[str] = "OpenVINO under options; each fallback to Inductor or to eager is reported"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = (Rule("cache_dir", unless=_without_files),)
 

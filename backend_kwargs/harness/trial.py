@@ -93,7 +93,7 @@ class Trial:
                 torch.cuda.empty_cache()
 
     def start(self) -> None:
-        """Compile, and check on inputs not seen before."""
+        """Compile, and check on fresh inputs."""
         self.build()
         self.verify(0)
         self.check_what_ran()
@@ -102,7 +102,7 @@ class Trial:
     def build(self) -> None:
         """Compile, warm up and count memory."""
         study = self.study
-        gc.collect()  # what an earlier trial left in cycles would be counted as held, and freed meanwhile
+        gc.collect()  # what an earlier trial left in cycles would count as memory in use, and be freed meanwhile
         held = torch.cuda.memory_allocated(study.device) if study.device.type == "cuda" else None
         subject = study.subject()
         call, self.counted = self.compile(subject.model)
@@ -119,7 +119,7 @@ class Trial:
 
     def _warm(self) -> None:
         for _ in range(WARM_CALLS):
-            self.step()  # dropped at once: results that are held would count
+            self.step()  # dropped at once: results that are kept would count
 
     def verify(self, at: int) -> None:
         """Check the very callable that is timed on the study's inputs `at`."""

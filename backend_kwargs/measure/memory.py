@@ -10,7 +10,7 @@ from backend_kwargs.measure.timing import synchronize
 
 
 def peak_memory(call: Callable[[], object], device: torch.device, held: int | None = None) -> int | None:
-    """Return the bytes that the process held at most while `call` ran, above what it held before, or None.
+    """Return the peak memory in bytes while `call` runs, above what was in use before, or None.
 
     On CUDA the allocator's own count (`held` moves its start, say to before a compile, so that the pools of CUDA
     graphs count); on Linux's CPUs the growth of the resident set, after the heap's free pages went back: it sees every

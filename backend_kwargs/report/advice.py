@@ -41,9 +41,9 @@ OTHER_SKIP = "TORCH_LOGS=cudagraphs tells more"
 TUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
 
 
-def reason_and_hint(told: str, otherwise: str = "") -> tuple[str, str]:
+def reason_and_hint(text: str, otherwise: str = "") -> tuple[str, str]:
     """Return the first line of what dynamo tells of a break, and its first hint."""
-    lines = [line.strip() for line in told.splitlines()]
+    lines = [line.strip() for line in text.splitlines()]
     hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
     return lines[0], hints[0] if hints else otherwise
 

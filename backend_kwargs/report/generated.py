@@ -1,4 +1,4 @@
-"""What Inductor generated for a graph, told when somebody asks."""
+"""What Inductor generated for a graph, read on demand."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What a report holds: the compiled graphs, the code of each, and how they are told."""
+"""What a report holds: the compiled graphs, the code of each, and how they are printed."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError, said
+from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, PeerSummary, clock_name
@@ -58,7 +58,7 @@ def draw(tables: Tables, out: Path) -> dict[str, Path]:
             try:
                 figure.savefig(path)
             except OSError as error:
-                raise BackendKwargsError(f"Cannot write {str(path)!r}: {said(error)}.") from error
+                raise BackendKwargsError(f"Cannot write {str(path)!r}: {error_text(error)}.") from error
             drawn[title] = path
     return drawn
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs import BackendKwargsError
 from backend_kwargs.cli.compare import built
-from backend_kwargs.errors import said, unknown, wrong_value
+from backend_kwargs.errors import error_text, unknown, wrong_value
 from benchmarks.workloads.case import Case, Mode, Problem
 from benchmarks.workloads.cases.models import ADAMW
 from benchmarks.workloads.nets.libraries import Called, imported
@@ -128,7 +128,7 @@ def _tried(what: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:  # another library's own
-        raise BackendKwargsError(f"{what} cannot be made: {said(error)}. A FILE:FACTORY can.") from error
+        raise BackendKwargsError(f"{what} cannot be made: {error_text(error)}. A FILE:FACTORY can.") from error
 
 
 LIBRARIES: Mapping[str, Callable[[str, dict[str, Any]], tuple[nn.Module, Inputs]]] = {

@@ -41,7 +41,7 @@ def begun(tmp_path_factory):
     return start
 
 
-def said(process):
+def error_text(process):
     return [json.loads(line) for line in process.communicate()[0].splitlines()]
 
 
@@ -54,7 +54,7 @@ def censuses(begun):
     """Return the census of a process that compiled default alone, and of one for each race, two at a time."""
     names = ["alone", "race", *census.PLANTED]
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(names, pool.map(lambda name: said(begun(name))[0], names), strict=True))
+        return dict(zip(names, pool.map(lambda name: error_text(begun(name))[0], names), strict=True))
 
 
 @pytest.mark.parametrize("name", ["race", *census.PLANTED])
@@ -68,6 +68,6 @@ def test_an_interrupted_race_leaves_nothing(begun):
     every = os.environ.get(EVERY)
     seconds, candidates = (1e9, ["call", "simd_256"]) if every else (SAMPLE_S, [])
     processes = [begun("interrupts", seconds, shard, 2, *candidates) for shard in range(2)]
-    lines = [line for process in processes for line in said(process)]
+    lines = [line for process in processes for line in error_text(process)]
     assert {line["line"]: left for line in lines if (left := unexplained(line["left"]))} == {}
     assert sum(line["reached"] for line in lines) > 0.8 * len(lines) > 0

@@ -155,17 +155,17 @@ def in_a_process(work_dir, call: str) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
-def said(process: subprocess.Popen) -> str:
+def error_text(process: subprocess.Popen) -> str:
     return process.communicate(timeout=300)[0].splitlines()[-1]
 
 
 def test_a_later_process_reuses_without_tuning(kept):
-    assert said(in_a_process(kept, "trials=0")) == "1 measured 0 schedules"
+    assert error_text(in_a_process(kept, "trials=0")) == "1 measured 0 schedules"
 
 
 def test_two_processes_share_a_work_dir(tmp_path):
     processes = [in_a_process(tmp_path, f"trials=2, rows={rows}") for rows in (8, 16)]
-    assert [said(each) for each in processes] == ["1 measured 3 schedules"] * 2
+    assert [error_text(each) for each in processes] == ["1 measured 3 schedules"] * 2
     assert [tuned(tmp_path, trials=0, rows=rows).tuned for rows in (8, 16)] == [1, 1]
 
 

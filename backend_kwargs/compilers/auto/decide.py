@@ -22,7 +22,7 @@ from backend_kwargs.compilers.auto.reporting import forget_reported, progress, t
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.compilers.graphs import copy_of_graph
-from backend_kwargs.errors import printable, said, warn_once
+from backend_kwargs.errors import error_text, printable, warn_once
 
 
 @dataclass
@@ -53,7 +53,7 @@ def lasting_decisions() -> list[Decision]:
 
 
 def load_decisions(decisions: Iterable[Decision]) -> None:
-    """Let this process follow `decisions` as if its store held them."""
+    """Let this process follow `decisions` as if they were in its store."""
     memory().loaded.update({each.key: each for each in decisions})
 
 
@@ -102,7 +102,7 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - what won elsewhere, or on another graph, may fail here in any way
-        why = f"{decision.winner}, which was decided, fails: {said(error)}"
+        why = f"{decision.winner}, which was decided, fails: {error_text(error)}"
     warn_once(f"A graph is compiled under default: {why}")
     memory().decisions.pop(question.slot, None)
     tell(question.default(why))
@@ -202,7 +202,7 @@ class _Question:
         except UnfitError as error:
             return self.default(str(error))
         except Exception as error:  # noqa: BLE001 - out of memory, or what only a race does to a graph
-            why = f"its race failed: {said(error)}"
+            why = f"its race failed: {error_text(error)}"
             warn_once(f"A graph is compiled under default: {why}")
             return self.default(why)
         finally:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from backend_kwargs.compilers.auto.candidates import DEFAULT
-from backend_kwargs.errors import said, shown
+from backend_kwargs.errors import error_text, shown
 from backend_kwargs.interval import Interval
 
 DEEPEST = 8  # levels of an option's value: what is deeper would end later steps, which recurse, in a RecursionError
@@ -119,7 +119,7 @@ def unpacked(held: Mapping[str, Any]) -> Decision:
         values = {name: _text(value) if isinstance(value, bytes) else value for name, value in held.items()}
         return parsed(values | {name: msgspec.json.decode(values.get(name, "{}")) for name in AS_JSON})
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(said(error)) from None
+        raise ValueError(error_text(error)) from None
 
 
 def _text(value: bytes) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compilers.auto.candidates import EAGER, step_names, trusted
 from backend_kwargs.compilers.auto.decision import Decision, has_form, parsed
-from backend_kwargs.errors import BackendKwargsError, said, shown, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.templates import ENTRY_POINT_GROUP, template_names
 
 HEAD = """\
@@ -70,7 +70,7 @@ def read_decisions(path: Path, options_of: Callable[[str], Mapping[str, Any]]) -
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BackendKwargsError(f"Cannot read decisions from {str(path)!r}: {said(error)}.") from None
+        raise BackendKwargsError(f"Cannot read decisions from {str(path)!r}: {error_text(error)}.") from None
     tables = document.get("decisions")
     if not isinstance(tables, dict) or not tables:
         raise BackendKwargsError(f"{str(path)!r} holds no [decisions.KEY] table.")

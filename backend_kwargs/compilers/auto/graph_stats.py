@@ -1,4 +1,4 @@
-"""What a graph holds, as far as it decides which candidates can pay: seen while it runs once in eager."""
+"""Counts of a graph that decide which candidates can pay, taken while it runs once in eager."""
 
 import contextlib
 from collections import Counter

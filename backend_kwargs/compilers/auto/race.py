@@ -52,7 +52,7 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """The race's end: the winner's row, all rows as they were tried, what the graph held; `cut` where time ran out."""
+    """A race: the winner's row, all rows in the order tried, the graph's stats; `cut` where time ran out."""
 
     winner: RaceRow
     rows: tuple[RaceRow, ...]

@@ -1,4 +1,4 @@
-"""What is said of a race: while it runs, in the log, in torch's trace, and in a report."""
+"""How a race is reported: progress, log, torch's trace, and reports."""
 
 import json
 import logging
@@ -53,7 +53,7 @@ def tell(decision: Decision) -> None:
 
 
 def last_decision() -> Decision | None:
-    """Return the decision that was told last, None where none was."""
+    """Return the decision reported last, None if there is none."""
     return _last[0] if _last else None
 
 

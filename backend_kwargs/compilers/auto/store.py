@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.compilers.auto.decision import COLUMNS, Decision, packed, unpacked
-from backend_kwargs.errors import BackendKwargsError, printable, said, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 
 VARIABLE = "BACKEND_KWARGS_STORE"
 FILE = "decisions.sqlite"
@@ -417,4 +417,4 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, NotOursError) else said(error)
+    return str(error) if isinstance(error, NotOursError) else error_text(error)

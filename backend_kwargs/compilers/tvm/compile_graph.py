@@ -32,7 +32,7 @@ from backend_kwargs.compilers.tvm.partition import (
 from backend_kwargs.compilers.tvm.runtime import runner
 from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.compilers.tvm.summary import Partition, TVMSummary
-from backend_kwargs.errors import BackendKwargsError, said, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.measure import accuracy
 
 Boxed = Callable[[list[Any]], Any]
@@ -122,8 +122,8 @@ class Steps:
             return self._leave(_operators(part), unsupported.reason)
         except Exception as error:  # noqa: BLE001 - TVM raises anything
             if self.settings.fallback != "error":
-                warn_once(f"TVM failed to compile a part of a graph, which runs in eager: {said(error)}.")
-            return self._leave(_operators(part), said(error))
+                warn_once(f"TVM failed to compile a part of a graph, which runs in eager: {error_text(error)}.")
+            return self._leave(_operators(part), error_text(error))
         seconds = time.perf_counter() - started
         self.summary.partitions.append(
             Partition(graph, len(_calls(part)), seconds, built.target, built.tuned, tuple(built.notes))

@@ -15,7 +15,7 @@ from torch.fx.passes.operator_support import create_op_support
 from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.compilers.tvm.shapes import expression, symbols_of
 from backend_kwargs.compilers.tvm.supported import LEFT_TO_ATEN, why_not
-from backend_kwargs.errors import said
+from backend_kwargs.errors import error_text
 
 PREFIX = "tvm_"
 MARK = "backend_kwargs.tvm"
@@ -120,7 +120,7 @@ def _why_not(node: Node, settings: Settings) -> str:
     try:
         return why_not(node, settings)
     except Exception as error:  # noqa: BLE001 - TVM raises anything; such a node runs in eager
-        return said(error)
+        return error_text(error)
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:

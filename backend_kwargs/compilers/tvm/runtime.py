@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.utils.dlpack import from_dlpack
 from tvm import relax
 
-from backend_kwargs.errors import said, warn_once
+from backend_kwargs.errors import error_text, warn_once
 
 Run = Callable[[Sequence[Any]], Any]
 
@@ -58,7 +58,7 @@ def runner(
         except Exception as error:
             if strict:
                 raise
-            warn_once(f"TVM failed to run a part of a graph, which ran in eager: {said(error)}.")
+            warn_once(f"TVM failed to run a part of a graph, which ran in eager: {error_text(error)}.")
             return part(*args)
 
     return call

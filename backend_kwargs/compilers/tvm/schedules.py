@@ -12,7 +12,7 @@ from tvm.target import Target
 
 from backend_kwargs.compilers.tvm.cpu_schedule import schedule_cpu
 from backend_kwargs.compilers.tvm.settings import Settings
-from backend_kwargs.errors import said, warn_once
+from backend_kwargs.errors import error_text, warn_once
 
 SCHEDULED = "tirx.is_scheduled"
 # In the order they are tried; a GPU's last takes whatever has loops.
@@ -59,7 +59,7 @@ def _guarded(func: tirx.PrimFunc, rule: Callable[[tirx.PrimFunc], Schedule]) -> 
     except NoRuleFitsError:
         return func
     except Exception as error:  # noqa: BLE001 - whatever a rule dislikes about a function, plain loops are right
-        warn_once(f"TVM runs a function in plain loops, since its schedule failed: {said(error)}.")
+        warn_once(f"TVM runs a function in plain loops, since its schedule failed: {error_text(error)}.")
         return func
 
 

@@ -7,7 +7,7 @@ import torch
 import tvm
 from tvm.target import Target, codegen
 
-from backend_kwargs.errors import BackendKwargsError, said, shown
+from backend_kwargs.errors import BackendKwargsError, error_text, shown
 
 HOW = 'a kind such as "llvm" or a dict such as {"kind": "llvm", "mcpu": "znver4", "num-cores": 4}'
 
@@ -50,7 +50,9 @@ def _gpu(device: torch.device) -> Target:
     try:
         found = Target.from_device(tvm.device(device.type, device.index or 0))
     except Exception as error:
-        raise BackendKwargsError(f"TVM finds no {device.type!r} device {device.index or 0}: {said(error)}") from error
+        raise BackendKwargsError(
+            f"TVM finds no {device.type!r} device {device.index or 0}: {error_text(error)}"
+        ) from error
     return Target(found, host=host())
 
 

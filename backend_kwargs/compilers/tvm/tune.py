@@ -218,7 +218,7 @@ def _space(target: Target) -> Any:
     kind = "cuda" if target.kind.name == "cuda" else "llvm"
     rules = ms.ScheduleRule.create(kind)
     if kind == "llvm":
-        # -1: no parallel loops, for which TVM would wake threads that torch was told not to use.
+        # -1: no parallel loops, for which TVM would wake threads that torch must not use.
         jobs = 16 if int(target.attrs.get("num-cores", 1)) > 1 else -1
         shorter = ms.schedule_rule.ParallelizeVectorizeUnroll(jobs, 64, [*UNROLLED], True)
         rules = [shorter if isinstance(r, ms.schedule_rule.ParallelizeVectorizeUnroll) else r for r in rules]

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
 from backend_kwargs import BackendKwargsError
-from backend_kwargs.errors import said
+from backend_kwargs.errors import error_text
 
 
 def imported(package: str) -> Any:
@@ -17,7 +17,9 @@ def imported(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except Exception as error:  # another library's own
-        raise BackendKwargsError(f"Cannot import {package!r}: {said(error)}. Try: pip install {package}") from error
+        raise BackendKwargsError(
+            f"Cannot import {package!r}: {error_text(error)}. Try: pip install {package}"
+        ) from error
 
 
 class Called(nn.Module):

@@ -20,7 +20,7 @@ from backend_kwargs.compilers.tvm.lowering.node import Node, Unsupported, dtype,
 from backend_kwargs.compilers.tvm.lowering.table import RESHAPED, SAME, converter, names_of
 from backend_kwargs.compilers.tvm.opaque import hide
 from backend_kwargs.compilers.tvm.shapes import ShapeSource, UnknownSize, expression, symbols_of, to_tvm, unread
-from backend_kwargs.errors import said
+from backend_kwargs.errors import error_text
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _Lowering:
         except Unsupported:
             raise
         except Exception as error:  # whatever TVM raises, the node is for eager
-            raise Unsupported(node, said(error)) from error
+            raise Unsupported(node, error_text(error)) from error
 
     def _emitted(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Emit what the node's converter makes: a list for several outputs, None for those that nobody takes."""

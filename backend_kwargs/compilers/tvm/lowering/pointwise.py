@@ -135,7 +135,7 @@ def truncate_divide(x: Any, y: Any) -> Any:
 
 
 def divide(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
-    """Return the quotient, rounded as told."""
+    """Return the quotient in the given rounding mode."""
     return {None: lambda x, y: x / y, "floor": floor_divide, "trunc": truncate_divide}[rounding_mode](x, y)
 
 
