@@ -26,6 +26,19 @@ def _no_names_left_behind(monkeypatch, tmp_path_factory):
         table.update(content)
 
 
+@pytest.fixture(autouse=True)
+def _float32_precision_as_before():
+    """Put float32's precision back: "highest" is not what a fresh process has, and graphs are kept under it."""
+    import torch
+
+    kinds = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul)
+    before = [kind.fp32_precision for kind in kinds]
+    yield
+    for kind, precision in zip(kinds, before, strict=True):
+        if kind.fp32_precision != precision:
+            kind.fp32_precision = precision
+
+
 @pytest.fixture
 def fresh_dynamo():
     """Forget compiled code before and after."""

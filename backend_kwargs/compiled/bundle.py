@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,7 +38,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_on
 MANIFEST, PARTS, SIGNATURES, LOCK = "manifest.json", "parts", "signatures", ".lock"
 OURS = {MANIFEST, PARTS, SIGNATURES, LOCK}
 BLOCK = 1 << 20
-MOST_TRIES = 5
+MOST_TRIES, RETRY_S = 20, 0.005
 UNTRUSTED = (
     "its compiled code is not loaded, as it is not trusted, and the module is compiled anew: pass trust=True, or the "
     "signer's key in trusted_keys"
@@ -195,15 +196,14 @@ def load(
     if not isinstance(module, torch.nn.Module):
         raise wrong_value("load's `module`", "a torch.nn.Module", module)
     where = device_of(module, device)
-    for attempt in range(MOST_TRIES):
+    for _ in range(MOST_TRIES - 1):
         manifest, content = read_manifest(path)
-        try:
+        with contextlib.suppress(MissingPartError):
             return _loaded(path, manifest, content, module, where, trust=trust, trusted_keys=trusted_keys)
-        except MissingPartError:
-            # Another process may have saved a new bundle since the manifest was read.
-            if attempt == MOST_TRIES - 1 or read_manifest(path)[1] == content:
-                raise
-    raise AssertionError("each try returns or raises")
+        # Another process may have saved since the manifest was read, be it the same bundle once more.
+        time.sleep(RETRY_S)
+    manifest, content = read_manifest(path)
+    return _loaded(path, manifest, content, module, where, trust=trust, trusted_keys=trusted_keys)
 
 
 def _loaded(
