@@ -281,9 +281,10 @@ def _read_weights(manifest: Manifest, read: "_Parts") -> dict[str, torch.Tensor]
     try:
         weights: dict[str, torch.Tensor] = load_file(file)
         return weights | {name: weights[known] for name, known in manifest.shared_weights.items()}
-    except FileNotFoundError:  # since it was verified
-        raise MissingPartError("The bundle's weights are gone: another process saves to it.") from None
     except Exception as error:  # noqa: BLE001 - safetensors raises classes of its own
+        # Since it was verified; torch's own opening of the file raises a RuntimeError.
+        if isinstance(error, FileNotFoundError) or "No such file" in str(error):
+            raise MissingPartError("The bundle's weights are gone: another process saves to it.") from None
         raise BackendKwargsError(f"The bundle's weights cannot be read: {error_text(error)}.") from None
 
 

@@ -295,10 +295,12 @@ def test_two_processes_save_and_a_third_loads(tmp_path):
         saver.stdin.write("\n")
         saver.stdin.flush()
     found = {0}
-    while any(saver.poll() is None for saver in savers):
-        found.add(seed_of(path))
-    for saver in savers:
-        saver.communicate()
+    try:
+        while any(saver.poll() is None for saver in savers):
+            found.add(seed_of(path))
+    finally:
+        for saver in savers:
+            saver.communicate()
     assert [saver.returncode for saver in savers] == [0, 0]
     assert found <= {0, 1, 2, 3, 4}
     assert len(found) > 1
