@@ -12,7 +12,7 @@ TORCH ?= $(or $(patsubst $(VENV)/ready-%,%,$(firstword $(wildcard $(VENV)/ready-
 READY := $(VENV)/ready-$(TORCH)
 FRAMEWORKS := $(VENV)/frameworks
 
-BACKENDS := eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune+freezing
+BACKENDS := eager,inductor,tmpl-inductor:auto,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune+freezing
 
 ifeq ($(TORCH),constraints.txt)
   WANTED := -c constraints.txt
