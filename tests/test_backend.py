@@ -261,6 +261,13 @@ def test_no_reference_to_a_parameter_is_left(spec, fresh_dynamo):
     assert linear.weight.sum() == 0
 
 
+def test_a_compiled_value_equals_an_entry_of_dynamos_registry(fresh_dynamo):
+    """torch 2.15 asks for that before it drops its references; older releases ask for the name."""
+    backend = make_backend("aot_eager")
+    torch.compile(torch.nn.Linear(4, 4), backend=backend)(torch.ones(2, 4))
+    assert backend in torch._dynamo.backends.registry._COMPILER_FNS.values()
+
+
 def test_another_function_is_not_taken_for_a_registered_one(fresh_dynamo):
     """A backend of a user's own function, which dynamo does not know, is as dynamo has such functions."""
     backend = make_backend(own)

@@ -111,7 +111,7 @@ def run(
     model, example_inputs = made_by(factory or manifest.factory)
     from backend_kwargs.compiled.running import import_compiler
     from backend_kwargs.compiled.samples import samples_of
-    from backend_kwargs.measure import interleave, median_interval
+    from backend_kwargs.measure import interleave, median_interval, synchronize
 
     args, kwargs = samples_of([example_inputs])[0]
     importing = time.perf_counter()
@@ -122,7 +122,7 @@ def run(
     ready = time.perf_counter()
     loaded(*args, **kwargs)
     device: Any = loaded.device
-    _wait(device)
+    synchronize(device)
     first = time.perf_counter()
     samples = interleave({"call": lambda: loaded(*args, **kwargs)}, rounds=rounds, device=device)["call"]
     cold = manifest.cold_s
@@ -139,12 +139,6 @@ def run(
     say = console().print
     say(f"a call: {median.median * 1e3:.3g} ms, 95 % {median.low * 1e3:.3g} to {median.high * 1e3:.3g}", markup=False)
     say(loaded.describe(), soft_wrap=True, markup=False)
-
-
-def _wait(device: Any) -> None:
-    from backend_kwargs.measure import synchronize
-
-    synchronize(device)
 
 
 def _absolute(factory: str) -> str:

@@ -442,22 +442,8 @@ def _read_compiled(line: Mapping[str, Any]) -> Compiled:
 
 def _lost(job: Job, peer: Peer, outcome: Outcome) -> Cell:
     """Return the cell of a peer whose whole group came to nothing."""
-    return Cell(
-        case=job.case.name,
-        case_version=job.case.version,
-        mode=job.mode,
-        dtype=str(job.dtype).removeprefix("torch."),
-        peer=peer.name,
-        kind=peer.kind,
-        numerics="",
-        group_id=job.group_id,
-        status=outcome.status,
-        reason=f"at {outcome.at or 'its start'} the group's process ended: {outcome.reason}",
-        l2=job.l2,
-        scale=job.scale,
-        one_cache=job.one_cache,
-        run=job.run,
-    )
+    reason = f"at {outcome.at or 'its start'} the group's process ended: {outcome.reason}"
+    return worker.cell_of(job, peer, numerics="", status=outcome.status, reason=reason)
 
 
 # ---- where it ran

@@ -249,6 +249,23 @@ def _cell(job: Job, trial: PeerTrial, timed: Timed) -> Cell:
     study, peer = trial.study, trial.peer
     work = study.problem.work if job.mode == job.case.modes[0] else None
     figures = ("rmse", "reference_rmse", "max_error", "cosine")
+    return cell_of(
+        job,
+        peer,
+        numerics=_numerics(trial),
+        status=trial.status,
+        reason=trial.reason,
+        **(timed.of(peer.name) if trial.passed else {}),
+        compile=trial.compiled,
+        accuracy={name: getattr(trial.accuracy, name, None) for name in figures},
+        work=dataclasses.asdict(work) if work else None,
+        options=_options(peer),
+        decided=trial.decided,
+    )
+
+
+def cell_of(job: Job, peer: Peer, **fields: Any) -> Cell:
+    """Return the cell of a peer in a job; `fields` are what is known beside which cell it is."""
     return Cell(
         case=job.case.name,
         case_version=job.case.version,
@@ -256,20 +273,12 @@ def _cell(job: Job, trial: PeerTrial, timed: Timed) -> Cell:
         dtype=str(job.dtype).removeprefix("torch."),
         peer=peer.name,
         kind=peer.kind,
-        numerics=_numerics(trial),
         group_id=job.group_id,
-        status=trial.status,
-        reason=trial.reason,
-        **(timed.of(peer.name) if trial.passed else {}),
         l2=job.l2,
         scale=job.scale,
         one_cache=job.one_cache,
-        compile=trial.compiled,
         run=job.run,
-        accuracy={name: getattr(trial.accuracy, name, None) for name in figures},
-        work=dataclasses.asdict(work) if work else None,
-        options=_options(peer),
-        decided=trial.decided,
+        **fields,
     )
 
 

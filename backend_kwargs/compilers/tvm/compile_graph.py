@@ -52,13 +52,9 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Sett
     if settings.freeze and not freezes:
         warn_once("Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad().")
     captured = partial(capture, steps.compile, settings.aten_ops or (), freezes)
-    compiled = (compile_frozen if freezes else _compile_plain)(gm, example_inputs, captured)
+    compiled = compile_frozen(gm, example_inputs, captured) if freezes else captured(gm, example_inputs)
     compiled.tvm_summary = innermost_fn(compiled).tvm_summary = steps.summary  # type: ignore[attr-defined]
     return compiled
-
-
-def _compile_plain(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: Any) -> Callable[..., Any]:
-    return compile_gm(gm, example_inputs)  # type: ignore[no-any-return]
 
 
 class Steps:
