@@ -1,4 +1,4 @@
-"""What dynamo's entry points name: one attribute for each backend and template, each made when it is asked for."""
+"""The targets of dynamo's entry points: one attribute per backend and template, made when it is requested."""
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.registry import PLAIN, make_backend
@@ -11,5 +11,5 @@ SPECS |= {name: f"{PLAIN}:{name}" for name in BUILT_IN}
 def __getattr__(name: str) -> Backend:
     if name not in SPECS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Not registered here: dynamo registers what it looked up, and asserts that the name is new.
+    # Not registered here: dynamo registers the result of its lookup, and asserts that the name is new.
     return make_backend(SPECS[name])

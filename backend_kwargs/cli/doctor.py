@@ -1,4 +1,4 @@
-"""`backend-kwargs doctor`: what this machine has, and what each template and TVM can do with it."""
+"""`backend-kwargs doctor`: what this machine has, and what each template and backend can do with it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,7 +13,7 @@ TVM = "tmpl-tvm"
 
 
 def show(json: AsJson = False) -> None:
-    """Say what this machine has, which templates and backends work on it, and what would make the others work."""
+    """Show what this machine has, which templates and backends work on it, and how to make the others work."""
     facts, templates = machine().facts(), {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
     backends = {TVM: judged(TVM)[0], f"{TVM}[target=cuda]": judged(TVM, target="cuda")[0]}
     if json:

@@ -1,4 +1,4 @@
-"""A compiler without templates, whose options are the fields of a dataclass."""
+"""Base of the compilers without templates, whose options are the fields of a dataclass."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from backend_kwargs.trust import Check
 
 @dataclass(frozen=True)
 class DeclaredCompiler(ABC):
-    """What such compilers share, under one of the names that a spec may spell each by."""
+    """What such compilers share; each has one of the names by which a spec can refer to it."""
 
     name: str
 
     takes_inductor_options: ClassVar[bool] = False
-    registered: ClassVar[str]  # by dynamo
+    registered: ClassVar[str]  # its name in dynamo's registry
     line: ClassVar[str]
     declared: ClassVar[Mapping[str, Option]]
     rules: ClassVar[tuple[Rule, ...]]
@@ -45,7 +45,7 @@ class DeclaredCompiler(ABC):
 
     @abstractmethod
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
-        """Return `value` as the option's type, or raise."""
+        """Return `value` converted to the option's type, or raise."""
 
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")

@@ -1,4 +1,4 @@
-"""What a report holds: the compiled graphs, the code of each, and how they are printed."""
+"""Parts of a report: the compiled graphs, the code of each, and their text."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What Inductor generated for one direction of a graph.
+    """Inductor's code for one direction of a graph.
 
-    `kernels` has their names by kind: "Triton", "C++", "CUTLASS", and "extern" for calls into libraries. `cudagraphs`
-    is "off", "skipped: why", "recorded N times", or what is not known. `differs` tells whether the code is other than
-    that of the callable reported `against`, None where there was none to compare.
+    `kernels` has their names by kind: "Triton", "C++", "CUTLASS", and "extern" for library calls. `cudagraphs` is
+    "off", "skipped: why", "recorded N times", or a note that it is unknown. `differs` is whether the code differs
+    from that of the callable passed as `against`, None if there was none.
     """
 
     direction: str
@@ -33,23 +33,23 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Relax:
-    """What TVM has of a graph, and why eager has the rest, by operator."""
+    """TVM's part of a graph, and the reasons why operators run in eager."""
 
     partitions: tuple[Partition, ...]
     fallbacks: Mapping[str, str]
 
     @property
     def tuned(self) -> int:
-        """How many kernels run as a search left them."""
+        """The number of kernels with a schedule from a search."""
         return sum(each.tuned for each in self.partitions)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVINO:
-    """What OpenVINO has of a graph so far.
+    """OpenVINO's part of a graph, up to now.
 
-    Of its `partitions` those that `failed` run in eager, as the operators `in_eager` do; `by_inductor` counts graphs,
-    forward and backward, that Inductor compiled since OpenVINO failed to.
+    Those of its `partitions` that `failed` run in eager, like the operators `in_eager`; `by_inductor` counts the
+    forward and backward graphs that Inductor compiled because OpenVINO failed to.
     """
 
     partitions: int
@@ -60,7 +60,7 @@ class OpenVINO:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What ran a graph in place of its backend ("fell_back"), or that nobody can tell ("unknown")."""
+    """What ran a graph in place of its backend ("fell_back"), or that this is unknown ("unknown")."""
 
     status: Literal["fell_back", "unknown"]
     what: str
@@ -68,7 +68,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What auto chose for a graph: the winner, its options beside the user's; the race's seconds, rows, and table."""
+    """The choice of auto for a graph: the winner, its options besides the user's, and the race's seconds and table."""
 
     winner: str
     options: Mapping[str, Any]
@@ -79,7 +79,7 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Where a graph ended early, and why."""
+    """The place where a graph ended early, and the reason."""
 
     place: str
     reason: str
@@ -88,10 +88,10 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One compiled graph; `recompiled` is the guard that failed, "" on a first compile.
+    """One compiled graph; `recompiled` is the guard that failed, "" for a first compile.
 
-    `codes` are Inductor's, `relax` is TVM's, and `openvino` is OpenVINO's: another backend leaves none. `race` tells
-    why auto chose as it did; `ran` is None where the graph runs by its own backend.
+    `codes` are Inductor's, `relax` is TVM's and `openvino` is OpenVINO's; other backends report none. `race` has the
+    reasons of auto's choice; `ran` is None if the graph runs on its own backend.
     """
 
     compile_id: str
@@ -109,7 +109,7 @@ class Graph:
     ran: Ran | None = None
 
     def inductor_config(self) -> dict[str, Any]:
-        """Return `Backend.inductor_config()` of what compiled this graph: under auto, of what was decided for it."""
+        """Return `Backend.inductor_config()` of this graph's backend; under auto, with the winner's options."""
         if self.race is None:
             return find_backend(self.backend).bind("report", self.options).inductor_config()
         fixed = {name: value for name, value in self.options.items() if name not in auto.OPTIONS}
@@ -117,13 +117,13 @@ class Graph:
 
 
 def seconds_of(graphs: Iterable[Graph]) -> float:
-    """Return what compiling took, backward included where it is known."""
+    """Return the total compile time, with backward graphs if it is known."""
     backward = (code.seconds or 0.0 for graph in graphs for code in graph.codes if code.direction == "backward")
     return sum(graph.seconds for graph in graphs) + sum(backward)
 
 
 def lines_of(graph: Graph) -> Iterator[str]:
-    """Tell a graph in lines."""
+    """Yield the lines that describe a graph."""
     yield f"graph {graph.compile_id} {graph.function}: {graph.backend}, {graph.seconds:.1f} s, cache {graph.cache}"
     if graph.options:
         yield f"  options: {', '.join(f'{name}={value!r}' for name, value in graph.options.items())}"

@@ -1,4 +1,4 @@
-"""Cases of models that a user names: of transformers and timm by their configurations alone, or of a factory."""
+"""Cases of models that a user names: of transformers and timm by their configurations, or by a factory."""
 
 import ast
 from collections.abc import Callable, Mapping
@@ -23,12 +23,12 @@ Inputs = tuple[Any, ...] | Mapping[str, Any]
 
 
 def model_case(spec: str, mode: Mode = "fwd") -> Case:
-    """Return the case of the model that `spec` names; the same text makes the same model in each process.
+    """Return the case of the model that `spec` names; the same text gives the same model in each process.
 
-    transformers:CLASS?... makes the class from its configuration under the options given, timm:NAME?... what
-    timm.create_model makes; both with random weights, without a download. `batch`, and for texts `tokens`, size the
-    inputs. FILE:FACTORY or MODULE:FACTORY is what `backend-kwargs compare` takes. Models run in eval mode in every
-    mode: dropout would differ between peers.
+    transformers:CLASS?... builds the class from its configuration with the given options, timm:NAME?... calls
+    timm.create_model; both with random weights, without a download. `batch`, and for texts `tokens`, size the inputs.
+    FILE:FACTORY or MODULE:FACTORY is as in `backend-kwargs compare`. Models run in eval mode in every mode, since
+    dropout would differ between peers.
     """
     library, colon, rest = spec.partition(":")
     if not colon or not rest:
@@ -75,14 +75,14 @@ def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inp
     for option in options:
         if not hasattr(config, option):
             raise unknown(f"option of {config_class.__name__}", option, ["batch", "tokens", *config.to_dict()])
-    # A cache of keys and values is no output that peers could be compared by.
+    # A cache of keys and values is not an output by which peers could be compared.
     config = config_class(**{"use_cache": False, **options})
     model = _tried(f"The model {name}", lambda: kind(config))
     return model, _tried(f"Inputs for {name}", lambda: _inputs(kind.main_input_name, config, batch, tokens))
 
 
 def _classes(transformers: Any) -> list[str]:
-    """Return what is named as a model; a look at each class would import them all."""
+    """Return the names of models; looking at each class would import them all."""
     return [name for name in dir(transformers) if ("Model" in name or "For" in name) and not name.startswith("Auto")]
 
 

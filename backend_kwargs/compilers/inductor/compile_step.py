@@ -1,8 +1,8 @@
-"""Who compiles a graph whose options are final: Inductor's `compile_fx`, or what stands in for it here."""
+"""The function that compiles a graph once options are final: Inductor's `compile_fx`, or a replacement set here."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-# Called as compile_fx is, with compile_fx itself before its arguments.
+# Called like compile_fx, with compile_fx itself as the first argument.
 stand_in: ContextVar[Callable[..., Any] | None] = ContextVar("stand_in", default=None)

@@ -1,4 +1,4 @@
-"""Which nodes of a graph TVM gets and in which groups; what stays in eager, and why."""
+"""Which nodes of a graph TVM compiles and how they are grouped; which run in eager, and why."""
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ from backend_kwargs.errors import error_text
 
 PREFIX = "tvm_"
 MARK = "backend_kwargs.tvm"
-# Each returns its input in another type or at another place: a kernel of its own gains nothing over eager's.
+# Each returns its input with another dtype or place: a kernel for it alone gains nothing over eager's.
 COPIES = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh_copy"})
 
 
 def reasons(gm: GraphModule, settings: Settings) -> dict[Node, str]:
-    """Return, for each node that computes tensors, why TVM may not have it, "" where it may."""
+    """Return, for each node that computes tensors, the reason why TVM cannot have it, "" if it can."""
     found: dict[Node, str] = {}
     for node in gm.graph.nodes:
         if node.op == "call_function" and _tensors(node):
@@ -33,16 +33,16 @@ def reasons(gm: GraphModule, settings: Settings) -> dict[Node, str]:
 
 
 def unwanted(found: dict[Node, str]) -> list[tuple[str, str]]:
-    """Return the operators, with the reason, that TVM may not have for another cause than the option `aten_ops`."""
+    """Return the operators that TVM cannot have, with reasons other than the option `aten_ops`."""
     own = {node: reason for node, reason in found.items() if reason and node.target is not operator.getitem}
     return [(op_name(node), reason) for node, reason in own.items() if reason != LEFT_TO_ATEN]
 
 
 def split(gm: GraphModule, taken: Iterable[Node]) -> None:
-    """Move the nodes `taken` into submodules called "tvm_...", each on one device; what is not worth one stays."""
+    """Move the nodes `taken` into submodules "tvm_...", each on one device; groups not worth it stay in eager."""
     devices: dict[torch.device, str] = {}
     for node in _without_views_for_eager(gm, set(taken)):
-        # A mark, since cutting copies the nodes.
+        # A mark in `meta`, since splitting copies the nodes.
         node.meta[MARK] = devices.setdefault(device_of(node), f"{PREFIX}{len(devices)}_")
     with _random_in_order(gm):
         for prefix in devices.values():
@@ -55,7 +55,7 @@ def split(gm: GraphModule, taken: Iterable[Node]) -> None:
 
 
 def _hand_in_sizes(gm: GraphModule, call: Node) -> None:
-    """Hand a part the graph's symbolic sizes that occur in it: not every one can be read off its tensors."""
+    """Pass a part the symbolic sizes that occur in it: not all of them are sizes of its tensors."""
     part: Any = gm.get_submodule(str(call.target))
     wanted = symbols_of(node.meta.get("val") for node in part.graph.nodes)
     sizes = [node for node in gm.graph.find_nodes(op="placeholder") if isinstance(node.meta.get("val"), torch.SymInt)]
@@ -72,7 +72,7 @@ def _is_marked(prefix: str, _: Mapping[str, Any], node: Node) -> bool:
 
 
 def is_part(node: Node) -> bool:
-    """Tell whether a node calls what `split` made, or what TVM made of it."""
+    """Return whether a node calls a submodule of `split`, or TVM's replacement of one."""
     return node.op == "call_module" and str(node.target).startswith(PREFIX)
 
 
@@ -82,13 +82,13 @@ def parts_of(gm: GraphModule) -> list[Node]:
 
 
 def results_of(part: Node) -> list[Node]:
-    """Return the nodes that stand for a part's outputs, in their order."""
+    """Return the nodes for a part's outputs, in order."""
     items = [user for user in part.users if user.target is operator.getitem]
     return sorted(items, key=lambda node: node.args[1]) if items else [part]  # type: ignore[arg-type,return-value]
 
 
 def op_name(node: Node) -> str:
-    """Return the operator's name as ATen has it, without namespace and overload; others in full."""
+    """Return the operator's name in ATen, without namespace and overload; other targets in full."""
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.name.removeprefix("aten::")
     return str(node.target)
@@ -105,13 +105,13 @@ def random_nodes(gm: GraphModule) -> list[Node]:
 
 
 def _draws(target: Any) -> bool:
-    # Checkpointing wraps random operators in higher-order ones, which have no tags.
+    # Activation checkpointing wraps random operators in higher-order ones, which have no tags.
     seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
     return seeded or "rng_state" in getattr(target, "__name__", "")
 
 
 def writes_in_place(gm: GraphModule) -> str:
-    """Return the name of an operator that writes into one of its arguments, "" where AOTAutograd left none."""
+    """Return the name of an operator that mutates one of its arguments, "" if AOTAutograd left none."""
     calls = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
     return next((op_name(node) for node in calls if node.target._schema.is_mutable), "")
 
@@ -119,7 +119,7 @@ def writes_in_place(gm: GraphModule) -> str:
 def _why_not(node: Node, settings: Settings) -> str:
     try:
         return why_not(node, settings)
-    except Exception as error:  # noqa: BLE001 - TVM raises anything; such a node runs in eager
+    except Exception as error:  # noqa: BLE001 - TVM may raise any exception; such a node runs in eager
         return error_text(error)
 
 
@@ -138,7 +138,7 @@ def _is_view(node: Node) -> bool:
 def _without_views_for_eager(gm: GraphModule, taken: set[Node]) -> set[Node]:
     """Return `taken` without the views that feed eager nodes; one that feeds both sides is copied.
 
-    So what TVM returns is never a view: eager's own give the caller memory shared as in eager, and eager's strides.
+    So TVM never returns a view: eager's views share memory with the caller as in eager, and have eager's strides.
     """
     for node in reversed(gm.graph.nodes):
         if node in taken and _is_view(node):
@@ -159,7 +159,7 @@ def _computes(part: Partition) -> bool:
 
 @contextmanager
 def _random_in_order(gm: GraphModule) -> Iterator[None]:
-    """Chain the random operators while the graph is cut and sorted anew: they draw in turn, as in eager."""
+    """Chain the random operators while the graph is split and sorted: they must draw in eager's order."""
     for earlier, later in pairwise(random_nodes(gm)):
         later.kwargs = {**later.kwargs, MARK: earlier}
     yield
