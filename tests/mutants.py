@@ -62,15 +62,22 @@ TESTS: Mapping[str, str] = {
     "*/candidates.py": "auto/test_auto_candidates.py auto/test_auto_settings.py auto/test_auto_decide.py",
     "*/graph_stats.py": "auto/test_auto_candidates.py auto/test_auto_race.py auto/test_auto_ranks.py",
     "*/head_to_head.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
-    "*/auto/roofline.py": "auto/test_auto_head_to_head.py",
-    "*/race.py": "auto/test_auto_race.py auto/test_auto_head_to_head.py auto/test_auto_traces.py",
+    "*/auto/roofline.py": "auto/test_auto_roofline.py auto/test_auto_worth.py auto/test_auto_head_to_head.py",
+    "*/race.py": "auto/test_auto_race.py auto/test_auto_worth.py auto/test_auto_head_to_head.py"
+    " auto/test_auto_traces.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
     "*/decide.py": "auto/test_auto_decide.py auto/test_auto_cache_key.py auto/test_auto_ranks.py"
     " auto/test_auto_race.py",
     "*/ranks.py": "auto/test_auto_ranks.py",
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_race.py",
-    "*/auto/*.py": "auto",
+    "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
+    "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py",
+    "*/auto/eligibility.py": "auto/test_auto_effects.py auto/test_auto_decide.py auto/test_auto_race.py",
+    "*/auto/workload.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
+    " auto/test_auto_traces.py",
+    "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
+    "*/auto/*.py": "auto/test_auto_decide.py auto/test_auto_race.py",
     "*/tvm/supported.py": "tvm_backend/test_tvm_supported.py tvm_backend/test_tvm_lowering.py",
     "*/tvm/partition.py": "tvm_backend/test_tvm_correct.py tvm_backend/test_tvm_inputs.py",
     "*/tvm/lowering/*.py": "tvm_backend/test_tvm_lowering.py tvm_backend/test_tvm_linear.py"
@@ -162,10 +169,8 @@ def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The tests of a module without a mutant: how long they take, and which fail even so and tell nothing."""
+    """A file of tests without a mutant: how long it takes, and which tests fail even so and show nothing."""
 
-    module: str
-    tests: tuple[str, ...]
     seconds: float
     failing: frozenset[str]
 
@@ -173,46 +178,44 @@ class Baseline:
 def run(sample: Sequence[MutationSpec], tested: Mapping[str, str], jobs: int) -> Counter[tuple[str, str]]:
     """Test each mutant, print those that survive, and count by module and outcome."""
     outcomes: Counter[tuple[str, str]] = Counter()
-    modules = dict.fromkeys(mutant.module_path.as_posix() for mutant in sample)
+    files = {mutant.module_path.as_posix(): tested[mutant.module_path.as_posix()].split() for mutant in sample}
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, mp_context=fork, initializer=work_in_a_copy) as pool:
-        waiting = [pool.submit(baseline, module, tested[module].split()) for module in modules]
-        baselines = {}
-        for future in as_completed(waiting):
-            found = future.result()
-            baselines[found.module] = found
-            if found.failing:
-                print(f"{found.module}: {len(found.failing)} fail without a mutant and are left out", flush=True)
-        tested_mutants = [pool.submit(outcome_of, each, baselines[each.module_path.as_posix()]) for each in sample]
-        for tested_mutant in as_completed(tested_mutants):
-            module, outcome, diff = tested_mutant.result()
+        names = sorted({name for each in files.values() for name in each})
+        known = dict(zip(names, pool.map(baseline, names), strict=True))
+        if failing := sorted(test for each in known.values() for test in each.failing):
+            print("Left out, as they fail without a mutant:", *failing, sep="\n  ", flush=True)
+        tests_of = {module: {name: known[name] for name in names} for module, names in files.items()}
+        waiting = [pool.submit(outcome_of, mutant, tests_of[mutant.module_path.as_posix()]) for mutant in sample]
+        for each in as_completed(waiting):
+            module, outcome, diff = each.result()
             outcomes[module, outcome] += 1
             print(f"{outcome} {module} {diff[0]}", *(diff[1:] if outcome == "survived" else ()), sep="\n", flush=True)
     return outcomes
 
 
-def baseline(module: str, tests: Sequence[str]) -> Baseline:
-    """Run the tests of a module as it is."""
+def baseline(file: str) -> Baseline:
+    """Run a file of tests as it is."""
     began = time.monotonic()
-    failing = failures(math.inf, tests, maxfail=0)
+    failing = failures(math.inf, [file], maxfail=0)
     if failing is None:
-        raise SystemExit(f"The tests of {module} do not end well without a mutant: pytest {' '.join(tests)}")
-    return Baseline(module, tuple(tests), time.monotonic() - began, failing)
+        raise SystemExit(f"{file} does not end well without a mutant.")
+    return Baseline(time.monotonic() - began, failing)
 
 
-def outcome_of(mutant: MutationSpec, known: Baseline) -> tuple[str, str, list[str]]:
+def outcome_of(mutant: MutationSpec, tests: Mapping[str, Baseline]) -> tuple[str, str, list[str]]:
     """Plant a mutant; return its module, what became of it, and its diff."""
-    operator = get_operator(mutant.operator_name)()
+    module, operator = mutant.module_path.as_posix(), get_operator(mutant.operator_name)()
     with use_mutation(mutant.module_path, operator, mutant.occurrence) as (before, after):
         diff = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0))[2:]
         # Without its place and its indent.
         change = "\n".join(f"{line[0]}{line[1:].strip()}" for line in diff[1:])
-        equivalent = tomllib.loads(EQUIVALENT.read_text()).get(known.module, [])
-        if change in [each["change"].strip() for each in equivalent]:
-            return known.module, "equivalent", diff
-        limit_s = SLACK_S + SLOWER * known.seconds
-        failing = failures(limit_s, known.tests, maxfail=1, deselected=known.failing)
-    return known.module, "survived" if failing == frozenset() else "killed", diff
+        if change in [each["change"].strip() for each in tomllib.loads(EQUIVALENT.read_text()).get(module, [])]:
+            return module, "equivalent", diff
+        limit_s = SLACK_S + SLOWER * sum(each.seconds for each in tests.values())
+        left_out = [test for each in tests.values() for test in each.failing]
+        failing = failures(limit_s, list(tests), maxfail=1, deselected=left_out)
+    return module, "survived" if failing == frozenset() else "killed", diff
 
 
 def failures(
