@@ -46,7 +46,7 @@ EQUIVALENT = Path(__file__).with_suffix(".toml")
 # Below tests/, the nearest first; of two patterns that a module fits the first counts.
 TESTS: Mapping[str, str] = {
     "backend_kwargs/measure/accuracy.py": "test_accuracy.py",
-    "backend_kwargs/measure/*.py": "test_measure.py",
+    "backend_kwargs/measure/*.py": "test_measure.py test_accuracy.py",
     "backend_kwargs/layers.py": "test_layers.py test_backend.py",
     "backend_kwargs/spec.py": "test_spec.py test_backend.py",
     "backend_kwargs/options.py": "test_options.py test_catalogue.py test_backend_written.py",
@@ -64,7 +64,7 @@ TESTS: Mapping[str, str] = {
     "*/head_to_head.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
     "*/auto/roofline.py": "auto/test_auto_roofline.py auto/test_auto_worth.py auto/test_auto_head_to_head.py",
     "*/race.py": "auto/test_auto_race.py auto/test_auto_worth.py auto/test_auto_head_to_head.py"
-    " auto/test_auto_traces.py",
+    " auto/test_auto_deadline.py auto/test_auto_traces.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
     "*/decide.py": "auto/test_auto_decide.py auto/test_auto_cache_key.py auto/test_auto_ranks.py"
@@ -108,8 +108,8 @@ def main() -> int:
     drawn = draw.sample(sorted(places), min(asked.sample, len(places)))
     print(f"{len(drawn)} of {len(places)} places in {len(tested)} modules, seed {asked.seed}", flush=True)
     outcomes = run([draw.choice(places[place]) for place in sorted(drawn)], tested, asked.jobs)
-    kinds = ("killed", "survived", "equivalent")
-    print(f"\n| module | {' | '.join(kinds)} |\n|---|---|---|---|")
+    kinds = ("killed", "survived", "equivalent", "gpu")
+    print(f"\n| module | {' | '.join(kinds)} |\n|---|---|---|---|---|")
     for module in dict.fromkeys(module for module, _ in outcomes):
         print(f"| `{module}` | {' | '.join(str(outcomes[module, kind]) for kind in kinds)} |")
     return any(kind == "survived" for _, kind in outcomes)
@@ -144,7 +144,7 @@ def work_in_a_copy() -> None:
 
 
 def mutants(modules: Iterable[str]) -> list[MutationSpec]:
-    """Return all mutants of the modules but those of annotations and slots, which fail at import or change nothing."""
+    """Return all mutants of the modules but those that `annotations` finds."""
     with use_db(":memory:", WorkDB.Mode.create) as db:
         init([Path(module) for module in modules], db, {})
         every = [mutant for item in db.work_items for mutant in item.mutations]
@@ -157,10 +157,10 @@ def mutants(modules: Iterable[str]) -> list[MutationSpec]:
 
 
 def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return from where to where annotations and slots reach: what is wrong there fails at import, or nobody asks."""
+    """Return where annotations and flags of dataclasses are: a mutant there fails at import or changes no result."""
     for node in ast.walk(ast.parse(text)):
         found = [getattr(node, field, None) for field in ("annotation", "returns")]
-        if isinstance(node, ast.keyword) and node.arg == "slots":
+        if isinstance(node, ast.keyword) and node.arg in ("frozen", "slots"):
             found.append(node.value)
         for at in found:
             if isinstance(at, ast.expr):
@@ -210,8 +210,11 @@ def outcome_of(mutant: MutationSpec, tests: Mapping[str, Baseline]) -> tuple[str
         diff = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0))[2:]
         # Without its place and its indent.
         change = "\n".join(f"{line[0]}{line[1:].strip()}" for line in diff[1:])
-        if change in [each["change"].strip() for each in tomllib.loads(EQUIVALENT.read_text()).get(module, [])]:
+        listed = tomllib.loads(EQUIVALENT.read_text())
+        if change in [each["change"].strip() for each in listed.get(module, [])]:
             return module, "equivalent", diff
+        if mutant.definition_name in listed["on_a_gpu_alone"].get(module, []):
+            return module, "gpu", diff
         limit_s = SLACK_S + SLOWER * sum(each.seconds for each in tests.values())
         left_out = [test for each in tests.values() for test in each.failing]
         failing = failures(limit_s, list(tests), maxfail=1, deselected=left_out)
@@ -238,14 +241,16 @@ def failures(
 
 
 class Failing:
-    """A plugin of pytest that collects which tests failed."""
+    """A plugin of pytest that notes which tests failed, and which files could not be collected."""
 
     def __init__(self) -> None:
         self.tests: set[str] = set()
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.failed:
             self.tests.add(report.nodeid)
+
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def quietly(arguments: Sequence[str], sending: Connection) -> None:

@@ -295,7 +295,7 @@ class _Race:
                 self.library = time_library(self.stats.products, self.device)
             slack = slack_of(runner.call, row.seconds, self.stats, self.library, self.device)
             self.base = row.seconds, slack
-            logger.info("%s could save at most %s of %.1f µs", row.name, slack, row.seconds * 1e6)
+            logger.info("%s could save at most %s of %.3g s", row.name, slack, row.seconds)
         except Exception as error:  # noqa: BLE001 - the race goes on without an order
             logger.info("What %s leaves to save is unknown: %s", row.name, measure.status_of(error)[1])
 
