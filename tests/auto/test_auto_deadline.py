@@ -112,5 +112,5 @@ def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
         assert torch.allclose(seen, model(x), atol=1e-3)
     (decision,) = Store(store).all()
     (row,) = [row for row in decision.rows if row.name == "max_autotune"]
-    assert (row.status, row.reason) == ("timeout", "its tuning was ended with the budget of 300 s")
+    assert (row.status, row.reason) == ("timeout", "its tuning was interrupted when the budget of 300 s ended")
     assert (decision.cut_s, set(TIMERS) & set(vars(benchmarker))) == (300, set())

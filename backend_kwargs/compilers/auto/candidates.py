@@ -1,4 +1,4 @@
-"""The candidates of a race by expected gain: steps, merged onto the current best's options, or whole templates."""
+"""The candidates of a race: steps, whose options are merged onto the current best's, or whole templates."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds to compile and tune: so many compiles of default, and more for each operator and for each product."""
+    """Predicted seconds to compile and tune: a multiple of default's compile, plus some per operator and product."""
 
     compiles: float = 1.0
     op_s: float = 0.0
     product_s: float = 0.0
 
     def seconds(self, default_s: float, stats: "GraphStats") -> float:
-        """Return what is predicted for a graph that default took `default_s` to compile."""
+        """Return the prediction for a graph whose default compile took `default_s`."""
         fused = max(stats.ops - sum(product.count for product in stats.products), 0)
         return self.compiles * default_s + self.op_s * fused + self.product_s * len(stats.products)
 
@@ -35,11 +35,11 @@ class Costs:
 class Candidate:
     """Options to try.
 
-    `over` merges them onto those of the fastest so far but for `without`, so that the reduction options of one step and
-    the CUDA graphs of another end up together; otherwise they stand alone. `can_gain` tells from the graph whether
-    trying can be of use. `shares` are the parts of a call's slack that it has removed before, `costs` what it takes to
-    compile and tune: both decide which candidate comes next, and whether it is worth its time.
-    Among equals the lower `rank` is kept.
+    `over` merges them onto the current best's options, less those in `without`: so the reduction options of one step
+    combine with the CUDA graphs of another. Otherwise they are used alone. `can_gain` tells from the graph whether the
+    candidate can help. `shares` are the parts of a call's slack that it removed in past measurements, `costs` its
+    compile and tuning time; both decide which candidate runs next and whether it is worth its time. Among candidates of
+    equal speed the one with the lower `rank` is kept.
     """
 
     name: str
@@ -89,13 +89,14 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
-# Shares and costs are of 11 models and 41 kernels raced in full on an H200 (torch 2.11). On the models only CUDA graphs
-# won more than 1.2 %; what changes generated kernels won most of a softmax's slack, and little where kernels are many.
+# Shares and costs were measured on 11 models and 41 kernels, raced in full on an H200 (torch 2.11). On the models only
+# CUDA graphs gained more than 1.2 %. Options for generated kernels removed most of a softmax's slack, and little in
+# graphs with many kernels.
 AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.65), Costs(0.65), Costs(1.0, op_s=0.3), 0.3
 
 STEPS: tuple[Candidate, ...] = (
-    # Of symbolic sizes each is recorded once, which pays where few come again; graphs that write gain where they write
-    # to a module's buffers, and else torch makes default's code of them.
+    # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph
+    # that mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
     Candidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
     Candidate(
         "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE
@@ -115,7 +116,7 @@ STEPS: tuple[Candidate, ...] = (
     ),
     Candidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
     Candidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),
-    # Tuned blocks of a looped reduction can beat a persistent one, and the climb alone would not come back to it.
+    # Tuned blocks of a looped reduction can beat a persistent one, and merging alone would not undo the latter.
     Candidate(
         "coordinate_descent_looped",
         TUNED,
@@ -206,19 +207,19 @@ def candidates_for(
     if named is None:
         fitting = [step for step in STEPS if step.can_gain(stats) or (stats.opaque and stats.gpu)]
         return [step for step in fitting if effort in ("full", step.effort)]
-    # Of one name for two devices that which can gain.
+    # Two steps may share a name, one for each device: the one that can gain wins.
     steps = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
     return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]
 
 
 def step_names() -> list[str]:
-    """Return what names of candidates stand for a step here; all others are templates."""
+    """Return the candidate names that are steps; all other names are templates."""
     return [EAGER, DEFAULT, *(step.name for step in STEPS)]
 
 
 def check_candidates(named: Iterable[str]) -> None:
-    """Raise where one of `named` is neither a step nor a template, or a race itself."""
+    """Raise if one of `named` is neither a step nor a template, or enables `auto` itself."""
     steps = step_names()
     for part in (part for name in named if name not in steps for part in split_templates(name)):
         if part not in template_names():
@@ -233,10 +234,10 @@ def trusted(
     options_of: Callable[[str], Mapping[str, Any]],
     listed: Iterable[str] = (),
 ) -> bool:
-    """Tell whether the winner is a step or one of the candidates `listed`, and these set each option so.
+    """Return whether the winner is a step or one of the candidates `listed`, and these set each option to this value.
 
-    A stored decision that says anything else is not followed: a template that was not asked for may freeze weights or
-    write files, and an option may name a program that Inductor runs.
+    Any other stored decision is ignored: a template that the user did not ask for may freeze weights or write files,
+    and an option may name a program that Inductor runs.
     """
     steps, templates = step_names(), set(listed)
     if winner not in steps and winner not in templates:
@@ -245,7 +246,7 @@ def trusted(
     for name in templates.difference(steps) if options else ():
         try:
             known.append(options_of(name))
-        except BackendKwargsError:  # a template that this process does not have
+        except BackendKwargsError:  # the template is not known in this process
             if name == winner:
                 return False
     return all(any(name in each and same(each[name], value) for each in known) for name, value in options.items())

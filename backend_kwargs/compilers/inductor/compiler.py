@@ -1,4 +1,4 @@
-"""Inductor: templates, modes and options in; what `compile_fx` returns out."""
+"""Inductor: reads templates, modes and options, and compiles with `compile_fx`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -40,9 +40,9 @@ OWN: Mapping[str, Option] = MappingProxyType(
     }
     | dict(auto.OPTIONS)
 )
-# Options that torch.compile itself acts on; a backend never sees them.
+# Options that torch.compile itself uses; a backend never gets them.
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
-# What acts only where this package compiles, and why a plain dict of options for Inductor cannot carry it.
+# What works only where this package compiles, and why a plain dict of options for Inductor cannot contain it.
 NOT_PLAIN: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys((*auto.OPTIONS, *OWN), "it is an option of backend_kwargs, not of Inductor"),
@@ -59,7 +59,7 @@ NOT_PLAIN: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class InductorCompiler:
-    """Inductor under one of the names that a spec may spell it by."""
+    """Inductor, under one of the names by which a spec can refer to it."""
 
     name: str
 
@@ -154,7 +154,7 @@ class InductorCompiler:
         _torch_wrapper(options).reset()
 
     def plain(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options for a caller of Inductor that knows nothing of this package; raise where one needs it."""
+        """Return the options as a plain dict for Inductor without this package; raise if one needs the package."""
         for name, value in options.items():
             if name in NOT_PLAIN and value is not None and value is not False:
                 raise BackendKwargsError(f"Option {name!r} does not work in a plain dict: {NOT_PLAIN[name]}.")
@@ -181,14 +181,14 @@ def _clones(options: Mapping[str, Any]) -> bool:
 
 
 def _records(options: Mapping[str, Any]) -> bool:
-    """Tell whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
+    """Return whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
     from torch._inductor import config
 
     return bool(options.get("triton.cudagraphs", config.triton.cudagraphs))
 
 
 def _machine(options: Mapping[str, Any]) -> Machine:
-    """Return this machine, with what `options` say of where things are."""
+    """Return this machine, with the paths that `options` give."""
     here = machine()
     return replace(
         here,
@@ -244,7 +244,7 @@ def _compile(
         from backend_kwargs.compilers.freezing import noting_constants
 
         inner_compile = noting_constants(inner_compile, constants)
-    # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
+    # Passed on as config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
     compile_step = partial(instead, compile_fx) if (instead := stand_in.get()) else compile_fx
     compiled: Any = compile_step(
         gm, example_inputs, inner_compile, config_patches=wrapper.config, **region_name(compile_fx, name)
@@ -257,7 +257,7 @@ def _compile(
 
 
 def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:
-    """Return what compiles each lowered graph, forward and backward."""
+    """Return the function that compiles each lowered graph, forward and backward."""
     from torch._inductor.compile_fx import compile_fx_inner
 
     inner_compile = partial(compile_with_fallback, strict=strict) if can_fall_back(config) else compile_fx_inner
@@ -273,7 +273,7 @@ def _torch_wrapper(options: Mapping[str, Any]) -> Any:
     ahead = options.get("use_aoti")
     kind: Any = torch._TorchCompileAOTInductorWrapper if ahead else torch._TorchCompileInductorWrapper
     wrapper = kind(None, {"triton.cudagraphs": options.get("triton.cudagraphs", False)}, None)
-    # Not through its apply_options(): that refuses a value for each option whose declared type is NoneType.
+    # Not by its apply_options(), which rejects every value of an option whose declared type is NoneType.
     patches = {name: copied(value) for name, value in options.items() if name not in OWN}
     wrapper.config = patches | {k: v for k, v in wrapper.config.items() if k != "triton.cudagraphs"}
     return wrapper
