@@ -34,7 +34,7 @@ class Rewrite:
     "namespace::name": `report` counts them in the generated code. `needs` names entries of
     `requirements.REQUIREMENTS`. `same_function` tells whether it computes what the graph computes, up to rounding: one
     that does not acts only where it is named. `fitting` tells from what a race counted in the graph whether it may
-    match; `share` is the part of a call's time that it is expected to save where no traffic tells.
+    match at all, and `objective` which races it is for.
     """
 
     summary: str
@@ -71,7 +71,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
         "approximate_gelu": Rewrite(
             "Linear with bias and exact GELU as one library call with tanh-GELU",
             patterns=f"{OURS}.linear:add_approximate_patterns",
-            operators=("backend_kwargs::linear_gelu",),
+            operators=("backend_kwargs::linear_approximated_gelu",),
             same_function=False,
             costs="tanh-GELU differs from exact GELU by up to 5e-4",
             fitting=lambda stats: stats.gemms > 0,

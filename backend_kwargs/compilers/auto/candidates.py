@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.layers import same
+from backend_kwargs.rewrites import list_rewrites
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, template_names
 
@@ -51,6 +52,7 @@ class Candidate:
     costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
     rank: int = 1
+    saved_s: float = 0.0  # of each call, where more is known than shares
 
 
 def _gpu(stats: "GraphStats") -> bool:
@@ -209,7 +211,30 @@ def candidates_for(
     # Of one name for two devices that which can gain.
     steps = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
-    return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]
+    return [steps.get(name) or _named(name, options_of) for name in wanted]
+
+
+def _named(name: str, options_of: Callable[[str], Mapping[str, Any]]) -> Candidate:
+    if name in list_rewrites() and name not in template_names():
+        return rewriting(name)
+    return Candidate(name, options_of(name), over=False, rank=2)
+
+
+def rewriting(name: str, matches: int = 0, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
+    """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
+
+    On a CPU, where no limit is known, it is expected to save a share of the library's time.
+    """
+    shares = {} if on_gpu else {"library": 0.2, "generated": 0.2}
+    return Candidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s)
+
+
+def merged(under: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
+    """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
+    options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
+    if candidate.over and "rewrites" in candidate.options and "rewrites" in under:
+        options["rewrites"] = list(dict.fromkeys((*under["rewrites"], *candidate.options["rewrites"])))
+    return options
 
 
 def step_names() -> list[str]:
@@ -218,8 +243,8 @@ def step_names() -> list[str]:
 
 
 def check_candidates(named: Iterable[str]) -> None:
-    """Raise where one of `named` is neither a step nor a template, or a race itself."""
-    steps = step_names()
+    """Raise where one of `named` is neither a step nor a rewrite nor a template, or a race itself."""
+    steps = [*step_names(), *list_rewrites()]
     for part in (part for name in named if name not in steps for part in split_templates(name)):
         if part not in template_names():
             raise unknown("candidate", part, [*steps, *template_names()])
@@ -232,14 +257,21 @@ def trusted(
     options: Mapping[str, Any],
     options_of: Callable[[str], Mapping[str, Any]],
     listed: Iterable[str] = (),
+    rewrites: Iterable[str] = (),
 ) -> bool:
-    """Tell whether the winner is a step or one of the candidates `listed`, and these set each option so.
+    """Tell whether the winner is a step, one of the `rewrites` or of the candidates `listed`, and these set each option so.
 
     A stored decision that says anything else is not followed: a template that was not asked for may freeze weights or
     write files, and an option may name a program that Inductor runs.
     """
-    steps, templates = step_names(), set(listed)
+    rewrites, listed = set(rewrites), set(listed)
+    rewrites |= listed.intersection(list_rewrites())
+    steps, templates = [*step_names(), *rewrites], listed - rewrites
     if winner not in steps and winner not in templates:
+        return False
+    options = dict(options)
+    applied = options.pop("rewrites", [])
+    if not isinstance(applied, list | tuple) or not rewrites.issuperset(applied):
         return False
     known = [step.options for step in STEPS]
     for name in templates.difference(steps) if options else ():

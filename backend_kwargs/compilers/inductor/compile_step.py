@@ -9,14 +9,14 @@ from typing import Any
 # Called as compile_fx is, with compile_fx itself before its arguments.
 stand_in: ContextVar[Callable[..., Any] | None] = ContextVar("stand_in", default=None)
 
-_lowered: ContextVar[list[Any] | None] = ContextVar("_lowered", default=None)
+_lowered: ContextVar[tuple[list[Any], Callable[[], None]] | None] = ContextVar("_lowered", default=None)
 
 
 @contextmanager
-def noting_lowered() -> Iterator[list[Any]]:
-    """Yield a list to which each graph that Inductor lowers meanwhile is added, as a copy."""
+def noting_lowered(then: Callable[[], None] = lambda: None) -> Iterator[list[Any]]:
+    """Yield a list to which each graph that Inductor lowers meanwhile is added, as a copy; `then` is called after it."""
     found: list[Any] = []
-    token = _lowered.set(found)
+    token = _lowered.set((found, then))
     try:
         yield found
     finally:
@@ -25,9 +25,9 @@ def noting_lowered() -> Iterator[list[Any]]:
 
 def noted(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
     """Return `inner_compile`, which notes the graphs that come to it where `noting_lowered` asks for them."""
-    found = _lowered.get()
-    if found is None:
+    if (noting := _lowered.get()) is None:
         return inner_compile
+    found, then = noting
 
     def compile_one(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         from torch.fx import GraphModule
@@ -35,6 +35,7 @@ def noted(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
         spare = GraphModule(gm, copy.deepcopy(gm.graph))
         spare.meta = dict(gm.meta)
         found.append(spare)
+        then()
         return inner_compile(gm, example_inputs, **kwargs)
 
     return compile_one

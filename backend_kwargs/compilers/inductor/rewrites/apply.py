@@ -88,3 +88,9 @@ def find_in(gms: Sequence[GraphModule], name: str) -> Found:
             count += number
             saved += sum(map(operators.saved_bytes, spare.graph.nodes))
     return Found(count, saved)
+
+
+def find_in_traced(gm: GraphModule, example_inputs: Sequence[Any], name: str) -> Found:
+    """Return what the rewrite `name` finds in dynamo's graph, which stays as it is."""
+    change = resolved(find_rewrite(name).traced)(gm, example_inputs)
+    return Found(change.count, change.bytes) if change else Found(0, 0.0)

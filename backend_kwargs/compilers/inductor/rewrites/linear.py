@@ -44,7 +44,7 @@ def add_patterns(passes: PatternMatcherPass) -> None:
 
 def add_approximate_patterns(passes: PatternMatcherPass) -> None:
     """Add what ends in exact GELU, which tanh-GELU replaces."""
-    _add(passes, _gelu, operators.linear_gelu)
+    _add(passes, _gelu, operators.linear_approximated_gelu)
 
 
 def _add(passes: PatternMatcherPass, activation: Callable[..., Any], operator: Any) -> None:

@@ -162,6 +162,13 @@ def _linear_gelu_cuda(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 linear_relu = define(
     "linear_relu(Tensor x, Tensor w, Tensor bias) -> Tensor", _linear_relu, cpu=_linear_relu_cpu, cuda=_linear_relu_cuda
 )
+# The same under another name, so that code tells which rewrite put it there.
+linear_approximated_gelu = define(
+    "linear_approximated_gelu(Tensor x, Tensor w, Tensor bias) -> Tensor",
+    _linear_gelu,
+    cpu=_linear_gelu_cpu,
+    cuda=_linear_gelu_cuda,
+)
 linear_gelu = define(
     "linear_gelu(Tensor x, Tensor w, Tensor bias) -> Tensor", _linear_gelu, cpu=_linear_gelu_cpu, cuda=_linear_gelu_cuda
 )
