@@ -68,6 +68,12 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             operators=("backend_kwargs::linear_relu", "backend_kwargs::linear_gelu"),
             fitting=lambda stats: stats.gemms > 0,
         ),
+        "attention": Rewrite(
+            "Attention that is spelt out, with a bias or without, as one library call",
+            patterns=f"{OURS}.attention:add_patterns",
+            operators=("backend_kwargs::attention",),
+            fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 1,
+        ),
         "approximate_gelu": Rewrite(
             "Linear with bias and exact GELU as one library call with tanh-GELU",
             patterns=f"{OURS}.linear:add_approximate_patterns",

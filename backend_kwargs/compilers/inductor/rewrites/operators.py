@@ -172,3 +172,33 @@ linear_approximated_gelu = define(
 linear_gelu = define(
     "linear_gelu(Tensor x, Tensor w, Tensor bias) -> Tensor", _linear_gelu, cpu=_linear_gelu_cpu, cuda=_linear_gelu_cuda
 )
+
+
+# ---- attention
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    if bias is not None:
+        bias = bias.expand(*q.shape[:-1], k.shape[-2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale).transpose(1, 2).contiguous()
+
+
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    batch, heads, queries, _ = q.shape
+    return q.new_empty(batch, queries, heads, v.shape[-1])
+
+
+def _saved_by_attention(node: Node) -> float:
+    """Return the traffic of scores and weights, each written and read."""
+    q, k = (each.meta["val"] for each in node.all_input_nodes[:2])
+    batch, heads, queries, _ = map(int, q.shape)
+    return 4.0 * batch * heads * queries * int(k.shape[-2]) * q.element_size()
+
+
+# With heads beside their widths, [batch, queries, heads, width]: as the kernels write and the next layer reads it.
+attention = define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> Tensor",
+    _attention,
+    fake=_attention_fake,
+    saved=_saved_by_attention,
+)
