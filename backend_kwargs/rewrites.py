@@ -74,6 +74,13 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             operators=("backend_kwargs::attention",),
             fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 1,
         ),
+        "packed": Rewrite(
+            "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
+            traced=f"{OURS}.packed:pack",
+            same_function=False,
+            costs="a copy of each packed weight; a check of each at every call; writes through `.data` are unseen",
+            fitting=lambda stats: stats.gemms > 1 and not stats.training,
+        ),
         "approximate_gelu": Rewrite(
             "Linear with bias and exact GELU as one library call with tanh-GELU",
             patterns=f"{OURS}.linear:add_approximate_patterns",

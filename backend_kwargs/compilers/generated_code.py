@@ -27,21 +27,21 @@ def autograd_functions(compiled: Callable[..., Any]) -> list[type[Any]]:
 
 
 def rewritten_in(compiled: Callable[..., Any] | None, names: Iterable[str]) -> dict[str, int]:
-    """Return how often each of the rewrites `names` replaced something, by the calls of its operators in the code."""
+    """Return how often each of the rewrites `names` replaced something, less those that did nothing.
+
+    Calls of its operators in the code tell, or what stands around what Inductor made.
+    """
     if not (names := tuple(names)):
         return {}
-    return rewrites_of_codes((graph.source_code for graph in compiled_graphs(compiled)), names)
-
-
-def rewrites_of_codes(sources: Iterable[str], names: Iterable[str]) -> dict[str, int]:
-    """Return how often each of the rewrites `names` replaced something in generated code; those that did nothing lack."""
-    text = "\n".join(map(comparable, sources))
+    text = "\n".join(comparable(graph.source_code) for graph in compiled_graphs(compiled))
     found = {}
     for name in names:
         # Python code calls an operator, C++ code names it to the dispatcher.
         calls = [each.split("::") for each in find_rewrite(name).operators]
         spelled = [rf'torch\.ops\.{space}\.{name}(?:\.\w+)?\(|"{space}::{name}"' for space, name in calls]
         found[name] = len(re.findall("|".join(spelled), text)) if spelled else 0
+    for each in _held(compiled):
+        found |= getattr(each, "rewritten", {})
     return {name: count for name, count in found.items() if count}
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backend_kwargs.compile_records import WRAPPER, Record, records
-from backend_kwargs.compilers.generated_code import comparable, rewrites_of_codes
+from backend_kwargs.compilers.generated_code import comparable, rewritten_in
 from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.report.advice import advice_on, reason_and_hint
@@ -185,7 +185,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         _race(record),
         openvino,
         ran_of(record, codes, relax, openvino),
-        rewrites_of_codes((code.source for code in codes), _rewrites(record)),
+        rewritten_in(record.compiled(), _rewrites(record)),
     )
 
 

@@ -139,7 +139,12 @@ class InductorCompiler:
         if options.get("auto"):
             return self._compile_fastest(gm, example_inputs, options, name)
         step = _compile_frozen if options.get("freezing") else _compile
-        compiled = step(gm, example_inputs, options, name)
+        if names := options.get("rewrites"):
+            from backend_kwargs.compilers.inductor.rewrites.traced import compile_rewritten
+
+            compiled = compile_rewritten(gm, example_inputs, names, lambda gm, inputs: step(gm, inputs, options, name))
+        else:
+            compiled = step(gm, example_inputs, options, name)
         if not (options.get("clone_outputs") and _records(options)):
             return compiled
         from backend_kwargs.compilers.inductor.cudagraph_outputs import with_independent_outputs
