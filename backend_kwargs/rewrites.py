@@ -74,6 +74,27 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             operators=("backend_kwargs::attention",),
             fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 1,
         ),
+        "cudnn_attention": Rewrite(
+            "cuDNN's kernel where scaled_dot_product_attention takes another",
+            patterns=f"{OURS}.attention:add_cudnn_patterns",
+            operators=("backend_kwargs::cudnn_attention",),
+            needs=("gpu",),
+            fitting=lambda stats: stats.attentions > 0,
+        ),
+        "cross_entropy": Rewrite(
+            "Cross-entropy, forward and backward, by kernels that read the logits once each",
+            traced=f"{OURS}.losses:fuse_cross_entropy",
+            operators=("backend_kwargs::cross_entropy",),
+            fitting=lambda stats: stats.gpu and stats.softmaxes > 0,
+        ),
+        "linear_cross_entropy": Rewrite(
+            "A linear layer and cross-entropy in chunks of rows, so that few logits are alive at a time",
+            traced=f"{OURS}.losses:fuse_linear_cross_entropy",
+            operators=("backend_kwargs::linear_cross_entropy",),
+            costs="about a tenth slower; gradients are computed in the forward pass and rounded once for each chunk",
+            fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 0,
+            objective="memory",
+        ),
         "packed": Rewrite(
             "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
             traced=f"{OURS}.packed:pack",

@@ -6,6 +6,7 @@ weights are kept, as a backward pass needs them, another node uses them and noth
 
 import itertools
 import math
+import operator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -240,3 +241,50 @@ def _comes_from_product(node: Any) -> bool:
     while calls(node, aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, prims.convert_element_type.default, *VIEWS):
         node = node.args[0]
     return calls(node, aten.bmm.default)
+
+
+# ---- which library's kernel attends
+
+# By operator: where dropout_p, is_causal and a bias are among its arguments; each returns its result first.
+FLASH = aten._scaled_dot_product_flash_attention.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
+
+
+def add_cudnn_patterns(passes: PatternMatcherPass) -> None:
+    """Add other kernels of scaled_dot_product_attention, in whose place cuDNN's attends."""
+    for target in (FLASH, EFFICIENT):
+        register_graph_pattern(
+            CallFunctionVarArgs(target), extra_check=lambda match: _only_result(match.output_node()), pass_dict=passes
+        )(_by_cudnn)
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _only_result(node: Node) -> bool:
+    """Tell whether nothing but the result is used: what a backward pass takes belongs to one kernel's."""
+    given = _arguments(node)
+    if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
+        return False
+    values = [value_of(given[name]) for name in ("query", "key", "value")]
+    half = all(each is not None and each.dtype in (torch.bfloat16, torch.float16) for each in values)
+    return half and not given.get("dropout_p") and not given.get("return_debug_mask")
+
+
+def _by_cudnn(match: Match, *args: Any, **kwargs: Any) -> None:
+    node = match.output_node()
+    given = _arguments(node)
+    q, k, v = (given[name] for name in ("query", "key", "value"))
+    graph = node.graph
+    scale = given.get("scale")
+    scale = q.meta["val"].shape[-1] ** -0.5 if scale is None else scale
+    with graph.inserting_before(node):
+        by = operators.cudnn_attention
+        attended = insert(graph, by, q, k, v, given.get("attn_bias"), bool(given.get("is_causal")), float(scale))
+        attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
+    for user in [*node.users]:
+        user.replace_all_uses_with(attended)
+        graph.erase_node(user)
+    erase_dead(node)
