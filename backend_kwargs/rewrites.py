@@ -20,6 +20,8 @@ from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, error_t
 from backend_kwargs.spec import check_name
 
 ENTRY_POINT_GROUP = "backend_kwargs.rewrites"
+# Training may rely on a nan that comes through, so `auto` leaves such calls to inference.
+NAN = "the library's ReLU may turn nan into 0"
 OURS = "backend_kwargs.compilers.inductor.rewrites"
 
 
@@ -59,14 +61,15 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Convolution, bias or a norm in eval mode, a residual and ReLU as one library call",
             patterns=f"{OURS}.convolution:add_patterns",
             operators=("backend_kwargs::conv_relu", "backend_kwargs::conv_add_relu"),
-            costs="a norm is folded into weights at each call, rounded to their dtype",
-            fitting=lambda stats: stats.convolutions > 0,
+            costs=f"a norm is folded into weights at each call, rounded to their dtype; {NAN}",
+            fitting=lambda stats: stats.convolutions > 0 and not stats.training,
         ),
         "linear_activation": Rewrite(
             "Linear with bias and ReLU or tanh-GELU as one library call",
             patterns=f"{OURS}.linear:add_patterns",
             operators=("backend_kwargs::linear_relu", "backend_kwargs::linear_gelu"),
-            fitting=lambda stats: stats.gemms > 0,
+            costs=NAN,
+            fitting=lambda stats: stats.gemms > 0 and not stats.training,
         ),
         "attention": Rewrite(
             "Attention that is spelt out, with a bias or without, as one library call",

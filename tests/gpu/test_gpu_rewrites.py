@@ -110,7 +110,7 @@ def code_of(fn, args, names, **options):
     return result, codes[0], compiled
 
 
-def test_no_layout_copy(fresh_inductor_cache):
+def test_no_layout_copy():
     """Between fused convolutions lies no kernel: what Triton does here is to fold the norm."""
     model, x = convs(), normal(8, 32, 28, 28).contiguous(memory_format=LAST)
     result, code, compiled = code_of(model, (x,), ("convolution",))
