@@ -91,7 +91,8 @@ class Graph:
     """One compiled graph; `recompiled` is the guard that failed, "" on a first compile.
 
     `codes` are Inductor's, `relax` is TVM's, and `openvino` is OpenVINO's: another backend leaves none. `race` tells
-    why auto chose as it did; `ran` is None where the graph runs by its own backend.
+    why auto chose as it did; `ran` is None where the graph runs by its own backend. `rewritten` counts what each rewrite
+    replaced.
     """
 
     compile_id: str
@@ -107,6 +108,7 @@ class Graph:
     race: Race | None = None
     openvino: OpenVINO | None = None
     ran: Ran | None = None
+    rewritten: Mapping[str, int] = field(default_factory=dict)
 
     def inductor_config(self) -> dict[str, Any]:
         """Return `Backend.inductor_config()` of what compiled this graph: under auto, of what was decided for it."""
@@ -131,6 +133,8 @@ def lines_of(graph: Graph) -> Iterator[str]:
         yield f"  recompiled: {graph.recompiled.splitlines()[0]}"
     race = graph.race.table.splitlines() if graph.race else []
     yield from (f"  {line}" for line in (*race, *map(_code_line, graph.codes)))
+    if graph.rewritten:
+        yield f"  rewritten: {', '.join(f'{name} {times(count)}' for name, count in graph.rewritten.items())}"
     if graph.relax:
         yield from (f"  {line}" for line in _relax_lines(graph.relax))
     if graph.openvino:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.layers import same
+from backend_kwargs.rewrites import list_rewrites
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, template_names
 
@@ -51,6 +52,7 @@ class Candidate:
     costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
     rank: int = 1
+    saved_s: float = 0.0  # of each call, where more is known than shares
 
 
 def _gpu(stats: "GraphStats") -> bool:
@@ -210,7 +212,30 @@ def candidates_for(
     # Two steps may share a name, one for each device: the one that can gain wins.
     steps = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
-    return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]
+    return [steps.get(name) or _named(name, options_of) for name in wanted]
+
+
+def _named(name: str, options_of: Callable[[str], Mapping[str, Any]]) -> Candidate:
+    if name in list_rewrites() and name not in template_names():
+        return rewriting(name)
+    return Candidate(name, options_of(name), over=False, rank=2)
+
+
+def rewriting(name: str, matches: int = 0, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
+    """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
+
+    Where no traffic tells, as on a CPU, it is expected to save a share of the call's slack.
+    """
+    shares = {} if on_gpu and saved_s else {"library": 0.2, "generated": 0.2}
+    return Candidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s)
+
+
+def merged(under: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
+    """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
+    options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
+    if candidate.over and "rewrites" in candidate.options and "rewrites" in under:
+        options["rewrites"] = list(dict.fromkeys((*under["rewrites"], *candidate.options["rewrites"])))
+    return options
 
 
 def step_names() -> list[str]:
@@ -219,8 +244,8 @@ def step_names() -> list[str]:
 
 
 def check_candidates(named: Iterable[str]) -> None:
-    """Raise if one of `named` is neither a step nor a template, or enables `auto` itself."""
-    steps = step_names()
+    """Raise if one of `named` is neither a step, a rewrite nor a template, or enables `auto` itself."""
+    steps = [*step_names(), *list_rewrites()]
     for part in (part for name in named if name not in steps for part in split_templates(name)):
         if part not in template_names():
             raise unknown("candidate", part, [*steps, *template_names()])
@@ -233,14 +258,21 @@ def trusted(
     options: Mapping[str, Any],
     options_of: Callable[[str], Mapping[str, Any]],
     listed: Iterable[str] = (),
+    rewrites: Iterable[str] = (),
 ) -> bool:
-    """Return whether the winner is a step or one of the candidates `listed`, and these set each option to this value.
+    """Return whether the winner is a step, a rewrite or one of `listed`, and these set each option to this value.
 
     Any other stored decision is ignored: a template that the user did not ask for may freeze weights or write files,
     and an option may name a program that Inductor runs.
     """
-    steps, templates = step_names(), set(listed)
+    rewrites, listed = set(rewrites), set(listed)
+    rewrites |= listed.intersection(list_rewrites())
+    steps, templates = [*step_names(), *rewrites], listed - rewrites
     if winner not in steps and winner not in templates:
+        return False
+    options = dict(options)
+    applied = options.pop("rewrites", [])
+    if not isinstance(applied, list | tuple) or not rewrites.issuperset(applied):
         return False
     known = [step.options for step in STEPS]
     for name in templates.difference(steps) if options else ():

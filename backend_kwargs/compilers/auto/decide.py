@@ -23,6 +23,7 @@ from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.errors import error_text, printable, warn_once
+from backend_kwargs.rewrites import fingerprint, list_rewrites
 
 
 @dataclass
@@ -280,11 +281,12 @@ class _Question:
             "objective": settings.objective,
             "tolerance": settings.tolerance,
             "options": sorted(self.request.tools.fixed.items()),
+            "rewrites": [(name, fingerprint([name])) for name in self.request.tools.rewrites],
         }
 
     def _template(self, name: str) -> list[tuple[str, Any]]:
-        """Return what a template sets now; for a step this is empty, since the table of steps is part of the key."""
-        return [] if name in step_names() else sorted(self.request.tools.options_of(name).items())
+        """Return what a template sets now; empty for a step or a rewrite: the key holds their tables."""
+        return [] if name in (*step_names(), *list_rewrites()) else sorted(self.request.tools.options_of(name).items())
 
     @cached_property
     def scope(self) -> str:
@@ -316,4 +318,5 @@ class _Question:
         return Store(instead) if instead else open_store(settings.store)
 
     def _trusts(self, winner: str, options: Mapping[str, Any]) -> bool:
-        return trusted(winner, options, self.request.tools.options_of, self.request.settings.candidates or ())
+        tools, listed = self.request.tools, self.request.settings.candidates or ()
+        return trusted(winner, options, tools.options_of, listed, tools.rewrites)

@@ -24,7 +24,8 @@ T = TypeVar("T")
 class RaceRow:
     """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds.
 
-    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by.
+    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by, `rewritten` how
+    often the graph's parts were replaced, by rewrite.
     """
 
     name: str
@@ -38,6 +39,7 @@ class RaceRow:
     predicted_s: float | None = None
     peak_bytes: int | None = None
     won: bool = False
+    rewritten: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ AS_JSON = ("options", "rows", "machine", "fixed")
 
 def has_form(value: Any) -> bool:
     """Tell whether a file can hold an option's value: a text, a number, or a list of these."""
-    return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list) else [value]))
+    return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list | tuple) else [value]))
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:

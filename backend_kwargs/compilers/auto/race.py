@@ -5,28 +5,32 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch._dynamo.utils import get_metrics_context
 from torch._guards import TracingContext
+from torch.fx import GraphModule
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for, merged
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.eligibility import recomputes
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats
 from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
 from backend_kwargs.compilers.auto.request import RESTARTS, Request, Tools
+from backend_kwargs.compilers.auto.rewritten import candidates_of_rewrites, lowered_anew
 from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
-from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
+from backend_kwargs.compilers.generated_code import comparable, compiled_graphs, rewritten_in
 from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.inductor.compile_step import noting_lowered
 from backend_kwargs.measure import Accuracy
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -124,6 +128,7 @@ class _Race:
     codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
     default_s: float = 0.0
     library: dict[Product, float] | None = None
+    lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
 
     @property
@@ -161,6 +166,7 @@ class _Race:
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
         left = candidates_for(self.stats, self.settings.effort, self.settings.candidates, self.tools.options_of)
+        left += self._rewrites()
         count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
@@ -179,6 +185,20 @@ class _Race:
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             champion = self._meet(champion, following)
         return champion
+
+    def _rewrites(self) -> list[Candidate]:
+        """Return the rewrites that match, unless candidates are named."""
+        if self._named or self._over:
+            return []
+
+        @cache
+        def lowered() -> list[GraphModule]:
+            again = partial(self.request.compile_one, self.task.copy(), self.request.example_inputs, {})
+            return self.lowered or lowered_anew(again)
+
+        traced = self.task.copy(), self.request.example_inputs
+        objective = self.settings.objective
+        return candidates_of_rewrites(self.tools.rewrites, self.stats, objective, lowered, traced, self.device)
 
     # ---- before
 
@@ -260,11 +280,11 @@ class _Race:
         if self.base is None:  # default fails or is wrong, so there is no slack to compute from
             return 1.0
         seconds, slack = self.base
-        return 1 - (seconds - slack.saves(candidate.shares)) / (champion.row.seconds or seconds)
+        saved_s = slack.saves(candidate.shares) + candidate.saved_s
+        return 1 - (seconds - saved_s) / (champion.row.seconds or seconds)
 
     def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
-        under = champion.row.options if candidate.over else {}
-        return {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
+        return merged(champion.row.options if candidate.over else {}, candidate)
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager if the champion, which was timed only against other candidates, is slower than eager."""
@@ -326,7 +346,8 @@ class _Race:
         return None
 
     def _compiled(self, options: Mapping[str, Any]) -> Callable[..., Any]:
-        with get_metrics_context():
+        noting = noting_lowered() if not options and not self.lowered else nullcontext(self.lowered)
+        with get_metrics_context(), noting as self.lowered:
             return self.request.compile_one(self.task.copy(), self.request.example_inputs, options)
 
     def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
@@ -335,7 +356,8 @@ class _Race:
         accuracy = self._check(candidate, fn)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
-        elif self.settings.objective == "memory":
+        row.rewritten = rewritten_in(fn, row.options.get("rewrites", ()))
+        if accuracy.passed and self.settings.objective == "memory":
             call()  # the first call allocates the inputs, which do not count
             row.peak_bytes = measure.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
