@@ -38,7 +38,8 @@ class Candidate:
     `over` merges them onto those of the fastest so far but for `without`, so that the reduction options of one step and
     the CUDA graphs of another end up together; otherwise they stand alone. `can_gain` tells from the graph whether
     trying can be of use. `shares` are the parts of a call's slack that it has removed before, `costs` what it takes to
-    compile and tune: both decide which candidate comes next, and whether it is worth its time.
+    compile and tune: both decide which candidate comes next, and whether it is worth its time. `gain` is the share of a
+    call's seconds that it is expected to save, where no part of the slack says so: a lower precision does other work.
     Among equals the lower `rank` is kept.
     """
 
@@ -51,6 +52,7 @@ class Candidate:
     costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
     rank: int = 1
+    gain: float | None = None
 
 
 def _gpu(stats: "GraphStats") -> bool:
@@ -89,6 +91,7 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
+PRECISION_GAIN = 0.3  # of a call, on a CPU with AVX-512 BF16: 0.2 to 0.5 on three models
 # Shares and costs are of 11 models and 41 kernels raced in full on an H200 (torch 2.11). On the models only CUDA graphs
 # won more than 1.2 %; what changes generated kernels won most of a softmax's slack, and little where kernels are many.
 AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.65), Costs(0.65), Costs(1.0, op_s=0.3), 0.3
@@ -212,6 +215,13 @@ def candidates_for(
     return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]
 
 
+def precision_candidates(precisions: Iterable[str], max_error: float | None) -> list[Candidate]:
+    """Return a step for each precision that the user consents to, within the bound that was given with it."""
+    return [
+        Candidate(name, {"precision": name, "max_error": max_error}, rank=2, gain=PRECISION_GAIN) for name in precisions
+    ]
+
+
 def step_names() -> list[str]:
     """Return what names of candidates stand for a step here; all others are templates."""
     return [EAGER, DEFAULT, *(step.name for step in STEPS)]
@@ -232,16 +242,20 @@ def trusted(
     options: Mapping[str, Any],
     options_of: Callable[[str], Mapping[str, Any]],
     listed: Iterable[str] = (),
+    precisions: Iterable[Candidate] = (),
 ) -> bool:
     """Tell whether the winner is a step or one of the candidates `listed`, and these set each option so.
+
+    `precisions` are the candidates of what was consented to.
 
     A stored decision that says anything else is not followed: a template that was not asked for may freeze weights or
     write files, and an option may name a program that Inductor runs.
     """
-    steps, templates = step_names(), set(listed)
+    lower = {each.name: each.options for each in precisions}
+    steps, templates = [*step_names(), *lower], set(listed)
     if winner not in steps and winner not in templates:
         return False
-    known = [step.options for step in STEPS]
+    known = [*(step.options for step in STEPS), *lower.values()]
     for name in templates.difference(steps) if options else ():
         try:
             known.append(options_of(name))

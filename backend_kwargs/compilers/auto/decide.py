@@ -13,7 +13,14 @@ import torch
 from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, key_of, machine, spelled
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
+from backend_kwargs.compilers.auto.candidates import (
+    DEFAULT,
+    EAGER,
+    STEPS,
+    precision_candidates,
+    step_names,
+    trusted,
+)
 from backend_kwargs.compilers.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.compilers.auto.decision import Decision, RaceRow, plain
 from backend_kwargs.compilers.auto.eligibility import communicates, is_tiny, may_communicate, why_never
@@ -88,7 +95,7 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     A race leaves nothing but its decision: the winner is compiled anew, mostly out of Inductor's cache, so that what
     comes back is what compiling it alone gives.
     """
-    question = _Question(request, bucket_of(request.gm, request.example_inputs))
+    question, began = _Question(request, bucket_of(request.gm, request.example_inputs)), time.time()
     decision = question.decision()
     tell(decision)
     if decision.winner == EAGER:
@@ -97,8 +104,10 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     if not decision.options:
         return request.compile_one(request.gm, request.example_inputs, {})
     spare = copy_of_graph(request.gm)
+    # What was decided before, on other inputs or weights, is held to its bound on these: the compiler measures it.
+    known = {"max_error": None} if "precision" in decision.options and decision.made >= began else {}
     try:
-        return request.compile_one(request.gm, request.example_inputs, decision.options)
+        return request.compile_one(request.gm, request.example_inputs, {**decision.options, **known})
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - what won elsewhere, or on another graph, may fail here in any way
@@ -114,6 +123,13 @@ def _warn_where_none_is_right(decision: Decision) -> None:
     if compiled and not any(row.status == "pass" for row in compiled):
         reasons = "; ".join(f"{row.name}: {printable(row.reason)}" for row in compiled if row.status != "skipped")
         warn_once(f"A graph runs in eager, because no candidate passed the accuracy check: {reasons}.")
+
+
+def _facts(result: Any) -> str:
+    """Return what the graph held in words, with the winner's error where it computes in a lower precision."""
+    row = result.winner
+    error = "" if row.error is None else f", error {row.error:.2g} (max_error={row.max_error:g})"
+    return f"{result.stats}{error}"
 
 
 @dataclass(frozen=True)
@@ -214,7 +230,7 @@ class _Question:
             options=result.winner.options,
             rows=result.rows,
             machine=machine(),
-            facts=str(result.stats),
+            facts=_facts(result),
             seconds=result.seconds,
             cut_s=budget_s if result.cut else 0.0,
             fixed=plain(self.request.tools.fixed),
@@ -280,6 +296,8 @@ class _Question:
             "objective": settings.objective,
             "tolerance": settings.tolerance,
             "options": sorted(self.request.tools.fixed.items()),
+            # Only where it is asked for, so that decisions of before still are found.
+            **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
         }
 
     def _template(self, name: str) -> list[tuple[str, Any]]:
@@ -316,4 +334,6 @@ class _Question:
         return Store(instead) if instead else open_store(settings.store)
 
     def _trusts(self, winner: str, options: Mapping[str, Any]) -> bool:
-        return trusted(winner, options, self.request.tools.options_of, self.request.settings.candidates or ())
+        settings = self.request.settings
+        precisions = precision_candidates(settings.precision, settings.max_error)
+        return trusted(winner, options, self.request.tools.options_of, settings.candidates or (), precisions)

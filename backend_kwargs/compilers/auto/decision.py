@@ -24,7 +24,8 @@ T = TypeVar("T")
 class RaceRow:
     """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds.
 
-    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by.
+    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by. `error` is the
+    relative RMSE to float64 that was measured under a lower precision, and `max_error` the bound that was given.
     """
 
     name: str
@@ -38,6 +39,8 @@ class RaceRow:
     predicted_s: float | None = None
     peak_bytes: int | None = None
     won: bool = False
+    error: float | None = None
+    max_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

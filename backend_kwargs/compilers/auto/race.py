@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,13 @@ from torch._dynamo.utils import get_metrics_context
 from torch._guards import TracingContext
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
+from backend_kwargs.compilers.auto.candidates import (
+    DEFAULT,
+    EAGER,
+    Candidate,
+    candidates_for,
+    precision_candidates,
+)
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.eligibility import recomputes
@@ -27,6 +33,8 @@ from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
 from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
 from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.precision.error import against, in_float64
+from backend_kwargs.errors import error_text
 from backend_kwargs.measure import Accuracy
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -160,7 +168,10 @@ class _Race:
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after all candidates that are worth their time, those that gain most per second first."""
-        left = candidates_for(self.stats, self.settings.effort, self.settings.candidates, self.tools.options_of)
+        left = [
+            *candidates_for(self.stats, self.settings.effort, self.settings.candidates, self.tools.options_of),
+            *precision_candidates(self.settings.precision, self.settings.max_error),
+        ]
         count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
@@ -181,6 +192,18 @@ class _Race:
         return champion
 
     # ---- before
+
+    @cached_property
+    def _precise(self) -> dict[str, Any] | str:
+        """What the graph gives in float64, which a lower precision is held to; where that cannot be had, why."""
+        if self.stats.random:
+            return "it draws random numbers"
+        if SLOWER_IN_PRECISION * self.eager_s > self._left_s:
+            return f"there is no time for it within budget_s={self.settings.budget_s:g}; raise budget_s"
+        try:
+            return in_float64(self.task)
+        except Exception as error:  # noqa: BLE001 - a kernel without float64, or no memory left
+            return error_text(error)
 
     def _reference(self) -> Any | None:
         # A copy in higher precision, leaf by leaf, would take sandboxed what shares memory.
@@ -242,6 +265,8 @@ class _Race:
             return self._out_of_time
         if (predicted := self._predicted_s(candidate)) > self._left_s:
             return f"{OVER_BUDGET}: about {predicted:.0f} s of compiling, {self._left_s:.0f} s are left"
+        if "precision" in options and isinstance(self._precise, str):
+            return f"its error cannot be measured in float64: {self._precise}"
         if self._named or self.settings.objective == "memory":
             return ""
         gain = self._gain(candidate, champion)
@@ -257,6 +282,8 @@ class _Race:
 
     def _gain(self, candidate: Candidate, champion: Runner) -> float:
         """Return the share of the champion's time that the candidate may save, by what its kind has saved before."""
+        if candidate.gain is not None:
+            return candidate.gain
         if self.base is None:  # default is wrong or fails: nothing is known
             return 1.0
         seconds, slack = self.base
@@ -290,6 +317,9 @@ class _Race:
         row = runner.row
         if row.status != "pass" or row.seconds is None or self._named or self._over:
             return
+        if "precision" in row.options and self.base is not None:
+            self.base = row.seconds, self.base[1].scaled(row.seconds / self.base[0])
+            return
         try:
             if self.library is None:
                 self.library = time_library(self.stats.products, self.device)
@@ -321,18 +351,24 @@ class _Race:
                 row.status, row.reason = "same code", f"as {same}"
         if row.status == "pass":
             return runner
+        if runner and row.error is not None and self._may_time:
+            self._timed(runner, champion)  # never chosen, and worth knowing when the bound is reconsidered
         self.rows.append(row)
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
 
     def _compiled(self, options: Mapping[str, Any]) -> Callable[..., Any]:
         with get_metrics_context():
-            return self.request.compile_one(self.task.copy(), self.request.example_inputs, options)
+            # The error of what was compiled is measured here, on what it returns.
+            measured = {"max_error": None} if "precision" in options else {}
+            return self.request.compile_one(
+                self.task.copy(), self.request.example_inputs, {**options, **measured}
+            )
 
     def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
         call = _Call(fn, self.task, self.dynamo_s)
-        accuracy = self._check(candidate, fn)
+        accuracy = self._within_bound(fn, row) if "precision" in row.options else self._check(candidate, fn)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
         elif self.settings.objective == "memory":
@@ -354,6 +390,15 @@ class _Race:
         self.expected = seen if accuracy.passed else None
         return accuracy
 
+    def _within_bound(self, fn: Callable[..., Any], row: RaceRow) -> Accuracy:
+        """Measure the error of a candidate in a lower precision, and hold it to the bound that the user gave."""
+        assert self.expected is not None
+        assert not isinstance(self._precise, str)
+        assert self.settings.max_error is not None
+        accuracy = against(self.task.observe(fn), self.expected, self._precise, self.settings.max_error)
+        row.error, row.max_error = accuracy.error, self.settings.max_error
+        return accuracy
+
     def _compare(self, seen: dict[str, Any]) -> Accuracy:
         if self.expected is None:
             return Accuracy("fail_accuracy", "default is wrong, so that nothing draws the numbers to compare with")
@@ -371,16 +416,20 @@ class _Race:
         self._list(challenger.row)
         if not self._may_time:
             return challenger.candidate.name == DEFAULT
+        failed = self._timed(challenger, champion)
+        return "challenger" not in failed if failed else better(challenger, champion, self.settings.objective)
+
+    def _timed(self, challenger: Runner, champion: Runner) -> dict[str, Exception]:
+        """Time both in turn and note it in their rows; return what either raised."""
         failed: dict[str, Exception] = {}
         warm = self.eager_s <= SLOW_S
         samples = interleaved(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=warm)
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
-        if failed:
-            return "challenger" not in failed
-        self._note_figures(challenger, champion, samples)
-        return better(challenger, champion, self.settings.objective)
+        if not failed:
+            self._note_figures(challenger, champion, samples)
+        return failed
 
     def _note_figures(self, challenger: Runner, champion: Runner, samples: Mapping[str, list[float]]) -> None:
         challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name

@@ -1,7 +1,7 @@
 """The precisions that a caller may consent to, as data, and the checks of what was asked. Imports no torch."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -96,9 +96,9 @@ def verify(options: Mapping[str, Any], here: Machine, tell: Callable[[Limit], No
         raise BackendKwargsError("Options 'use_aoti' and 'precision' do not go together; leave one out.")
     for name in names:
         for limit in lacking(name, here):
-            if not limit.otherwise:
+            if not limit.otherwise and not options.get("auto"):
                 raise CannotWorkError(limit)
-            tell(limit)
+            tell(limit if limit.otherwise else replace(limit, otherwise="a race leaves it out"))
 
 
 def lacking(name: str, here: Machine) -> list[Limit]:
