@@ -216,6 +216,9 @@ def _judge(
 ) -> Accuracy:
     tol, floor = tolerance
     figures = _figures(got, want, precise)
+    size = 0.0 if precise is None else root_mean_square(precise)
+    if size and figures.rmse is not None:
+        figures = dataclasses.replace(figures, error=figures.rmse / size)
     if figures.reference_rmse is not None:
         floor = min(floor, _own_floor(want, figures.reference_rmse, max(tol, *(torch.finfo(d).eps for d in dtypes))))
     error, cosine = figures.rmse or 0.0, figures.cosine or 0.0
@@ -226,13 +229,15 @@ def _judge(
         if cosine < LOWEST_COSINE:
             return _failed(close, figures)
         # A cosine alone would pass an output of twice its size.
-        size, wanted = root_mean_square(got), root_mean_square(want)
-        apart = abs(size - wanted) > LARGEST_GROWTH * wanted + floor
-        return _failed(f"{path}: RMS {size:.3g}, eager's is {wanted:.3g}", figures) if apart else figures
+        found, wanted = root_mean_square(got), root_mean_square(want)
+        apart = abs(found - wanted) > LARGEST_GROWTH * wanted + floor
+        return _failed(f"{path}: RMS {found:.3g}, eager's is {wanted:.3g}", figures) if apart else figures
     multiplier = 2.0 if dtypes[0] in WELL_CONDITIONED else 3.0
     allowed = multiplier * (figures.reference_rmse or 0.0) + floor / 10
     far = f"{path}: RMSE to the reference {error:.3g}, at most {allowed:.3g} allowed"
-    return figures if error <= allowed else _failed(far, figures)
+    if error <= allowed:
+        return figures
+    return _failed(far, dataclasses.replace(figures, bound=allowed / size) if size else figures)
 
 
 def _own_floor(want: torch.Tensor, reference_rmse: float, tol: float) -> float:

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from backend_kwargs.compilers.freezing import guard_identity, guard_versions, lifted_parameters
 from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.precision.bounds import is_measured_elsewhere
 from backend_kwargs.compilers.precision.casts import cast_products
 from backend_kwargs.compilers.precision.error import measured_error
 from backend_kwargs.compilers.precision.table import PRECISIONS, why_slow
@@ -89,6 +90,8 @@ def compile_lowered(
     Without a bound, and under `strict`, it raises then. `compile_gm` is called with a copy of `gm`, or with `gm`.
     """
     _last.clear()
+    if is_measured_elsewhere():
+        asked = replace(asked, max_error=None)
     try:
         lowered = lower(gm, example_inputs, asked)
         error = None

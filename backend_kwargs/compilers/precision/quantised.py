@@ -22,14 +22,15 @@ FP8_BLOCK = 16  # float8 products want both sizes of a weight in multiples of it
 def config_of(precision: str) -> Any:
     """Return torchao's configuration of a precision."""
     quantization = _torchao()
-    configs: Mapping[str, Callable[[], Any]] = {
+    # Inductor's options are the caller's, not torchao's, which would set them for the whole process.
+    configs: Mapping[str, Callable[..., Any]] = {
         "int8-dynamic": quantization.Int8DynamicActivationInt8WeightConfig,
         "int8-weight": quantization.Int8WeightOnlyConfig,
         "fp8-dynamic": partial(
             quantization.Float8DynamicActivationFloat8WeightConfig, granularity=quantization.PerRow()
         ),
     }
-    return configs[precision]()
+    return configs[precision](set_inductor_config=False)
 
 
 def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precision: str, held: Held) -> int:
