@@ -320,9 +320,11 @@ def _cpu_dtypes() -> frozenset[str]:
     """Return which half precisions the CPU multiplies; torch says so of x86 alone."""
     from torch import cpu
 
-    amx = cpu._is_amx_tile_supported()
-    found = {"bf16": amx or cpu._is_avx512_bf16_supported(), "fp16": cpu._is_amx_fp16_supported()}
-    return frozenset(name for name, has in found.items() if has)
+    def has(name: str) -> bool:
+        return bool(getattr(cpu, f"_is_{name}_supported", bool)())
+
+    found = {"bf16": has("avx512_bf16") or has("amx_tile"), "fp16": has("amx_fp16")}
+    return frozenset(dtype for dtype, found_here in found.items() if found_here)
 
 
 def _cxx() -> str:

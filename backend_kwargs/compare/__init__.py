@@ -51,9 +51,9 @@ def compare(
     and comes back untouched. A call is timed as in a loop of a user's: the compiled function as `torch.compile` returns
     it, each result held until the next call returns, no steps marked. The baseline is the candidate so labelled, else
     eager, else the first with right numbers. `tolerance` of numbers is absolute and relative; None is 1e-3, in training
-    1e-2. `max_error` accepts numbers beyond it whose relative RMSE to the float64 reference is at most that, in each output
-    (and in all gradients together). Wrong numbers are timed too. `budget_s` bounds the timing alone. `cold` gives each candidate an empty Inductor
-    cache: else a peer that shares kernels with an earlier one, or an earlier run, seems to compile for nothing.
+    1e-2. `max_error` accepts numbers beyond it whose relative RMSE to the float64 reference is at most that, in each
+    output and in all gradients together. Wrong numbers are timed too. `budget_s` bounds the timing alone. `cold` gives
+    each candidate an empty Inductor cache: else a peer that shares kernels with an earlier one, or an earlier run, seems to compile for nothing.
     `progress(label, stage, fraction)` hears the stages "reference", "compile", "compiled", "timing".
 
     Everything runs in this process: peers must be timed interleaved, and a child process for each of twelve candidates

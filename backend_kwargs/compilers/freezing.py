@@ -138,9 +138,7 @@ def _guard(guard: Guard) -> None:
     TracingContext.get().guards_context.dynamo_guards.add(guard)
 
 
-def _same_memory(
-    parameters: list[torch.Tensor], *, versions: bool = False
-) -> Callable[[GuardBuilder, Guard], None]:
+def _same_memory(parameters: list[torch.Tensor], *, versions: bool = False) -> Callable[[GuardBuilder, Guard], None]:
     """Return what makes a guard that fails once the `.data` of any of `parameters` is replaced.
 
     Where `versions`, also once one is changed in place. One guard for all: a call into Python for each would cost three

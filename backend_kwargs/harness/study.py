@@ -43,8 +43,8 @@ class Study:
     """A model in a mode: "fwd", "fwd_bwd" with cotangents, or "train", a step of the optimizer that `optimizer` makes.
 
     `changed` names what a call changes in place, and holds the values from which each check starts; inputs have none,
-    since each check has inputs of its own. `tolerance` is `measure.check`'s, None for its default; `max_error` accepts what
-    is beyond it, by the relative error to the reference.
+    since each check has inputs of its own. `tolerance` is `measure.check`'s, None for its default; `max_error` accepts
+    what is beyond it, by the relative error to the reference.
     """
 
     model: Callable[..., Any]

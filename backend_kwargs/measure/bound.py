@@ -33,7 +33,9 @@ def check_gradients(result: list[Any], reference: list[Any], max_error: float) -
     """Compare all gradients with `reference` as one vector: some are zero but for rounding, as a key's bias has it."""
     pairs = [(got, want) for got, want in zip(result, reference, strict=True) if want is not None and got is not None]
     if any((got is None) != (want is None) for got, want in zip(result, reference, strict=True)):
-        return Accuracy("fail_accuracy", "gradient: eager has gradients where this one has none, or the other way round")
+        return Accuracy(
+            "fail_accuracy", "gradient: eager has gradients where this one has none, or the other way round"
+        )
     error = relative_error([got for got, _ in pairs], [want for _, want in pairs]) if pairs else 0.0
     return judged(error, max_error, "gradient")
 

@@ -185,6 +185,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         _race(record),
         openvino,
         ran_of(record, codes, relax, openvino),
+        record.precision,
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compilers.auto import settings as auto
+from backend_kwargs.compilers.precision.bounds import Used
 from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.registry import decided
 
@@ -91,7 +92,8 @@ class Graph:
     """One compiled graph; `recompiled` is the guard that failed, "" on a first compile.
 
     `codes` are Inductor's, `relax` is TVM's, and `openvino` is OpenVINO's: another backend leaves none. `race` tells
-    why auto chose as it did; `ran` is None where the graph runs by its own backend.
+    why auto chose as it did; `precision` what became of the one that was asked for, or won; `ran` is None where the
+    graph runs by its own backend.
     """
 
     compile_id: str
@@ -107,6 +109,7 @@ class Graph:
     race: Race | None = None
     openvino: OpenVINO | None = None
     ran: Ran | None = None
+    precision: Used | None = None
 
     def inductor_config(self) -> dict[str, Any]:
         """Return `Backend.inductor_config()` of what compiled this graph: under auto, of what was decided for it."""
@@ -129,6 +132,8 @@ def lines_of(graph: Graph) -> Iterator[str]:
         yield f"  options: {', '.join(f'{name}={value!r}' for name, value in graph.options.items())}"
     if graph.recompiled:
         yield f"  recompiled: {graph.recompiled.splitlines()[0]}"
+    if graph.precision:
+        yield f"  {graph.precision}"
     race = graph.race.table.splitlines() if graph.race else []
     yield from (f"  {line}" for line in (*race, *map(_code_line, graph.codes)))
     if graph.relax:

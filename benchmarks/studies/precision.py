@@ -74,14 +74,16 @@ def page(comparison: Comparison, device: str, tokens: int) -> str:
         for row in comparison.rows
         if row.accuracy is not None and row.accuracy.error is not None
     ]
-    races = [f"### {row.label}\n\n```text\n{row.report}\n```" for row in comparison.rows if row.label.startswith("auto")]
+    races = [
+        f"### {row.label}\n\n```text\n{row.report}\n```" for row in comparison.rows if row.label.startswith("auto")
+    ]
     model = SHAPE if device == "cuda" else SMALL
     return "\n\n".join(
         [
             "# Lower precision: prefill of a Llama with random weights",
-            f"`python -m benchmarks precision`: {model}, {tokens} tokens. max_error={MAX_ERROR:g} was fixed before the run.",
+            f"`python -m benchmarks precision`: {model}, {tokens} tokens; max_error={MAX_ERROR:g}, fixed before the run.",
             f"```text\n{comparison}\n```",
-            f"{fastest or 'No lower precision'} over {best or 'nothing'}: {ratio:.2f}x; the bar of {LEAST_GAIN:g}x is {met}.",
+            f"{fastest or 'nothing'} over {best or 'nothing'}: {ratio:.2f}x; the bar of {LEAST_GAIN:g}x is {met}.",
             "## Errors\n\nRelative RMSE of the logits to float64.\n\n" + "\n".join(errors),
             "## Races",
             *races,

@@ -29,6 +29,7 @@ from backend_kwargs.compilers.auto.reporting import forget_reported, progress, t
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.precision.bounds import last_used, note_used
 from backend_kwargs.errors import error_text, printable, warn_once
 
 
@@ -98,6 +99,7 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     question, began = _Question(request, bucket_of(request.gm, request.example_inputs)), time.time()
     decision = question.decision()
     tell(decision)
+    note_used(None)  # of a loser
     if decision.winner == EAGER:
         _warn_where_none_is_right(decision)
         return request.gm.forward
@@ -107,11 +109,16 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     # What was decided before, on other inputs or weights, is held to its bound on these: the compiler measures it.
     known = {"max_error": None} if "precision" in decision.options and decision.made >= began else {}
     try:
-        return request.compile_one(request.gm, request.example_inputs, {**decision.options, **known})
+        compiled = request.compile_one(request.gm, request.example_inputs, {**decision.options, **known})
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - what won elsewhere, or on another graph, may fail here in any way
         why = f"{decision.winner}, which was decided, fails: {error_text(error)}"
+    else:
+        if known and (used := last_used()):
+            row = next(row for row in decision.rows if row.won)
+            note_used(replace(used, error=row.error, max_error=row.max_error))
+        return compiled
     warn_once(f"A graph is compiled under default: {why}")
     memory().decisions.pop(question.slot, None)
     tell(question.default(why))

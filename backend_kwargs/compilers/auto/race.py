@@ -361,9 +361,7 @@ class _Race:
         with get_metrics_context():
             # The error of what was compiled is measured here, on what it returns.
             measured = {"max_error": None} if "precision" in options else {}
-            return self.request.compile_one(
-                self.task.copy(), self.request.example_inputs, {**options, **measured}
-            )
+            return self.request.compile_one(self.task.copy(), self.request.example_inputs, {**options, **measured})
 
     def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""

@@ -94,15 +94,17 @@ class _Cast:
         return count
 
     def _is_single(self, node: Node) -> bool:
-        """Tell whether a product gives float32 and takes nothing else but masks: no out=, nothing that is cast already."""
-        floats = [dtype for each in node.all_input_nodes if (dtype := _dtype(self.gm, each)) and dtype.is_floating_point]
+        """Tell whether a product gives float32 and takes nothing else but masks: no out=, nothing cast already."""
+        floats = [
+            dtype for each in node.all_input_nodes if (dtype := _dtype(self.gm, each)) and dtype.is_floating_point
+        ]
         return _dtype(self.gm, node) == torch.float32 and set(floats) == {torch.float32} and "out" not in node.kwargs
 
     def _cast(self, node: Node) -> None:
         added = PRODUCTS[node.target]
         with self.graph.inserting_before(node):
             args = tuple(
-                map_aggregate(arg, self._clamped if added and at == added[0] else self._narrowed)  # type: ignore[arg-type]
+                map_aggregate(arg, self._clamped if added and at == added[0] else self._narrowed)
                 for at, arg in enumerate(node.args)
             )
             kwargs = {
@@ -131,7 +133,7 @@ class _Cast:
         return self.graph.call_method("to", (leaf, self.dtype))
 
     def _clamped(self, leaf: Any) -> Any:
-        """Cast what is added, such that no finite number becomes infinite: a row of those would be nan after softmax."""
+        """Cast what is added so that no finite number becomes infinite: a row of those would be nan after softmax."""
         if not isinstance(leaf, Node) or _dtype(self.gm, leaf) != torch.float32:
             return leaf
         if leaf.op == "get_attr" or leaf in self.narrow or _is_parameter(leaf):
@@ -195,7 +197,7 @@ def _writes(node: Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = (name.endswith("_") and not name.endswith("__")) or name in ("setitem", "copy_")
     augmented = getattr(operator, name, None) is node.target and name.startswith("i") and name[1:] in dir(operator)
-    inplace = node.kwargs.get("inplace") is True or (node.target in (functional.relu,) and True in node.args[1:])
+    inplace = node.kwargs.get("inplace") is True or (node.target is functional.relu and True in node.args[1:])
     return node.op.startswith("call") and (in_place or augmented or inplace or "out" in node.kwargs)
 
 

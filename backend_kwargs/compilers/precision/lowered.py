@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from backend_kwargs.compilers.freezing import guard_identity, guard_versions, lifted_parameters
 from backend_kwargs.compilers.graphs import copy_of_graph
-from backend_kwargs.compilers.precision.bounds import is_measured_elsewhere
+from backend_kwargs.compilers.precision.bounds import Used, is_measured_elsewhere, note_used
 from backend_kwargs.compilers.precision.casts import cast_products
 from backend_kwargs.compilers.precision.error import measured_error
 from backend_kwargs.compilers.precision.table import PRECISIONS, why_slow
@@ -38,28 +38,6 @@ class Asked:
     strict: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
-    """What became of a precision: its error of at most `max_error`, and the bytes of weights made for it.
-
-    `reason` says why it is not used, "" where it is.
-    """
-
-    precision: str
-    error: float | None
-    max_error: float | None
-    nbytes: int = 0
-    products: int = 0
-    reason: str = ""
-
-    def __str__(self) -> str:
-        if self.reason:
-            return f"precision {self.precision} is not used: {self.reason}"
-        error = "" if self.error is None else f", error {self.error:.2g}, max_error={self.max_error:g}"
-        held = f", {self.nbytes / 2**20:.1f} MiB of weights" if self.nbytes else ""
-        return f"precision {self.precision}: {self.products} products{error}{held}"
-
-
 @dataclass
 class Lowered:
     """A graph in a lower precision: `kept` are the positions of the inputs that it still takes."""
@@ -74,14 +52,6 @@ class Lowered:
         return self.gm(*[inputs[at] for at in self.kept])
 
 
-_last: list[Used] = []  # of the graph that is compiled now: dynamo compiles one at a time
-
-
-def last_used() -> Used | None:
-    """Return what became of the precision that was asked for last, None if none was."""
-    return _last[0] if _last else None
-
-
 def compile_lowered(
     gm: GraphModule, example_inputs: Sequence[Any], asked: Asked, compile_gm: CompileGm
 ) -> Callable[..., Any]:
@@ -89,30 +59,37 @@ def compile_lowered(
 
     Without a bound, and under `strict`, it raises then. `compile_gm` is called with a copy of `gm`, or with `gm`.
     """
-    _last.clear()
+    note_used(None)
     if is_measured_elsewhere():
         asked = replace(asked, max_error=None)
     try:
         lowered = lower(gm, example_inputs, asked)
-        error = None
-        if asked.max_error is not None:
-            accuracy = measured_error(gm, lowered.forward, example_inputs, asked.max_error)
-            if not accuracy.passed:
-                raise UnfitPrecisionError(accuracy.reason)
-            error = accuracy.error
+        error = _error_of(gm, lowered, example_inputs, asked.max_error)
     except UnfitPrecisionError as unfit:
         if asked.max_error is None or asked.strict:
             raise UnfitPrecisionError(f"Precision {asked.precision!r} is refused: {unfit}.") from None
         warn_once(f"A graph is compiled without precision {asked.precision!r}: {unfit}.")
-        _last[:] = [Used(asked.precision, None, asked.max_error, reason=str(unfit))]
+        note_used(Used(asked.precision, None, asked.max_error, reason=str(unfit)))
         return compile_gm(gm, example_inputs)
-    _last[:] = [Used(asked.precision, error, asked.max_error, lowered.held.nbytes, lowered.products)]
+    note_used(Used(asked.precision, error, asked.max_error, lowered.held.nbytes, lowered.products))
     _guard(gm, example_inputs, lowered, asked)
     with _silenced(asked.precision):
         compiled = compile_gm(lowered.gm, [example_inputs[at] for at in lowered.kept])
     if len(lowered.kept) == len(example_inputs) and not lowered.held.positions:
         return compiled
     return _following(compiled, lowered, watched=not asked.freezing)
+
+
+def _error_of(
+    gm: GraphModule, lowered: "Lowered", example_inputs: Sequence[Any], max_error: float | None
+) -> float | None:
+    """Return the error, None where the caller measures it; raise UnfitPrecisionError where it exceeds the bound."""
+    if max_error is None:
+        return None
+    accuracy = measured_error(gm, lowered.forward, example_inputs, max_error)
+    if not accuracy.passed:
+        raise UnfitPrecisionError(accuracy.reason)
+    return accuracy.error
 
 
 def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lowered:
@@ -163,7 +140,7 @@ def _hold_casts(lowered: Lowered, lifted: dict[int, torch.Tensor], dtype: torch.
         while hasattr(lowered.gm, name):
             name += "_"
         lowered.gm.register_parameter(name, Parameter(weight.tensor, requires_grad=False))
-        lowered.gm._param_name_to_source[name] = source_of(placeholders[at], precision)  # type: ignore[index, operator]
+        lowered.gm._param_name_to_source[name] = source_of(placeholders[at], precision)  # type: ignore[index, operator, assignment]
         first = next(node for node in lowered.gm.graph.nodes if node.op != "placeholder")
         with lowered.gm.graph.inserting_before(first):
             held = lowered.gm.graph.get_attr(name)
@@ -184,7 +161,7 @@ def _silenced(precision: str) -> AbstractContextManager[None]:
 def _guard(gm: GraphModule, example_inputs: Sequence[Any], lowered: Lowered, asked: Asked) -> None:
     """Guard which parameters the weights were made of, and their versions where freezing makes constants of these."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    held = {at: placeholders[at]._dynamo_source for at in lowered.held.positions}  # type: ignore[attr-defined]
+    held = {at: placeholders[at]._dynamo_source for at in lowered.held.positions}
     for source in held.values():
         guard_identity(source)
     if held and asked.freezing:
@@ -201,6 +178,6 @@ def _following(compiled: Callable[..., Any], lowered: Lowered, *, watched: bool)
             held.follow(inputs)
         return compiled(*[inputs[at] for at in kept])
 
+    call.__dict__.pop("serialize", None)  # what aot_compile() would save of it knows nothing of these weights
     call.precision_held = held  # type: ignore[attr-defined]  # its weights are alive as long as the compiled graph is
     return call
-

@@ -91,7 +91,7 @@ def _add_module(gm: GraphModule, weight: Weight, placeholder: Node, precision: s
     while hasattr(gm, name):
         name += "_"
     gm.add_submodule(name, _linear(weight.tensor))
-    gm._param_name_to_source[f"{name}.weight"] = source_of(placeholder, precision)  # type: ignore[index, operator]
+    gm._param_name_to_source[f"{name}.weight"] = source_of(placeholder, precision)  # type: ignore[index, operator, assignment]
     return name
 
 
@@ -125,7 +125,7 @@ def _torchao() -> Any:
 
 @contextmanager
 def unhashed() -> Iterator[None]:
-    """Silence AOTAutograd where it says that torchao's tensors have no hash that lasts: their graphs are not cached."""
+    """Silence AOTAutograd where it says that torchao's tensors bring no hash of their own for its cache."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*does not implement _stable_hash_for_caching", UserWarning)
         yield

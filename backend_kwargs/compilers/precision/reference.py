@@ -53,7 +53,7 @@ def widened(gm: GraphModule) -> GraphModule:
         check_bits(node)
         if node.op == "call_method" and node.target in WIDENED:
             node.target = "double"
-        node.args, node.kwargs = map_aggregate(node.args, _wide_dtype), map_aggregate(node.kwargs, _wide_dtype)  # type: ignore[assignment]
+        node.args, node.kwargs = map_aggregate(node.args, _wide_dtype), map_aggregate(node.kwargs, _wide_dtype)
         if node.target is AUTOCAST:
             node.args = _without_autocast(node.args)
     made = GraphModule(gm, graph)

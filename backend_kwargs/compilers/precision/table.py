@@ -122,4 +122,3 @@ def why_slow(name: str, device: str, here: Machine) -> str:
     """Return why a graph on `device` cannot gain by the precision, "" where it can: a machine may have both kinds."""
     lacks = unmet(_needs([name])[0], here if device == "cuda" else here.without_gpu())
     return lacks[0].reason if lacks else ""
-

@@ -46,7 +46,7 @@ class Weight:
 
 def weight_of(parameter: torch.Tensor, precision: str, make: Make) -> Weight:
     """Return the parameter in `precision`, as made before where that is alive, of the parameter's values now."""
-    known = _made.setdefault(parameter, {})
+    known: dict[str, ref[Weight]] = _made.setdefault(parameter, {})  # type: ignore[no-untyped-call]
     found = known[precision]() if precision in known else None
     if found is None:
         state = parameter.data_ptr(), parameter._version
@@ -72,7 +72,7 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the plain tensors that a tensor consists of: a quantised one has values and scales."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[operator]
+    names, _ = tensor.__tensor_flatten__()
     return [part for name in names for part in _parts(getattr(tensor, name))]
 
 
