@@ -186,6 +186,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         openvino,
         ran_of(record, codes, relax, openvino),
         rewritten_in(record.compiled(), _rewrites(record)),
+        record.precision,
     )
 
 

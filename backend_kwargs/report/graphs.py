@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compilers.auto import settings as auto
+from backend_kwargs.compilers.precision.bounds import Used
 from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.registry import decided
 
@@ -109,6 +110,7 @@ class Graph:
     openvino: OpenVINO | None = None
     ran: Ran | None = None
     rewritten: Mapping[str, int] = field(default_factory=dict)
+    precision: Used | None = None
 
     def inductor_config(self) -> dict[str, Any]:
         """Return `Backend.inductor_config()` of what compiled this graph: under auto, of what was decided for it."""
@@ -131,6 +133,8 @@ def lines_of(graph: Graph) -> Iterator[str]:
         yield f"  options: {', '.join(f'{name}={value!r}' for name, value in graph.options.items())}"
     if graph.recompiled:
         yield f"  recompiled: {graph.recompiled.splitlines()[0]}"
+    if graph.precision:
+        yield f"  {graph.precision}"
     race = graph.race.table.splitlines() if graph.race else []
     yield from (f"  {line}" for line in (*race, *map(_code_line, graph.codes)))
     if graph.rewritten:

@@ -95,4 +95,18 @@ def rewrites(
     run(out, cases, rounds, race_s, budget_s, patterns=patterns)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels, bundles, rewrites)
+def precision(
+    device: Device = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Of the prompt; 4096 on a GPU, 64 on a CPU.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1)] = 30,
+    budget_s: Annotated[float, typer.Option(help="Of each race.")] = 60.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="A file for the page.")] = None,
+) -> None:
+    """Time Llama's prefill in float8 beside the modes of bfloat16, with the error of each."""
+    from benchmarks.studies.precision import write_page
+
+    where = device_of(device)
+    write_page(where, tokens or (4096 if where == "cuda" else 64), rounds, budget_s, out)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels, bundles, rewrites, precision)

@@ -8,7 +8,7 @@ from torch._inductor import list_mode_options
 from torch.nn.functional import linear
 
 from backend_kwargs.catalogue import inductor_options
-from backend_kwargs.compilers.auto.candidates import STEPS, candidates_for, trusted
+from backend_kwargs.compilers.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.settings import Settings
@@ -191,9 +191,9 @@ def absent(name):
 
 def test_a_stored_winner_that_this_process_lacks_is_not_followed():
     """A template that was listed and is not registered here sets no option, whatever the stored decision says."""
-    assert trusted("mine", {}, absent, ["mine"])
-    assert not trusted("mine", {"max_autotune": True}, absent, ["mine"])
-    assert trusted("max_autotune", {"max_autotune": True}, absent, ["mine"])
+    allowed = allowed_candidates(["mine"], absent, (), (), None)
+    assert not trusted("mine", {"max_autotune": True}, allowed)
+    assert trusted("max_autotune", {"max_autotune": True}, allowed)
 
 
 def test_products_of_8_bits_count_no_flops():

@@ -24,8 +24,9 @@ T = TypeVar("T")
 class RaceRow:
     """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds.
 
-    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by, `rewritten` how
-    often the graph's parts were replaced, by rewrite.
+    `predicted_s` is the predicted compile time, None if there was nothing to predict it from. `rewritten` counts the
+    replacements of each rewrite. `error` is the measured relative RMSE to float64 under a lower precision, `max_error`
+    the bound that the user gave.
     """
 
     name: str
@@ -40,6 +41,8 @@ class RaceRow:
     peak_bytes: int | None = None
     won: bool = False
     rewritten: dict[str, int] = field(default_factory=dict)
+    error: float | None = None
+    max_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

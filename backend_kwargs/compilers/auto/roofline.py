@@ -34,6 +34,10 @@ class Slack:
         parts = ("launches", "library", "generated")
         return ", ".join(f"{getattr(self, part) * 1e6:.1f} µs ({part})" for part in parts)
 
+    def scaled(self, factor: float) -> "Slack":
+        """Return the slack of the same graph with kernels that take `factor` of their time."""
+        return Slack(self.launches, self.library * factor, self.generated * factor)
+
     def saves(self, shares: Mapping[Part, float]) -> float:
         """Return the seconds that a candidate saves which removes these shares."""
         return float(sum(share * getattr(self, part) for part, share in shares.items()))

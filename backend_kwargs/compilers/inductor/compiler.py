@@ -16,6 +16,7 @@ from backend_kwargs.compilers.inductor.compile_step import noted, stand_in
 from backend_kwargs.compilers.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.compilers.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
 from backend_kwargs.compilers.inductor.torch_fixes import keeping_cubins, mode_options, name_torchs_ptxas, region_name
+from backend_kwargs.compilers.precision import table as precisions
 from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check
@@ -121,6 +122,7 @@ class InductorCompiler:
             if options.get("strict"):
                 raise BackendKwargsError(f"{replace(limit, otherwise='')}")
             tell(limit)
+        precisions.verify(options, _machine(options), tell)
         for name in templates:
             template = find_template(name)
             for limit in limits(f"Template {name!r}", template.needs, template.otherwise, _machine(options)):
@@ -130,7 +132,7 @@ class InductorCompiler:
 
     def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
         return limits_of_options(
-            options, lambda name: self.option(name).default, _machine(options), (*RULES, *auto.RULES)
+            options, lambda name: self.option(name).default, _machine(options), (*RULES, *auto.RULES, *precisions.RULES)
         )
 
     def compile(
@@ -138,6 +140,8 @@ class InductorCompiler:
     ) -> Callable[..., Any]:
         if options.get("auto"):
             return self._compile_fastest(gm, example_inputs, options, name)
+        if options.get("precision"):
+            return self._compile_lowered(gm, example_inputs, options, name)
         step = _compile_frozen if options.get("freezing") else _compile
         if names := options.get("rewrites"):
             from backend_kwargs.compilers.inductor.rewrites.traced import compile_rewritten
@@ -167,6 +171,21 @@ class InductorCompiler:
 
         return compile_fastest(Request(gm, example_inputs, auto.Settings.of(options), compile_one, tools))
 
+    def _compile_lowered(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        from backend_kwargs.compilers.precision.lowered import Asked, compile_lowered
+
+        (precision,) = precisions.named(options["precision"])
+        asked = Asked(
+            precision,
+            options.get("max_error"),
+            freezing=bool(options.get("freezing")),
+            strict=bool(options.get("strict")),
+        )
+        rest = {option: value for option, value in options.items() if option not in precisions.OPTIONS}
+        return compile_lowered(gm, example_inputs, asked, lambda gm, inputs: self.compile(gm, inputs, rest, name))
+
     def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return _torch_wrapper(options).get_compiler_config()  # type: ignore[no-any-return]
 
@@ -192,6 +211,7 @@ class InductorCompiler:
                     f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend."
                 )
         known = [(self.option(name), value) for name, value in options.items()]
+        known = [(o, precisions.named(value) if o.name == "precision" else value) for o, value in known]
         return {o.name: copied(coerce(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
 
 
