@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backend_kwargs.compilers.precision.bounds import last_used, note_used
+
 ARTIFACT = "backend_kwargs_options"
 CACHES = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
 WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
@@ -27,7 +29,7 @@ class Record:
 
     `owner` is the callable that torch.compile was given, `compiled` what the compiler returned; both are weak
     references. `at` is when the compile began, in microseconds since the epoch. `came_back` is whether the compiler
-    returned the graph unchanged; `decision` is that of `auto`.
+    returned the graph unchanged; `decision` is that of `auto`; `precision` is what was used of the requested precision.
     """
 
     backend: Any
@@ -45,6 +47,7 @@ class Record:
     compiled: Callable[[], Any]
     came_back: bool
     decision: Any
+    precision: Any
 
 
 _records: dict[int, Record] = {}
@@ -58,6 +61,7 @@ def records() -> list[Record]:
 def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """Return the result of `compile_graph` unchanged, and keep a record of it."""
     reason = getattr(gm, "compile_subgraph_reason", None)  # read first: the compiler may change `gm`
+    note_used(None)
     _attempt(lambda: trace_options(backend))
     before, at, started = _attempt(_cache_counts), time.time_ns() // 1000, time.perf_counter()
     code = _attempt(lambda: gm.code)
@@ -128,6 +132,7 @@ def _keep(
         compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
         came_back=came_back,
         decision=_decision() if backend.options.get("auto") else None,
+        precision=last_used(),
     )
     _records[key] = record
 

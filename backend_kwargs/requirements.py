@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +16,7 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
 
-OPTIONAL_PACKAGES = ("openvino", "psutil", "torch_xla", "tvm", "xgboost")
+OPTIONAL_PACKAGES = ("openvino", "psutil", "torch_xla", "torchao", "tvm", "xgboost")
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 INSTALL_TVM = 'pip install "backend-kwargs[tvm]"'
@@ -28,7 +28,8 @@ class Machine:
     """The properties of a machine; the defaults describe a machine without any.
 
     `gpu` is the name of the first CUDA device, `cuda` the version that torch was built for, `driver` the newest CUDA
-    version that the driver supports, `cutlass` the CUTLASS directory that Inductor would use.
+    version that the driver supports, `cutlass` the CUTLASS directory that Inductor would use, `cpu_dtypes` the half
+    precisions for which the CPU has instructions.
     """
 
     gpu: str | None = None
@@ -47,6 +48,12 @@ class Machine:
     cutlass: str | None = None
     tvm: str | None = None
     tvm_cuda: bool = False
+    torchao: str | None = None
+    cpu_dtypes: frozenset[str] = frozenset()
+
+    def without_gpu(self) -> "Machine":
+        """Return the same machine for what runs on its CPU."""
+        return replace(self, gpu=None, capability=(0, 0), sms=0, triton=False, triton_tma=False)
 
     def facts(self) -> dict[str, str]:
         """Return the properties as text for people to read."""
@@ -57,10 +64,12 @@ class Machine:
             "driver": f"serves CUDA up to {self.driver}" if self.driver else "none",
             "GPU": f"{self.gpu}, compute capability {capability}, {self.sms} multiprocessors" if self.gpu else "none",
             "Triton": f"{self.triton_version}, {tma} TMA for this GPU" if self.triton_version else "none",
+            "CPU": f"instructions for {' and '.join(sorted(self.cpu_dtypes)) or 'neither bf16 nor fp16'}",
             "C++ compiler": self.cxx or "none",
             "nvcc": self.nvcc or "none",
             "CUTLASS": self.cutlass or "none",
             "TVM": f"{self.tvm}, {'with' if self.tvm_cuda else 'without'} CUDA" if self.tvm else "none",
+            "torchao": self.torchao or "none",
         }
 
 
@@ -114,6 +123,26 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
             lambda m: {"xgboost", "psutil"} <= m.packages,
             "xgboost and psutil are not both importable",
             "pip install xgboost psutil, or take cost_model='random'",
+        ),
+        "torchao": Requirement(
+            lambda m: "torchao" in m.packages,
+            "torchao is not importable",
+            'pip install "backend-kwargs[torchao]"',
+        ),
+        "bf16_unit": Requirement(
+            lambda m: m.capability >= (8, 0) or m.hip or "bf16" in m.cpu_dtypes,
+            "neither the GPU nor the CPU has instructions for bfloat16 products",
+            "run on a GPU of compute capability 8.0 and up, or a CPU with AVX-512 BF16 or AMX",
+        ),
+        "fp16_unit": Requirement(
+            lambda m: m.capability >= (7, 0) or m.hip or "fp16" in m.cpu_dtypes,
+            "neither the GPU nor the CPU has instructions for float16 products",
+            "run on a GPU of compute capability 7.0 and up, or a CPU with AMX-FP16",
+        ),
+        "fp8": Requirement(
+            lambda m: m.capability >= (8, 9) and not m.hip,
+            "no GPU has instructions for float8 products (compute capability 8.9 and up)",
+            "run on an Ada or Hopper GPU or a later one",
         ),
         "nvcc": Requirement(
             lambda m: m.nvcc is not None, "nvcc is not found", "install the CUDA toolkit, or set CUDACXX"
@@ -282,7 +311,20 @@ def machine() -> Machine:
         cutlass=_cutlass(),
         tvm=tvm and f"apache-tvm {tvm}, apache-tvm-ffi {installed_version('apache-tvm-ffi')}",
         tvm_cuda=_tvm_has_cuda(),
+        torchao=installed_version("torchao"),
+        cpu_dtypes=_cpu_dtypes(),
     )
+
+
+def _cpu_dtypes() -> frozenset[str]:
+    """Return which half precisions the CPU multiplies; torch says so of x86 alone."""
+    from torch import cpu
+
+    def has(name: str) -> bool:
+        return bool(getattr(cpu, f"_is_{name}_supported", bool)())
+
+    found = {"bf16": has("avx512_bf16") or has("amx_tile"), "fp16": has("amx_fp16")}
+    return frozenset(dtype for dtype, found_here in found.items() if found_here)
 
 
 def _cxx() -> str:

@@ -16,13 +16,16 @@ PACKAGE_ORDER = """
 errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
 measure.inputs measure.accuracy measure.environment measure.failures measure.timing measure.memory measure.statistics
 measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.generated_code compilers.graphs
-compilers.freezing compilers.inductor
+compilers.freezing compilers.precision compilers.precision.table compilers.precision.bounds
+compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
+compilers.inductor
 compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
 compilers.inductor.cudagraph_outputs
 compilers.auto
 compilers.auto.settings compilers.auto.request compilers.auto.eligibility compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
 compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting compilers.auto.deadline compilers.auto.workload
+compilers.precision.error compilers.precision.lowered
 compilers.auto.ddp_buckets
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.head_to_head compilers.auto.race compilers.auto.decide
 compilers.inductor.compiler
@@ -60,7 +63,8 @@ execution.session
 analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
 analysis.report
 arguments
-studies studies.bundles studies.overhead studies.templates studies.tune_kernels studies.tvm_speed studies.commands
+studies studies.bundles studies.overhead studies.precision studies.templates studies.tune_kernels studies.tvm_speed
+studies.commands
 cli
 """
 DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what they show
@@ -83,6 +87,9 @@ BEFORE_A_GRAPH = (
     "inductor/fallbacks",
     "inductor/torch_fixes",
     "openvino",
+    "precision/__init__",
+    "precision/bounds",
+    "precision/table",
     "tvm/__init__",
     "tvm/checks",
     "tvm/compiler",

@@ -17,6 +17,7 @@ from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_tex
 from backend_kwargs.cli.console import console, print_table, quiet
 from backend_kwargs.cli.modules import folder_of, importable, imported
 from backend_kwargs.cli.pasting import lines_to_paste
+from backend_kwargs.compilers.precision import table
 from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.spec import split_candidates
@@ -54,6 +55,14 @@ def show(
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; default: where the factory put the model.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timing rounds; each round times every candidate.")] = 30,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[,NAME]", help="Also tmpl-inductor in each precision: bf16, int8-dynamic, ..."),
+    ] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option(help="Largest relative RMSE to float64 to accept; --precision needs it."),
+    ] = None,
     tolerance: Annotated[
         float | None, typer.Option(help="Absolute and relative tolerance; default 1e-3, in training 1e-2.")
     ] = None,
@@ -66,6 +75,7 @@ def show(
     A FILE.py and its factory can import the files next to it, as with `python FILE.py`.
     """
     _check_outputs(json, plot)  # now, not after minutes of compiling
+    backends = ",".join([backends, *_in_precisions(precision, max_error)])
     with importable(folder_of(_split(factory)[0])):  # a backend may be a module next to the model
         wanted = list(_backends(backends, assigned(options), config, trust=trust))
     model, example_inputs = built(factory)
@@ -83,6 +93,7 @@ def show(
             device=device,
             rounds=rounds,
             tolerance=tolerance,
+            max_error=max_error,
             progress=progress,
         )
     best = fastest(comparison)
@@ -95,6 +106,14 @@ def show(
         draw(comparison, plot)
     if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
+
+
+def _in_precisions(precision: str | None, max_error: float | None) -> list[str]:
+    """Return a candidate for each precision; raise where one is unknown or no bound is given."""
+    names = table.named(precision)
+    if names and max_error is None:
+        raise BackendKwargsError("--precision needs --max-error, the largest relative error of an output: 1e-2, say.")
+    return [f"tmpl-inductor[precision={name},max_error={max_error:g}]" for name in names]
 
 
 def _check_outputs(json: Path | None, plot: Path | None) -> None:

@@ -41,6 +41,7 @@ def compare(
     budget_s: float | None = None,
     cold: bool = True,
     tolerance: float | None = None,
+    max_error: float | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compile `model` under each candidate, check its results before and after timing, and time all interleaved.
@@ -50,10 +51,11 @@ def compare(
     checked too. The model is copied and not changed. Calls are timed as in a plain loop: the compiled function as
     `torch.compile` returns it, each result kept until the next call returns, no steps marked. The baseline is the
     candidate with that label, else eager, else the first one with right results. `tolerance` is absolute and relative;
-    None is 1e-3, in training 1e-2. Candidates with wrong results are timed too. `budget_s` limits only the timing.
-    `cold` gives each candidate an empty Inductor cache: otherwise one that shares kernels with an earlier candidate, or
-    an earlier run, seems to compile for free. `progress(label, stage, fraction)` is called with the stages "reference",
-    "compile", "compiled", "timing".
+    None is 1e-3, in training 1e-2. `max_error` also accepts results beyond it whose relative RMSE to the float64
+    reference is at most that, in each output and in all gradients together. Candidates with wrong results are timed
+    too. `budget_s` limits only the timing. `cold` gives each candidate an empty Inductor cache: otherwise one that
+    shares kernels with an earlier candidate, or an earlier run, seems to compile for free.
+    `progress(label, stage, fraction)` is called with the stages "reference", "compile", "compiled", "timing".
 
     Everything runs in this process, since interleaved timing needs that, and a child process for each of twelve
     candidates would import torch twelve times. What a process pays once (imports, the start of Inductor) is paid before
@@ -62,7 +64,7 @@ def compare(
     A candidate that fails is a row with the reason. Raises BackendKwargsError for wrong arguments, a device that cannot
     be used here, or a model that cannot be copied.
     """
-    _check_arguments(candidates, mode, rounds, baseline, tolerance)
+    _check_arguments(candidates, mode, rounds, baseline, tolerance, max_error)
     wanted = _usable(device) if device is not None else None
     say = progress or _silence
     inputs = _arguments(example_inputs)
@@ -70,7 +72,7 @@ def compare(
     training = mode == "training"
     with _undisturbed(place, training=training):
         study, notes = _study(model, inputs, place, training=training)
-        study.tolerance = tolerance
+        study.tolerance, study.max_error = tolerance, max_error
         trials = [CandidateTrial(study, candidate, cold) for candidate in candidates]
         say("eager", "reference", 0.0)
         learn(study, trials)
@@ -135,7 +137,12 @@ def _silence(label: str, stage: str, fraction: float) -> None:
 
 
 def _check_arguments(
-    candidates: Sequence[Candidate], mode: str, rounds: int, baseline: str | None, tolerance: float | None
+    candidates: Sequence[Candidate],
+    mode: str,
+    rounds: int,
+    baseline: str | None,
+    tolerance: float | None,
+    max_error: float | None,
 ) -> None:
     labels = [candidate.label for candidate in candidates]
     twice = next((label for label in labels if labels.count(label) > 1), None)
@@ -147,6 +154,8 @@ def _check_arguments(
         raise wrong_value("rounds", "a whole number of at least 1", rounds)
     if tolerance is not None and not tolerance > 0:
         raise wrong_value("tolerance", "a number above 0", tolerance)
+    if max_error is not None and not 0 < max_error < 1:
+        raise wrong_value("max_error", "a number above 0 and below 1", max_error)
     if baseline is not None and baseline not in labels:
         raise unknown("baseline", baseline, labels, otherwise="It is the label of one of the candidates.")
 

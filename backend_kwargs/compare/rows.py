@@ -13,6 +13,7 @@ Mode = Literal["inference", "training"]
 Progress = Callable[[str, str, float], None]
 
 VERSION = 1
+MEANINGLESS = 0.5  # of an output's size: an error beyond it is no question of precision
 COLUMNS = ("backend", "speedup", "95 %", "latency", "compile", "memory", "graphs", "accuracy", "")
 
 
@@ -104,8 +105,18 @@ def cells(row: Row) -> tuple[str, ...]:
     )
     compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
     memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
-    remarks = ", ".join(filter(None, (row.reason or row.verdict, row.tuning)))
+    remarks = ", ".join(filter(None, (_beyond(row) or row.reason or row.verdict, row.tuning)))
     return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, remarks)
+
+
+def _beyond(row: Row) -> str:
+    """Say of numbers that are only less precise what would accept them, "" of all others."""
+    found = row.accuracy
+    if row.status != "fail_accuracy" or found is None or found.error is None or found.bound is None:
+        return ""
+    if found.error > MEANINGLESS:
+        return ""
+    return f"error {found.error:.1e}, above the limit {found.bound:.1e}: raise --max-error to accept it"
 
 
 def _seconds(seconds: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from backend_kwargs import measure
 from backend_kwargs.compare.rows import Candidate, Row
+from backend_kwargs.compilers.precision.bounds import measured_elsewhere
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
@@ -42,7 +43,11 @@ class CandidateTrial(Trial):
     def first_call(self) -> Iterator[None]:
         """Set up its cache, and record whether its graphs came from there."""
         hits, misses = _cache_counts()
-        with _empty_cache() if self.cold and self.counted else contextlib.nullcontext():
+        # A precision's error is measured here, by the study: what exceeds it is timed as well.
+        with (
+            _empty_cache() if self.cold and self.counted else contextlib.nullcontext(),
+            measured_elsewhere() if self.study.max_error is not None else contextlib.nullcontext(),
+        ):
             yield
         if self.counted:
             found, missed = _cache_counts()

@@ -58,7 +58,7 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple
     Returns `gm` itself if it has no such parameters, outside dynamo, where nothing guards their identity, and if inputs
     share memory that the graph writes, which Inductor's own freezing handles wrongly.
     """
-    lifted = _lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
+    lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
     if not lifted or _writes_shared_memory(gm, example_inputs):
         return gm, list(range(len(example_inputs)))
     frozen_gm = copy_of_graph(gm)
@@ -69,7 +69,8 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple
     return frozen_gm, [i for i in range(len(placeholders)) if i not in lifted]
 
 
-def _lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Return the parameters and buffers that dynamo made inputs of `gm`, by position."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     return {
         position: value
@@ -119,23 +120,36 @@ def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tenso
     attribute.meta = {key: value for key, value in placeholder.meta.items() if key != "grapharg"}
     placeholder.replace_all_uses_with(attribute)
     gm.graph.erase_node(placeholder)
-    _guard(source.make_guard(GuardBuilder.ID_MATCH))
+    guard_identity(source)
     return source
+
+
+def guard_identity(source: Source) -> None:
+    """Compile anew where another object stands at `source`."""
+    _guard(source.make_guard(GuardBuilder.ID_MATCH))
+
+
+def guard_versions(source: Source, parameters: list[torch.Tensor]) -> None:
+    """Compile anew once any of `parameters` was changed in place, or its memory replaced."""
+    _guard(source.make_guard(_same_memory(parameters, versions=True)))
 
 
 def _guard(guard: Guard) -> None:
     TracingContext.get().guards_context.dynamo_guards.add(guard)
 
 
-def _same_memory(parameters: list[torch.Tensor]) -> Callable[[GuardBuilder, Guard], None]:
+def _same_memory(parameters: list[torch.Tensor], *, versions: bool = False) -> Callable[[GuardBuilder, Guard], None]:
     """Return a guard function that fails once the `.data` of one of `parameters` is replaced.
 
-    One guard for all, since one call into Python per parameter would cost three times as much.
+    With `versions`, also once one is changed in place. One guard for all, since one call into Python per parameter
+    would cost three times as much.
     """
     addresses = [parameter.data_ptr() for parameter in parameters]
+    counts = [parameter._version for parameter in parameters] if versions else []
 
     def same_memory(_: Any) -> bool:
-        return [*map(torch.Tensor.data_ptr, parameters)] == addresses
+        same = [*map(torch.Tensor.data_ptr, parameters)] == addresses
+        return same and (not versions or [parameter._version for parameter in parameters] == counts)
 
     # Kept alive, since new memory could get the old address.
     same_memory.storages = [parameter.untyped_storage() for parameter in parameters]  # type: ignore[attr-defined]

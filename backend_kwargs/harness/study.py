@@ -44,6 +44,7 @@ class Study:
 
     `changed` has, by name, the tensors that a call changes in place, with their values at the start of each check; not
     inputs, since each check has inputs of its own. `tolerance` is passed to `measure.check`; None is its default.
+    `max_error` accepts results beyond it, by the relative error to the reference.
     """
 
     model: Callable[..., Any]
@@ -53,6 +54,7 @@ class Study:
     dtype: torch.dtype | None = None
     optimizer: Callable[[Any], Optimizer] | None = None
     tolerance: float | None = None
+    max_error: float | None = None
     cotangents: list[torch.Tensor] = field(default_factory=list)
     changed: dict[str, torch.Tensor | None] = field(default_factory=dict)
     truths: list[Truth] = field(default_factory=list)
@@ -166,7 +168,23 @@ class Study:
         seen = self.observe(subject, copy.deepcopy(truth.inputs))
         judge = partial(measure.check, dtype=self.dtype, training=self.mode != "fwd", tol=self.tolerance)
         precise = truth.reference or {}
-        return measure.worst([judge(seen[what], truth.eager[what], precise.get(what), what=what) for what in seen])
+        accuracy = measure.worst([judge(seen[what], truth.eager[what], precise.get(what), what=what) for what in seen])
+        if accuracy.passed or self.max_error is None or truth.reference is None:
+            return accuracy
+        return self._within_bound(seen, truth, self.max_error)
+
+    def _within_bound(self, seen: dict[str, Any], truth: Truth, max_error: float) -> Accuracy:
+        judged = []
+        for what, leaves in seen.items():
+            precise = (truth.reference or {})[what]
+            if what == "gradients":
+                names = list(leaves)
+                pair = ([leaves[name] for name in names], [precise.get(name) for name in names])
+                judged.append(measure.check_gradients(*pair, max_error))
+            else:
+                judged.append(measure.check_error(leaves, truth.eager[what], precise, max_error, what=what))
+        failed = [accuracy for accuracy in judged if not accuracy.passed]
+        return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)
 
 
 def move(model: Callable[..., Any], device: torch.device, *, training: bool) -> bool:

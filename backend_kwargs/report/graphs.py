@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compilers.auto import settings as auto
+from backend_kwargs.compilers.precision.bounds import Used
 from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.registry import decided
 
@@ -91,7 +92,8 @@ class Graph:
     """One compiled graph; `recompiled` is the guard that failed, "" for a first compile.
 
     `codes` are Inductor's, `relax` is TVM's and `openvino` is OpenVINO's; other backends report none. `race` has the
-    reasons of auto's choice; `ran` is None if the graph runs on its own backend.
+    reasons of auto's choice; `ran` is None if the graph runs on its own backend. `rewritten` counts the replacements of
+    each rewrite.
     """
 
     compile_id: str
@@ -107,6 +109,8 @@ class Graph:
     race: Race | None = None
     openvino: OpenVINO | None = None
     ran: Ran | None = None
+    rewritten: Mapping[str, int] = field(default_factory=dict)
+    precision: Used | None = None
 
     def inductor_config(self) -> dict[str, Any]:
         """Return `Backend.inductor_config()` of this graph's backend; under auto, with the winner's options."""
@@ -129,8 +133,12 @@ def lines_of(graph: Graph) -> Iterator[str]:
         yield f"  options: {', '.join(f'{name}={value!r}' for name, value in graph.options.items())}"
     if graph.recompiled:
         yield f"  recompiled: {graph.recompiled.splitlines()[0]}"
+    if graph.precision:
+        yield f"  {graph.precision}"
     race = graph.race.table.splitlines() if graph.race else []
     yield from (f"  {line}" for line in (*race, *map(_code_line, graph.codes)))
+    if graph.rewritten:
+        yield f"  rewritten: {', '.join(f'{name} {times(count)}' for name, count in graph.rewritten.items())}"
     if graph.relax:
         yield from (f"  {line}" for line in _relax_lines(graph.relax))
     if graph.openvino:

@@ -1,11 +1,13 @@
 """The candidates of a race: steps, whose options are merged onto the current best's, or whole templates."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.layers import same
+from backend_kwargs.rewrites import list_rewrites
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, template_names
 
@@ -38,8 +40,10 @@ class Candidate:
     `over` merges them onto the current best's options, less those in `without`: so the reduction options of one step
     combine with the CUDA graphs of another. Otherwise they are used alone. `can_gain` tells from the graph whether the
     candidate can help. `shares` are the parts of a call's slack that it removed in past measurements, `costs` its
-    compile and tuning time; both decide which candidate runs next and whether it is worth its time. Among candidates of
-    equal speed the one with the lower `rank` is kept.
+    compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
+    seconds of a call that a rewrite is expected to save beside these; `gain` is the share of a call that a lower
+    precision is expected to save, in place of both. Among candidates of equal speed the one with the lower `rank` is
+    kept.
     """
 
     name: str
@@ -51,6 +55,8 @@ class Candidate:
     costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
     rank: int = 1
+    saved_s: float = 0.0
+    gain: float | None = None
 
 
 def _gpu(stats: "GraphStats") -> bool:
@@ -89,10 +95,9 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
-# Shares and costs were measured on 11 models and 41 kernels, raced in full on an H200 (torch 2.11). On the models only
-# CUDA graphs gained more than 1.2 %. Options for generated kernels removed most of a softmax's slack, and little in
-# graphs with many kernels.
 AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.65), Costs(0.65), Costs(1.0, op_s=0.3), 0.3
+
+PRECISION_GAIN = 0.3  # of a call, on a CPU with AVX-512 BF16: 0.2 to 0.5 on three models
 
 STEPS: tuple[Candidate, ...] = (
     # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph
@@ -210,7 +215,37 @@ def candidates_for(
     # Two steps may share a name, one for each device: the one that can gain wins.
     steps = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
-    return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]
+    return [steps.get(name) or _named(name, options_of) for name in wanted]
+
+
+def _named(name: str, options_of: Callable[[str], Mapping[str, Any]]) -> Candidate:
+    if name in list_rewrites() and name not in template_names():
+        return rewriting(name)
+    return Candidate(name, options_of(name), over=False, rank=2)
+
+
+def rewriting(name: str, matches: int = 0, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
+    """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
+
+    Where no traffic tells, as on a CPU, it is expected to save a share of the call's slack.
+    """
+    shares = {} if on_gpu and saved_s else {"library": 0.2, "generated": 0.2}
+    return Candidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s)
+
+
+def merged(under: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
+    """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
+    options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
+    if candidate.over and "rewrites" in candidate.options and "rewrites" in under:
+        options["rewrites"] = list(dict.fromkeys((*under["rewrites"], *candidate.options["rewrites"])))
+    return options
+
+
+def precision_candidates(precisions: Iterable[str], max_error: float | None) -> list[Candidate]:
+    """Return a step for each precision that the user consents to, within the bound that was given with it."""
+    return [
+        Candidate(name, {"precision": name, "max_error": max_error}, rank=2, gain=PRECISION_GAIN) for name in precisions
+    ]
 
 
 def step_names() -> list[str]:
@@ -219,8 +254,8 @@ def step_names() -> list[str]:
 
 
 def check_candidates(named: Iterable[str]) -> None:
-    """Raise if one of `named` is neither a step nor a template, or enables `auto` itself."""
-    steps = step_names()
+    """Raise if one of `named` is neither a step, a rewrite nor a template, or enables `auto` itself."""
+    steps = [*step_names(), *list_rewrites()]
     for part in (part for name in named if name not in steps for part in split_templates(name)):
         if part not in template_names():
             raise unknown("candidate", part, [*steps, *template_names()])
@@ -228,25 +263,34 @@ def check_candidates(named: Iterable[str]) -> None:
             raise BackendKwargsError(f"Candidate {part!r} enables `auto`; races cannot be nested; leave it out.")
 
 
-def trusted(
-    winner: str,
-    options: Mapping[str, Any],
+def allowed_candidates(
+    named: Iterable[str],
     options_of: Callable[[str], Mapping[str, Any]],
-    listed: Iterable[str] = (),
-) -> bool:
-    """Return whether the winner is a step or one of the candidates `listed`, and these set each option to this value.
+    rewrites: Iterable[str],
+    precisions: Iterable[str],
+    max_error: float | None,
+) -> list[Candidate]:
+    """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
+    allowed = [*STEPS, *map(rewriting, rewrites), *precision_candidates(precisions, max_error)]
+    for name in set(named).difference(step_names()):
+        with contextlib.suppress(BackendKwargsError):  # a template that this process does not have
+            allowed.append(_named(name, options_of))
+    return allowed
+
+
+def trusted(winner: str, options: Mapping[str, Any], allowed: Iterable[Candidate]) -> bool:
+    """Return whether the winner is one of the `allowed` candidates, and these set each option to this value.
 
     Any other stored decision is ignored: a template that the user did not ask for may freeze weights or write files,
     and an option may name a program that Inductor runs.
     """
-    steps, templates = step_names(), set(listed)
-    if winner not in steps and winner not in templates:
-        return False
-    known = [step.options for step in STEPS]
-    for name in templates.difference(steps) if options else ():
-        try:
-            known.append(options_of(name))
-        except BackendKwargsError:  # the template is not known in this process
-            if name == winner:
-                return False
-    return all(any(name in each and same(each[name], value) for each in known) for name, value in options.items())
+    allowed = list(allowed)
+    rewrites = {name for each in allowed for name in each.options.get("rewrites", ())}
+
+    def is_set(name: str, value: Any) -> bool:
+        if name == "rewrites":  # those of several candidates may have joined
+            return isinstance(value, list | tuple) and rewrites.issuperset(value)
+        return any(name in each.options and same(each.options[name], value) for each in allowed)
+
+    names = {EAGER, DEFAULT, *(each.name for each in allowed)}
+    return winner in names and all(is_set(name, value) for name, value in options.items())

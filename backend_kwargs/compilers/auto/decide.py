@@ -13,7 +13,14 @@ import torch
 from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, key_of, machine, spelled
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
+from backend_kwargs.compilers.auto.candidates import (
+    DEFAULT,
+    EAGER,
+    STEPS,
+    allowed_candidates,
+    step_names,
+    trusted,
+)
 from backend_kwargs.compilers.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.compilers.auto.decision import Decision, RaceRow, plain
 from backend_kwargs.compilers.auto.eligibility import communicates, is_tiny, may_communicate, why_never
@@ -22,7 +29,9 @@ from backend_kwargs.compilers.auto.reporting import forget_reported, progress, t
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.precision.bounds import last_used, note_used
 from backend_kwargs.errors import error_text, printable, warn_once
+from backend_kwargs.rewrites import fingerprint, list_rewrites
 
 
 @dataclass
@@ -88,21 +97,29 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     A race leaves nothing but its decision. The winner is compiled again, mostly from Inductor's cache, so that the
     result is the same as without a race.
     """
-    question = _Question(request, bucket_of(request.gm, request.example_inputs))
+    question, began = _Question(request, bucket_of(request.gm, request.example_inputs)), time.time()
     decision = question.decision()
     tell(decision)
+    note_used(None)  # of a loser
     if decision.winner == EAGER:
         _warn_where_none_is_right(decision)
         return request.gm.forward
     if not decision.options:
         return request.compile_one(request.gm, request.example_inputs, {})
     spare = copy_of_graph(request.gm)
+    # What was decided before, on other inputs or weights, is held to its bound on these: the compiler measures it.
+    known = {"max_error": None} if "precision" in decision.options and decision.made >= began else {}
     try:
-        return request.compile_one(request.gm, request.example_inputs, decision.options)
+        compiled = request.compile_one(request.gm, request.example_inputs, {**decision.options, **known})
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - a winner from elsewhere or of another graph may fail in any way
         why = f"the chosen {decision.winner} failed: {error_text(error)}"
+    else:
+        if known and (used := last_used()):
+            row = next(row for row in decision.rows if row.won)
+            note_used(replace(used, error=row.error, max_error=row.max_error))
+        return compiled
     warn_once(f"A graph is compiled under default: {why}")
     memory().decisions.pop(question.slot, None)
     tell(question.default(why))
@@ -114,6 +131,13 @@ def _warn_where_none_is_right(decision: Decision) -> None:
     if compiled and not any(row.status == "pass" for row in compiled):
         reasons = "; ".join(f"{row.name}: {printable(row.reason)}" for row in compiled if row.status != "skipped")
         warn_once(f"A graph runs in eager, because no candidate passed the accuracy check: {reasons}.")
+
+
+def _facts(result: Any) -> str:
+    """Return what the graph held in words, with the winner's error where it computes in a lower precision."""
+    row = result.winner
+    error = "" if row.error is None else f", error {row.error:.2g} (max_error={row.max_error:g})"
+    return f"{result.stats}{error}"
 
 
 @dataclass(frozen=True)
@@ -214,7 +238,7 @@ class _Question:
             options=result.winner.options,
             rows=result.rows,
             machine=machine(),
-            facts=str(result.stats),
+            facts=_facts(result),
             seconds=result.seconds,
             cut_s=budget_s if result.cut else 0.0,
             fixed=plain(self.request.tools.fixed),
@@ -280,11 +304,14 @@ class _Question:
             "objective": settings.objective,
             "tolerance": settings.tolerance,
             "options": sorted(self.request.tools.fixed.items()),
+            "rewrites": [(name, fingerprint([name])) for name in self.request.tools.rewrites],
+            # Only if a precision is allowed, so that decisions stored without one keep their key.
+            **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
         }
 
     def _template(self, name: str) -> list[tuple[str, Any]]:
-        """Return what a template sets now; for a step this is empty, since the table of steps is part of the key."""
-        return [] if name in step_names() else sorted(self.request.tools.options_of(name).items())
+        """Return what a template sets now; empty for a step or a rewrite: the key holds their tables."""
+        return [] if name in (*step_names(), *list_rewrites()) else sorted(self.request.tools.options_of(name).items())
 
     @cached_property
     def scope(self) -> str:
@@ -316,4 +343,6 @@ class _Question:
         return Store(instead) if instead else open_store(settings.store)
 
     def _trusts(self, winner: str, options: Mapping[str, Any]) -> bool:
-        return trusted(winner, options, self.request.tools.options_of, self.request.settings.candidates or ())
+        settings, tools = self.request.settings, self.request.tools
+        asked = settings.candidates or (), tools.options_of, tools.rewrites, settings.precision, settings.max_error
+        return trusted(winner, options, allowed_candidates(*asked))

@@ -24,7 +24,9 @@ T = TypeVar("T")
 class RaceRow:
     """The result of one candidate: its speedup over the champion of that time, the seconds per call, compile seconds.
 
-    `predicted_s` is the predicted compile time, None if there was nothing to predict it from.
+    `predicted_s` is the predicted compile time, None if there was nothing to predict it from. `rewritten` counts the
+    replacements of each rewrite. `error` is the measured relative RMSE to float64 under a lower precision, `max_error`
+    the bound that the user gave.
     """
 
     name: str
@@ -38,6 +40,9 @@ class RaceRow:
     predicted_s: float | None = None
     peak_bytes: int | None = None
     won: bool = False
+    rewritten: dict[str, int] = field(default_factory=dict)
+    error: float | None = None
+    max_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ AS_JSON = ("options", "rows", "machine", "fixed")
 
 def has_form(value: Any) -> bool:
     """Return whether a file can represent an option's value: a text, a number, or a list of these."""
-    return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list) else [value]))
+    return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list | tuple) else [value]))
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:

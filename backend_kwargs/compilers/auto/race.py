@@ -5,28 +5,41 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 from torch._dynamo.utils import get_metrics_context
 from torch._guards import TracingContext
+from torch.fx import GraphModule
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
+from backend_kwargs.compilers.auto.candidates import (
+    DEFAULT,
+    EAGER,
+    Candidate,
+    candidates_for,
+    merged,
+    precision_candidates,
+)
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.eligibility import recomputes
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats
 from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
 from backend_kwargs.compilers.auto.request import RESTARTS, Request, Tools
+from backend_kwargs.compilers.auto.rewritten import candidates_of_rewrites, lowered_anew
 from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
-from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
+from backend_kwargs.compilers.generated_code import comparable, compiled_graphs, rewritten_in
 from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.inductor.compile_step import noting_lowered
+from backend_kwargs.compilers.precision.error import against, in_float64
+from backend_kwargs.errors import error_text
 from backend_kwargs.measure import Accuracy
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -124,6 +137,7 @@ class _Race:
     codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
     default_s: float = 0.0
     library: dict[Product, float] | None = None
+    lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
 
     @property
@@ -160,7 +174,11 @@ class _Race:
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
-        left = candidates_for(self.stats, self.settings.effort, self.settings.candidates, self.tools.options_of)
+        left = [
+            *candidates_for(self.stats, self.settings.effort, self.settings.candidates, self.tools.options_of),
+            *self._rewrites(),
+            *precision_candidates(self.settings.precision, self.settings.max_error),
+        ]
         count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
@@ -180,7 +198,33 @@ class _Race:
             champion = self._meet(champion, following)
         return champion
 
+    def _rewrites(self) -> list[Candidate]:
+        """Return the rewrites that match, unless candidates are named."""
+        if self._named or self._over:
+            return []
+
+        @cache
+        def lowered() -> list[GraphModule]:
+            again = partial(self.request.compile_one, self.task.copy(), self.request.example_inputs, {})
+            return self.lowered or lowered_anew(again)
+
+        traced = self.task.copy(), self.request.example_inputs
+        objective = self.settings.objective
+        return candidates_of_rewrites(self.tools.rewrites, self.stats, objective, lowered, traced, self.device)
+
     # ---- before
+
+    @cached_property
+    def _precise(self) -> dict[str, Any] | str:
+        """What the graph gives in float64, which a lower precision is held to; where that cannot be had, why."""
+        if self.stats.random:
+            return "it draws random numbers"
+        if SLOWER_IN_PRECISION * self.eager_s > self._left_s:
+            return f"there is no time for it within budget_s={self.settings.budget_s:g}; raise budget_s"
+        try:
+            return in_float64(self.task)
+        except Exception as error:  # noqa: BLE001 - a kernel without float64, or no memory left
+            return error_text(error)
 
     def _reference(self) -> Any | None:
         # The reference converts each tensor by itself, which separates inputs that share memory.
@@ -242,6 +286,8 @@ class _Race:
             return self._out_of_time
         if (predicted := self._predicted_s(candidate)) > self._left_s:
             return f"{OVER_BUDGET}: about {predicted:.0f} s of compiling, {self._left_s:.0f} s are left"
+        if "precision" in options and isinstance(self._precise, str):
+            return f"its error cannot be measured in float64: {self._precise}"
         if self._named or self.settings.objective == "memory":
             return ""
         gain = self._gain(candidate, champion)
@@ -257,14 +303,16 @@ class _Race:
 
     def _gain(self, candidate: Candidate, champion: Runner) -> float:
         """Return the share of the champion's time that the candidate may save, from what such options saved before."""
+        if candidate.gain is not None:
+            return candidate.gain
         if self.base is None:  # default fails or is wrong, so there is no slack to compute from
             return 1.0
         seconds, slack = self.base
-        return 1 - (seconds - slack.saves(candidate.shares)) / (champion.row.seconds or seconds)
+        saved_s = slack.saves(candidate.shares) + candidate.saved_s
+        return 1 - (seconds - saved_s) / (champion.row.seconds or seconds)
 
     def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
-        under = champion.row.options if candidate.over else {}
-        return {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
+        return merged(champion.row.options if candidate.over else {}, candidate)
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager if the champion, which was timed only against other candidates, is slower than eager."""
@@ -290,12 +338,15 @@ class _Race:
         row = runner.row
         if row.status != "pass" or row.seconds is None or self._named or self._over:
             return
+        if "precision" in row.options and self.base is not None:
+            self.base = row.seconds, self.base[1].scaled(row.seconds / self.base[0])
+            return
         try:
             if self.library is None:
                 self.library = time_library(self.stats.products, self.device)
             slack = slack_of(runner.call, row.seconds, self.stats, self.library, self.device)
             self.base = row.seconds, slack
-            logger.info("%s could save at most %s of %.1f µs", row.name, slack, row.seconds * 1e6)
+            logger.info("%s could save at most %s of %.3g s", row.name, slack, row.seconds)
         except Exception as error:  # noqa: BLE001 - without the slack, the race goes on in the table's order
             logger.info("The slack of %s is unknown: %s", row.name, measure.status_of(error)[1])
 
@@ -321,21 +372,27 @@ class _Race:
                 row.status, row.reason = "same code", f"as {same}"
         if row.status == "pass":
             return runner
+        if runner and row.error is not None and self._may_time:
+            self._timed(runner, champion)  # never chosen, and worth knowing when the bound is reconsidered
         self.rows.append(row)
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
 
     def _compiled(self, options: Mapping[str, Any]) -> Callable[..., Any]:
-        with get_metrics_context():
-            return self.request.compile_one(self.task.copy(), self.request.example_inputs, options)
+        noting = noting_lowered() if not options and not self.lowered else nullcontext(self.lowered)
+        # The error under a lower precision is measured here, on what the compiled graph returns.
+        measured = {"max_error": None} if "precision" in options else {}
+        with get_metrics_context(), noting as self.lowered:
+            return self.request.compile_one(self.task.copy(), self.request.example_inputs, {**options, **measured})
 
     def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
         call = _Call(fn, self.task, self.dynamo_s)
-        accuracy = self._check(candidate, fn)
+        accuracy = self._within_bound(fn, row) if "precision" in row.options else self._check(candidate, fn)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
-        elif self.settings.objective == "memory":
+        row.rewritten = rewritten_in(fn, row.options.get("rewrites", ()))
+        if accuracy.passed and self.settings.objective == "memory":
             call()  # the first call allocates the inputs, which do not count
             row.peak_bytes = measure.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
@@ -355,6 +412,15 @@ class _Race:
         self.expected = seen if accuracy.passed else None
         return accuracy
 
+    def _within_bound(self, fn: Callable[..., Any], row: RaceRow) -> Accuracy:
+        """Measure the error of a candidate in a lower precision, and hold it to the bound that the user gave."""
+        assert self.expected is not None
+        assert not isinstance(self._precise, str)
+        assert self.settings.max_error is not None
+        accuracy = against(self.task.observe(fn), self.expected, self._precise, self.settings.max_error)
+        row.error, row.max_error = accuracy.error, self.settings.max_error
+        return accuracy
+
     def _compare(self, seen: dict[str, Any]) -> Accuracy:
         if self.expected is None:
             return Accuracy("fail_accuracy", "default failed the accuracy check, so there is no result to compare with")
@@ -372,16 +438,20 @@ class _Race:
         self._list(challenger.row)
         if not self._may_time:
             return challenger.candidate.name == DEFAULT
+        failed = self._timed(challenger, champion)
+        return "challenger" not in failed if failed else better(challenger, champion, self.settings.objective)
+
+    def _timed(self, challenger: Runner, champion: Runner) -> dict[str, Exception]:
+        """Time both in turn and note it in their rows; return what either raised."""
         failed: dict[str, Exception] = {}
         warm = self.eager_s <= SLOW_S
         samples = interleaved(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=warm)
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
-        if failed:
-            return "challenger" not in failed
-        self._note_figures(challenger, champion, samples)
-        return better(challenger, champion, self.settings.objective)
+        if not failed:
+            self._note_figures(challenger, champion, samples)
+        return failed
 
     def _note_figures(self, challenger: Runner, champion: Runner, samples: Mapping[str, list[float]]) -> None:
         challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name

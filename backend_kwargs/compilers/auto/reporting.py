@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -73,11 +73,19 @@ def _head(decision: Decision) -> str:
 
 
 def _line(row: RaceRow) -> str:
+    error = "" if row.error is None else f", error {row.error:.2g}"
     if row.status != "pass":
-        return f"{row.name:<24} {row.status}: {row.reason}"
+        timed = "" if row.seconds is None else f" ({row.seconds * 1e6:.1f} µs)"
+        return f"{row.name:<24} {row.status}: {row.reason}{timed}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
     ratio = row.speedup
     why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else row.reason
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
     kept = "  <- kept" if row.won else ""
-    return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{kept}"
+    rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
+    return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{kept}"
+
+
+def words_of(rewritten: Mapping[str, int]) -> str:
+    """Return how often each rewrite replaced something, in words."""
+    return ", ".join(f"{name} {count}x" for name, count in rewritten.items())

@@ -34,6 +34,10 @@ class Slack:
         parts = ("launches", "library", "generated")
         return ", ".join(f"{getattr(self, part) * 1e6:.1f} µs ({part})" for part in parts)
 
+    def scaled(self, factor: float) -> "Slack":
+        """Return the slack of the same graph with kernels that take `factor` of their time."""
+        return Slack(self.launches, self.library * factor, self.generated * factor)
+
     def saves(self, shares: Mapping[Part, float]) -> float:
         """Return the seconds saved by a candidate that removes these shares."""
         return float(sum(share * getattr(self, part) for part, share in shares.items()))
@@ -52,6 +56,11 @@ class Ceilings:
         """Return the minimum seconds of a library kernel."""
         peak = self.half if product.itemsize <= 2 else self.single
         return max(product.flops / peak, product.bytes / self.copy)
+
+
+def seconds_of_traffic(moved: float, device: torch.device) -> float:
+    """Return the seconds that a copy takes to move so many bytes, read and written; 0 where unknown."""
+    return moved / _ceilings(device).copy if device.type == "cuda" else 0.0
 
 
 def limit_of(stats: GraphStats, device: torch.device) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from backend_kwargs.compilers.precision import table
 from backend_kwargs.options import Where, declared
 from backend_kwargs.requirements import Rule
 from backend_kwargs.trust import AUTO_DATA
@@ -36,6 +37,12 @@ class Settings:
         "when to race; missing: unless a decision is stored; always: tiny graphs and all sizes too",
     ] = "missing"
     store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
+    precision: Annotated[
+        table.Names, "lower precisions that may be used, such as bf16 or int8-dynamic; needs max_error"
+    ] = ()
+    max_error: Annotated[
+        table.Bound | None, "largest relative RMSE of an output to a float64 reference under a lower precision"
+    ] = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Settings":
@@ -47,5 +54,5 @@ OPTIONS = declared(Settings, AUTO_DATA)
 RULES = tuple(
     Rule(name, unless=lambda value: "" if value("auto") else "it is read only under auto")
     for name in OPTIONS
-    if name != "auto"
+    if name not in ("auto", *table.OPTIONS)
 )
