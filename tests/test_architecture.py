@@ -16,7 +16,16 @@ PACKAGE_ORDER = """
 errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
 measure.inputs measure.accuracy measure.environment measure.failures measure.timing measure.memory measure.statistics
 measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.generated_code compilers.graphs
-compilers.freezing compilers.inductor
+compilers.fell_back compilers.freezing
+compilers.tvm compilers.tvm.summary
+compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
+compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
+compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
+compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.graph
+compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers.tvm.target
+compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
+compilers.tvm.build compilers.tvm.runtime compilers.tvm.compile_graph compilers.tvm.compiler
+compilers.others compilers.inductor
 compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
 compilers.inductor.cudagraph_outputs
 compilers.auto
@@ -26,14 +35,6 @@ compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting compilers
 compilers.auto.ddp_buckets
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.head_to_head compilers.auto.race compilers.auto.decide
 compilers.inductor.compiler
-compilers.tvm compilers.tvm.summary
-compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
-compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
-compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
-compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.graph
-compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers.tvm.target
-compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
-compilers.tvm.build compilers.tvm.runtime compilers.tvm.compile_graph compilers.tvm.compiler
 compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain
 report.graphs report.advice report.uncaptured report.generated report.ran report.relax report
 compiled.config compiled.states compiled.samples compiled.libraries compiled.graphs compiled.running compiled.ahead
@@ -82,6 +83,7 @@ BEFORE_A_GRAPH = (
     "inductor/cutlass",
     "inductor/fallbacks",
     "inductor/torch_fixes",
+    "others",
     "openvino",
     "tvm/__init__",
     "tvm/checks",

@@ -193,7 +193,7 @@ def _race(record: Record) -> Race | None:
         return None
     from backend_kwargs.compilers.auto.reporting import table
 
-    return Race(found.winner, found.options, found.seconds, found.rows, table(found))
+    return Race(found.winner, found.options, found.seconds, found.rows, table(found), found.compiler)
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:

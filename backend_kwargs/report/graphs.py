@@ -68,13 +68,17 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What auto chose for a graph: the winner, its options beside the user's; the race's seconds, rows, and table."""
+    """What auto chose for a graph: the winner, its options beside the user's; the race's seconds, rows, and table.
+
+    `compiler` names the winner's where that is not Inductor.
+    """
 
     winner: str
     options: Mapping[str, Any]
     seconds: float
     rows: tuple["RaceRow", ...]
     table: str = field(repr=False)
+    compiler: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class Graph:
         if self.race is None:
             return find_backend(self.backend).bind("report", self.options).inductor_config()
         fixed = {name: value for name, value in self.options.items() if name not in auto.OPTIONS}
-        return decided(self.race.winner, self.race.options, fixed).inductor_config()
+        return decided(self.race.winner, self.race.options, fixed, self.race.compiler).inductor_config()
 
 
 def seconds_of(graphs: Iterable[Graph]) -> float:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from backend_kwargs.compile_records import Record
+from backend_kwargs.compilers.fell_back import ATTEMPTS
 from backend_kwargs.report.graphs import Code, OpenVINO, Ran, Relax, number
 
-ATTEMPTS = "openvino_attempts"
 RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph as it was")
 UNKNOWN = Ran("unknown", "unknown what runs it: this backend does not tell whether it fell back")
 

@@ -1,9 +1,10 @@
-"""The candidates of a race by expected gain: steps, merged onto the current best's options, or whole templates."""
+"""The candidates of a race: steps, merged onto the current best's options, templates, or another compiler."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from backend_kwargs.compilers.others import OTHERS, installed, is_other, other_of, sets, verify_other
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.layers import same
 from backend_kwargs.spec import split_templates
@@ -39,7 +40,7 @@ class Candidate:
     the CUDA graphs of another end up together; otherwise they stand alone. `can_gain` tells from the graph whether
     trying can be of use. `shares` are the parts of a call's slack that it has removed before, `costs` what it takes to
     compile and tune: both decide which candidate comes next, and whether it is worth its time.
-    Among equals the lower `rank` is kept.
+    Among equals the lower `rank` is kept. `compiler` is the name of one that is not Inductor, whose `options` these are.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Candidate:
     costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
     rank: int = 1
+    compiler: str = ""
 
 
 def _gpu(stats: "GraphStats") -> bool:
@@ -200,16 +202,55 @@ STEPS: tuple[Candidate, ...] = (
 
 
 def candidates_for(
-    stats: "GraphStats", effort: Effort, named: Iterable[str] | None, options_of: Callable[[str], Mapping[str, Any]]
+    stats: "GraphStats",
+    effort: Effort,
+    named: Iterable[str] | None,
+    options_of: Callable[[str], Mapping[str, Any]],
+    *,
+    frozen: bool = False,
 ) -> list[Candidate]:
-    """Return what to try after eager and default: the steps that can gain here, or the steps and templates `named`."""
+    """Return what to try after eager and default: what can gain here, or the steps, templates and compilers `named`.
+
+    `frozen` says whether the caller has parameters frozen: only then compilers may take them as constants.
+    """
     if named is None:
         fitting = [step for step in STEPS if step.can_gain(stats) or (stats.opaque and stats.gpu)]
-        return [step for step in fitting if effort in ("full", step.effort)]
+        steps = [step for step in fitting if effort in ("full", step.effort)]
+        others = installed() if effort == "full" and not stats.gpu else ()
+        candidates = [_of_compiler(name, frozen=frozen) for name in others]
+        return [*steps, *(each for each in candidates if not why_not_raced(each, stats, frozen=frozen))]
     # Of one name for two devices that which can gain.
     steps = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
-    return [steps.get(name) or Candidate(name, options_of(name), over=False, rank=2) for name in wanted]
+    return [
+        _of_compiler(name, frozen=frozen)
+        if is_other(name)
+        else steps.get(name) or Candidate(name, options_of(name), over=False, rank=2)
+        for name in wanted
+    ]
+
+
+# What these gain or cost is not known beforehand.
+OF_COMPILER = {"launches": EVERYWHERE, "library": EVERYWHERE, "generated": EVERYWHERE}
+COMPILER_COSTS, COMPILER_RANK = Costs(1.5), 3
+
+
+def _of_compiler(text: str, *, frozen: bool) -> Candidate:
+    other = other_of(text)
+    options, name = other.under(frozen=frozen), other.compiler.name
+    return Candidate(
+        text, options, over=False, shares=OF_COMPILER, costs=COMPILER_COSTS, rank=COMPILER_RANK, compiler=name
+    )
+
+
+def why_not_raced(candidate: Candidate, stats: "GraphStats", *, frozen: bool) -> str:
+    """Return why another compiler is not raced for this graph, "" where it is."""
+    compiler = OTHERS[candidate.compiler](candidate.compiler)
+    if compiler.freezes and not frozen:
+        return "it makes parameters constants: set freezing=True to race it, and call the model under torch.no_grad()"
+    if stats.training and not compiler.trains:
+        return "it compiles for inference alone"
+    return "it draws other random numbers than Inductor" if stats.random else ""
 
 
 def step_names() -> list[str]:
@@ -218,11 +259,20 @@ def step_names() -> list[str]:
 
 
 def check_candidates(named: Iterable[str]) -> None:
-    """Raise where one of `named` is neither a step nor a template, or a race itself."""
-    steps = step_names()
-    for part in (part for name in named if name not in steps for part in split_templates(name)):
+    """Raise where one of `named` is neither a step, a template, nor a compiler that works here, or a race itself."""
+    steps, named = step_names(), list(named)
+    for name in filter(is_other, named):
+        verify_other(name)
+    templates = [name for name in named if name not in steps and not is_other(name)]
+    for name in templates:
+        if ":" in name:
+            raise BackendKwargsError(
+                f"Candidate {name!r} must be a step, a template or a compiler's name; write a template without its "
+                "backend, such as 'freezing'."
+            )
+    for part in (part for name in templates for part in split_templates(name)):
         if part not in template_names():
-            raise unknown("candidate", part, [*steps, *template_names()])
+            raise unknown("candidate", part, [*steps, *template_names(), *OTHERS])
         if find_template(part).options.get("auto"):
             raise BackendKwargsError(f"Candidate {part!r} enables `auto`; races cannot be nested; leave it out.")
 
@@ -232,13 +282,18 @@ def trusted(
     options: Mapping[str, Any],
     options_of: Callable[[str], Mapping[str, Any]],
     listed: Iterable[str] = (),
+    compiler: str = "",
 ) -> bool:
     """Tell whether the winner is a step or one of the candidates `listed`, and these set each option so.
+
+    A `compiler` other than Inductor is followed only where `listed` has the winner, with the very options it sets.
 
     A stored decision that says anything else is not followed: a template that was not asked for may freeze weights or
     write files, and an option may name a program that Inductor runs.
     """
-    steps, templates = step_names(), set(listed)
+    if compiler or is_other(winner):
+        return winner in set(listed) and sets(winner, compiler, options)
+    steps, templates = step_names(), {name for name in listed if not is_other(name)}
     if winner not in steps and winner not in templates:
         return False
     known = [step.options for step in STEPS]

@@ -22,6 +22,7 @@ from backend_kwargs.compilers.auto.reporting import forget_reported, progress, t
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.others import installed, is_other, other_of, versions_of
 from backend_kwargs.errors import error_text, printable, warn_once
 
 
@@ -94,11 +95,11 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     if decision.winner == EAGER:
         _warn_where_none_is_right(decision)
         return request.gm.forward
-    if not decision.options:
+    if not decision.options and not decision.compiler:
         return request.compile_one(request.gm, request.example_inputs, {})
     spare = copy_of_graph(request.gm)
     try:
-        return request.compile_one(request.gm, request.example_inputs, decision.options)
+        return request.compiled(request.gm, request.example_inputs, decision.options, decision.compiler)
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - what won elsewhere, or on another graph, may fail here in any way
@@ -136,7 +137,7 @@ class _Question:
         """Return what all ranks compile this graph under; as `aot_compile` needs it, where that is at work."""
         decision = self._of_all_ranks()
         # aot_compile() sets strict_autograd_cache, and can save neither a graph in eager nor copies of outputs.
-        if functorch_config.strict_autograd_cache and not self._can_be_saved(decision.winner, decision.options):
+        if functorch_config.strict_autograd_cache and not self._can_be_saved(decision):
             return self._savable(decision)
         return decision
 
@@ -212,6 +213,7 @@ class _Question:
             graph=self.graph,
             winner=result.winner.name,
             options=result.winner.options,
+            compiler=result.winner.compiler,
             rows=result.rows,
             machine=machine(),
             facts=str(result.stats),
@@ -231,14 +233,17 @@ class _Question:
             found = memory().loaded.get(self.key) or self.store.find(self.key)
             if found and not found.lasting:
                 return None
-        if found is None or not self._trusts(found.winner, found.options):
+        if found is None or not self._trusts(found.winner, found):
             return None
         return memory().decisions.setdefault(self.slot, found)
 
     def winner_of(self, others: list[Decision], why: str) -> Decision:
         """Return the winner of the last of `others`, else default."""
         last = others[-1] if others else Decision(self.key, self.graph, DEFAULT)
-        return Decision(self.key, self.graph, last.winner, last.options, facts=f"a graph not raced: {why}")
+        return replace(
+            Decision(self.key, self.graph, last.winner, last.options, facts=f"a graph not raced: {why}"),
+            compiler=last.compiler,
+        )
 
     def default(self, why: str) -> Decision:
         """Return default, as a graph that is not raced takes it."""
@@ -246,10 +251,10 @@ class _Question:
 
     # ---- what aot_compile() can save
 
-    def _can_be_saved(self, winner: str, options: Mapping[str, Any]) -> bool:
-        """Tell whether aot_compile() can save it: neither eager nor the copies that CUDA graphs are given."""
-        copies = self.request.tools.fixed.get("clone_outputs") is not False and options.get("triton.cudagraphs")
-        return winner != EAGER and not copies
+    def _can_be_saved(self, of: Decision | RaceRow) -> bool:
+        """Tell whether aot_compile() can save it: no other compiler, no eager, no copies that CUDA graphs are given."""
+        copies = self.request.tools.fixed.get("clone_outputs") is not False and of.options.get("triton.cudagraphs")
+        return (of.winner if isinstance(of, Decision) else of.name) != EAGER and not copies and not of.compiler
 
     def _savable(self, decision: Decision) -> Decision:
         """Return the fastest that can be saved; eager, which then fails, where all that was compiled is wrong."""
@@ -257,10 +262,10 @@ class _Question:
         passed = [row for row in rows if row.status == "pass" and row.seconds]
         if rows and not passed:
             return decision
-        savable = [row for row in passed if self._can_be_saved(row.name, row.options)]
-        known = [row for row in savable if self._trusts(row.name, row.options)]
+        savable = [row for row in passed if self._can_be_saved(row)]
+        known = [row for row in savable if self._trusts(row.name, row)]
         best = min(known, key=lambda row: row.seconds or 0.0, default=RaceRow(DEFAULT))
-        return replace(decision, winner=best.name, options=best.options)
+        return replace(decision, winner=best.name, options=best.options, compiler="")
 
     # ---- what the question is
 
@@ -276,6 +281,7 @@ class _Question:
         return {
             "steps": STEPS,
             "candidates": settings.candidates and [(name, self._template(name)) for name in settings.candidates],
+            "compilers": versions_of(self._compilers),
             "effort": settings.effort,
             "objective": settings.objective,
             "tolerance": settings.tolerance,
@@ -284,7 +290,17 @@ class _Question:
 
     def _template(self, name: str) -> list[tuple[str, Any]]:
         """Return what a template of this name sets now; steps are in the table."""
+        if is_other(name):
+            return sorted(other_of(name).options.items())
         return [] if name in step_names() else sorted(self.request.tools.options_of(name).items())
+
+    @property
+    def _compilers(self) -> list[str]:
+        """The compilers beside Inductor that may be raced."""
+        settings = self.request.settings
+        if settings.candidates is not None:
+            return [*filter(is_other, settings.candidates)]
+        return [*installed()] if settings.effort == "full" else []
 
     @cached_property
     def scope(self) -> str:
@@ -315,5 +331,6 @@ class _Question:
         instead = memory().store if settings.race != "never" else None
         return Store(instead) if instead else open_store(settings.store)
 
-    def _trusts(self, winner: str, options: Mapping[str, Any]) -> bool:
-        return trusted(winner, options, self.request.tools.options_of, self.request.settings.candidates or ())
+    def _trusts(self, winner: str, of: Decision | RaceRow) -> bool:
+        listed = (*(self.request.settings.candidates or ()), *self._compilers)
+        return trusted(winner, of.options, self.request.tools.options_of, listed, of.compiler)

@@ -24,7 +24,8 @@ T = TypeVar("T")
 class RaceRow:
     """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds.
 
-    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by.
+    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by. `compiler` is
+    the name of one that is not Inductor, whose `options` these are.
     """
 
     name: str
@@ -38,6 +39,7 @@ class RaceRow:
     predicted_s: float | None = None
     peak_bytes: int | None = None
     won: bool = False
+    compiler: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Decision:
     `graph` names the computation whatever its sizes, `options` are the winner's beside those that the user gave, `rows`
     the race's table, `machine` where it ran, `facts` what the graph held in words, `cut_s` the budget that cut the race
     short (0 where none did), `made` seconds since the epoch. `fixed` are the options that the user gave, as `plain`
-    leaves them: an export holds them, and nothing is compiled under them.
+    leaves them: an export holds them, and nothing is compiled under them. `compiler` names the winner's where that is
+    not Inductor.
     """
 
     key: str
@@ -61,6 +64,7 @@ class Decision:
     cut_s: Finite = 0.0
     made: Finite = field(default_factory=time.time)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    compiler: str = ""
 
     @property
     def lasting(self) -> bool:
@@ -68,7 +72,7 @@ class Decision:
         return not any(row.name == DEFAULT and row.status in PASSING for row in self.rows)
 
 
-COLUMNS = ("key", "graph", "winner", "options", "rows", "machine", "facts", "seconds", "cut_s", "made", "fixed")
+COLUMNS = ("key", "graph", "winner", "options", "rows", "machine", "facts", "seconds", "cut_s", "made", "fixed", "compiler")
 AS_JSON = ("options", "rows", "machine", "fixed")
 
 

@@ -10,19 +10,20 @@ from typing import Any
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compilers.auto.candidates import EAGER, step_names, trusted
 from backend_kwargs.compilers.auto.decision import Decision, has_form, parsed
+from backend_kwargs.compilers.others import is_other
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.templates import ENTRY_POINT_GROUP, template_names
 
 HEAD = """\
 # Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` puts them into a store;
 # `load_templates` reads each winner as a template."""
-PLAIN = ("graph", "winner", "facts", "seconds", "cut_s", "made")
+PLAIN = ("graph", "winner", "compiler", "facts", "seconds", "cut_s", "made")
 KEY = re.compile("[0-9a-f]{64}")
 
 
 def template_name(decision: Decision) -> str:
-    """Return the name under which the winner's options are exported, "" for eager, which is no template."""
-    return "" if decision.winner == EAGER else f"auto-{decision.key[:12]}"
+    """Return the name under which the winner's options are exported, "" for eager and other compilers: no template."""
+    return "" if decision.winner == EAGER or decision.compiler else f"auto-{decision.key[:12]}"
 
 
 def write_decisions(decisions: Iterable[Decision], path: Path) -> None:
@@ -84,12 +85,16 @@ def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) 
         decision = parsed({**dict(table), "key": key, "rows": []})
     except (ValueError, TypeError, RecursionError) as error:
         raise BackendKwargsError(f"[decisions.{key}] is no decision: {error}.") from None
-    if not trusted(decision.winner, decision.options, options_of, (decision.winner, *template_names())):
+    listed = (decision.winner, *template_names())
+    if not trusted(decision.winner, decision.options, options_of, listed, decision.compiler):
         raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, options_of)}")
     return decision
 
 
 def _why_not(decision: Decision, options_of: Callable[[str], Mapping[str, Any]]) -> str:
+    if is_other(decision.winner) or decision.compiler:
+        by = f" by {decision.compiler!r}" if decision.compiler else ""
+        return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."
     if decision.winner not in step_names():
         try:
             options_of(decision.winner)

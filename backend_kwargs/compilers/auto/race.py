@@ -14,7 +14,7 @@ from torch._dynamo.utils import get_metrics_context
 from torch._guards import TracingContext
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for, why_not_raced
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.eligibility import recomputes
@@ -25,6 +25,7 @@ from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
+from backend_kwargs.compilers.fell_back import left_to_eager
 from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
 from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.measure import Accuracy
@@ -107,7 +108,7 @@ class _Race:
     """One race: what it is of, and below that what it has learned so far.
 
     `expected` is what results are compared with, None where nothing may be; `reference` the same in higher precision.
-    `base` is what candidates are merged onto: its seconds, and what they hold.
+    `base` is what candidates are merged onto: its seconds, and what they hold; `best_row` is Inductor's fastest so far.
     """
 
     request: Request
@@ -125,6 +126,7 @@ class _Race:
     default_s: float = 0.0
     library: dict[Product, float] | None = None
     base: tuple[float, Slack] | None = None
+    best_row: RaceRow | None = None
 
     @property
     def settings(self) -> Settings:
@@ -160,14 +162,20 @@ class _Race:
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after all candidates that are worth their time, those that gain most per second first."""
-        left = candidates_for(self.stats, self.settings.effort, self.settings.candidates, self.tools.options_of)
+        left = candidates_for(
+            self.stats,
+            self.settings.effort,
+            self.settings.candidates,
+            self.tools.options_of,
+            frozen=self.request.frozen,
+        )
         count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
             fitting = [each for each in left if not reasons[id(each)]]
             if not fitting:
                 for each in left:
-                    row = RaceRow(each.name, dict(each.options), "skipped", reasons[id(each)])
+                    row = RaceRow(each.name, dict(each.options), "skipped", reasons[id(each)], compiler=each.compiler)
                     self.rows.append(replace(row, predicted_s=self._predicted_s(each)))
                 break
             following = (
@@ -230,13 +238,11 @@ class _Race:
 
     def _not_worth(self, candidate: Candidate, champion: Runner) -> str:
         """Return why the candidate is not tried against this champion, "" where it is."""
-        fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
         options = self._options(candidate, champion)
-        limits = self.tools.limits({**options, **self.tools.fixed})
-        inert = {name: limit.reason for name, limit in limits.items()} | fixed
-        if candidate.options and all(name in inert for name in candidate.options):
-            return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
-        if tried := [r.name for r in self.rows if r.options == options and r.status != "skipped" and r.name != EAGER]:
+        if why := self._unfit(candidate, options):
+            return why
+        met = [row for row in self.rows if row.status != "skipped" and row.name != EAGER]
+        if tried := [row.name for row in met if row.options == options and row.compiler == candidate.compiler]:
             return f"it would be {tried[0]} again"
         if self._over:
             return self._out_of_time
@@ -251,6 +257,17 @@ class _Race:
             return f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling"
         return ""
 
+    def _unfit(self, candidate: Candidate, options: Mapping[str, Any]) -> str:
+        """Return why the candidate can do nothing here, "" where it can."""
+        if candidate.compiler:
+            return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
+        fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
+        limits = self.tools.limits({**options, **self.tools.fixed})
+        inert = {name: limit.reason for name, limit in limits.items()} | fixed
+        if candidate.options and all(name in inert for name in candidate.options):
+            return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
+        return ""
+
     def _predicted_s(self, candidate: Candidate) -> float:
         """Return the seconds that compiling and tuning are predicted to take, by those of default."""
         return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
@@ -263,7 +280,9 @@ class _Race:
         return 1 - (seconds - slack.saves(candidate.shares)) / (champion.row.seconds or seconds)
 
     def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
-        under = champion.row.options if candidate.over else {}
+        # Inductor's best, where another compiler is faster still.
+        row = self.best_row if champion.row.compiler else champion.row
+        under = row.options if candidate.over and row else {}
         return {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
@@ -279,7 +298,10 @@ class _Race:
         """Return the better of the two."""
         challenger = self._prepared(candidate, champion)
         best = challenger if challenger is not None and self._beats(challenger, champion) else champion
-        if challenger is not None and (candidate.name == DEFAULT or best is challenger):
+        # Candidates are merged onto Inductor's options, and what another compiler leaves to save they cannot.
+        ours = challenger is not None and not candidate.compiler
+        if ours and (candidate.name == DEFAULT or best is challenger):
+            self.best_row = challenger.row
             self._learn_slack(challenger)
         del challenger, champion
         gc.collect()  # compiled graphs hold one another in cycles: a loser's memory is free only now
@@ -300,12 +322,13 @@ class _Race:
             logger.info("What %s leaves to save is unknown: %s", row.name, measure.status_of(error)[1])
 
     def _prepared(self, candidate: Candidate, champion: Runner) -> Runner | None:
-        first, row = candidate.name == DEFAULT, RaceRow(candidate.name, self._options(candidate, champion))
+        options = self._options(candidate, champion)
+        first, row = candidate.name == DEFAULT, RaceRow(candidate.name, options, compiler=candidate.compiler)
         row.predicted_s = None if first else self._predicted_s(candidate)
         runner, began = None, time.perf_counter()
         try:
             with own_libdevice(), capped(math.inf if first else self.started + self.settings.budget_s):
-                runner = self._entered(candidate, self._compiled(row.options), row)
+                runner = self._entered(candidate, self._compiled(row.options, row.compiler), row)
         except RESTARTS:
             raise
         except OutOfTime:
@@ -325,9 +348,9 @@ class _Race:
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
 
-    def _compiled(self, options: Mapping[str, Any]) -> Callable[..., Any]:
+    def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Callable[..., Any]:
         with get_metrics_context():
-            return self.request.compile_one(self.task.copy(), self.request.example_inputs, options)
+            return self.request.compiled(self.task.copy(), self.request.example_inputs, options, compiler)
 
     def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
@@ -335,6 +358,8 @@ class _Race:
         accuracy = self._check(candidate, fn)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
+        elif candidate.compiler and (why := left_to_eager(fn)):
+            row.status, row.reason = "fell_back", why
         elif self.settings.objective == "memory":
             call()  # which makes its inputs
             row.peak_bytes = measure.peak_memory(call, self.device)
