@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
 
-OPTIONAL_PACKAGES = ("openvino", "psutil", "torch_xla", "tvm", "xgboost")
+OPTIONAL_PACKAGES = ("onnx", "onnxruntime", "onnxscript", "openvino", "psutil", "torch_xla", "tvm", "xgboost")
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 INSTALL_TVM = 'pip install "backend-kwargs[tvm]"'
@@ -73,6 +73,10 @@ class Requirement:
     remedy: str
 
 
+def _has_package(name: str, here: Machine) -> bool:
+    return name in here.packages
+
+
 REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
     {
         "gpu": Requirement(
@@ -106,6 +110,12 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
             "openvino is not importable",
             'pip install "backend-kwargs[openvino]"',
         ),
+        **{
+            name: Requirement(
+                partial(_has_package, name), f"{name} is not importable", 'pip install "backend-kwargs[onnxruntime]"'
+            )
+            for name in ("onnxruntime", "onnx", "onnxscript")
+        },
         "tvm": Requirement(lambda m: "tvm" in m.packages, "tvm is not importable", INSTALL_TVM),
         "tvm_cuda": Requirement(
             lambda m: m.tvm_cuda, "the installed apache-tvm is no GPU build (it has no CUDA runtime)", INSTALL_TVM

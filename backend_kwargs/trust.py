@@ -38,6 +38,7 @@ INDUCTOR_DATA = _names(
 AUTO_DATA = frozenset({"candidates"})
 TVM_DATA = frozenset({"aten_ops"})
 OPENVINO_DATA = frozenset({"device"})
+ONNX_RUNTIME_DATA = frozenset({"aten_ops"})
 # Named only so that an option that nobody has looked at is found.
 INDUCTOR_CODE: Mapping[str, str] = {
     "calls or imports": """

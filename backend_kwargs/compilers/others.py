@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from backend_kwargs.compilers.declared import DeclaredCompiler
+from backend_kwargs.compilers.engines.onnxruntime import ONNXRuntimeCompiler
 from backend_kwargs.compilers.openvino import OpenVINOCompiler
 from backend_kwargs.compilers.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError
@@ -21,10 +22,12 @@ OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
         "tvm": TVMCompiler,
         "tmpl-openvino": OpenVINOCompiler,
         "openvino": OpenVINOCompiler,
+        "tmpl-onnxruntime": ONNXRuntimeCompiler,
+        "onnxruntime": ONNXRuntimeCompiler,
     }
 )
 # What `effort="full"` races beside Inductor's steps on a CPU, where it is installed.
-RACED = ("tmpl-tvm", "tmpl-openvino")
+RACED = ("tmpl-tvm", "tmpl-openvino", "tmpl-onnxruntime")
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ def test_toml_names_the_compiler(store, tmp_path, monkeypatch):
     (held,) = open_store().all()
     write_decisions([held], tmp_path / "decisions.toml")
     text = (tmp_path / "decisions.toml").read_text()
-    assert 'compiler = "tmpl-tvm"' in text
+    assert '"compiler" = "tmpl-tvm"' in text
     assert "[templates" not in text
     (read,) = read_decisions(tmp_path / "decisions.toml", options_of)
     assert (read.winner, read.compiler, read.options) == (TVM, "tmpl-tvm", {"exec_mode": "compiled"})
