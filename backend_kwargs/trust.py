@@ -39,6 +39,7 @@ AUTO_DATA = frozenset({"candidates"})
 TVM_DATA = frozenset({"aten_ops"})
 OPENVINO_DATA = frozenset({"device"})
 ONNX_RUNTIME_DATA = frozenset({"aten_ops"})
+OPENVINO_NATIVE_DATA = frozenset({"aten_ops"})
 # Named only so that an option that nobody has looked at is found.
 INDUCTOR_CODE: Mapping[str, str] = {
     "calls or imports": """

@@ -8,6 +8,7 @@ from typing import Any
 
 from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.compilers.engines.onnxruntime import ONNXRuntimeCompiler
+from backend_kwargs.compilers.engines.openvino_native import OpenVINONativeCompiler
 from backend_kwargs.compilers.openvino import OpenVINOCompiler
 from backend_kwargs.compilers.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError
@@ -22,12 +23,14 @@ OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
         "tvm": TVMCompiler,
         "tmpl-openvino": OpenVINOCompiler,
         "openvino": OpenVINOCompiler,
+        "tmpl-openvino-native": OpenVINONativeCompiler,
+        "openvino-native": OpenVINONativeCompiler,
         "tmpl-onnxruntime": ONNXRuntimeCompiler,
         "onnxruntime": ONNXRuntimeCompiler,
     }
 )
 # What `effort="full"` races beside Inductor's steps on a CPU, where it is installed.
-RACED = ("tmpl-tvm", "tmpl-openvino", "tmpl-onnxruntime")
+RACED = ("tmpl-tvm", "tmpl-onnxruntime", "tmpl-openvino-native")
 
 
 @dataclass(frozen=True, slots=True)
