@@ -16,7 +16,7 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
 
-OPTIONAL_PACKAGES = ("onnx", "onnxruntime", "onnxscript", "openvino", "psutil", "torch_xla", "tvm", "xgboost")
+OPTIONAL_PACKAGES = ("onnx", "onnxruntime", "onnxscript", "openvino", "psutil", "torch_tensorrt", "torch_xla", "tvm", "xgboost")
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 INSTALL_TVM = 'pip install "backend-kwargs[tvm]"'
@@ -104,6 +104,9 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         ),
         "torch_xla": Requirement(
             lambda m: "torch_xla" in m.packages, "torch_xla is not importable", "pip install torch_xla"
+        ),
+        "torch_tensorrt": Requirement(
+            partial(_has_package, "torch_tensorrt"), "torch_tensorrt is not importable", "pip install torch-tensorrt"
         ),
         "openvino": Requirement(
             lambda m: "openvino" in m.packages,

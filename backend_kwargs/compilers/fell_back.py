@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-SUMMARIES = ("tvm_summary", "engine_summary")  # attributes, whose value has `partitions` and `fallbacks`
+ENGINE_SUMMARY = "engine_summary"
+SUMMARIES = ("tvm_summary", ENGINE_SUMMARY)  # attributes, whose value has `partitions` and `fallbacks`
 ATTEMPTS = "openvino_attempts"
 
 

@@ -10,6 +10,7 @@ from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.compilers.engines.onnxruntime import ONNXRuntimeCompiler
 from backend_kwargs.compilers.engines.openvino_native import OpenVINONativeCompiler
 from backend_kwargs.compilers.openvino import OpenVINOCompiler
+from backend_kwargs.compilers.tensorrt import TensorRTCompiler
 from backend_kwargs.compilers.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.layers import merge, same
@@ -27,6 +28,8 @@ OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
         "openvino-native": OpenVINONativeCompiler,
         "tmpl-onnxruntime": ONNXRuntimeCompiler,
         "onnxruntime": ONNXRuntimeCompiler,
+        "tmpl-tensorrt": TensorRTCompiler,
+        "tensorrt": TensorRTCompiler,
     }
 )
 # What `effort="full"` races beside Inductor's steps on a CPU, where it is installed.

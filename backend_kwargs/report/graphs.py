@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compilers.auto import settings as auto
+from backend_kwargs.compilers.engines.summary import EnginePart
 from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.registry import decided
 
@@ -59,6 +60,15 @@ class OpenVINO:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineShare:
+    """What ONNX Runtime or OpenVINO's own compiler has of a graph, and why eager has the rest, by operator."""
+
+    engine: str
+    partitions: tuple[EnginePart, ...]
+    fallbacks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
     """What ran a graph in place of its backend ("fell_back"), or that nobody can tell ("unknown")."""
 
@@ -94,7 +104,8 @@ class Break:
 class Graph:
     """One compiled graph; `recompiled` is the guard that failed, "" on a first compile.
 
-    `codes` are Inductor's, `relax` is TVM's, and `openvino` is OpenVINO's: another backend leaves none. `race` tells
+    `codes` are Inductor's, `relax` is TVM's, `openvino` is OpenVINO's and `engine` ONNX Runtime's or that of OpenVINO's
+    own compiler: another backend leaves none. `race` tells
     why auto chose as it did; `ran` is None where the graph runs by its own backend.
     """
 
@@ -111,6 +122,7 @@ class Graph:
     race: Race | None = None
     openvino: OpenVINO | None = None
     ran: Ran | None = None
+    engine: EngineShare | None = None
 
     def inductor_config(self) -> dict[str, Any]:
         """Return `Backend.inductor_config()` of what compiled this graph: under auto, of what was decided for it."""
@@ -140,6 +152,8 @@ def lines_of(graph: Graph) -> Iterator[str]:
     if graph.openvino:
         in_eager = f"; in eager: {', '.join(graph.openvino.in_eager)}" if graph.openvino.in_eager else ""
         yield f"  {number(graph.openvino.partitions, 'partition')} of OpenVINO{in_eager}"
+    if graph.engine:
+        yield from (f"  {line}" for line in _engine_lines(graph.engine))
     if graph.ran:
         yield f"  {graph.ran.what}"
     if graph.ended_by:
@@ -157,6 +171,13 @@ def _relax_lines(relax: Relax) -> Iterator[str]:
     if not relax.partitions:
         yield "no partition of TVM"
     yield from (f"in eager: {op}, because {reason}" for op, reason in relax.fallbacks.items())
+
+
+def _engine_lines(share: EngineShare) -> Iterator[str]:
+    operators, seconds = sum(each.operators for each in share.partitions), sum(each.seconds for each in share.partitions)
+    where = f"{number(operators, 'operator')} in {number(len(share.partitions), 'partition')}"
+    yield f"{where} of {share.engine}; {seconds:.1f} s" if share.partitions else f"no partition of {share.engine}"
+    yield from (f"in eager: {op}, because {reason}" for op, reason in share.fallbacks.items())
 
 
 def _code_line(code: Code) -> str:
