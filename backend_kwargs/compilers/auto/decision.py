@@ -26,7 +26,7 @@ class RaceRow:
 
     `predicted_s` is the predicted compile time, None if there was nothing to predict it from. `rewritten` counts the
     replacements of each rewrite. `error` is the measured relative RMSE to float64 under a lower precision, `max_error`
-    the bound that the user gave.
+    the bound that the user gave. `compiler` names another compiler than Inductor, whose `options` these are.
     """
 
     name: str
@@ -43,6 +43,7 @@ class RaceRow:
     rewritten: dict[str, int] = field(default_factory=dict)
     error: float | None = None
     max_error: float | None = None
+    compiler: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Decision:
     `graph` names the computation whatever its sizes, `options` are the winner's beside those that the user gave, `rows`
     the race's table, `machine` where it ran, `facts` what the graph held in words, `cut_s` the budget that cut the race
     short (0 where none did), `made` seconds since the epoch. `fixed` are the options that the user gave, as `plain`
-    leaves them: an export holds them, and nothing is compiled under them.
+    leaves them: an export holds them, and nothing is compiled under them. `compiler` names the winner's where that is
+    not Inductor.
     """
 
     key: str
@@ -66,6 +68,7 @@ class Decision:
     cut_s: Finite = 0.0
     made: Finite = field(default_factory=time.time)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    compiler: str = ""
 
     @property
     def lasting(self) -> bool:
@@ -73,7 +76,20 @@ class Decision:
         return not any(row.name == DEFAULT and row.status in PASSING for row in self.rows)
 
 
-COLUMNS = ("key", "graph", "winner", "options", "rows", "machine", "facts", "seconds", "cut_s", "made", "fixed")
+COLUMNS = (
+    "key",
+    "graph",
+    "winner",
+    "options",
+    "rows",
+    "machine",
+    "facts",
+    "seconds",
+    "cut_s",
+    "made",
+    "fixed",
+    "compiler",
+)
 AS_JSON = ("options", "rows", "machine", "fixed")
 
 
