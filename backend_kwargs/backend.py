@@ -19,8 +19,7 @@ from backend_kwargs.compile_records import recorded
 from backend_kwargs.compilers import Compiler
 from backend_kwargs.compilers.dynamo import DynamoCompiler, count_as_registered
 from backend_kwargs.compilers.inductor.compiler import InductorCompiler
-from backend_kwargs.compilers.openvino import OpenVINOCompiler
-from backend_kwargs.compilers.tvm.compiler import TVMCompiler
+from backend_kwargs.compilers.others import OTHERS
 from backend_kwargs.errors import (
     BackendKwargsError,
     BrokenPluginError,
@@ -42,10 +41,7 @@ OURS: Mapping[str, Callable[[str], Compiler]] = MappingProxyType(
     {
         "tmpl-inductor": InductorCompiler,
         "inductor": InductorCompiler,
-        "tmpl-tvm": TVMCompiler,
-        "tvm": TVMCompiler,
-        "tmpl-openvino": OpenVINOCompiler,
-        "openvino": OpenVINOCompiler,
+        **OTHERS,
     }
 )
 

@@ -4,7 +4,10 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.registry import PLAIN, make_backend
 from backend_kwargs.templates import BUILT_IN
 
-SPECS = {spec.replace("-", "_"): spec for spec in (PLAIN, "tmpl-tvm", "tmpl-openvino")}
+SPECS = {
+    spec.replace("-", "_"): spec
+    for spec in (PLAIN, "tmpl-tvm", "tmpl-openvino", "tmpl-openvino-native", "tmpl-onnxruntime", "tmpl-tensorrt")
+}
 SPECS |= {name: f"{PLAIN}:{name}" for name in BUILT_IN}
 
 

@@ -46,8 +46,10 @@ def make_backend(spec: str | Callable[..., Any], options: Mapping[str, Any] | No
     return backend if options or kwargs or not isinstance(spec, str) else _intern(spec, backend)
 
 
-def decided(winner: str, options: Mapping[str, Any], fixed: Mapping[str, Any]) -> Backend:
+def decided(winner: str, options: Mapping[str, Any], fixed: Mapping[str, Any], compiler: str = "") -> Backend:
     """Return the backend that compiles as `auto` decided: the winner's options, with the user's own on top.
+
+    A `compiler` other than Inductor gets only its own options.
 
     Raises:
         BackendKwargsError: if eager won, or a value of the user's was not stored.
@@ -55,6 +57,8 @@ def decided(winner: str, options: Mapping[str, Any], fixed: Mapping[str, Any]) -
     """
     if winner == EAGER:
         raise BackendKwargsError("Eager won here, so there are no options to compile under.")
+    if compiler:
+        return find_backend(compiler).bind("decision", options)
     if lost := [name for name, value in fixed.items() if value is None and name != "clone_outputs"]:
         raise BackendKwargsError(f"The value of option {lost[0]!r} was not kept with the decision; set it yourself.")
     return find_backend(PLAIN).bind("decision", {**options, **fixed})

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,18 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
 
-OPTIONAL_PACKAGES = ("openvino", "psutil", "torch_xla", "torchao", "tvm", "xgboost")
+OPTIONAL_PACKAGES = (
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "openvino",
+    "psutil",
+    "torch_tensorrt",
+    "torch_xla",
+    "torchao",
+    "tvm",
+    "xgboost",
+)
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 INSTALL_TVM = 'pip install "backend-kwargs[tvm]"'
@@ -82,6 +93,10 @@ class Requirement:
     remedy: str
 
 
+def _has_package(name: str, here: Machine) -> bool:
+    return name in here.packages
+
+
 REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
     {
         "gpu": Requirement(
@@ -110,11 +125,20 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         "torch_xla": Requirement(
             lambda m: "torch_xla" in m.packages, "torch_xla is not importable", "pip install torch_xla"
         ),
+        "torch_tensorrt": Requirement(
+            partial(_has_package, "torch_tensorrt"), "torch_tensorrt is not importable", "pip install torch-tensorrt"
+        ),
         "openvino": Requirement(
             lambda m: "openvino" in m.packages,
             "openvino is not importable",
             'pip install "backend-kwargs[openvino]"',
         ),
+        **{
+            name: Requirement(
+                partial(_has_package, name), f"{name} is not importable", 'pip install "backend-kwargs[onnxruntime]"'
+            )
+            for name in ("onnxruntime", "onnx", "onnxscript")
+        },
         "tvm": Requirement(lambda m: "tvm" in m.packages, "tvm is not importable", INSTALL_TVM),
         "tvm_cuda": Requirement(
             lambda m: m.tvm_cuda, "the installed apache-tvm is no GPU build (it has no CUDA runtime)", INSTALL_TVM

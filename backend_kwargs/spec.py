@@ -36,6 +36,11 @@ def split_candidates(text: str) -> list[tuple[str, dict[str, str]]]:
     return [(spec, dict(map(split_assignment, _assignments(options)))) for spec, options in candidates]
 
 
+def split_outside(text: str) -> list[str]:
+    """Split "a,b[x=1,y=2]" at the commas outside brackets."""
+    return [part.strip() for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text) if part.strip()]
+
+
 def split_assignment(text: str) -> tuple[str, str]:
     """Split `"name=value"`."""
     name, equals, value = text.partition("=")

@@ -40,6 +40,9 @@ OWN_DATA = frozenset({"rewrites"})
 AUTO_DATA = frozenset({"candidates"})
 TVM_DATA = frozenset({"aten_ops"})
 OPENVINO_DATA = frozenset({"device"})
+ONNX_RUNTIME_DATA = frozenset({"aten_ops"})
+OPENVINO_NATIVE_DATA = frozenset({"aten_ops"})
+TENSORRT_DATA: frozenset[str] = frozenset()
 # Listed only so that a test finds options that nobody has reviewed.
 INDUCTOR_CODE: Mapping[str, str] = {
     "calls or imports": """

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from backend_kwargs.cli import bundles, compare, decisions, doctor, explain, listing, options
+from backend_kwargs.cli import bundles, compare, decisions, doctor, explain, listing, options, tune
 from backend_kwargs.cli.console import complain, console
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 
@@ -29,6 +29,7 @@ app.command("list")(listing.show)
 app.command("explain")(explain.show)
 app.command("options")(options.show)
 app.command("compare")(compare.show)
+app.command("tune")(tune.show)
 app.command("build")(bundles.build)
 app.command("inspect")(bundles.inspect)
 app.command("run")(bundles.run)

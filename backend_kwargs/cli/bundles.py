@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from backend_kwargs.cli.arguments import AsJson, assigned
-from backend_kwargs.cli.compare import built as made_by
 from backend_kwargs.cli.console import console, print_json, print_table, quiet
+from backend_kwargs.cli.models import built as made_by
 from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.module import CompiledModule

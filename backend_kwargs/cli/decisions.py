@@ -48,12 +48,15 @@ def show_one(key: Key, store: Where = None, json: AsJson = False, as_: As = None
 
     (decision,) = _found(open_store(store).all, [key], one=True)
     if as_:
-        return print_config(decided(decision.winner, decision.options, decision.fixed).inductor_config())
+        return print_config(
+            decided(decision.winner, decision.options, decision.fixed, decision.compiler).inductor_config()
+        )
     if json:
         return print_json(asdict(decision))
     out = console()
     out.print(table(decision), soft_wrap=True, markup=False)
-    options = {"options": decision.options, "fixed": decision.fixed}
+    compiler = {"compiler": decision.compiler} if decision.compiler else {}
+    options = {**compiler, "options": decision.options, "fixed": decision.fixed}
     for name, value in {**options, **decision.machine, "made": _day(decision)}.items():
         out.print(printable(f"{name}: {value}"), soft_wrap=True, markup=False)
 
@@ -71,7 +74,7 @@ def export(
     names = list(dict.fromkeys(filter(None, map(template_name, decisions))))
     kept = f"{len(names)} as templates: {', '.join(names)}" if names else "none as a template"
     rest = sum(not template_name(decision) for decision in decisions)
-    eager = f" ({rest} chose eager, which is no template)" if rest else ""
+    eager = f" ({rest} chose eager or another compiler, which is no template)" if rest else ""
     console().print(printable(f"{len(decisions)} written to {file}, {kept}{eager}."), soft_wrap=True, markup=False)
 
 

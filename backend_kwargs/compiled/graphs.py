@@ -141,6 +141,8 @@ class GraphBackend:
         decision = _decided(self.backend)
         if decision is None and self.backend.options.get("auto"):
             self.graphs[key] = Graph(why="what auto decided is not known")
+        elif compiler := (decision or {}).get("compiler"):
+            self.graphs[key] = Graph(why=f"auto chose {compiler} for it, whose code is not kept")
         else:
             # In a race, the winner is compiled last.
             self.graphs[key] = _kept(made[-1] if made else None, decision)
@@ -222,7 +224,9 @@ def _decided(backend: Backend) -> dict[str, Any] | None:
     if not backend.options.get("auto"):
         return None
     decision = last_decision()  # reported while the graph was compiled, under dynamo's lock
-    return None if decision is None else {"winner": decision.winner, "options": dict(decision.options)}
+    if decision is None:
+        return None
+    return {"winner": decision.winner, "options": dict(decision.options), "compiler": decision.compiler}
 
 
 # ---- keeping

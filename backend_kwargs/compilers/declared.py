@@ -9,7 +9,7 @@ from backend_kwargs.compilers import Reading
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import Layer, copied
 from backend_kwargs.options import Option
-from backend_kwargs.requirements import Limit, Rule, limits_of_options, machine
+from backend_kwargs.requirements import Limit, Rule, installed_version, limits_of_options, machine
 from backend_kwargs.trust import Check
 
 
@@ -24,6 +24,11 @@ class DeclaredCompiler(ABC):
     line: ClassVar[str]
     declared: ClassVar[Mapping[str, Option]]
     rules: ClassVar[tuple[Rule, ...]]
+    distributions: ClassVar[tuple[str, ...]]  # as packages are installed
+    # In a race: the option that makes parameters constants, whether they always are, and whether it compiles training.
+    freeze_option: ClassVar[str] = ""
+    freezes: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
 
     def found_by_name(self) -> bool:
         return True
@@ -33,6 +38,10 @@ class DeclaredCompiler(ABC):
 
     def summary(self, templates: Sequence[str]) -> str:
         return self.line
+
+    def versions(self) -> dict[str, str | None]:
+        """Return the release of each distribution that it needs, None where it is not installed."""
+        return {name: installed_version(name) for name in self.distributions}
 
     def options(self) -> Mapping[str, Option]:
         return self.declared

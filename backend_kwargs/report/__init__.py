@@ -16,6 +16,7 @@ from backend_kwargs.report.generated import codes_of, unknown_here
 from backend_kwargs.report.graphs import (
     Break,
     Code,
+    EngineShare,
     Graph,
     OpenVINO,
     Race,
@@ -25,12 +26,12 @@ from backend_kwargs.report.graphs import (
     number,
     seconds_of,
 )
-from backend_kwargs.report.ran import openvino_of, ran_of, worst
+from backend_kwargs.report.ran import engine_of, openvino_of, ran_of, worst
 from backend_kwargs.report.relax import relax_of
 from backend_kwargs.report.uncaptured import why_no_graph
 from backend_kwargs.tables import as_html
 
-__all__ = ["Break", "Code", "Graph", "OpenVINO", "Partition", "Race", "Ran", "Relax", "Report", "report"]
+__all__ = ["Break", "Code", "EngineShare", "Graph", "OpenVINO", "Partition", "Race", "Ran", "Relax", "Report", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
     codes = codes_of(record)
     if other is not None:
         codes = [replace(code, differs=_differs(code, other[at : at + 1])) for at, code in enumerate(codes)]
-    relax, openvino = relax_of(record), openvino_of(record)
+    relax, openvino, engine = relax_of(record), openvino_of(record), engine_of(record)
     return Graph(
         record.compile_id,
         record.function,
@@ -184,9 +185,10 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         relax,
         _race(record),
         openvino,
-        ran_of(record, codes, relax, openvino),
+        ran_of(record, codes, relax, openvino, engine),
         rewritten_in(record.compiled(), _rewrites(record)),
         record.precision,
+        engine,
     )
 
 
@@ -201,7 +203,7 @@ def _race(record: Record) -> Race | None:
         return None
     from backend_kwargs.compilers.auto.reporting import table
 
-    return Race(found.winner, found.options, found.seconds, found.rows, table(found))
+    return Race(found.winner, found.options, found.seconds, found.rows, table(found), found.compiler)
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compilers.auto import settings as auto
+from backend_kwargs.compilers.engines.summary import EnginePart
 from backend_kwargs.compilers.precision.bounds import Used
 from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.registry import decided
@@ -60,6 +61,15 @@ class OpenVINO:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineShare:
+    """ONNX Runtime's or OpenVINO's own compiler's part of a graph, and the reasons why operators run in eager."""
+
+    engine: str
+    partitions: tuple[EnginePart, ...]
+    fallbacks: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
     """What ran a graph in place of its backend ("fell_back"), or that this is unknown ("unknown")."""
 
@@ -69,13 +79,17 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """The choice of auto for a graph: the winner, its options besides the user's, and the race's seconds and table."""
+    """The choice of auto for a graph: the winner, its options besides the user's, and the race's seconds and table.
+
+    `compiler` is the winner's, "" for Inductor.
+    """
 
     winner: str
     options: Mapping[str, Any]
     seconds: float
     rows: tuple["RaceRow", ...]
     table: str = field(repr=False)
+    compiler: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +105,10 @@ class Break:
 class Graph:
     """One compiled graph; `recompiled` is the guard that failed, "" for a first compile.
 
-    `codes` are Inductor's, `relax` is TVM's and `openvino` is OpenVINO's; other backends report none. `race` has the
-    reasons of auto's choice; `ran` is None if the graph runs on its own backend. `rewritten` counts the replacements of
-    each rewrite.
+    `codes` are Inductor's, `relax` is TVM's, `openvino` is OpenVINO's, and `engine` is ONNX Runtime's or
+    that of OpenVINO's own compiler; other backends report none. `race` has the reasons of auto's choice; `ran` is None
+    if the graph runs on its own backend. `rewritten` counts the replacements of each rewrite; `precision` is what was
+    used of the lower precision that was requested, or that won.
     """
 
     compile_id: str
@@ -111,13 +126,14 @@ class Graph:
     ran: Ran | None = None
     rewritten: Mapping[str, int] = field(default_factory=dict)
     precision: Used | None = None
+    engine: EngineShare | None = None
 
     def inductor_config(self) -> dict[str, Any]:
         """Return `Backend.inductor_config()` of this graph's backend; under auto, with the winner's options."""
         if self.race is None:
             return find_backend(self.backend).bind("report", self.options).inductor_config()
         fixed = {name: value for name, value in self.options.items() if name not in auto.OPTIONS}
-        return decided(self.race.winner, self.race.options, fixed).inductor_config()
+        return decided(self.race.winner, self.race.options, fixed, self.race.compiler).inductor_config()
 
 
 def seconds_of(graphs: Iterable[Graph]) -> float:
@@ -144,6 +160,8 @@ def lines_of(graph: Graph) -> Iterator[str]:
     if graph.openvino:
         in_eager = f"; in eager: {', '.join(graph.openvino.in_eager)}" if graph.openvino.in_eager else ""
         yield f"  {number(graph.openvino.partitions, 'partition')} of OpenVINO{in_eager}"
+    if graph.engine:
+        yield from (f"  {line}" for line in _engine_lines(graph.engine))
     if graph.ran:
         yield f"  {graph.ran.what}"
     if graph.ended_by:
@@ -161,6 +179,16 @@ def _relax_lines(relax: Relax) -> Iterator[str]:
     if not relax.partitions:
         yield "no partition of TVM"
     yield from (f"in eager: {op}, because {reason}" for op, reason in relax.fallbacks.items())
+
+
+def _engine_lines(share: EngineShare) -> Iterator[str]:
+    operators, seconds = (
+        sum(each.operators for each in share.partitions),
+        sum(each.seconds for each in share.partitions),
+    )
+    where = f"{number(operators, 'operator')} in {number(len(share.partitions), 'partition')}"
+    yield f"{where} of {share.engine}; {seconds:.1f} s" if share.partitions else f"no partition of {share.engine}"
+    yield from (f"in eager: {op}, because {reason}" for op, reason in share.fallbacks.items())
 
 
 def _code_line(code: Code) -> str:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from backend_kwargs.compile_records import Record
-from backend_kwargs.report.graphs import Code, OpenVINO, Ran, Relax, number
+from backend_kwargs.compilers.fell_back import ATTEMPTS, ENGINE_SUMMARY
+from backend_kwargs.report.graphs import Code, EngineShare, OpenVINO, Ran, Relax, number
 
-ATTEMPTS = "openvino_attempts"
 RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph unchanged")
 UNKNOWN = Ran("unknown", "unknown what runs it: this backend does not report whether it fell back")
 
@@ -23,8 +23,24 @@ def openvino_of(record: Record) -> OpenVINO | None:
     )
 
 
-def ran_of(record: Record, codes: Sequence[Code], relax: Relax | None, openvino: OpenVINO | None) -> Ran | None:
+def engine_of(record: Record) -> EngineShare | None:
+    """Return ONNX Runtime's or OpenVINO's own compiler's part of a graph, None if another compiler made it."""
+    summary = getattr(record.compiled(), ENGINE_SUMMARY, None)
+    if summary is None:
+        return None
+    return EngineShare(summary.engine, tuple(summary.partitions), dict(summary.fallbacks))
+
+
+def ran_of(
+    record: Record,
+    codes: Sequence[Code],
+    relax: Relax | None,
+    openvino: OpenVINO | None,
+    engine: EngineShare | None = None,
+) -> Ran | None:
     """Return what ran a graph, None if it was its own backend."""
+    if engine:
+        return None if engine.partitions else Ran("fell_back", f"ran in eager: no partition of {engine.engine}")
     if openvino:
         return _of_openvino(openvino)
     if relax:

@@ -16,7 +16,7 @@ from graphs import KEY, MADE, spoil
 
 from backend_kwargs.compilers.auto import decide
 from backend_kwargs.compilers.auto.decision import packed, plain
-from backend_kwargs.compilers.auto.store import SCHEMA, Store, store_path
+from backend_kwargs.compilers.auto.store import Store, store_path
 from backend_kwargs.errors import BackendKwargsWarning
 
 WRITER = """
@@ -199,7 +199,7 @@ def test_of_two_that_bring_a_store_up_to_date_both_write(older):
         second = pool.submit(Store(older).add, replace(MADE, key="cd" * 32, made=2e9))
         time.sleep(0.3)
         first.execute("ALTER TABLE decisions ADD COLUMN fixed DEFAULT '{}'")
-        first.execute(f"PRAGMA user_version = {SCHEMA}")
+        first.execute("PRAGMA user_version = 2")
         first.commit()
         first.close()
         second.result()

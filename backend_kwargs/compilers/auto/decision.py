@@ -26,7 +26,7 @@ class RaceRow:
 
     `predicted_s` is the predicted compile time, None if there was nothing to predict it from. `rewritten` counts the
     replacements of each rewrite. `error` is the measured relative RMSE to float64 under a lower precision, `max_error`
-    the bound that the user gave.
+    the bound that the user gave. `compiler` names another compiler than Inductor, whose `options` these are.
     """
 
     name: str
@@ -43,6 +43,7 @@ class RaceRow:
     rewritten: dict[str, int] = field(default_factory=dict)
     error: float | None = None
     max_error: float | None = None
+    compiler: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Decision:
     `graph` identifies the computation whatever its sizes; `options` are the winner's besides the user's own; `rows` is
     the table of the race; `machine` is where it ran; `facts` describes the graph; `cut_s` is the budget that ended the
     race early (0 if none did); `made` is in seconds since the epoch. `fixed` are the user's own options as returned by
-    `plain`: they are exported, and nothing is compiled with them.
+    `plain`: they are exported, and nothing is compiled with them. `compiler` is the winner's, "" for Inductor.
     """
 
     key: str
@@ -66,6 +67,7 @@ class Decision:
     cut_s: Finite = 0.0
     made: Finite = field(default_factory=time.time)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    compiler: str = ""
 
     @property
     def lasting(self) -> bool:
@@ -73,7 +75,20 @@ class Decision:
         return not any(row.name == DEFAULT and row.status in PASSING for row in self.rows)
 
 
-COLUMNS = ("key", "graph", "winner", "options", "rows", "machine", "facts", "seconds", "cut_s", "made", "fixed")
+COLUMNS = (
+    "key",
+    "graph",
+    "winner",
+    "options",
+    "rows",
+    "machine",
+    "facts",
+    "seconds",
+    "cut_s",
+    "made",
+    "fixed",
+    "compiler",
+)
 AS_JSON = ("options", "rows", "machine", "fixed")
 
 

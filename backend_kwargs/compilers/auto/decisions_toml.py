@@ -10,6 +10,7 @@ from typing import Any
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compilers.auto.candidates import EAGER, allowed_candidates, step_names, trusted
 from backend_kwargs.compilers.auto.decision import Decision, has_form, parsed
+from backend_kwargs.compilers.others import is_other
 from backend_kwargs.compilers.precision.table import PRECISIONS
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.rewrites import list_rewrites
@@ -18,13 +19,13 @@ from backend_kwargs.templates import ENTRY_POINT_GROUP, template_names
 HEAD = """\
 # Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` adds them to a store;
 # `load_templates` reads each winner as a template."""
-PLAIN = ("graph", "winner", "facts", "seconds", "cut_s", "made")
+PLAIN = ("graph", "winner", "compiler", "facts", "seconds", "cut_s", "made")
 KEY = re.compile("[0-9a-f]{64}")
 
 
 def template_name(decision: Decision) -> str:
-    """Return the name of the template with the winner's options, "" for eager, which is no template."""
-    return "" if decision.winner == EAGER else f"auto-{decision.key[:12]}"
+    """Return the name of the template with the winner's options, "" for eager and other compilers, which are none."""
+    return "" if decision.winner == EAGER or decision.compiler else f"auto-{decision.key[:12]}"
 
 
 def write_decisions(decisions: Iterable[Decision], path: Path) -> None:
@@ -89,12 +90,15 @@ def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) 
     # A rewrite or a precision is used only if the request that reads the decision allows it, within the same bound.
     named, max_error = (decision.winner, *template_names()), decision.options.get("max_error")
     allowed = allowed_candidates(named, options_of, list_rewrites(), PRECISIONS, max_error)
-    if not trusted(decision.winner, decision.options, allowed):
+    if not trusted(decision.winner, decision.options, decision.compiler, allowed):
         raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, options_of)}")
     return decision
 
 
 def _why_not(decision: Decision, options_of: Callable[[str], Mapping[str, Any]]) -> str:
+    if is_other(decision.winner) or decision.compiler:
+        by = f" by {decision.compiler!r}" if decision.compiler else ""
+        return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."
     if decision.winner not in (*step_names(), *list_rewrites(), *PRECISIONS):
         try:
             options_of(decision.winner)

@@ -26,9 +26,10 @@ def progress() -> Iterator[Callable[[str, float], None]]:
         return
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("auto: {task.description}"), BarColumn(), TimeElapsedColumn())
+    left = (TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("auto: {task.description}"), BarColumn(), TimeElapsedColumn(), *left)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("eager, default", total=1.0)
         yield lambda name, fraction: bar.update(task, description=escape(printable(name)), completed=fraction)

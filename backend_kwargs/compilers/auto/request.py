@@ -8,6 +8,7 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.compilers.others import OTHERS
 from backend_kwargs.requirements import Limit
 
 # dynamo restarts its analysis by raising these; they are not a candidate's failure.
@@ -33,3 +34,16 @@ class Request:
     settings: Settings
     compile_one: Callable[[GraphModule, Sequence[Any], Mapping[str, Any]], Callable[..., Any]]
     tools: Tools
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the caller has parameters frozen, and the mode lets them be."""
+        return bool(self.tools.fixed.get("freezing")) and not torch.is_grad_enabled()
+
+    def compiled(
+        self, gm: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], compiler: str = ""
+    ) -> Callable[..., Any]:
+        """Return `gm` compiled under `options`: by Inductor beside those that the user gave, or by `compiler` alone."""
+        if compiler:
+            return OTHERS[compiler](compiler).compile(gm, inputs, options, None)
+        return self.compile_one(gm, inputs, options)

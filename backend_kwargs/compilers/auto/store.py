@@ -17,9 +17,10 @@ from backend_kwargs.errors import BackendKwargsError, error_text, printable, war
 
 VARIABLE = "BACKEND_KWARGS_STORE"
 FILE = "decisions.sqlite"
-SCHEMA = 2
+SCHEMA = 3
 APPLICATION_ID = 0x626B7761  # "bkwa", in the header of each store; 0 in those of the first releases
-COLUMNS_OF = {1: COLUMNS[:10], 2: COLUMNS}  # by schema
+COLUMNS_OF = {1: COLUMNS[:10], 2: COLUMNS[:11], 3: COLUMNS}  # by schema
+EMPTY = {"fixed": "{}", "compiler": ""}  # the value of a later column in earlier rows
 WAIT_S = 10.0  # to wait for a lock
 LATER_S = 0.1  # for all later locks of a process together, after one wait timed out
 LONGEST = 16 << 20  # bytes of a value
@@ -331,7 +332,7 @@ def _prepare(connection: _Connection, schema: int) -> None:
     held = _columns(connection)
     for name in COLUMNS:
         if name not in held:
-            connection.execute(f"ALTER TABLE decisions ADD COLUMN {name} DEFAULT '{{}}'")
+            connection.execute(f"ALTER TABLE decisions ADD COLUMN {name} DEFAULT '{EMPTY[name]}'")
     for name, value in (("application_id", APPLICATION_ID), ("user_version", SCHEMA)):
         if _pragma(connection, name) != value:
             connection.execute(f"PRAGMA {name} = {value}")

@@ -1,7 +1,6 @@
 """Compile one graph of dynamo with TVM: its parts are lowered and built, and the rest runs in eager."""
 
 import copy
-import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,32 +9,32 @@ from typing import Any
 import torch
 from torch._dynamo.eval_frame import innermost_fn
 from torch.fx import GraphModule, Node
-from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.compilers.freezing import compile_frozen
+from backend_kwargs.compilers.parts import (
+    Boxed,
+    boxed,
+    calls_of,
+    device_of,
+    is_part,
+    operators_of,
+    parts_of,
+    random_nodes,
+    replace_part,
+    results_of,
+    split,
+    writes_in_place,
+)
 from backend_kwargs.compilers.tvm.build import build
 from backend_kwargs.compilers.tvm.capture import capture, constants_of
 from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
-from backend_kwargs.compilers.tvm.partition import (
-    device_of,
-    is_part,
-    op_name,
-    parts_of,
-    random_nodes,
-    reasons,
-    results_of,
-    split,
-    unwanted,
-    writes_in_place,
-)
+from backend_kwargs.compilers.tvm.partition import reasons, unwanted
 from backend_kwargs.compilers.tvm.runtime import runner
 from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.compilers.tvm.summary import Partition, TVMSummary
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.measure import accuracy
-
-Boxed = Callable[[list[Any]], Any]
 
 
 class _InEagerError(Exception):
@@ -77,8 +76,8 @@ class Steps:
             with _disable_current_modes():
                 compiles = self._compile_parts(graph, gm, constants_of(gm, attributes))
         except _InEagerError:
-            return _boxed(eager)
-        run = _boxed(gm)
+            return boxed(eager)
+        run = boxed(gm)
         return _verified(run, eager, graph) if compiles and self.settings.verify else run
 
     def _compile_parts(self, graph: str, gm: GraphModule, constants: Mapping[str, torch.Tensor]) -> int:
@@ -115,21 +114,16 @@ class Steps:
         except BackendKwargsError:  # a wrong option
             raise
         except Unsupported as unsupported:
-            return self._leave(_operators(part), unsupported.reason)
+            return self._leave(operators_of(part), unsupported.reason)
         except Exception as error:  # noqa: BLE001 - TVM may raise any exception
             if self.settings.fallback != "error":
                 warn_once(f"TVM failed to compile a part of a graph, which runs in eager: {error_text(error)}.")
-            return self._leave(_operators(part), error_text(error))
+            return self._leave(operators_of(part), error_text(error))
         seconds = time.perf_counter() - started
         self.summary.partitions.append(
-            Partition(graph, len(_calls(part)), seconds, built.target, built.tuned, tuple(built.notes))
+            Partition(graph, len(calls_of(part)), seconds, built.target, built.tuned, tuple(built.notes))
         )
-        run.__name__ = str(call.target)
-        with gm.graph.inserting_before(call):
-            replacement = gm.graph.call_function(run, call.args)
-        replacement.meta = call.meta
-        call.replace_all_uses_with(replacement)
-        gm.graph.erase_node(call)
+        replace_part(call, run, call.args)
         return None
 
     def _built(self, part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
@@ -141,27 +135,6 @@ class Steps:
         observed = [i for i, result in enumerate(results_of(call)) if not all(map(is_part, result.users))]
         strict = self.settings.fallback == "error"
         return runner(part, lowered, built.executable, device, observed, strict=strict), built
-
-
-def _calls(gm: GraphModule) -> list[Node]:
-    return [node for node in gm.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-
-
-def _operators(part: GraphModule) -> str:
-    return ", ".join(dict.fromkeys(map(op_name, _calls(part))))
-
-
-def _boxed(gm: GraphModule) -> Boxed:
-    """Return a callable for `gm` that empties its list of arguments, so that each is freed at its last use."""
-    gm.graph.set_codegen(_BoxedCodeGen())
-    gm.recompile()
-    forward = gm.forward
-
-    def run(args: list[Any]) -> Any:
-        return forward(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
 
 
 def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
@@ -178,7 +151,7 @@ def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
             chosen.append(run)
             return result
         warn_once(f"TVM's results differ from eager's, so the {graph} graph runs in eager: {verdict.reason}.")
-        chosen.append(_boxed(eager))
+        chosen.append(boxed(eager))
         return wanted
 
     call._boxed_call = True  # type: ignore[attr-defined]

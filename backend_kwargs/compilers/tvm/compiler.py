@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.compilers.tvm.checks import checked
 from backend_kwargs.compilers.tvm.settings import OPTIONS, RULES, Settings, tvm_option, verify
-from backend_kwargs.compilers.tvm.versions import require_tvm, unfit
+from backend_kwargs.compilers.tvm.versions import WORKING, require_tvm, unfit
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import INSTALL_TVM, CannotWorkError, Limit, Rule
 from backend_kwargs.trust import Check
@@ -21,6 +21,8 @@ class TVMCompiler(DeclaredCompiler):
     line: ClassVar[str] = "Apache TVM under options: Relax, tuned or untuned kernels, eager for what TVM lacks"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = RULES
+    distributions: ClassVar[tuple[str, ...]] = tuple(WORKING)
+    freeze_option: ClassVar[str] = "freeze"
 
     def option(self, name: str) -> Option:
         return tvm_option(name)

@@ -11,6 +11,8 @@ import torch
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 from tvm import tirx
 
+from backend_kwargs.compilers.parts import expression
+
 # torch's sizes are never negative, so floor and truncation agree.
 OPERATORS: dict[Any, Callable[[list[Any]], Any]] = {
     sympy.Add: functools.partial(functools.reduce, operator.add),
@@ -42,26 +44,6 @@ class ShapeSource:
         value = inputs[self.placeholder]
         size = int(value) if self.dim is None else value.shape[self.dim]
         return int(self.solution.subs(self.symbol, size))
-
-
-def expression(size: int | torch.SymInt | sympy.Expr) -> sympy.Expr:
-    """Return a size as torch's sympy expression."""
-    if isinstance(size, torch.SymInt):
-        return size.node.expr
-    return sympy.sympify(size)
-
-
-def symbols_of(values: Iterable[Any]) -> set[sympy.Symbol]:
-    """Return the symbols in sizes, tensors' shapes, and lists of these."""
-    found: set[sympy.Symbol] = set()
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found |= symbols_of(value.shape)
-        elif isinstance(value, torch.SymInt | sympy.Expr):
-            found |= expression(value).free_symbols
-        elif isinstance(value, list | tuple):
-            found |= symbols_of(value)
-    return found
 
 
 def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbol, Any]) -> Any:

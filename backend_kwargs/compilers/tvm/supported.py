@@ -8,11 +8,11 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from backend_kwargs.compilers.parts import symbols_of
 from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
 from backend_kwargs.compilers.tvm.lowering.node import DTYPES
 from backend_kwargs.compilers.tvm.lowering.table import names_of
 from backend_kwargs.compilers.tvm.settings import Settings
-from backend_kwargs.compilers.tvm.shapes import symbols_of
 
 REASONS: dict[str, tuple[str, ...]] = {
     "reads memory by strides": ("as_strided", "as_strided_copy", "as_strided_scatter", "view.dtype", "view_copy.dtype"),

@@ -1,6 +1,5 @@
 """Models of transformers and timm, wrapped for the suite."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -8,18 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
-from backend_kwargs import BackendKwargsError
-from backend_kwargs.errors import error_text
-
-
-def imported(package: str) -> Any:
-    """Return an optional package; raise BackendKwargsError if it cannot be imported."""
-    try:
-        return importlib.import_module(package)
-    except Exception as error:  # another library's own
-        raise BackendKwargsError(
-            f"Cannot import {package!r}: {error_text(error)}. Try: pip install {package}"
-        ) from error
+from backend_kwargs.harness.named_models import imported
 
 
 class Called(nn.Module):

@@ -15,11 +15,12 @@ from torch import fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from tvm import relax, tirx
 
+from backend_kwargs.compilers.parts import expression, symbols_of
 from backend_kwargs.compilers.tvm.lowering.linear import join_transposed
 from backend_kwargs.compilers.tvm.lowering.node import Node, Unsupported, dtype, is_float
 from backend_kwargs.compilers.tvm.lowering.table import RESHAPED, SAME, converter, names_of
 from backend_kwargs.compilers.tvm.opaque import hide
-from backend_kwargs.compilers.tvm.shapes import ShapeSource, UnknownSize, expression, symbols_of, to_tvm, unread
+from backend_kwargs.compilers.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
 from backend_kwargs.errors import error_text
 
 
