@@ -9,7 +9,7 @@ from torch import nn
 
 from lowering import Rewriting, agrees, matched
 
-SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Block(nn.Module):
