@@ -78,7 +78,7 @@ def test_writes_through_data_are_unseen():
         before = compiled(x)[1]
         model.k.weight.data.add_(1)
         assert torch.equal(compiled(x)[1], before)
-        model.k.bias.add_(0)
+        model.k.weight.add_(0)
     same(compiled, model, x)
 
 
