@@ -220,7 +220,7 @@ def _named(name: str, options_of: Callable[[str], Mapping[str, Any]]) -> Candida
     return Candidate(name, options_of(name), over=False, rank=2)
 
 
-def rewriting(name: str, matches: int = 0, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
+def rewriting(name: str, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
     """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
 
     Where no traffic tells, as on a CPU, it is expected to save a share of the call's slack.
