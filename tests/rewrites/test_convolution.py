@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lowering import Rewriting, agrees, matched
 from torch import nn
 
-SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Block(nn.Module):

@@ -266,7 +266,7 @@ def why_not_raced(candidate: Candidate, stats: "GraphStats", *, frozen: bool) ->
     return "it draws other random numbers than Inductor" if stats.random else ""
 
 
-def rewriting(name: str, matches: int = 0, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
+def rewriting(name: str, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
     """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
 
     Where no traffic tells, as on a CPU, it is expected to save a share of the call's slack.

@@ -181,6 +181,12 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale).transpose(1, 2).contiguous()
 
 
+def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    from backend_kwargs.compilers.inductor.rewrites.kernels import attends, attention_over_few_keys
+
+    return (attention_over_few_keys if attends(q, k, v) else _attention)(q, k, v, bias, scale)
+
+
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     batch, heads, queries, _ = q.shape
     return q.new_empty(batch, queries, heads, v.shape[-1])
@@ -198,6 +204,7 @@ attention = define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> Tensor",
     _attention,
     fake=_attention_fake,
+    cuda=_attention_cuda,
     saved=_saved_by_attention,
 )
 
