@@ -130,9 +130,7 @@ CASES: dict[str, RewriteCase] = {
     "ResNet-50, 128 images": RewriteCase(partial(timm, "resnet50", 128), 1.2),
     "Llama decode, 16 rows": RewriteCase(partial(decoder, 16), 1.05, ("packed",)),
     "RegNetY-032, 128 images": RewriteCase(partial(timm, "regnety_032", 128), 1.1),
-    "GPT-2, 8 x 1024 tokens": RewriteCase(
-        partial(transformer, "GPT2Model?batch=8&tokens=1024&n_layer=12"), 1.05
-    ),
+    "GPT-2, 8 x 1024 tokens": RewriteCase(partial(transformer, "GPT2Model?batch=8&tokens=1024&n_layer=12"), 1.05),
 }
 
 
@@ -242,7 +240,9 @@ def _raced(case: RewriteCase, rounds: int, race_s: float) -> Comparison:
                 "auto without", "tmpl-inductor:auto", options={**auto, "rewrites": (), "store": f"{folder}/a.sqlite"}
             ),
             Candidate(
-                "auto with", "tmpl-inductor:auto", options={**auto, "rewrites": case.named, "store": f"{folder}/b.sqlite"}
+                "auto with",
+                "tmpl-inductor:auto",
+                options={**auto, "rewrites": case.named, "store": f"{folder}/b.sqlite"},
             ),
         ]
         return compare(fn, args, candidates, mode=case.mode, rounds=rounds, baseline="auto without")

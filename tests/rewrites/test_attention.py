@@ -23,7 +23,13 @@ SCORES = {
     "no bias": lambda q, k, b: q @ k.transpose(-2, -1) * 0.3,
     "float32": lambda q, k, b: (q @ k.transpose(-2, -1)).float() * 0.3 + b,
 }
-BIASES = {"relative": (3, 5, 7), "whole": (2, 3, 5, 7), "one head": (2, 1, 5, 7), "keys": (2, 1, 1, 7), "matrix": (5, 7)}
+BIASES = {
+    "relative": (3, 5, 7),
+    "whole": (2, 3, 5, 7),
+    "one head": (2, 1, 5, 7),
+    "keys": (2, 1, 1, 7),
+    "matrix": (5, 7),
+}
 
 
 def attention(scores, *, heads_last=True, bias=True):

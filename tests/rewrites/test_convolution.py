@@ -50,7 +50,9 @@ def block(dtype=torch.float32, **options):
 
 
 def image(*sizes, dtype=torch.float32, last=True):
-    return torch.randn(*sizes).to(dtype).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    return (
+        torch.randn(*sizes).to(dtype).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    )
 
 
 @SETTINGS
@@ -126,7 +128,11 @@ def test_two_branches():
     torch.testing.assert_close(got, want)
     assert both.operators() == ["conv_add_relu"]
     (gm,) = both.graphs
-    assert not [node for node in gm.graph.nodes if "relu.default" in str(node.target) and "backend_kwargs" not in str(node.target)]
+    assert not [
+        node
+        for node in gm.graph.nodes
+        if "relu.default" in str(node.target) and "backend_kwargs" not in str(node.target)
+    ]
 
 
 CONV = nn.Conv2d(4, 4, 3, padding=1).eval()

@@ -65,6 +65,10 @@ def lowered_anew(compile_default: Callable[[], object]) -> list[GraphModule]:
     def stop() -> None:
         raise _Lowered
 
-    with noting_lowered(stop) as found, functorch_config.patch(enable_autograd_cache=False), contextlib.suppress(Exception):
+    with (
+        noting_lowered(stop) as found,
+        functorch_config.patch(enable_autograd_cache=False),
+        contextlib.suppress(Exception),
+    ):
         compile_default()
     return found

@@ -61,9 +61,9 @@ def add_patterns(passes: PatternMatcherPass) -> None:
             pattern = pattern_of(partial(_softmax, dim), torch.empty(sizes, dtype=dtype))
             if repr(pattern) not in seen:
                 seen.add(repr(pattern))
-                register_graph_pattern(
-                    pattern, extra_check=lambda match: _parse(match) is not None, pass_dict=passes
-                )(_fuse)
+                register_graph_pattern(pattern, extra_check=lambda match: _parse(match) is not None, pass_dict=passes)(
+                    _fuse
+                )
 
 
 def _softmax(dim: int, x: torch.Tensor) -> torch.Tensor:

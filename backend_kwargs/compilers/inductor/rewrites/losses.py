@@ -34,9 +34,7 @@ def fuse_linear_cross_entropy(gm: GraphModule, example_inputs: Sequence[Any]) ->
     return _changed(gm, example_inputs, _replace_linear_and_loss)
 
 
-def _changed(
-    gm: GraphModule, example_inputs: Sequence[Any], replace: Callable[[Node], float | None]
-) -> Change | None:
+def _changed(gm: GraphModule, example_inputs: Sequence[Any], replace: Callable[[Node], float | None]) -> Change | None:
     if not any(node.target in LOSS for node in gm.graph.nodes if node.op == "call_function"):
         return None
     changed = copy_of_graph(gm)
@@ -135,7 +133,9 @@ def _narrow(node: Node) -> Node:
 
 def _flattened(node: Any) -> Any:
     """Return what was brought to rows and columns, its last dimension as it is."""
-    while isinstance(node, Node) and node.op == "call_method" and node.target in ("view", "reshape") and used_once(node):
+    while (
+        isinstance(node, Node) and node.op == "call_method" and node.target in ("view", "reshape") and used_once(node)
+    ):
         given, made = _example(node.args[0]), _example(node)
         if given is None or made is None or not statically_known_true(given.shape[-1] == made.shape[-1]):
             return None

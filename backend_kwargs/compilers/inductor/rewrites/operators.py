@@ -121,9 +121,7 @@ def _conv_add_relu_cuda(
 
 _GEOMETRY = "Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
 
-conv_relu = define(
-    f"conv_relu(Tensor x, Tensor w, {_GEOMETRY}", _conv_relu, cpu=_conv_relu_cpu, cuda=_conv_relu_cuda
-)
+conv_relu = define(f"conv_relu(Tensor x, Tensor w, {_GEOMETRY}", _conv_relu, cpu=_conv_relu_cpu, cuda=_conv_relu_cuda)
 conv_add_relu = define(
     f"conv_add_relu(Tensor x, Tensor w, Tensor z, {_GEOMETRY}",
     _conv_add_relu,
