@@ -1,4 +1,4 @@
-"""`backend-kwargs doctor`: what this machine has, and what each template and TVM can do with it."""
+"""`backend-kwargs doctor`: what this machine has, and what each template and backend can do with it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,12 +10,14 @@ from backend_kwargs.registry import PLAIN, list_templates
 from backend_kwargs.requirements import machine
 
 TVM = "tmpl-tvm"
+OTHERS = ("tmpl-onnxruntime", "tmpl-openvino-native", "tmpl-openvino", "tmpl-tensorrt")
 
 
 def show(json: AsJson = False) -> None:
-    """Say what this machine has, which templates and backends work on it, and what would make the others work."""
+    """Show what this machine has, which templates and backends work on it, and how to make the others work."""
     facts, templates = machine().facts(), {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
     backends = {TVM: judged(TVM)[0], f"{TVM}[target=cuda]": judged(TVM, target="cuda")[0]}
+    backends |= {name: judged(name)[0] for name in OTHERS}
     if json:
         return print_json({"machine": facts, "templates": _data(templates), "backends": _data(backends)})
     print_table(("part", "found"), facts.items(), "machine")

@@ -1,4 +1,4 @@
-"""kind="aoti": an ahead-of-time package, which runs without dynamo and without Python's generated code."""
+"""kind="aoti": an ahead-of-time package, which runs without dynamo and without generated Python code."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +14,13 @@ from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 
 PACKAGE = "model.pt2"
 UNTRIED = (
-    "An ahead-of-time package on CUDA is not verified: torch 2.11 crashed when it loaded one. "
+    "Ahead-of-time packages on CUDA are not verified: torch 2.11 crashed when it loaded one. "
     "Save your work first, or use kind='inductor'."
 )
 
 
 class _Entry(torch.nn.Module):
-    """The module as torch.compile would be given it: with autocast and casts of its outputs."""
+    """The module with autocast and the casts of its outputs, as torch.compile would get it."""
 
     def __init__(self, module: torch.nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
 
 
 def _dynamic_shapes(built: Built, sample: Sample) -> Any:
-    """Return which sizes of each argument may vary: those in which samples differ, of one sample all."""
+    """Return which sizes of each argument may vary: those that differ between samples; all sizes of a single sample."""
     if not built.dynamic:
         return None
     each = [pytree.tree_leaves(metadata, is_leaf=_is_tensor) for metadata in built.samples]

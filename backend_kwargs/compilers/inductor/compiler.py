@@ -1,4 +1,4 @@
-"""Inductor: templates, modes and options in; what `compile_fx` returns out."""
+"""Inductor: reads templates, modes and options, and compiles with `compile_fx`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,6 +16,7 @@ from backend_kwargs.compilers.inductor.compile_step import noted, stand_in
 from backend_kwargs.compilers.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.compilers.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
 from backend_kwargs.compilers.inductor.torch_fixes import keeping_cubins, mode_options, name_torchs_ptxas, region_name
+from backend_kwargs.compilers.precision import table as precisions
 from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check
@@ -48,9 +49,9 @@ OWN: Mapping[str, Option] = MappingProxyType(
     }
     | dict(auto.OPTIONS)
 )
-# Options that torch.compile itself acts on; a backend never sees them.
+# Options that torch.compile itself uses; a backend never gets them.
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
-# What acts only where this package compiles, and why a plain dict of options for Inductor cannot carry it.
+# What works only where this package compiles, and why a plain dict of options for Inductor cannot contain it.
 NOT_PLAIN: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys((*auto.OPTIONS, *OWN), "it is an option of backend_kwargs, not of Inductor"),
@@ -67,7 +68,7 @@ NOT_PLAIN: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class InductorCompiler:
-    """Inductor under one of the names that a spec may spell it by."""
+    """Inductor, under one of the names by which a spec can refer to it."""
 
     name: str
 
@@ -121,6 +122,7 @@ class InductorCompiler:
             if options.get("strict"):
                 raise BackendKwargsError(f"{replace(limit, otherwise='')}")
             tell(limit)
+        precisions.verify(options, _machine(options), tell)
         for name in templates:
             template = find_template(name)
             for limit in limits(f"Template {name!r}", template.needs, template.otherwise, _machine(options)):
@@ -130,7 +132,7 @@ class InductorCompiler:
 
     def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
         return limits_of_options(
-            options, lambda name: self.option(name).default, _machine(options), (*RULES, *auto.RULES)
+            options, lambda name: self.option(name).default, _machine(options), (*RULES, *auto.RULES, *precisions.RULES)
         )
 
     def compile(
@@ -138,6 +140,8 @@ class InductorCompiler:
     ) -> Callable[..., Any]:
         if options.get("auto"):
             return self._compile_fastest(gm, example_inputs, options, name)
+        if options.get("precision"):
+            return self._compile_lowered(gm, example_inputs, options, name)
         step = _compile_frozen if options.get("freezing") else _compile
         if names := options.get("rewrites"):
             from backend_kwargs.compilers.inductor.rewrites.traced import compile_rewritten
@@ -167,6 +171,21 @@ class InductorCompiler:
 
         return compile_fastest(Request(gm, example_inputs, auto.Settings.of(options), compile_one, tools))
 
+    def _compile_lowered(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        from backend_kwargs.compilers.precision.lowered import Asked, compile_lowered
+
+        (precision,) = precisions.named(options["precision"])
+        asked = Asked(
+            precision,
+            options.get("max_error"),
+            freezing=bool(options.get("freezing")),
+            strict=bool(options.get("strict")),
+        )
+        rest = {option: value for option, value in options.items() if option not in precisions.OPTIONS}
+        return compile_lowered(gm, example_inputs, asked, lambda gm, inputs: self.compile(gm, inputs, rest, name))
+
     def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return _torch_wrapper(options).get_compiler_config()  # type: ignore[no-any-return]
 
@@ -174,7 +193,7 @@ class InductorCompiler:
         _torch_wrapper(options).reset()
 
     def plain(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options for a caller of Inductor that knows nothing of this package; raise where one needs it."""
+        """Return the options as a plain dict for Inductor without this package; raise if one needs the package."""
         for name, value in options.items():
             if name in NOT_PLAIN and value is not None and value is not False:
                 raise BackendKwargsError(f"Option {name!r} does not work in a plain dict: {NOT_PLAIN[name]}.")
@@ -192,6 +211,7 @@ class InductorCompiler:
                     f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend."
                 )
         known = [(self.option(name), value) for name, value in options.items()]
+        known = [(o, precisions.named(value) if o.name == "precision" else value) for o, value in known]
         return {o.name: copied(coerce(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
 
 
@@ -211,14 +231,14 @@ def _limits_of_rewrites(options: Mapping[str, Any]) -> list[Limit]:
 
 
 def _records(options: Mapping[str, Any]) -> bool:
-    """Tell whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
+    """Return whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
     from torch._inductor import config
 
     return bool(options.get("triton.cudagraphs", config.triton.cudagraphs))
 
 
 def _machine(options: Mapping[str, Any]) -> Machine:
-    """Return this machine, with what `options` say of where things are."""
+    """Return this machine, with the paths that `options` give."""
     here = machine()
     return replace(
         here,
@@ -278,7 +298,7 @@ def _compile(
         from backend_kwargs.compilers.freezing import noting_constants
 
         inner_compile = noting_constants(inner_compile, constants)
-    # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
+    # Passed on as config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
     compile_step = partial(instead, compile_fx) if (instead := stand_in.get()) else compile_fx
     compiled: Any = compile_step(
         gm, example_inputs, inner_compile, config_patches=wrapper.config, **region_name(compile_fx, name)
@@ -291,7 +311,7 @@ def _compile(
 
 
 def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:
-    """Return what compiles each lowered graph, forward and backward."""
+    """Return the function that compiles each lowered graph, forward and backward."""
     from torch._inductor.compile_fx import compile_fx_inner
 
     inner_compile = partial(compile_with_fallback, strict=strict) if can_fall_back(config) else compile_fx_inner
@@ -308,7 +328,7 @@ def _torch_wrapper(options: Mapping[str, Any]) -> Any:
     ahead = options.get("use_aoti")
     kind: Any = torch._TorchCompileAOTInductorWrapper if ahead else torch._TorchCompileInductorWrapper
     wrapper = kind(None, {"triton.cudagraphs": options.get("triton.cudagraphs", False)}, None)
-    # Not through its apply_options(): that refuses a value for each option whose declared type is NoneType.
+    # Not by its apply_options(), which rejects every value of an option whose declared type is NoneType.
     patches = {name: copied(value) for name, value in options.items() if name not in OWN}
     wrapper.config = patches | {k: v for k, v in wrapper.config.items() if k != "triton.cudagraphs"}
     return wrapper

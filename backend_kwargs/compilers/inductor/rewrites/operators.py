@@ -209,12 +209,12 @@ attention = define(
 )
 
 
-def _any_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:  # noqa: FBT001
+def _any_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=is_causal, scale=scale)
     return attended.transpose(1, 2).contiguous()
 
 
-def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:  # noqa: FBT001
+def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:
     by = torch.ops.aten._scaled_dot_product_cudnn_attention
     result: Tensor = by(q, k, v, bias, False, 0.0, is_causal, False, scale=scale)[0]
     return result.transpose(1, 2).contiguous()
@@ -314,7 +314,7 @@ def _linear_cross_entropy(
     weight: Tensor,
     target: Tensor,
     ignore_index: int,
-    with_gradients: bool,  # noqa: FBT001
+    with_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss and the gradients of `x` and `weight`, for as many logits at a time as one chunk of rows has."""
     count = (target != ignore_index).sum().float()
@@ -340,7 +340,7 @@ def _linear_cross_entropy_fake(
     weight: Tensor,
     target: Tensor,
     ignore_index: int,
-    with_gradients: bool,  # noqa: FBT001
+    with_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     loss = torch.empty((), dtype=torch.float32, device=x.device)
     if not with_gradients:
