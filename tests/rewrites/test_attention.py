@@ -60,7 +60,7 @@ def factors(dtype=torch.float32, strided=False, bias="relative"):
     seed=st.integers(0, 9),
 )
 def test_computes_the_same(dtype, scores, bias, heads_last, strided, seed):
-    """However it is spelt, one call gives what float64 gives, up to rounding: this one's or, of some, Inductor's own."""
+    """However it is spelt, one call gives what float64 gives up to rounding: this one's or, of some, Inductor's own."""
     torch.manual_seed(seed)
     args = factors(dtype, strided, bias)
     rewriting = Rewriting(fn := attention(SCORES[scores], heads_last=heads_last), "attention")
