@@ -224,7 +224,9 @@ def test_import_is_light():
     assert modules_after("import backend_kwargs") == []
 
 
-@pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-tvm", "tvm", "tmpl-openvino", "openvino", "openvino-native", "onnxruntime"])
+@pytest.mark.parametrize(
+    "spec", ["tmpl-inductor", "tmpl-tvm", "tvm", "tmpl-openvino", "openvino", "openvino-native", "onnxruntime"]
+)
 def test_plain_backend_is_light(spec):
     """A backend without options costs no torch, no TVM and no OpenVINO."""
     assert modules_after(f"from backend_kwargs.backend import find_backend\nfind_backend({spec!r})") == []

@@ -23,7 +23,13 @@ SCORES = {
     "no bias": lambda q, k, b: q @ k.transpose(-2, -1) * 0.3,
     "float32": lambda q, k, b: (q @ k.transpose(-2, -1)).float() * 0.3 + b,
 }
-BIASES = {"relative": (3, 5, 7), "whole": (2, 3, 5, 7), "one head": (2, 1, 5, 7), "keys": (2, 1, 1, 7), "matrix": (5, 7)}
+BIASES = {
+    "relative": (3, 5, 7),
+    "whole": (2, 3, 5, 7),
+    "one head": (2, 1, 5, 7),
+    "keys": (2, 1, 1, 7),
+    "matrix": (5, 7),
+}
 
 
 def attention(scores, *, heads_last=True, bias=True):
@@ -54,7 +60,7 @@ def factors(dtype=torch.float32, strided=False, bias="relative"):
     seed=st.integers(0, 9),
 )
 def test_computes_the_same(dtype, scores, bias, heads_last, strided, seed):
-    """However it is spelt, one call gives what float64 gives, up to rounding: this one's or, of some, Inductor's own."""
+    """However it is spelt, one call gives what float64 gives up to rounding: this one's or, of some, Inductor's own."""
     torch.manual_seed(seed)
     args = factors(dtype, strided, bias)
     rewriting = Rewriting(fn := attention(SCORES[scores], heads_last=heads_last), "attention")

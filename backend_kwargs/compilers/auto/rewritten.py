@@ -19,9 +19,6 @@ from backend_kwargs.rewrites import find_rewrite
 
 logger = logging.getLogger("backend_kwargs.auto")
 
-# Of the time that memory traffic would take which a rewrite saves: a fused call is a little slower than the plain one.
-KEPT = 0.8
-
 
 class _Lowered(Exception):  # noqa: N818 - no error: all that was wanted is there
     """The forward graph is there."""
@@ -53,7 +50,7 @@ def candidates_of_rewrites(
             logger.info("Rewrite %s is not tried: %s", name, error_text(error))
             continue
         if match.count:
-            saved_s = KEPT * seconds_of_traffic(match.bytes, device)
+            saved_s = seconds_of_traffic(match.bytes, device)
             logger.info("%s matches %d times and could save %.1f µs", name, match.count, saved_s * 1e6)
             found.append(rewriting(name, saved_s, on_gpu=stats.gpu))
     return found

@@ -8,14 +8,14 @@ import contextlib
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BLOCK, WARPS = 8192, 16
 
 
-@triton.jit  # type: ignore[misc]
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _losses(logits, target, losses, lse, columns, stride, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Store one row's loss and the logarithm of its sum of exponentials."""
     row = tl.program_id(0)
@@ -39,7 +39,7 @@ def _losses(logits, target, losses, lse, columns, stride, ignore_index, BLOCK: t
     tl.store(losses + row, tl.where(counts, logarithm - picked, 0.0))
 
 
-@triton.jit  # type: ignore[misc]
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _gradients(factor, logits, target, lse, out, columns, stride, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Store one block of one row's gradient."""
     row = tl.program_id(1)
@@ -90,7 +90,7 @@ def _warps(block: int) -> int:
 MOST_KEYS, MOST_WIDTH, LEAST = 256, 128, 16  # what one tile holds, and the least that tensor cores multiply
 
 
-@triton.jit  # type: ignore[misc]
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _attend(  # type: ignore[no-untyped-def]
     q, k, v, bias, out, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, b_batch, b_head, b_row,
     b_column, heads, rows, keys, width, width_of_v, scale, HAS_BIAS: tl.constexpr, EXACT: tl.constexpr,
