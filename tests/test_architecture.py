@@ -14,8 +14,9 @@ ROOT = Path(backend_kwargs.__file__).parent
 # Each module imports only from those before it, at its head and inside its functions.
 PACKAGE_ORDER = """
 errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
-measure.inputs measure.accuracy measure.environment measure.failures measure.timing measure.memory measure.statistics
-measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.generated_code compilers.graphs
+measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.timing measure.memory
+measure.statistics measure compilers compilers.declared compilers.dynamo compilers.openvino
+compilers.generated_code compilers.graphs
 compilers.freezing compilers.precision compilers.precision.table compilers.precision.bounds
 compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
 compilers.inductor

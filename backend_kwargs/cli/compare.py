@@ -30,6 +30,16 @@ NONE_RAN = 1
 RULE = "Of the rows whose intervals reach that of the highest speedup, this one compiled in the least time:"
 
 
+Precisions = Annotated[
+    str | None,
+    typer.Option(metavar="NAME,NAME", help="tmpl-inductor in each of these precisions too: bf16, int8-dynamic, ..."),
+]
+MaxError = Annotated[
+    float | None,
+    typer.Option(help="Accept numbers whose relative RMSE to float64 is at most that; needed by --precision."),
+]
+
+
 class Mode(StrEnum):
     """What a call is: forward alone, or forward and backward."""
 
@@ -55,14 +65,8 @@ def show(
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; as the factory made it by default.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed; the timing is interleaved.")] = 30,
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[,NAME]", help="tmpl-inductor in each precision too: bf16, int8-dynamic, ..."),
-    ] = None,
-    max_error: Annotated[
-        float | None,
-        typer.Option(help="Accept numbers whose relative RMSE to float64 is at most that; needed by --precision."),
-    ] = None,
+    precision: Precisions = None,
+    max_error: MaxError = None,
     tolerance: Annotated[
         float | None, typer.Option(help="Of numbers, absolute and relative; 1e-3 by default, in training 1e-2.")
     ] = None,
@@ -79,8 +83,7 @@ def show(
     with importable(folder_of(_split(factory)[0])):  # a backend may be the model's neighbour
         wanted = list(_backends(backends, assigned(options), config, trust=trust))
     model, example_inputs = built(factory)
-    from backend_kwargs.compare import Candidate, compare, fastest, to_json
-    from backend_kwargs.compare import plot as draw
+    from backend_kwargs.compare import Candidate, compare, fastest
 
     candidates = [Candidate(label, backend) for label, backend in wanted]
 
@@ -98,12 +101,7 @@ def show(
         )
     best = fastest(comparison)
     _print(comparison, dict(wanted)[best.label] if best else None, reports=report)
-    if json:
-        import json as writer
-
-        write_whole(json, writer.dumps(to_json(comparison), indent=2) + "\n")
-    if plot:
-        draw(comparison, plot)
+    _write(comparison, json, plot)
     if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
 
@@ -126,6 +124,18 @@ def _check_outputs(json: Path | None, plot: Path | None) -> None:
         from backend_kwargs.compare.drawing import check_drawable
 
         check_drawable(plot)
+
+
+def _write(comparison: "Comparison", json: Path | None, plot: Path | None) -> None:
+    from backend_kwargs.compare import plot as draw
+    from backend_kwargs.compare import to_json
+
+    if json:
+        import json as writer
+
+        write_whole(json, writer.dumps(to_json(comparison), indent=2) + "\n")
+    if plot:
+        draw(comparison, plot)
 
 
 def _backends(

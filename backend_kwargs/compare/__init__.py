@@ -53,8 +53,9 @@ def compare(
     eager, else the first with right numbers. `tolerance` of numbers is absolute and relative; None is 1e-3, in training
     1e-2. `max_error` accepts numbers beyond it whose relative RMSE to the float64 reference is at most that, in each
     output and in all gradients together. Wrong numbers are timed too. `budget_s` bounds the timing alone. `cold` gives
-    each candidate an empty Inductor cache: else a peer that shares kernels with an earlier one, or an earlier run, seems to compile for nothing.
-    `progress(label, stage, fraction)` hears the stages "reference", "compile", "compiled", "timing".
+    each candidate an empty Inductor cache: else a peer that shares kernels with an earlier one, or an earlier run,
+    seems to compile for nothing. `progress(label, stage, fraction)` hears the stages "reference", "compile", "compiled",
+    "timing".
 
     Everything runs in this process: peers must be timed interleaved, and a child process for each of twelve candidates
     would cost twelve imports of torch. So what a process pays once (imports, Inductor's start) is paid before the first
