@@ -2,7 +2,12 @@
 
 import sys
 
+import hypothesis
 import pytest
+
+# A slow machine is no failure.
+hypothesis.settings.register_profile("without-deadline", deadline=None)
+hypothesis.settings.load_profile("without-deadline")
 
 VARIABLES = ("BACKEND_KWARGS_TEMPLATE", "BACKEND_KWARGS_OPTIONS")
 

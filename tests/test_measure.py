@@ -156,6 +156,23 @@ def test_short_calls_are_repeated_and_divided(clock, cost):
     assert race.samples["short"] == pytest.approx([cost])
 
 
+@pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
+def test_the_number_of_repeats_is_found_in_few_calls(clock, cost):
+    """Finding how often a sample repeats its call takes less than three samples' time."""
+    race = timing._Race({"short": lambda: clock.passes(cost)}, None, CPU, True)
+    race.prepare("short", warmup=0)
+    assert clock.now < 3 * 3e-3
+    assert race.repeats["short"] * cost < 2 * timing.SHORTEST_SAMPLE_S
+
+
+def test_a_call_that_takes_no_time_ends(clock):
+    """A call below the clock's resolution is repeated a million times at most."""
+    race = timing._Race({"nothing": lambda: None}, None, CPU, True)
+    race.run = lambda name, times: None
+    race.prepare("nothing", warmup=0)
+    assert race.repeats == {"nothing": 1_000_000}
+
+
 def test_a_long_call_is_a_sample(clock):
     """A call of a millisecond and more is not repeated, and none goes before it."""
     samples = interleave({"long": lambda: clock.passes(0.002)}, rounds=4, device=CPU, warmup=3)

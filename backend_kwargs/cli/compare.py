@@ -27,21 +27,20 @@ if TYPE_CHECKING:
 
 BACKENDS = "eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune"
 NONE_RAN = 1
-RULE = "Of the rows whose intervals reach that of the highest speedup, this one compiled in the least time:"
+RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
 
 
 Precisions = Annotated[
     str | None,
-    typer.Option(metavar="NAME,NAME", help="tmpl-inductor in each of these precisions too: bf16, int8-dynamic, ..."),
+    typer.Option(metavar="NAME[,NAME]", help="Also tmpl-inductor in each precision: bf16, int8-dynamic, ..."),
 ]
 MaxError = Annotated[
-    float | None,
-    typer.Option(help="Accept numbers whose relative RMSE to float64 is at most that; needed by --precision."),
+    float | None, typer.Option(help="Largest relative RMSE to float64 to accept; --precision needs it.")
 ]
 
 
 class Mode(StrEnum):
-    """What a call is: forward alone, or forward and backward."""
+    """What one call runs: forward alone, or forward and backward."""
 
     inference = "inference"
     training = "training"
@@ -58,29 +57,29 @@ def show(
         ),
     ] = BACKENDS,
     options: Assignments = None,
-    config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="One more candidate, as a config.")] = None,
+    config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="Another candidate, as a config.")] = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Let --config name code, such as a function to import.")
+        bool, typer.Option("--trust", help="Let --config contain code, such as a function to import.")
     ] = False,
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
-    device: Annotated[str | None, typer.Option(help="Where to run; as the factory made it by default.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed; the timing is interleaved.")] = 30,
+    device: Annotated[str | None, typer.Option(help="Where to run; default: where the factory put the model.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timing rounds; each round times every candidate.")] = 30,
     precision: Precisions = None,
     max_error: MaxError = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="Of numbers, absolute and relative; 1e-3 by default, in training 1e-2.")
+        float | None, typer.Option(help="Absolute and relative tolerance; default 1e-3, in training 1e-2.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the speedups.")] = None,
-    report: Annotated[bool, typer.Option("--report", help="Tell what each backend generated.")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot the speedups.")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Show what each backend generated.")] = False,
 ) -> None:
-    """Compile one model under several backends, check the numbers, interleave their timing, print the table.
+    """Compile one model under several backends, check the results, time them interleaved, and print a table.
 
-    A FILE.py and its factory import the files beside it, as with `python FILE.py`.
+    A FILE.py and its factory can import the files next to it, as with `python FILE.py`.
     """
-    _check_outputs(json, plot)  # before minutes of compiling
+    _check_outputs(json, plot)  # now, not after minutes of compiling
     backends = ",".join([backends, *_in_precisions(precision, max_error)])
-    with importable(folder_of(_split(factory)[0])):  # a backend may be the model's neighbour
+    with importable(folder_of(_split(factory)[0])):  # a backend may be a module next to the model
         wanted = list(_backends(backends, assigned(options), config, trust=trust))
     model, example_inputs = built(factory)
     from backend_kwargs.compare import Candidate, compare, fastest
@@ -142,7 +141,7 @@ def _backends(
     backends: str, common: dict[str, str], config: str | None, *, trust: bool
 ) -> Iterator[tuple[str, Backend | None]]:
     """Yield the label and the backend of each candidate, None for eager."""
-    if common:  # checked also where no candidate takes them
+    if common:  # checked even if no candidate takes them
         backend_from_text(PLAIN, common)
     for spec, own in split_candidates(backends):
         label = f"{spec}[{','.join(f'{name}={value}' for name, value in own.items())}]" if own else spec
@@ -167,7 +166,7 @@ def _text(config: str) -> str:
 
 
 def built(factory: str) -> tuple[Any, Any]:
-    """Return what the factory gives: (model, example_inputs)."""
+    """Call the factory and return its (model, example_inputs)."""
     where, name = _split(factory)
     with importable(folder_of(where)):
         build = _attribute(imported(where), where, name)
@@ -229,6 +228,6 @@ def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> 
         say(f"Nothing beats {comparison.baseline} beyond the noise.")
     else:
         say(RULE)
-        say("\n".join(lines_to_paste(best) or [f"{best!r}, which no text stands for."]))
+        say("\n".join(lines_to_paste(best) or [f"{best!r}, which cannot be written as text."]))
     for row in (row for row in comparison.rows if reports and row.report):
         say(f"\n{row.label}\n{row.report}")

@@ -6,6 +6,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from backend_kwargs.rewrites import find_rewrite
+
 # Comments tell lines of the model and a running number of the graph, which differ where the code is one.
 COMMENT = re.compile(r"^\s*(?:#(?!include|define|pragma|if|endif|else)|//).*\n", re.MULTILINE)
 
@@ -22,6 +24,25 @@ def autograd_functions(compiled: Callable[..., Any]) -> list[type[Any]]:
     import torch
 
     return [each for each in _held(compiled) if isinstance(each, type) and issubclass(each, torch.autograd.Function)]
+
+
+def rewritten_in(compiled: Callable[..., Any] | None, names: Iterable[str]) -> dict[str, int]:
+    """Return how often each of the rewrites `names` replaced something, less those that did nothing.
+
+    Calls of its operators in the code tell, or what stands around what Inductor made.
+    """
+    if not (names := tuple(names)):
+        return {}
+    text = "\n".join(comparable(graph.source_code) for graph in compiled_graphs(compiled))
+    found = {}
+    for name in names:
+        # Python code calls an operator, C++ code names it to the dispatcher.
+        calls = [each.split("::") for each in find_rewrite(name).operators]
+        spelled = [rf'torch\.ops\.{space}\.{name}(?:\.\w+)?\(|"{space}::{name}"' for space, name in calls]
+        found[name] = len(re.findall("|".join(spelled), text)) if spelled else 0
+    for each in _held(compiled):
+        found |= getattr(each, "rewritten", {})
+    return {name: count for name, count in found.items() if count}
 
 
 def comparable(source: str) -> str:

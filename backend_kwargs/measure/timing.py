@@ -8,13 +8,13 @@ from functools import partial
 import torch
 
 SHORTEST_SAMPLE_S = 1e-3
+MOST_REPEATS = 1_000_000
 QUEUED_S = 5e-3
 
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given."""
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize()
+    torch.get_device_module(device).synchronize()
 
 
 def interleave(
@@ -99,9 +99,9 @@ class _Race(Calls):
 
     def prepare(self, name: str, warmup: int) -> None:
         self.run(name, warmup)
-        while (seconds := self.timed(name)) < SHORTEST_SAMPLE_S and self.repeats[name] < 1_000_000:
+        while (seconds := self.timed(name)) < SHORTEST_SAMPLE_S and self.repeats[name] < MOST_REPEATS:
             grown = SHORTEST_SAMPLE_S / max(seconds, 1e-9)
-            self.repeats[name] = min(int(self.repeats[name] * min(max(grown * 1.2, 2), 100)), 1_000_000)
+            self.repeats[name] = min(int(self.repeats[name] * min(max(grown * 1.2, 2), 100)), MOST_REPEATS)
 
     def run(self, name: str, times: int) -> None:
         call, out = self.calls[name], self.held.pop(name, None)

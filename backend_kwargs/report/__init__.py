@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backend_kwargs.compile_records import WRAPPER, Record, records
-from backend_kwargs.compilers.generated_code import comparable
+from backend_kwargs.compilers.generated_code import comparable, rewritten_in
 from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.report.advice import advice_on, reason_and_hint
@@ -185,8 +185,15 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         _race(record),
         openvino,
         ran_of(record, codes, relax, openvino),
+        rewritten_in(record.compiled(), _rewrites(record)),
         record.precision,
     )
+
+
+def _rewrites(record: Record) -> Sequence[str]:
+    """Return the rewrites that a graph was compiled with: asked for, or decided."""
+    options = record.options if record.decision is None else record.decision.options
+    return options.get("rewrites") or ()
 
 
 def _race(record: Record) -> Race | None:

@@ -92,8 +92,8 @@ class Graph:
     """One compiled graph; `recompiled` is the guard that failed, "" on a first compile.
 
     `codes` are Inductor's, `relax` is TVM's, and `openvino` is OpenVINO's: another backend leaves none. `race` tells
-    why auto chose as it did; `precision` what became of the one that was asked for, or won; `ran` is None where the
-    graph runs by its own backend.
+    why auto chose as it did; `ran` is None where the graph runs by its own backend. `rewritten` counts what each rewrite
+    replaced.
     """
 
     compile_id: str
@@ -109,6 +109,7 @@ class Graph:
     race: Race | None = None
     openvino: OpenVINO | None = None
     ran: Ran | None = None
+    rewritten: Mapping[str, int] = field(default_factory=dict)
     precision: Used | None = None
 
     def inductor_config(self) -> dict[str, Any]:
@@ -136,6 +137,8 @@ def lines_of(graph: Graph) -> Iterator[str]:
         yield f"  {graph.precision}"
     race = graph.race.table.splitlines() if graph.race else []
     yield from (f"  {line}" for line in (*race, *map(_code_line, graph.codes)))
+    if graph.rewritten:
+        yield f"  rewritten: {', '.join(f'{name} {times(count)}' for name, count in graph.rewritten.items())}"
     if graph.relax:
         yield from (f"  {line}" for line in _relax_lines(graph.relax))
     if graph.openvino:

@@ -79,6 +79,22 @@ def bundles(
     measure_bundles(device_of(device), out)
 
 
+def rewrites(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON of every figure.")],
+    cases: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
+    patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, no races.")] = False,
+    rounds: Annotated[int, typer.Option(min=1)] = 40,
+    race_s: Annotated[float, typer.Option(help="Seconds for each race.")] = 30.0,
+    budget_s: Annotated[float, typer.Option(help="Begin no case after this.")] = 480.0,
+) -> None:
+    """Time rewrites of the graph on a GPU: each alone inside a compiled graph, or raced on whole cases."""
+    from benchmarks.studies.rewrites import run
+
+    if device_of(None) == "cpu":
+        raise BackendKwargsError("rewrites needs a GPU: its cases are of sizes for one.")
+    run(out, cases, rounds, race_s, budget_s, patterns=patterns)
+
+
 def precision(
     device: Device = None,
     tokens: Annotated[int, typer.Option(min=0, help="Of the prompt; 4096 on a GPU, 64 on a CPU.")] = 0,
@@ -93,4 +109,4 @@ def precision(
     write_page(where, tokens or (4096 if where == "cuda" else 64), rounds, budget_s, out)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels, bundles, precision)
+COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels, bundles, rewrites, precision)

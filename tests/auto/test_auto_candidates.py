@@ -8,10 +8,11 @@ from torch._inductor import list_mode_options
 from torch.nn.functional import linear
 
 from backend_kwargs.catalogue import inductor_options
-from backend_kwargs.compilers.auto.candidates import STEPS, candidates_for
+from backend_kwargs.compilers.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.errors import BackendKwargsError
 
 MARKS = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 9e7}
 ONE_GEMM = GraphStats(
@@ -167,11 +168,32 @@ def test_cuda_graphs_are_tried_again_after_all_that_shortens_kernels():
     assert names(SHORT, "full")[-2:] == ["cudagraphs_of_tuned", "cpp_wrapper"]
 
 
+COSTLY = {"triton.cudagraphs": 3, "cpp_wrapper": 3, "max_autotune": 2, "coordinate_descent_tuning": 2}
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step.can_gain(SHORT)], ids=lambda step: step.name)
+def test_ranks_on_a_gpu(step):
+    """Of equals, changed kernels are kept before tuned ones, and these before CUDA graphs and wrappers."""
+    tunes = {"combo_kernels", "triton.multi_kernel"} & set(step.options) and step.name != "persistent_reductions"
+    assert step.rank == max([COSTLY.get(name, 1) for name in step.options] + [2 if tunes else 1])
+
+
 @pytest.mark.parametrize(("device", "rank"), [("cpu", 2), ("cuda", 3)])
 def test_a_named_step_is_that_of_the_device(device, rank):
     """The C++ wrapper costs more to have on a GPU, where it is another step of the same name."""
     (step,) = candidates_for(replace(NORM, device=device), "quick", ["cpp_wrapper"], lambda name: {})
     assert step.rank == rank
+
+
+def absent(name):
+    raise BackendKwargsError(f"Unknown template {name!r}.")
+
+
+def test_a_stored_winner_that_this_process_lacks_is_not_followed():
+    """A template that was listed and is not registered here sets no option, whatever the stored decision says."""
+    allowed = allowed_candidates(["mine"], absent, (), (), None)
+    assert not trusted("mine", {"max_autotune": True}, allowed)
+    assert trusted("max_autotune", {"max_autotune": True}, allowed)
 
 
 def test_products_of_8_bits_count_no_flops():

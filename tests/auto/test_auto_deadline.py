@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._inductor.runtime.benchmarking import benchmarker
 
-from backend_kwargs.compilers.auto import race
+from backend_kwargs.compilers.auto import deadline, race
 from backend_kwargs.compilers.auto.deadline import TIMERS, OutOfTime, capped, capped_backward
 from backend_kwargs.compilers.auto.store import Store
 
@@ -24,6 +24,14 @@ def test_a_kernel_is_timed_until_then():
         assert time_a_kernel() >= 0
     with capped(time.perf_counter() - 1), pytest.raises(OutOfTime):
         time_a_kernel()
+
+
+def test_backward_graphs_are_found_behind_views():
+    """Compiled backward graphs are found through views; inputs without a gradient are skipped."""
+    weight = torch.ones(2, requires_grad=True)
+    compiled = torch.compile(torch.sin, backend="aot_eager")(weight)
+    found = deadline._compiled([(compiled.view(1, 2) * torch.ones(2)).grad_fn, (weight * weight).grad_fn, None])
+    assert [node.name() for node in found] == [deadline.COMPILED]
 
 
 def test_nothing_drops_it_as_one_kernel():
@@ -104,5 +112,5 @@ def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
         assert torch.allclose(seen, model(x), atol=1e-3)
     (decision,) = Store(store).all()
     (row,) = [row for row in decision.rows if row.name == "max_autotune"]
-    assert (row.status, row.reason) == ("timeout", "its tuning was ended with the budget of 300 s")
+    assert (row.status, row.reason) == ("timeout", "its tuning was interrupted when the budget of 300 s ended")
     assert (decision.cut_s, set(TIMERS) & set(vars(benchmarker))) == (300, set())

@@ -187,7 +187,7 @@ def test_a_stored_winner_that_fails_falls_back(auto, planted, races, log):
     x = torch.randn(8, 64)
     with pytest.warns(BackendKwargsWarning) as warned:
         assert torch.allclose(auto(chain)(x), chain(x))
-    why = "crash, which was decided, fails: InductorError: RuntimeError: planted"
+    why = "the chosen crash failed: InductorError: RuntimeError: planted"
     assert str(warned[-1].message) == f"A graph is compiled under default: {why}"
     assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
     assert not decide.memory().decisions

@@ -27,7 +27,7 @@ def test_collectives_are_not_raced(races, log, tmp_path):
         assert torch.allclose(compiled(x), x * 2 + 1)
     finally:
         dist.destroy_process_group()
-    assert told(log) == "auto: default for a graph not raced: other ranks take part in it (0.0 s)"
+    assert told(log) == "auto: default for a graph not raced: it communicates with other ranks (0.0 s)"
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_what_may_hide_a_collective_is_not_raced(races, log, op):
     x = torch.randn(8)
     assert torch.allclose(torch.compile(lambda x: op(x * 2) + 1, backend=backend_of())(x), op(x * 2) + 1)
     assert races.count == 0
-    why = "other ranks may take part in an operator of it that is not torch's"
+    why = "it has an operator that is not torch's, which may communicate with other ranks"
     assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 

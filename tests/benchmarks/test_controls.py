@@ -151,6 +151,12 @@ def test_injected_work_takes_time():
     assert min(samples[""]) >= 2.9e-3
 
 
+def test_a_graph_break_alone_makes_nothing_wrong():
+    """What runs behind the break leaves the numbers: the control is caught by its break and by nothing else."""
+    x = torch.randn(4)
+    assert torch.equal(controls.breaking(torch.sin)(x), x.sin())
+
+
 def test_slowed_gives_the_result():
     """A slowed call is checked as the baseline is: it returns what that returns."""
     assert controls.slowed(lambda: 42, CLOCK)() == 42

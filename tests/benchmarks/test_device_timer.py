@@ -49,6 +49,13 @@ def test_each_cold_sample_is_one_call_behind_a_flush(clock):
     assert [event == "flush" for event in rounds] == [True, False] * 4
 
 
+def test_cold_samples_are_one_call_however_short(clock):
+    """On a cold L2 a call of 0.1 ms is not repeated: the second would find what the first has left there."""
+    repeats = {}
+    device_times({"a": clock.call("a", 1e-4)}, 1, CPU, "cold", warmup=0, repeated=repeats.__setitem__)
+    assert repeats == {"a": 1}
+
+
 def test_warm_samples_repeat_after_an_uncounted_call(clock):
     """A call of 0.1 ms is repeated ten times, after one that is not counted, and says the time of one."""
     told = {}

@@ -312,6 +312,23 @@ def test_another_programs_database_is_left_alone(store, execute, warned, script)
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_damaged_store_of_an_older_release_is_known_by_its_header(store, warned, schema):
+    """A broken file of a release that wrote no application id is set aside, and a new store takes its place."""
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        columns = f"{COLUMNS}{', fixed' if schema == 2 else ''}"
+        connection.executescript(
+            f"CREATE TABLE decisions ({columns}, PRIMARY KEY (key)); PRAGMA user_version = {schema};"
+        )
+    written = bytearray(store.read_bytes())
+    written[100] = 0xEE  # what kind of page the first one is
+    store.write_bytes(written)
+    with warned():
+        Store(store).put(MADE)
+    assert Store(store).find(KEY) == MADE
+    assert len(list(store.parent.glob("*.unreadable-*"))) == 1
+
+
 @pytest.mark.parametrize("content", [b"just notes\n" * 100, b"x", b"SQLite format 3\0" + b"\0" * 200], ids=len)
 def test_a_file_that_is_no_database_is_left_alone(store, warned, content):
     """A text that was named by mistake stays what it is."""

@@ -24,8 +24,9 @@ T = TypeVar("T")
 class RaceRow:
     """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds.
 
-    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by. `error` is the
-    relative RMSE to float64 that was measured under a lower precision, and `max_error` the bound that was given.
+    `predicted_s` is the predicted compile time, None if there was nothing to predict it from. `rewritten` counts the
+    replacements of each rewrite. `error` is the measured relative RMSE to float64 under a lower precision, `max_error`
+    the bound that the user gave.
     """
 
     name: str
@@ -39,6 +40,7 @@ class RaceRow:
     predicted_s: float | None = None
     peak_bytes: int | None = None
     won: bool = False
+    rewritten: dict[str, int] = field(default_factory=dict)
     error: float | None = None
     max_error: float | None = None
 
@@ -77,7 +79,7 @@ AS_JSON = ("options", "rows", "machine", "fixed")
 
 def has_form(value: Any) -> bool:
     """Tell whether a file can hold an option's value: a text, a number, or a list of these."""
-    return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list) else [value]))
+    return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list | tuple) else [value]))
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:

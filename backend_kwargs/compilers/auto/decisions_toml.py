@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.atomic_write import write_whole
-from backend_kwargs.compilers.auto.candidates import EAGER, precision_candidates, step_names, trusted
+from backend_kwargs.compilers.auto.candidates import EAGER, allowed_candidates, step_names, trusted
 from backend_kwargs.compilers.auto.decision import Decision, has_form, parsed
 from backend_kwargs.compilers.precision.table import PRECISIONS
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
+from backend_kwargs.rewrites import list_rewrites
 from backend_kwargs.templates import ENTRY_POINT_GROUP, template_names
 
 HEAD = """\
@@ -85,15 +86,16 @@ def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) 
         decision = parsed({**dict(table), "key": key, "rows": []})
     except (ValueError, TypeError, RecursionError) as error:
         raise BackendKwargsError(f"[decisions.{key}] is no decision: {error}.") from None
-    # Under a precision a graph is compiled only if the request consents to it within that bound.
-    precisions = precision_candidates(PRECISIONS, decision.options.get("max_error"))
-    if not trusted(decision.winner, decision.options, options_of, (decision.winner, *template_names()), precisions):
+    # A rewrite or a precision is used only if the request that reads the decision allows it, within the same bound.
+    named, max_error = (decision.winner, *template_names()), decision.options.get("max_error")
+    allowed = allowed_candidates(named, options_of, list_rewrites(), PRECISIONS, max_error)
+    if not trusted(decision.winner, decision.options, allowed):
         raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, options_of)}")
     return decision
 
 
 def _why_not(decision: Decision, options_of: Callable[[str], Mapping[str, Any]]) -> str:
-    if decision.winner not in (*step_names(), *PRECISIONS):
+    if decision.winner not in (*step_names(), *list_rewrites(), *PRECISIONS):
         try:
             options_of(decision.winner)
         except BackendKwargsError as error:

@@ -134,7 +134,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             flops,
             float(sum(t.nbytes for t in (*given, *made))),
             float(sum(t.nbytes for t in (*given, *made) if t.untyped_storage()._cdata not in self.inputs)),
-            min((t.itemsize for t in operands), default=1),
+            min(t.itemsize for t in operands),
             (func, *on_meta),
         )
         seen = self.products.get(layout, once)

@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -82,4 +82,10 @@ def _line(row: RaceRow) -> str:
     why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else row.reason
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
     kept = "  <- kept" if row.won else ""
-    return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{error}{kept}"
+    rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
+    return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{kept}"
+
+
+def words_of(rewritten: Mapping[str, int]) -> str:
+    """Return how often each rewrite replaced something, in words."""
+    return ", ".join(f"{name} {count}x" for name, count in rewritten.items())

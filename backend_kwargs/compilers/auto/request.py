@@ -16,11 +16,12 @@ RESTARTS = (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a race asks of the compiler: a template's options, which of them can do nothing, and the user's own."""
+    """What a race asks of the compiler: a template's options, their limits, the user's options, the rewrites to race."""
 
     options_of: Callable[[str], Mapping[str, Any]]
     limits: Callable[[Mapping[str, Any]], Mapping[str, Limit]]
     fixed: Mapping[str, Any]
+    rewrites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,11 @@ class Ceilings:
         return max(product.flops / peak, product.bytes / self.copy)
 
 
+def seconds_of_traffic(moved: float, device: torch.device) -> float:
+    """Return the seconds that a copy takes to move so many bytes, read and written; 0 where unknown."""
+    return moved / _ceilings(device).copy if device.type == "cuda" else 0.0
+
+
 def limit_of(stats: GraphStats, device: torch.device) -> float:
     """Return the least seconds: bytes at the memory's speed, or flops at a matmul's; 0 where unknown.
 

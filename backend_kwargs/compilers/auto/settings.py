@@ -16,21 +16,21 @@ Tolerance = Annotated[float, Where("above 0", lambda tolerance: tolerance > 0)]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every option of a race, by its name, with its default."""
+    """The options of a race, with their defaults."""
 
     auto: Annotated[bool, "race candidates for each graph, keep the fastest one that passes the accuracy check"] = False
-    objective: Annotated[Literal["latency", "memory"], "what the winner has least of"] = "latency"
+    objective: Annotated[Literal["latency", "memory"], "what to minimize"] = "latency"
     effort: Annotated[Literal["quick", "full"], "candidates to race: few, or all that can gain"] = "quick"
     candidates: Annotated[list[str] | None, "steps and templates to race; None: the built-in steps"] = None
     budget_s: Annotated[
         Seconds,
-        "seconds for a graph's race: no candidate starts that is predicted to take longer than what is left",
+        "seconds for a graph's race; a candidate whose predicted time exceeds what is left is skipped",
     ] = 30.0
-    process_budget_s: Annotated[Seconds, "seconds for all races of this process; no race is begun after them"] = 600.0
+    process_budget_s: Annotated[Seconds, "seconds for all races of this process; then no new race starts"] = 600.0
     most_races: Annotated[Count, "races of one computation; later shapes reuse the latest winner"] = 3
-    tolerance: Annotated[Tolerance | None, "of numbers, absolute and relative; None: 1e-3, in training 1e-2"] = None
+    tolerance: Annotated[Tolerance | None, "absolute and relative tolerance; None: 1e-3, in training 1e-2"] = None
     race_custom_ops: Annotated[
-        bool, "race graphs with operators that are not torch's, which then run many times; False: they take default"
+        bool, "race graphs with operators that are not torch's, which then run many times; False: default is used"
     ] = True
     race: Annotated[
         Literal["missing", "never", "always"],
@@ -46,7 +46,7 @@ class Settings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Settings":
-        """Return the settings that stand in `options`."""
+        """Return the settings given in `options`."""
         return cls(**{name: options[name] for name in OPTIONS if name in options})
 
 
