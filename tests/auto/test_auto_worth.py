@@ -136,7 +136,7 @@ def test_what_nothing_is_known_of_is_tried(raced, store, monkeypatch, log):
     monkeypatch.setattr(race, "slack_of", fails)
     raced({"step": (0.0, 1.0)})
     assert rows_of(store)["step"].status != "skipped"
-    assert "What default leaves to save is unknown: RuntimeError: planted" in log.messages
+    assert "The slack of default is unknown: RuntimeError: planted" in log.messages
 
 
 @pytest.mark.parametrize(
