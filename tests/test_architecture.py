@@ -14,7 +14,7 @@ ROOT = Path(backend_kwargs.__file__).parent
 # Each module imports only from those before it, at its head and inside its functions.
 PACKAGE_ORDER = """
 errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
-measure.inputs measure.accuracy measure.environment measure.failures measure.timing measure.memory measure.statistics
+measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.timing measure.memory measure.statistics
 measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code compilers.graphs
 compilers.fell_back compilers.freezing compilers.parts
 compilers.tvm compilers.tvm.summary

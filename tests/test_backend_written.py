@@ -249,7 +249,7 @@ CODE = "which a file may set only if it is trusted: pass trust=True if you trust
         pytest.param(
             {"backend": "no_such_module:target"},
             "Backend 'no_such_module:target' is code to import, which a config may name only if it is trusted: pass "
-            "trust=True if you trust who wrote it.",
+            "trust=True if you trust its author.",
             id="function",
         ),
         pytest.param({"cpp.cxx": ["x.sh"]}, f"Inductor option 'cpp.cxx' is code, {CODE}", id="program"),

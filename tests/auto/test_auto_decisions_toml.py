@@ -106,7 +106,7 @@ def test_import_refuses_what_is_no_number(tmp_path, number):
     text = (tmp_path / "d.toml").read_text().replace('"seconds" = 2.5', f'"seconds" = {number}')
     (tmp_path / "d.toml").write_text(text)
     with pytest.raises(
-        BackendKwargsError, match=r"is no decision: (Expected `float`|Number out of range).* - at `\$\.seconds`\.$"
+        BackendKwargsError, match=r"is not a decision: (Expected `float`|Number out of range).* - at `\$\.seconds`\.$"
     ):
         read_decisions(tmp_path / "d.toml", options_of)
 
@@ -162,7 +162,7 @@ def test_command_line(store, tmp_path):
 def test_command_line_exports_eager_as_no_template(store, tmp_path):
     """Where eager won there is no template to name."""
     Store(store).add(replace(MADE, winner="eager", options={}))
-    told = f"1 written to {tmp_path / 'd.toml'}, none as a template (1 chose eager, which is no template).\n"
+    told = f"1 written to {tmp_path / 'd.toml'}, none as a template (1 chose eager or another compiler, which is no template).\n"
     assert run("export", tmp_path / "d.toml") == told
 
 

@@ -127,7 +127,7 @@ def test_json_gives_it_back(tmp_path, fields):
         pytest.param(
             {"options": {"cpp.cxx": "evil"}},
             "Inductor option 'cpp.cxx' is code, which a file may set only if it is trusted: pass trust=True if you "
-            "trust who wrote it.",
+            "trust its author.",
             id="code",
         ),
     ],
