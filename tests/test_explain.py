@@ -53,7 +53,7 @@ def test_names_the_backend():
 
 
 def test_every_option_is_told():
-    """Each option that is set is told once."""
+    """Each option that is set is listed once."""
     backend = bk.make_backend(f"{INDUCTOR}:max_autotune+freezing", mode="lite")
     assert sorted(e.option for e in explain(backend).effects) == sorted(backend.options)
 

@@ -1,4 +1,4 @@
-"""Timing, statistics and memory; what became of a call, and where."""
+"""Timing, statistics and memory; the status of a call, and the environment."""
 
 import random
 import statistics
@@ -231,7 +231,7 @@ def test_over_two_rounds_for_each_name_all_are_equal(size, start):
 
 @given(size=st.integers(2, 40))
 def test_thirty_rounds_are_nearly_equal(size):
-    """As many as a cell has: each pair is in each order fifteen times, nobody stands early, and neighbours change."""
+    """As many as a cell has: each pair is in each order fifteen times, and positions and neighbours vary."""
     rounds = [order(range(size), done) for done in range(30)]
     first = Counter(pair for names in rounds for pair in combinations(names, 2))
     assert set(first.values()) == {15}

@@ -77,7 +77,7 @@ def test_derive_says_what_it_is(base, summary):
 
 
 def test_derived_options_are_read_only_copies():
-    """Whoever changes the dict that a template was made of does not change the template."""
+    """Changing the dict from which a template was made does not change the template."""
     mine = {"rocm.arch": ["a"]}
     found = derive(None, mine)
     mine["rocm.arch"].append("b")

@@ -135,7 +135,7 @@ def _computes(part: Partition) -> bool:
 
 @contextmanager
 def _random_in_order(gm: GraphModule) -> Iterator[None]:
-    """Chain the random operators while the graph is cut and sorted anew: they draw in turn, as in eager."""
+    """Chain the random operators while the graph is split and sorted: they must draw in eager's order."""
     for earlier, later in pairwise(random_nodes(gm)):
         later.kwargs = {**later.kwargs, MARK: earlier}
     yield

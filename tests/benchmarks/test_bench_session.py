@@ -49,7 +49,7 @@ def test_step_that_hangs_is_killed():
 
 
 def test_deadline_is_no_timeout():
-    """What the end of the run's budget cuts off is nobody's fault."""
+    """A step that the end of the run's budget stops is not a timeout."""
     assert process.run(sleep, 600, step_s=60, deadline=time.monotonic() + 0.5).out_of_time
 
 

@@ -159,7 +159,7 @@ def test_auto_says_what_it_chose(timed):
 
 
 def test_eager_that_differs_from_itself_stops_the_case(timed):
-    """Where eager cannot be relied on, nobody has a time."""
+    """If eager is not reproducible, no peer is timed."""
     cell = timed(NOISY)["eager"]
     assert (cell.status, cell.wall_s) == ("eager_two_runs_differ", [])
 

@@ -37,7 +37,7 @@ def clock(monkeypatch):
 
 
 def test_a_sample_is_the_time_of_the_call_alone(clock):
-    """What the flush takes is on nobody's clock, and each round gives each call one sample."""
+    """The flush is not timed, and each round gives each call one sample."""
     calls = {"a": clock.call("a", 0.25), "b": clock.call("b", 0.5)}
     assert device_times(calls, 4, CPU) == {"a": [0.25] * 4, "b": [0.5] * 4}
 

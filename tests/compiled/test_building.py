@@ -199,7 +199,7 @@ def test_an_error_of_the_module_leaves_gradients_on(module, x):
 
 
 def test_deactivate_frees_its_own_code_alone(x):
-    """Of two modules of one class the other compiles nothing anew, and the code of the one is gone."""
+    """With two modules of one class, freeing one's code does not recompile the other."""
     one, other = Counting(), Counting()
     first = built(scaled(0), [x], backend=one)
     second = built(scaled(1), [x], backend=other)

@@ -1,4 +1,4 @@
-"""Whole models are eager's in each type; what TVM cannot is left to eager, or to nobody, as `fallback` says."""
+"""Whole models give eager's results in each dtype; what TVM lacks runs in eager, or raises, as `fallback` says."""
 
 import contextlib
 import copy

@@ -140,7 +140,7 @@ def test_right_options(options):
     ],
 )
 def test_wrong_options(options, message):
-    """What is wrong is one line, with the nearest that is right."""
+    """A mistake is one line, with the closest valid name."""
     assert refusal(options) == message
 
 
@@ -355,7 +355,7 @@ def test_mode_of_torch_compile_is_refused(fresh_dynamo):
 
 
 def test_warnings_of_inert_options():
-    """Options that cannot act warn nobody: explain tells of them."""
+    """Options without effect do not warn; explain lists them."""
     import warnings
 
     with warnings.catch_warnings():
