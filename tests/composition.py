@@ -1,4 +1,4 @@
-"""Small expressions that hypothesis draws, as one compiled graph, and how its results are held to eager's."""
+"""Random expressions drawn by hypothesis, compiled as one graph, and the comparison of results with eager's."""
 
 import itertools
 import random

@@ -143,7 +143,7 @@ def test_alias_forced_by_environment():
 
 
 def test_refuses_as_make_backend():
-    """A wrong spec is told as make_backend tells it."""
+    """A wrong spec raises the same error as make_backend."""
     with pytest.raises(BackendKwargsError) as e:
         explain(f"{INDUCTOR}:freezin")
     assert str(e.value) == "Unknown template 'freezin'. Did you mean 'freezing'?"

@@ -1,4 +1,4 @@
-"""What `report` says of a compiled callable, against what torch really did."""
+"""`report` on a compiled callable, compared with what torch really did."""
 
 import gc
 import json
@@ -109,7 +109,7 @@ def test_limit_of_recompiles_is_told():
 
 
 def test_cache_misses_then_hits():
-    """The second compile of one graph, in the same cache, is told apart from the first."""
+    """The second compile of one graph, with the same cache, is reported as a hit."""
 
     def cached(x):
         return x.sin() + 41
@@ -133,7 +133,7 @@ def test_cache_that_is_off_is_told():
 
 
 def test_bypassed_cache_is_told_with_its_reason():
-    """Torch's own reason is handed on."""
+    """The report contains torch's own reason."""
 
     def uncached(x):
         return x.sin() + 43

@@ -190,7 +190,7 @@ def test_failing_build_runs_in_eager(compiled, monkeypatch):
 
 @torch.no_grad()
 def test_failing_call_runs_in_eager(compiled, monkeypatch):
-    """Where the virtual machine fails at a call, eager serves it, and says so."""
+    """If the virtual machine fails at a call, eager runs it, with a warning."""
     require_tvm()
     from backend_kwargs.compilers.tvm import runtime
 
