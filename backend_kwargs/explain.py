@@ -6,10 +6,11 @@ from typing import Any
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.catalogue import documented
+from backend_kwargs.compilers.precision.table import lacking
 from backend_kwargs.layers import same, sources
 from backend_kwargs.options import Option
 from backend_kwargs.registry import make_backend
-from backend_kwargs.requirements import CannotWorkError, Limit
+from backend_kwargs.requirements import CannotWorkError, Limit, Machine
 from backend_kwargs.tables import as_html
 
 COLUMNS = ("option", "value", "layer", "default", "status")
@@ -101,6 +102,14 @@ def verdict(backend: Backend) -> Verdict:
         return Verdict("works")
     partly = len(lacking) < len(asking) and all(limit.otherwise for limit in fallbacks)
     return Verdict("works partly" if partly else "cannot", reasons[0].reason, reasons[0].remedy)
+
+
+def precision_verdict(name: str, here: Machine) -> Verdict:
+    """Tell whether a lower precision works on a machine; partly where it is only emulated."""
+    limit = next(iter(lacking(name, here)), None)
+    if limit is None:
+        return Verdict("works")
+    return Verdict("works partly" if limit.otherwise else "cannot", limit.reason, limit.remedy)
 
 
 def _effect(backend: Backend, name: str, value: Any, layer: str, inert: Mapping[str, Limit]) -> Effect:

@@ -75,7 +75,7 @@ class Machine:
             "driver": f"serves CUDA up to {self.driver}" if self.driver else "none",
             "GPU": f"{self.gpu}, compute capability {capability}, {self.sms} multiprocessors" if self.gpu else "none",
             "Triton": f"{self.triton_version}, {tma} TMA for this GPU" if self.triton_version else "none",
-            "CPU": f"instructions for {' and '.join(sorted(self.cpu_dtypes)) or 'neither bf16 nor fp16'}",
+            "CPU": f"products in {' and '.join(sorted(self.cpu_dtypes)) or 'neither bf16 nor fp16'}",
             "C++ compiler": self.cxx or "none",
             "nvcc": self.nvcc or "none",
             "CUTLASS": self.cutlass or "none",

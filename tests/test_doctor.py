@@ -230,5 +230,6 @@ def test_bare_machine_in_words():
     """What is absent is told as "none"."""
     assert Machine(torch="2.13.0").facts() == {
         "torch": "2.13.0, built without CUDA",
-        **dict.fromkeys(("driver", "GPU", "Triton", "C++ compiler", "nvcc", "CUTLASS", "TVM"), "none"),
+        "CPU": "products in neither bf16 nor fp16",
+        **dict.fromkeys(("driver", "GPU", "Triton", "C++ compiler", "nvcc", "CUTLASS", "TVM", "torchao"), "none"),
     }

@@ -30,6 +30,15 @@ NONE_RAN = 1
 RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
 
 
+Precisions = Annotated[
+    str | None,
+    typer.Option(metavar="NAME[,NAME]", help="Also tmpl-inductor in each precision: bf16, int8-dynamic, ..."),
+]
+MaxError = Annotated[
+    float | None, typer.Option(help="Largest relative RMSE to float64 to accept; --precision needs it.")
+]
+
+
 class Mode(StrEnum):
     """What one call runs: forward alone, or forward and backward."""
 
@@ -62,14 +71,8 @@ def show(
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
     device: Annotated[str | None, typer.Option(help="Where to run; default: where the factory put the model.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timing rounds; each round times every candidate.")] = 30,
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[,NAME]", help="Also tmpl-inductor in each precision: bf16, int8-dynamic, ..."),
-    ] = None,
-    max_error: Annotated[
-        float | None,
-        typer.Option(help="Largest relative RMSE to float64 to accept; --precision needs it."),
-    ] = None,
+    precision: Precisions = None,
+    max_error: MaxError = None,
     tolerance: Annotated[
         float | None, typer.Option(help="Absolute and relative tolerance; default 1e-3, in training 1e-2.")
     ] = None,
@@ -86,8 +89,7 @@ def show(
     with importable(folder_of_model(factory)):  # a backend may be a module next to the model
         wanted = list(_backends(backends, assigned(options), config, trust=trust))
     model, example_inputs = model_of(factory)
-    from backend_kwargs.compare import Candidate, compare, fastest, to_json
-    from backend_kwargs.compare import plot as draw
+    from backend_kwargs.compare import Candidate, compare, fastest
 
     candidates = [Candidate(label, backend) for label, backend in wanted]
 
@@ -105,12 +107,7 @@ def show(
         )
     best = fastest(comparison)
     _print(comparison, dict(wanted)[best.label] if best else None, reports=report)
-    if json:
-        import json as writer
-
-        write_whole(json, writer.dumps(to_json(comparison), indent=2) + "\n")
-    if plot:
-        draw(comparison, plot)
+    _write(comparison, json, plot)
     if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
 
@@ -133,6 +130,18 @@ def _check_outputs(json: Path | None, plot: Path | None) -> None:
         from backend_kwargs.compare.drawing import check_drawable
 
         check_drawable(plot)
+
+
+def _write(comparison: "Comparison", json: Path | None, plot: Path | None) -> None:
+    from backend_kwargs.compare import plot as draw
+    from backend_kwargs.compare import to_json
+
+    if json:
+        import json as writer
+
+        write_whole(json, writer.dumps(to_json(comparison), indent=2) + "\n")
+    if plot:
+        draw(comparison, plot)
 
 
 def _backends(

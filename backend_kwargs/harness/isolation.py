@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -12,6 +13,8 @@ from backend_kwargs.compile_records import returned_as_it_was
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.report import Ran, report
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
+
+_LINES = itertools.count(1_000_000)
 
 
 def _can_isolate() -> bool:
@@ -37,7 +40,8 @@ def isolated(model: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
 
-    code = forward.__code__.replace(co_name="forward")
+    # By file, line and name dynamo knows sizes of before, and takes other ones for dynamic.
+    code = forward.__code__.replace(co_name="forward", co_firstlineno=next(_LINES))
     own = types.FunctionType(code, globals(), "forward", None, forward.__closure__)
     return cast("Callable[..., Any]", compiler(own, **kwargs))
 

@@ -39,8 +39,8 @@ class Accuracy:
     """One comparison: its verdict, the reason, and the figures of the worst tensor.
 
     `rmse` and `reference_rmse` are the root mean square errors of the result and of eager to the reference; without a
-    reference `rmse` is the distance to eager and `reference_rmse` is None. `max_error` is absolute, to eager. `error` is the
-    relative RMSE to a reference and `bound` the largest that was allowed, where one was given.
+    reference `rmse` is the distance to eager and `reference_rmse` is None. `max_error` is absolute, to eager. `error`
+    is the relative RMSE to a reference, and `bound` the largest that was allowed, where one was given.
     """
 
     status: Status = "pass"

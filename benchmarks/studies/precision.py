@@ -81,9 +81,9 @@ def page(comparison: Comparison, device: str, tokens: int) -> str:
     return "\n\n".join(
         [
             "# Lower precision: prefill of a Llama with random weights",
-            f"`python -m benchmarks precision`: {model}, {tokens} tokens; max_error={MAX_ERROR:g}, fixed before the run.",
+            f"`python -m benchmarks precision`, {tokens} tokens, max_error={MAX_ERROR:g} fixed before the run. {model}",
             f"```text\n{comparison}\n```",
-            f"{fastest or 'nothing'} over {best or 'nothing'}: {ratio:.2f}x; the bar of {LEAST_GAIN:g}x is {met}.",
+            f"{fastest} over {best}: {ratio:.2f}x; the bar of {LEAST_GAIN:g}x is {met}.",
             "## Errors\n\nRelative RMSE of the logits to float64.\n\n" + "\n".join(errors),
             "## Races",
             *races,

@@ -198,7 +198,10 @@ def isolated(names: list[str], dtype: str, samples: int | None, gradients: bool)
 
 def table(verdicts: list[Verdict]) -> str:
     """Return the list: by operator and type, how many samples ran in it, and what fell back why."""
-    lines = [f"| operator | type | {NAMES[backend_name[0]]} | eager | worse | in eager, and why |", "|---|---|---|---|---|---|"]
+    lines = [
+        f"| operator | type | {NAMES[backend_name[0]]} | eager | worse | in eager, and why |",
+        "|---|---|---|---|---|---|",
+    ]
     for v in sorted(verdicts, key=lambda v: (v.op, v.dtype)):
         why = "; ".join(f"`{op}`: {reason}" for op, reason in sorted(v.fallbacks.items()))
         why = " ".join([*(f"**{each}**" for each in v.worse[:1]), why]).replace("|", "\\|").strip()
@@ -249,7 +252,9 @@ def run(options: argparse.Namespace, by_dtype: list[tuple[str, list[str]]]) -> i
     counts = sum((v.counts for v in verdicts), Counter())
     if options.out:
         options.out.write_text(f"{heading()}\n\nSamples: {dict(counts)}.\n\n{table(verdicts)}")
-    print(f"{counts[RAN]} samples ran in {NAMES[backend_name[0]]}, {counts[EAGER]} in eager alone, {counts[WORSE]} worse than in eager.")
+    print(
+        f"{counts[RAN]} samples ran in {NAMES[backend_name[0]]}, {counts[EAGER]} in eager alone, {counts[WORSE]} worse than in eager."
+    )
     return int(counts[WORSE] > 0)
 
 

@@ -392,7 +392,7 @@ class _Race:
                 row.status, row.reason = "same code", f"as {same}"
         if row.status == "pass":
             return runner
-        if runner and row.error is not None and self._may_time:
+        if runner and row.error is not None and row.status == "fail_accuracy" and self._may_time:
             self._timed(runner, champion)  # never chosen, and worth knowing when the bound is reconsidered
         self.rows.append(row)
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)

@@ -14,7 +14,7 @@ _lowered: ContextVar[tuple[list[Any], Callable[[], None]] | None] = ContextVar("
 
 @contextmanager
 def noting_lowered(then: Callable[[], None] = lambda: None) -> Iterator[list[Any]]:
-    """Yield a list to which each graph that Inductor lowers meanwhile is added, as a copy; `then` is called after it."""
+    """Yield a list to which each graph that Inductor lowers meanwhile is added, as a copy; `then` is called then."""
     found: list[Any] = []
     token = _lowered.set((found, then))
     try:

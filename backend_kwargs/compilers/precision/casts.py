@@ -74,12 +74,17 @@ def cast_products(gm: GraphModule, dtype: torch.dtype) -> int:
 
 
 class _Cast:
-    """One graph while its products are cast; `narrow` are values in half precision that a widened one equals."""
+    """One graph while its products are cast.
+
+    `narrow` are the values in half precision that widened ones equal, `detached` operations that were in place and are
+    no longer.
+    """
 
     def __init__(self, gm: GraphModule, dtype: torch.dtype) -> None:
         self.gm, self.graph, self.dtype = gm, gm.graph, dtype
         self.narrow: Narrow = {}
-        self.overwritten = _overwritten(self.graph)
+        self.detached: set[Node] = set()
+        self.overwritten = _overwritten(self.graph, self.detached)
 
     def run(self) -> int:
         count = 0
@@ -162,19 +167,24 @@ class _Cast:
         else:
             args = (self.narrow[first], *node.args[1:])
         kwargs = {name: False if name == "inplace" else value for name, value in node.kwargs.items()}
-        if isinstance(node.meta.get("example_value"), torch.Tensor):
+        if isinstance(node.meta.get("example_value"), torch.Tensor) and not self._is_view(node, first):
             if _dtype(self.gm, node) == torch.float32:
                 self._replace(node, args, kwargs)
         elif not self._may_change(node):
+            # Beside the one on the widened value, which another may be a view of too; what nothing uses is dropped.
             with self.graph.inserting_after(node):
                 self.narrow[node] = self.graph.create_node(node.op, node.target, args, kwargs)
+
+    def _is_view(self, node: Node, of: Node) -> bool:
+        shared = _storages(node.meta.get("example_value")) & _storages(of.meta.get("example_value"))
+        return bool(shared) and node not in self.detached
 
     def _may_change(self, node: Node) -> bool:
         return bool(_storages(node.meta.get("example_value")) & self.overwritten)
 
 
-def _overwritten(graph: torch.fx.Graph) -> set[int]:
-    """Return the storages that the graph overwrites, once what can be done out of place is."""
+def _overwritten(graph: torch.fx.Graph, detached: set[Node]) -> set[int]:
+    """Return the storages that the graph overwrites, once what can be done out of place is: it joins `detached`."""
     readers: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for storage in _storages(node.meta.get("example_value")):
@@ -188,6 +198,7 @@ def _overwritten(graph: torch.fx.Graph) -> set[int]:
             storages = _storages(written.meta.get("example_value"))
             earlier = [each for storage in storages for each in readers[storage] if order[each] < order[node]]
             if _dead_after(earlier, node, order) and _out_of_place(node):
+                detached.add(node)
                 continue
             overwritten |= storages
     return overwritten

@@ -22,16 +22,13 @@ class InFloat64(Interpreter):
 
     def __init__(self, gm: GraphModule) -> None:
         within = GraphModule(gm, gm.graph)
+        for node in gm.graph.nodes:
+            check_bits(node)
         for node in gm.graph.find_nodes(op="get_attr"):
             held = getattr(gm, str(node.target), None)
             if isinstance(held, GraphModule):
                 setattr(within, str(node.target), widened(held))
         super().__init__(within)
-
-    def run_node(self, n: Node) -> Any:
-        """Run one node on widened values."""
-        check_bits(n)
-        return super().run_node(n)
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[Any, Any]:
         """Return a node's arguments with numbers and dtypes widened."""

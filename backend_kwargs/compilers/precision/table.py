@@ -52,9 +52,10 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
     }
 )
 OPTIONS = ("precision", "max_error")
-REFUSED = (
-    "Precision 'tf32' is refused: torch has it as one setting of the whole process, which the products of other "
-    "threads would take on; call torch.set_float32_matmul_precision('high') yourself, or consent to 'bf16'."
+TF32 = Limit(
+    "Precision 'tf32'",
+    "torch has it as one setting of the whole process, which the products of other threads would take on",
+    "call torch.set_float32_matmul_precision('high') yourself, or consent to 'bf16'",
 )
 
 
@@ -81,7 +82,7 @@ def verify(options: Mapping[str, Any], here: Machine, tell: Callable[[Limit], No
     if not names:
         return
     if "tf32" in names:
-        raise BackendKwargsError(REFUSED)
+        raise BackendKwargsError(f"{TF32.subject} is refused: {TF32.reason}; {TF32.remedy}.")
     if options.get("max_error") is None:
         raise BackendKwargsError(
             "Option 'precision' needs 'max_error', the largest relative error of an output that you accept: pass "
@@ -103,6 +104,8 @@ def verify(options: Mapping[str, Any], here: Machine, tell: Callable[[Limit], No
 
 def lacking(name: str, here: Machine) -> list[Limit]:
     """Return what this machine lacks for the precision; with an `otherwise` where it works and is slow."""
+    if name == "tf32":
+        return [TF32]
     precision, subject = PRECISIONS[name], f"Precision {name!r}"
     slow = () if precision.fast_with is None else (precision.fast_with,)
     return limits(subject, precision.needs, here=here) or limits(subject, slow, EMULATED, here)

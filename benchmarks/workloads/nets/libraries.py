@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.harness.named_models import imported
-
 
 class Called(nn.Module):
     """A model called with its last arguments as keywords; returns one field of its output, or all tensors in it."""

@@ -9,11 +9,11 @@ from functools import wraps
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
-LIBRARY = torch.library.Library("backend_kwargs", "DEF")  # alive for as long as its operators
+LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
 # Inductor must hand over the strides that a pattern saw: another layout would cost a copy or another kernel.
 TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
 
@@ -83,7 +83,8 @@ def nbytes(node: Any) -> float:
 
 
 def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    return torch.ops.aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+    made: Tensor = torch.ops.aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+    return made
 
 
 def _conv_relu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
@@ -181,6 +182,12 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale).transpose(1, 2).contiguous()
 
 
+def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    from backend_kwargs.compilers.inductor.rewrites.kernels import attends, attention_over_few_keys
+
+    return (attention_over_few_keys if attends(q, k, v) else _attention)(q, k, v, bias, scale)
+
+
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     batch, heads, queries, _ = q.shape
     return q.new_empty(batch, queries, heads, v.shape[-1])
@@ -190,7 +197,7 @@ def _saved_by_attention(node: Node) -> float:
     """Return the traffic of scores and weights, each written and read."""
     q, k = (each.meta["val"] for each in node.all_input_nodes[:2])
     batch, heads, queries, _ = map(int, q.shape)
-    return 4.0 * batch * heads * queries * int(k.shape[-2]) * q.element_size()
+    return 4.0 * batch * heads * queries * int(k.shape[-2]) * int(q.element_size())
 
 
 # With heads beside their widths, [batch, queries, heads, width]: as the kernels write and the next layer reads it.
@@ -198,6 +205,7 @@ attention = define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> Tensor",
     _attention,
     fake=_attention_fake,
+    cuda=_attention_cuda,
     saved=_saved_by_attention,
 )
 
@@ -235,7 +243,7 @@ def _cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[T
 
 
 def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    wide = {"dtype": torch.float32, "device": logits.device}
+    wide: dict[str, Any] = {"dtype": torch.float32, "device": logits.device}
     return torch.empty((), **wide), torch.empty(logits.shape[0], **wide), torch.empty((), **wide)
 
 

@@ -230,7 +230,7 @@ def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:
 def softmax(logarithm: bool) -> Callable[..., Any]:
     """Return a converter of softmax or its logarithm, computed in float32 or wider."""
 
-    def convert(node: Node, x: Any, dim: int, half_to_float: bool = False) -> Any:
+    def convert(node: Node, x: Any, dim: int, half_to_float: bool) -> Any:
         if not len(x.shape):
             return compute((), lambda _: cast(0.0 if logarithm else 1.0, node.dtype))
         at, within = dim % len(x.shape), computed_in(node.dtype)
