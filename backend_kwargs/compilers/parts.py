@@ -100,6 +100,7 @@ def writes_in_place(gm: GraphModule) -> str:
 
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
+    """Return the fake tensors that a node computes."""
     value = node.meta.get("val")
     values: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
     return [value for value in values if isinstance(value, torch.Tensor)]

@@ -292,7 +292,7 @@ def test_one_cache_is_one_compile(tmp_path):
 
 
 def test_one_cache_begins_and_ends_with_nothing(tmp_path):
-    """The shared cache of another run is removed, since it would contain old decisions; an interrupted one's is kept."""
+    """The shared cache of another run is removed, with its old decisions; that of an interrupted run is kept."""
     plan = plan_of(tmp_path / "r.jsonl", MUTATING, one_cache=True)
     left = plan.where / SHARED / "decisions"
     left.mkdir(parents=True)
