@@ -56,7 +56,7 @@ RAN, EAGER, WORSE = "ran", "eager", "worse"
 
 @dataclass
 class Verdict:
-    """What became of an operator's samples of one type."""
+    """The results of an operator's samples of one dtype."""
 
     op: str
     dtype: str

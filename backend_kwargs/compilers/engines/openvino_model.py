@@ -112,7 +112,7 @@ def _check(result: Any, node: fx.Node) -> None:
 
 
 class _Model:
-    """Runs a compiled model on torch's memory: inputs as they lie, outputs made by torch where their sizes are fixed."""
+    """Runs a compiled model on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
     def __init__(self, compiled: Any, part: fx.GraphModule) -> None:
         self.compiled, self.part = compiled, part
