@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from backend_kwargs.compiled.config import FIELDS
-from backend_kwargs.compilers import openvino
+from backend_kwargs.compilers import openvino, tensorrt
 from backend_kwargs.compilers.auto import settings as auto
+from backend_kwargs.compilers.engines import onnx_settings, openvino_settings
 from backend_kwargs.compilers.tvm import settings as tvm
 from backend_kwargs.options import Option, describe
 from backend_kwargs.templates import BUILT_IN, Template
@@ -43,7 +44,12 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/auto.md": {"auto": partial(options_table, auto.OPTIONS)},
     "docs/tvm.md": {"tvm": partial(options_table, tvm.OPTIONS)},
     "docs/bundle.md": {"compile-config": partial(options_table, FIELDS)},
-    "docs/other-backends.md": {"openvino": partial(options_table, openvino.OPTIONS)},
+    "docs/other-backends.md": {
+        "openvino": partial(options_table, openvino.OPTIONS),
+        "openvino-native": partial(options_table, openvino_settings.OPTIONS),
+        "onnxruntime": partial(options_table, onnx_settings.OPTIONS),
+        "tensorrt": partial(options_table, tensorrt.OPTIONS),
+    },
 }
 
 

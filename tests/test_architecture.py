@@ -15,9 +15,22 @@ ROOT = Path(backend_kwargs.__file__).parent
 PACKAGE_ORDER = """
 errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
 measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.timing measure.memory
-measure.statistics measure compilers compilers.declared compilers.dynamo compilers.openvino
+measure.statistics measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt
 compilers.generated_code compilers.graphs
-compilers.freezing compilers.precision compilers.precision.table compilers.precision.bounds
+compilers.fell_back compilers.freezing compilers.parts
+compilers.tvm compilers.tvm.summary
+compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
+compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
+compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
+compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.graph
+compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers.tvm.target
+compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
+compilers.tvm.build compilers.tvm.runtime compilers.tvm.compile_graph compilers.tvm.compiler
+compilers.engines compilers.engines.summary compilers.engines.engine compilers.engines.outputs
+compilers.engines.compile_graph compilers.engines.onnx_settings compilers.engines.onnx_session
+compilers.engines.onnxruntime compilers.engines.openvino_settings compilers.engines.openvino_model
+compilers.engines.openvino_native
+compilers.others compilers.precision compilers.precision.table compilers.precision.bounds
 compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
 compilers.inductor
 compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
@@ -30,23 +43,15 @@ compilers.precision.error compilers.precision.lowered
 compilers.auto.ddp_buckets
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.head_to_head compilers.auto.race compilers.auto.decide
 compilers.inductor.compiler
-compilers.tvm compilers.tvm.summary
-compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
-compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
-compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
-compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.graph
-compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers.tvm.target
-compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
-compilers.tvm.build compilers.tvm.runtime compilers.tvm.compile_graph compilers.tvm.compiler
 compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain
 report.graphs report.advice report.uncaptured report.generated report.ran report.relax report
 compiled.config compiled.states compiled.samples compiled.libraries compiled.graphs compiled.running compiled.ahead
 compiled.building compiled.loading compiled.deploying compiled.extensions compiled.fingerprint compiled.manifest
 compiled.bundle compiled.module compiled
-harness harness.isolation harness.study harness.trial
+harness harness.named_models harness.isolation harness.study harness.trial
 compare.rows compare.drawing compare.trial compare
-cli.console cli.modules cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor cli.decisions
-cli.compare cli.bundles cli
+cli.console cli.modules cli.models cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor
+cli.decisions cli.compare cli.tune cli.bundles cli
 """
 SUITE_ORDER = """
 workloads workloads.case workloads.nets
@@ -82,11 +87,19 @@ BEFORE_A_GRAPH = (
     "auto/store",
     "declared",
     "dynamo",
+    "engines/__init__",
+    "engines/onnx_settings",
+    "engines/onnxruntime",
+    "engines/openvino_native",
+    "engines/openvino_settings",
+    "engines/summary",
     "inductor/__init__",
     "inductor/compiler",
     "inductor/cutlass",
     "inductor/fallbacks",
     "inductor/torch_fixes",
+    "others",
+    "tensorrt",
     "openvino",
     "precision/__init__",
     "precision/bounds",
@@ -107,6 +120,7 @@ WATCHED = (
     "tvm",
     "tvm_ffi",
     "openvino",
+    "onnxruntime",
     "typer",
     "rich",
     "matplotlib",
@@ -211,7 +225,9 @@ def test_import_is_light():
     assert modules_after("import backend_kwargs") == []
 
 
-@pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-tvm", "tvm", "tmpl-openvino", "openvino"])
+@pytest.mark.parametrize(
+    "spec", ["tmpl-inductor", "tmpl-tvm", "tvm", "tmpl-openvino", "openvino", "openvino-native", "onnxruntime"]
+)
 def test_plain_backend_is_light(spec):
     """A backend without options costs no torch, no TVM and no OpenVINO."""
     assert modules_after(f"from backend_kwargs.backend import find_backend\nfind_backend({spec!r})") == []

@@ -93,13 +93,13 @@ WRITERS = [
     ],
 )
 def test_values_that_cannot_be_written(write, value, kind):
-    """A value that would not be read back the same is named in one line, by each way to write."""
+    """A value that would not read back equal is named in one line, by each way to write."""
     b = make_backend(INDUCTOR, joint_custom_pre_pass=value)
     with pytest.raises(BackendKwargsError) as e:
         write(b)
     shown = bk.errors.shown(value)
     assert str(e.value) == (
-        f"Option 'joint_custom_pre_pass' cannot be written: {shown} ({kind}) would not be read back the same."
+        f"Option 'joint_custom_pre_pass' cannot be written: {shown} ({kind}) would not read back equal."
     )
 
 
@@ -144,7 +144,7 @@ def test_values_that_json_would_change(value):
         make_backend(target, extra=value).to_config()
     assert str(e.value) == (
         f"Option 'extra' cannot be written: {bk.errors.shown(value)} ({type(value).__name__}) "
-        "would not be read back the same."
+        "would not read back equal."
     )
 
 
@@ -240,7 +240,7 @@ def test_wrong_config(config, message):
     assert str(e.value) == message
 
 
-CODE = "which a file may set only where it is trusted: pass trust=True if you trust who wrote it."
+CODE = "which a file may set only if it is trusted: pass trust=True if you trust its author."
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ CODE = "which a file may set only where it is trusted: pass trust=True if you tr
     [
         pytest.param(
             {"backend": "no_such_module:target"},
-            "Backend 'no_such_module:target' is code to import, which a config may name only where it is trusted: pass "
-            "trust=True if you trust who wrote it.",
+            "Backend 'no_such_module:target' is code to import, which a config may name only if it is trusted: pass "
+            "trust=True if you trust its author.",
             id="function",
         ),
         pytest.param({"cpp.cxx": ["x.sh"]}, f"Inductor option 'cpp.cxx' is code, {CODE}", id="program"),

@@ -168,7 +168,7 @@ def test_explain_shows_the_environment():
         ),
         pytest.param(
             ["compare", "nothing_here.py:build", "--plot", "out.zzz"],
-            "plot must be a file that ends as an image, such as .png, .svg or .pdf, got 'out.zzz' (str).",
+            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'out.zzz' (str).",
             id="plot's ending",
         ),
         pytest.param(
@@ -436,7 +436,7 @@ def test_backend_in_a_file_that_hides_behind_another_module(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "json.py").write_text("def f(gm, inputs): ...", encoding="utf-8")
     ran = run("explain", "sub/json.py:f", cwd=tmp_path)
-    told = "error: File 'sub/json.py' cannot hold a backend: its name is another module's; rename it.\n"
+    told = "error: File 'sub/json.py' cannot be imported: another module has its name; rename it.\n"
     assert (ran.returncode, ran.stderr) == (2, told)
 
 

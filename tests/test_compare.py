@@ -520,7 +520,7 @@ def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
         ),
         pytest.param(
             {"example_inputs": [(x for x in ())]},
-            "compare copies the model and its inputs, which fails here: TypeError: cannot pickle 'generator' object",
+            "compare copies the model and its inputs, which failed: TypeError: cannot pickle 'generator' object",
             id="copy",
         ),
         pytest.param(

@@ -96,11 +96,13 @@ def test_plot_draws_every_row(made, tmp_path, name):
     [
         pytest.param(
             "x.zzz",
-            "plot must be a file that ends as an image, such as .png, .svg or .pdf, got 'x.zzz' (str).",
+            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'x.zzz' (str).",
             id="format",
         ),
         pytest.param(
-            "x", "plot must be a file that ends as an image, such as .png, .svg or .pdf, got 'x' (str).", id="none"
+            "x",
+            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'x' (str).",
+            id="none",
         ),
         pytest.param(
             "/nodir/x.png",

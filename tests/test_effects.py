@@ -205,7 +205,7 @@ def test_strict_does_not_fall_back():
         bk.make_backend("tmpl-inductor:triton", strict=True)
     assert str(error.value) == (
         "Template 'triton' cannot work here: no CUDA GPU is visible; "
-        "run where an NVIDIA GPU is, with a CUDA build of torch."
+        "run on a machine with an NVIDIA GPU, with a CUDA build of torch."
     )
 
 

@@ -213,7 +213,7 @@ def test_strict_refuses_what_cannot_work_here():
     """Asked for strictly, a template that cannot act raises with the reason and what would change it."""
     message = (
         "Template 'cudagraphs' cannot work here: no CUDA GPU is visible; "
-        "run where an NVIDIA GPU is, with a CUDA build of torch."
+        "run on a machine with an NVIDIA GPU, with a CUDA build of torch."
     )
     assert refusal(make_backend, f"{INDUCTOR}:cudagraphs", strict=True) == message
     make_backend(f"{INDUCTOR}:cudagraphs")

@@ -61,7 +61,7 @@ def test_break_before_any_operation_is_told():
     (note,) = bk.report(_compiled(breaks_at_once, (torch.ones(3),), spec="eager")).notes
     where, _, how = note.partition("; ")
     assert where == f"A graph break in breaks_at_once at line {line} comes before any operation"
-    assert how == "TORCH_LOGS=graph_breaks tells why."
+    assert how == "TORCH_LOGS=graph_breaks shows why."
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_break_before_any_operation_is_told():
         ),
         pytest.param(
             [(torch.ones(3), 1.0), (torch.ones(3).double(), 1.0)],
-            "the dtype of x changed once -> hand in tensors of one dtype",
+            "the dtype of x changed once -> pass tensors of one dtype",
             id="dtype",
         ),
         pytest.param(
             [(torch.ones(3), True), (torch.ones(3), False)],
-            "flag was True and changed once -> hand it in as a tensor, or torch.compile(..., dynamic=True)",
+            "flag was True and changed once -> pass it as a tensor, or torch.compile(..., dynamic=True)",
             id="python_value",
         ),
     ],
@@ -141,7 +141,7 @@ def test_bypassed_cache_is_told_with_its_reason():
     found = bk.report(_compiled(uncached, (torch.ones(8),), options={"fx_graph_cache": False}))
     assert found.graphs[0].cache == "bypass: FX graph cache is not enabled"
     assert found.advice == (
-        "cache bypass: FX graph cache is not enabled: each process compiles anew -> leave out what cannot be cached",
+        "cache bypass: FX graph cache is not enabled: each process compiles again -> leave out what cannot be cached",
     )
 
 

@@ -240,8 +240,8 @@ def test_load_templates_again(toml):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("", "{path!r} holds no [templates.NAME] table.", id="empty"),
-        pytest.param("[tool.other]", "{path!r} holds no [templates.NAME] table.", id="other-tool"),
+        pytest.param("", "{path!r} has no [templates.NAME] table.", id="empty"),
+        pytest.param("[tool.other]", "{path!r} has no [templates.NAME] table.", id="other-tool"),
         pytest.param("templates.x = 3", "[templates.x] must be a table, got 3 (int).", id="no-table"),
         pytest.param(
             "[templates.x]\nbas = 'aten'", "Unknown key in [templates.x] 'bas'. Did you mean 'base'?", id="key"

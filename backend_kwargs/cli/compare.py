@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,10 +14,11 @@ from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, quiet
-from backend_kwargs.cli.modules import folder_of, importable, imported
+from backend_kwargs.cli.models import folder_of_model, model_of
+from backend_kwargs.cli.modules import importable
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.compilers.precision import table
-from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.spec import split_candidates
 
@@ -30,6 +30,14 @@ NONE_RAN = 1
 RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
 
 
+Factory = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
+        "(model, example_inputs).",
+    ),
+]
 Precisions = Annotated[
     str | None,
     typer.Option(metavar="NAME[,NAME]", help="Also tmpl-inductor in each precision: bf16, int8-dynamic, ..."),
@@ -47,7 +55,7 @@ class Mode(StrEnum):
 
 
 def show(
-    factory: Annotated[str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs).")],
+    factory: Factory,
     backends: Annotated[
         str,
         typer.Option(
@@ -79,9 +87,9 @@ def show(
     """
     _check_outputs(json, plot)  # now, not after minutes of compiling
     backends = ",".join([backends, *_in_precisions(precision, max_error)])
-    with importable(folder_of(_split(factory)[0])):  # a backend may be a module next to the model
+    with importable(folder_of_model(factory)):  # a backend may be a module next to the model
         wanted = list(_backends(backends, assigned(options), config, trust=trust))
-    model, example_inputs = built(factory)
+    model, example_inputs = model_of(factory)
     from backend_kwargs.compare import Candidate, compare, fastest
 
     candidates = [Candidate(label, backend) for label, backend in wanted]
@@ -163,37 +171,6 @@ def _text(config: str) -> str:
         return Path(config[1:]).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BackendKwargsError(f"Cannot read config {config[1:]!r}: {error_text(error)}.") from None
-
-
-def built(factory: str) -> tuple[Any, Any]:
-    """Call the factory and return its (model, example_inputs)."""
-    where, name = _split(factory)
-    with importable(folder_of(where)):
-        build = _attribute(imported(where), where, name)
-        try:
-            built = build()
-        except (Exception, SystemExit) as error:  # the user's own code
-            raise BackendKwargsError(f"Factory {factory!r} failed: {error_text(error)}.") from error
-    if not isinstance(built, tuple) or len(built) != 2:
-        raise wrong_value(f"Factory {factory!r}", "to return (model, example_inputs)", built)
-    return built
-
-
-def _split(factory: str) -> tuple[str, str]:
-    where, colon, name = factory.rpartition(":")
-    if not colon or not where or not name:
-        raise BackendKwargsError(
-            f"FACTORY must be 'package.module:function' or 'file.py:function', got {factory!r}: write a function that "
-            "returns (model, example_inputs), such as build in my_model.py, and pass my_model.py:build."
-        )
-    return where, name
-
-
-def _attribute(module: ModuleType, where: str, name: str) -> Callable[[], Any]:
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise BackendKwargsError(f"{where!r} has no function {name!r}.")
-    return found  # type: ignore[no-any-return]
 
 
 @contextmanager

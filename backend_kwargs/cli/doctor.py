@@ -1,4 +1,4 @@
-"""`backend-kwargs doctor`: what this machine has, and which templates, backends and precisions work with it."""
+"""`backend-kwargs doctor`: what this machine has, and what each template, backend and precision can do with it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,12 +11,14 @@ from backend_kwargs.registry import PLAIN, list_templates
 from backend_kwargs.requirements import machine
 
 TVM = "tmpl-tvm"
+OTHERS = ("tmpl-onnxruntime", "tmpl-openvino-native", "tmpl-openvino", "tmpl-tensorrt")
 
 
 def show(json: AsJson = False) -> None:
-    """Say what this machine has, which templates, backends and precisions work on it, and what would make the others work."""
+    """Show what this machine has, which templates, backends and precisions work on it, and how to change that."""
     facts, templates = machine().facts(), {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
     backends = {TVM: judged(TVM)[0], f"{TVM}[target=cuda]": judged(TVM, target="cuda")[0]}
+    backends |= {name: judged(name)[0] for name in OTHERS}
     precisions = {name: precision_verdict(name, machine()) for name in PRECISIONS}
     if json:
         judged_here = {"templates": templates, "backends": backends, "precisions": precisions}

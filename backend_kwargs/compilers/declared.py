@@ -1,4 +1,4 @@
-"""A compiler without templates, whose options are the fields of a dataclass."""
+"""Base of the compilers without templates, whose options are the fields of a dataclass."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,26 @@ from backend_kwargs.compilers import Reading
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import Layer, copied
 from backend_kwargs.options import Option
-from backend_kwargs.requirements import Limit, Rule, limits_of_options, machine
+from backend_kwargs.requirements import Limit, Rule, installed_version, limits_of_options, machine
 from backend_kwargs.trust import Check
 
 
 @dataclass(frozen=True)
 class DeclaredCompiler(ABC):
-    """What such compilers share, under one of the names that a spec may spell each by."""
+    """What such compilers share; each has one of the names by which a spec can refer to it."""
 
     name: str
 
     takes_inductor_options: ClassVar[bool] = False
-    registered: ClassVar[str]  # by dynamo
+    registered: ClassVar[str]  # its name in dynamo's registry
     line: ClassVar[str]
     declared: ClassVar[Mapping[str, Option]]
     rules: ClassVar[tuple[Rule, ...]]
+    distributions: ClassVar[tuple[str, ...]]  # as packages are installed
+    # In a race: the option that makes parameters constants, whether they always are, and whether it compiles training.
+    freeze_option: ClassVar[str] = ""
+    freezes: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
 
     def found_by_name(self) -> bool:
         return True
@@ -33,6 +38,10 @@ class DeclaredCompiler(ABC):
 
     def summary(self, templates: Sequence[str]) -> str:
         return self.line
+
+    def versions(self) -> dict[str, str | None]:
+        """Return the release of each distribution that it needs, None where it is not installed."""
+        return {name: installed_version(name) for name in self.distributions}
 
     def options(self) -> Mapping[str, Option]:
         return self.declared
@@ -45,7 +54,7 @@ class DeclaredCompiler(ABC):
 
     @abstractmethod
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
-        """Return `value` as the option's type, or raise."""
+        """Return `value` converted to the option's type, or raise."""
 
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")

@@ -57,6 +57,8 @@ class OpenVINOCompiler(DeclaredCompiler):
     line: ClassVar[str] = "OpenVINO under options; each fallback to Inductor or to eager is reported"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = (Rule("cache_dir", unless=_without_files),)
+    distributions: ClassVar[tuple[str, ...]] = ("openvino",)
+    trains: ClassVar[bool] = False
 
     def option(self, name: str) -> Option:
         return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend openvino` shows all.")

@@ -1,4 +1,4 @@
-"""The one way this package times, compares numbers and counts memory; the benchmark suite uses it too."""
+"""Timing, comparison of results and memory, for this package and for the benchmark suite."""
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.measure.accuracy import Accuracy, Status, check, reference, worst

@@ -1,4 +1,4 @@
-"""Whether a result is right: compared with eager, and with eager's own error to a reference in higher precision."""
+"""The accuracy check: a result against eager's, relative to eager's own error to a higher-precision reference."""
 
 import contextlib
 import copy
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs.measure.inputs import upcast
 
-# "fell_back": right numbers, but something else ran in place of the backend; "unknown": nobody can tell what ran.
+# "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran.
 Status = Literal[
     "pass",
     "unknown",
@@ -30,13 +30,13 @@ REFERENCE_DTYPES = (torch.float64, torch.float32)
 WELL_CONDITIONED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 LOWEST_COSINE = 0.99
 LARGEST_GROWTH = 0.05
-PRECISE = 0.1  # an eager error of so much of a leaf's size leaves something of it to compare
-MANY = 32  # elements; of fewer, eager's error to the reference is small by chance
+PRECISE = 0.1  # the largest eager error, relative to a leaf's size, at which the leaf can be compared
+MANY = 32  # elements; with fewer, eager's error to the reference may be small by chance
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One comparison: its verdict, why, and the figures of the worst tensor.
+    """One comparison: its verdict, the reason, and the figures of the worst tensor.
 
     `rmse` and `reference_rmse` are the root mean square errors of the result and of eager to the reference; without a
     reference `rmse` is the distance to eager and `reference_rmse` is None. `max_error` is absolute, to eager. `error`
@@ -54,7 +54,7 @@ class Accuracy:
 
     @property
     def passed(self) -> bool:
-        """Say whether the result may be timed."""
+        """Return whether the result may be timed."""
         return self.status == "pass"
 
 
@@ -67,11 +67,11 @@ def call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 def reference(fn: Callable[..., Any], args: Any, run: Callable[[Any, Any], Any] = call) -> Any | None:
     """Return `run(fn, args)` computed in float64, else float32, else None; `fn` and `args` are copied, not changed.
 
-    `fn` is upcast if it is a module, `args` is any pytree. A model that fails in both (a kernel without float64, no
-    memory left) has no reference, and `check` then asks for the cosine.
+    `fn` is upcast if it is a module; `args` is any pytree. A model that fails in both dtypes (a kernel without float64,
+    too little memory) has no reference, and `check` then compares the cosine.
     """
     for dtype in REFERENCE_DTYPES:
-        # Whatever stops one reference, the next best serves.
+        # Whatever prevents one reference, the next precision is tried.
         with contextlib.suppress(Exception):
             return run((copy.deepcopy(fn).to(dtype) if isinstance(fn, torch.nn.Module) else fn), upcast(args, dtype))
     return None
@@ -87,16 +87,16 @@ def check(
     what: str = "output",
     tol: float | None = None,
 ) -> Accuracy:
-    """Compare two pytrees of outputs leaf by leaf and return the worst.
+    """Compare two pytrees of outputs leaf by leaf and return the worst comparison.
 
-    Same structure, types, shapes and devices; equal non-floating values. Floating ones pass if they are close to
-    eager's, or if `RMSE(reference, result) <= m * RMSE(reference, eager) + tol / 10`, with m = 2 (3 for half
-    precision and below) and `tol` by default 1e-3 (1e-2 in training); without a reference, if their cosine to eager is
-    at least 0.99 and their RMS within 5 %. `dtype` is what the model computes in, by default each leaf's own. NaN and
-    infinity may stand only where eager has them. The absolute part of tol shrinks with the largest output when all are
-    below 1, and with each leaf of many elements that eager computes well, or zeros would pass for small numbers; `what`
-    names the pytree in a reason. Source: `torch._dynamo.utils.same`, the rule of pytorch's own benchmarks, which lets
-    small leaves go.
+    Structure, types, shapes, devices and non-floating values must be equal. A floating leaf passes if it is close to
+    eager's, or if `RMSE(reference, result) <= m * RMSE(reference, eager) + tol / 10`, with m = 2 (3 for half precision
+    and below) and `tol` by default 1e-3 (1e-2 in training); without a reference, if its cosine to eager's is at least
+    0.99 and the RMS within 5 %. `dtype` is the dtype the model computes in, by default each leaf's own. NaN and inf
+    may occur only where eager has them. The absolute part of `tol` shrinks with the largest output if all are below 1,
+    and with each leaf of many elements that eager computes well; otherwise zeros would pass for small numbers. `what`
+    names the pytree in a reason. Source: `torch._dynamo.utils.same`, the rule of PyTorch's benchmarks, which
+    in contrast tolerates errors in small leaves.
     """
     results, expected, precise = (dict(walk(what, tree)) for tree in (result, eager, reference))
     if results.keys() != expected.keys():
@@ -114,7 +114,7 @@ def check(
 
 
 def worst(accuracies: list[Accuracy]) -> Accuracy:
-    """Return the first that failed, else the one with the largest error."""
+    """Return the first comparison that failed, else the one with the largest error."""
     failed = next((a for a in accuracies if not a.passed), None)
     return failed or max(accuracies, key=lambda a: a.rmse if a.rmse is not None else -1.0, default=Accuracy())
 

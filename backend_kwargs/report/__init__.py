@@ -1,4 +1,4 @@
-"""After compiling: what was really generated, why, and what to change."""
+"""Report after compiling: what was generated, why, and what to change."""
 
 import inspect
 import re
@@ -16,6 +16,7 @@ from backend_kwargs.report.generated import codes_of, unknown_here
 from backend_kwargs.report.graphs import (
     Break,
     Code,
+    EngineShare,
     Graph,
     OpenVINO,
     Race,
@@ -25,17 +26,17 @@ from backend_kwargs.report.graphs import (
     number,
     seconds_of,
 )
-from backend_kwargs.report.ran import openvino_of, ran_of, worst
+from backend_kwargs.report.ran import engine_of, openvino_of, ran_of, worst
 from backend_kwargs.report.relax import relax_of
 from backend_kwargs.report.uncaptured import why_no_graph
 from backend_kwargs.tables import as_html
 
-__all__ = ["Break", "Code", "Graph", "OpenVINO", "Partition", "Race", "Ran", "Relax", "Report", "report"]
+__all__ = ["Break", "Code", "EngineShare", "Graph", "OpenVINO", "Partition", "Race", "Ran", "Relax", "Report", "report"]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What torch.compile made of one callable; `advice` has each trouble's cause and what to change."""
+    """The compiled graphs of one callable; `advice` has the cause of each problem and what to change."""
 
     graphs: tuple[Graph, ...]
     advice: tuple[str, ...]
@@ -43,28 +44,28 @@ class Report:
 
     @property
     def breaks(self) -> tuple[Break, ...]:
-        """Where graphs end early, each once."""
+        """The places where graphs end early, each once."""
         return tuple(dict.fromkeys(graph.ended_by for graph in self.graphs if graph.ended_by))
 
     @property
     def recompiles(self) -> tuple[str, ...]:
-        """The guard that failed, for each graph compiled again."""
+        """The guard that failed, for each recompiled graph."""
         return tuple(graph.recompiled for graph in self.graphs if graph.recompiled)
 
     @property
     def seconds(self) -> float:
-        """What the backend took, backward included where torch still knows."""
+        """The time spent in the backend, with backward graphs if torch still knows it."""
         return seconds_of(self.graphs)
 
     @property
     def tuning(self) -> str:
-        """Whether TVM runs kernels that were "tuned", or all are "untuned"; "" where TVM has none."""
+        """Whether TVM's kernels are "tuned" or "untuned"; "" if there are none."""
         parts = [graph.relax for graph in self.graphs if graph.relax and graph.relax.partitions]
         return ("tuned" if any(part.tuned for part in parts) else "untuned") if parts else ""
 
     @property
     def ran(self) -> Ran | None:
-        """What ran some graph in place of its backend, or that this is unknown; None where all ran by their own."""
+        """What ran a graph in place of its backend, or that this is unknown; None if each ran on its own backend."""
         return worst(graph.ran for graph in self.graphs)
 
     def __str__(self) -> str:
@@ -84,7 +85,7 @@ class Report:
         return [*self.notes, *(f"advice: {advice}" for advice in self.advice)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, without the generated code; a value that JSON has no form for is left to the writer."""
+        """Return plain data, without the generated code; values that JSON cannot represent are kept as they are."""
         data = asdict(self) | {"breaks": [asdict(each) for each in self.breaks], "seconds": self.seconds}
         for code in (code for graph in data["graphs"] for code in graph["codes"]):
             del code["source"]
@@ -92,13 +93,13 @@ class Report:
 
 
 def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None = None) -> Report:
-    """Report what became of `compiled`, as torch.compile returned it, once it has been called.
+    """Return a report on `compiled`, the result of torch.compile, after it has been called.
 
-    `against` is another one, such as the same model under the default: each code then tells whether it differs.
+    `against` is another such callable, such as the same model under default: each code then shows whether it differs.
 
     Raises:
-        BackendKwargsError: where `compiled` is no such callable, or no backend of this package compiled for it. Where
-            dynamo had no graph for one, the report has none either, and `advice` says why.
+        BackendKwargsError: if `compiled` is no such callable, or no backend of this package compiled for it. If dynamo
+        captured no graph for one, the report has none either, and `advice` has the reason.
 
     """
     owner = _owner(compiled)
@@ -138,7 +139,7 @@ def _why_no_graph(owner: Any) -> str:
 
 
 def _owner(compiled: Any) -> Any:
-    """Return what torch.compile was given, as its own wrapper holds it."""
+    """Return the argument of torch.compile, which its wrapper keeps."""
     import torch
 
     call = compiled
@@ -150,7 +151,7 @@ def _owner(compiled: Any) -> Any:
 
 
 def _code(owner: Any) -> Any:
-    """Return the code that dynamo compiles for `owner`."""
+    """Return the code object that dynamo compiles for `owner`."""
     import torch
 
     module = _called(owner)
@@ -158,19 +159,19 @@ def _code(owner: Any) -> Any:
 
 
 def _called(owner: Any) -> Any:
-    """Return the module that `owner` calls, or what it is itself."""
+    """Return the module that `owner` calls, or `owner` itself."""
     return getattr(_given(owner), "__self__", _given(owner))
 
 
 def _given(owner: Any) -> Any:
-    return getattr(owner, "__wrapped__", owner)  # torch's own modules are all called through one function
+    return getattr(owner, "__wrapped__", owner)  # torch calls all of its own modules through one function
 
 
 def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
     codes = codes_of(record)
     if other is not None:
         codes = [replace(code, differs=_differs(code, other[at : at + 1])) for at, code in enumerate(codes)]
-    relax, openvino = relax_of(record), openvino_of(record)
+    relax, openvino, engine = relax_of(record), openvino_of(record), engine_of(record)
     return Graph(
         record.compile_id,
         record.function,
@@ -184,9 +185,10 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         relax,
         _race(record),
         openvino,
-        ran_of(record, codes, relax, openvino),
+        ran_of(record, codes, relax, openvino, engine),
         rewritten_in(record.compiled(), _rewrites(record)),
         record.precision,
+        engine,
     )
 
 
@@ -201,7 +203,7 @@ def _race(record: Record) -> Race | None:
         return None
     from backend_kwargs.compilers.auto.reporting import table
 
-    return Race(found.winner, found.options, found.seconds, found.rows, table(found))
+    return Race(found.winner, found.options, found.seconds, found.rows, table(found), found.compiler)
 
 
 def _differs(code: Code, other: Sequence[Code]) -> bool:
@@ -209,12 +211,12 @@ def _differs(code: Code, other: Sequence[Code]) -> bool:
 
 
 def _unseen_breaks(graphs: Sequence[Graph]) -> Iterator[str]:
-    """Tell of breaks before the first operation of a frame: no graph was handed to a backend there."""
+    """Yield a line for each break before the first operation of a frame: no graph reached a backend there."""
     seen = {graph.ended_by.place.rpartition(":")[2] for graph in graphs if graph.ended_by}
     for function in dict.fromkeys(graph.function for graph in graphs):
         resumed = re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_(\d+)", function)
         if resumed and resumed[2] not in seen:
             yield (
                 f"A graph break in {resumed[1]} at line {resumed[2]} comes before any operation; "
-                "TORCH_LOGS=graph_breaks tells why."
+                "TORCH_LOGS=graph_breaks shows why."
             )

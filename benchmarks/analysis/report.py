@@ -1,4 +1,4 @@
-"""Results as Markdown: each peer over all cases, each case by each clock, and what they were measured with."""
+"""Results as Markdown: each peer over all cases, each case on each clock, and the measurement conditions."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -74,10 +74,10 @@ NUMBERS: tuple[tuple[float, float, str], ...] = ((1, 1, "s"), (1e-3, 1e3, "ms"),
 
 
 def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Path:
-    """Write the report of result files of one device and one torch to `out`; beside it its plots, and each case.
+    """Write the report on result files of one device and one torch to `out`, with plots and a page of all cases.
 
-    What stands below "## Reading" in an earlier report is kept. Raises BackendKwargsError where a file cannot be read
-    or the files are of different machines, or hold what no table may pool.
+    The text below "## Reading" in an earlier report is kept. Raises BackendKwargsError if a file cannot be read, or if
+    the files are of different machines or otherwise must not be pooled.
     """
     results = records.read(*files)
     _check_alike(results)
@@ -86,7 +86,7 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
     out.parent.mkdir(parents=True, exist_ok=True)
     drawn: Mapping[str, Path] = {}
     if plots:
-        from benchmarks.analysis.plots import draw  # matplotlib is asked for here alone
+        from benchmarks.analysis.plots import draw  # only plots need matplotlib
 
         drawn = draw(tables, out)
     earlier = out.read_text() if out.exists() else ""
@@ -98,12 +98,12 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
 
 
 def _place(cell: Cell) -> int:
-    """Return where a case stands in the table of cases; those that are not in it come last."""
+    """Return a case's position in the table of cases; unknown cases come last."""
     return next((at for at, name in enumerate(TABLE) if name == cell.case), len(TABLE))
 
 
 def cases_of(out: Path) -> Path:
-    """Return the file beside a report that holds the table of each case."""
+    """Return the path of the page with each case's table."""
     return out.with_name(f"{out.stem}_cases.md")
 
 
@@ -122,14 +122,14 @@ def _check_alike(results: Results) -> None:
 
 
 def ceilings_of(results: Results) -> Ceilings | None:
-    """Return the best of each ceiling over all runs, which are of one kind of device; None where none were measured."""
+    """Return the best of each ceiling over all runs, which are of one kind of device; None if none were measured."""
     return Ceilings.best([Ceilings.from_json(each) for each in results.ceilings]) if results.ceilings else None
 
 
 def tables_of(results: Results) -> Tables:
-    """Return the tables of each case by the clocks that any peer was timed by; the wall's where none was.
+    """Return the tables of each case for the clocks that timed any peer; wall time if none did.
 
-    Times of results dropped have tables of their own only where no result was held, in older files; else a column.
+    Times with results dropped are a column, or have their own tables in older files, where no results were kept.
     """
     tables = {clock: verdicts.entries(results.cells, clock, ceilings_of(results)) for clock in CLOCKS}
     timed = {clock: found for clock, found in tables.items() if any(entry.time for entry in _entries(found))}
@@ -169,7 +169,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def _overview(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[str]:
-    """Return one line for the models, and one for each family of kernels."""
+    """Yield one line for the models, and one for each family of kernels."""
     families: dict[str, list[Mapping[str, Entry]]] = {}
     for (case, *_), entries in tables.items():
         group = TABLE[case].group if case in TABLE else "others"
@@ -384,7 +384,7 @@ def _choice_rows(found: Sequence[Choice], modes: Sequence[str]) -> Iterator[list
 
 
 def _seconds(found: Sequence[Choice]) -> list[str]:
-    """Return what all races, compiles, and compiles of modes took, over the cases of which all three are known."""
+    """Return the total seconds of races, compiles, and compiles of modes, over the cases where all three are known."""
     known = [of for of in found if None not in (of.race_s, of.compile_s, of.modes_s)]
     fresh, many = all(of.fresh for of in known), f" in {len(known)}" if len(known) < len(found) else ""
     sums = [sum(getattr(of, what) or 0.0 for of in known) for what in ("race_s", "compile_s", "modes_s")]
@@ -478,7 +478,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _controls(tables: Tables) -> Iterator[str]:
-    """Say how wide the noise is on each clock, where the injected work does not show, and what is over a limit."""
+    """Yield the noise on each clock, cases where the injected work does not show, and results above the limit."""
     for clock, found in tables.items():
         floors = [e.noise.high - 1 for e in _entries(found) if e.cell.peer == AGAIN and math.isfinite(e.noise.high)]
         middle, widest = (f"{percentile(floors, q):.1%}" if floors else "unknown" for q in (0.5, 1.0))
@@ -510,7 +510,7 @@ def _named(entries: Iterable[Entry]) -> str:
 
 
 def _by_own_ceilings(entries: Iterable[Entry]) -> str:
-    """Say how many are over the limit of their own run's ceilings, which those of another run may exceed."""
+    """Return how many results exceed the limit by their own run's ceilings, which other runs may exceed."""
     own = [(100 * e.cell.limit_s / e.time.median, e.cell) for e in entries if e.share and e.time and e.cell.limit_s]
     over = [each for each in own if each[0] > 100]
     if not over:
@@ -525,7 +525,7 @@ def _entries(tables: Mapping[Key, Sequence[Entry]]) -> list[Entry]:
 
 
 def _commands(results: Results) -> list[str]:
-    """Return the commands as typed; many are folded away."""
+    """Return the commands as typed; a long list is collapsed."""
     typed = dict.fromkeys(str(each["command"]) for each in results.environments if each.get("command"))
     fenced = ["```", *typed, "```", ""]
     if len(typed) <= MOST_COMMANDS:

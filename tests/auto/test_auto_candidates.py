@@ -192,8 +192,8 @@ def absent(name):
 def test_a_stored_winner_that_this_process_lacks_is_not_followed():
     """A template that was listed and is not registered here sets no option, whatever the stored decision says."""
     allowed = allowed_candidates(["mine"], absent, (), (), None)
-    assert not trusted("mine", {"max_autotune": True}, allowed)
-    assert trusted("max_autotune", {"max_autotune": True}, allowed)
+    assert not trusted("mine", {"max_autotune": True}, "", allowed)
+    assert trusted("max_autotune", {"max_autotune": True}, "", allowed)
 
 
 def test_products_of_8_bits_count_no_flops():

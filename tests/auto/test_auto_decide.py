@@ -136,11 +136,11 @@ def test_a_decision_is_logged_with_its_table_once(races, log):
 
 
 def test_inputs_without_memory_are_not_raced(races, log):
-    """Where an input is no plain tensor, as DDP's optimizer hands over fakes, default is compiled."""
+    """Where an input is not a plain tensor, as DDP's optimizer hands over fakes, default is compiled."""
     gm = torch.fx.symbolic_trace(chain)
     with torch._subclasses.FakeTensorMode() as mode:
         backend_of()(gm, [mode.from_tensor(torch.randn(8, 64))])
-    assert told(log) == "auto: default for a graph not raced: an input is no plain tensor (0.0 s)"
+    assert told(log) == "auto: default for a graph not raced: an input is not a plain tensor (0.0 s)"
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo asks a tensor with history for it
@@ -153,7 +153,7 @@ def test_an_input_that_trains_and_is_changed_is_not_raced(races, log):
     weight = torch.ones(8, requires_grad=True)
     torch.compile(step, backend=backend_of())(weight * 1).backward()
     assert torch.equal(weight.grad, torch.full((8,), 2.0))
-    assert told(log) == "auto: default for a graph not raced: it changes in place an input that trains (0.0 s)"
+    assert told(log) == "auto: default for a graph not raced: it changes in place an input that requires grad (0.0 s)"
 
 
 def test_a_larger_budget_races_again(auto, races):
@@ -323,7 +323,7 @@ def test_a_graph_with_state_is_not_raced(log):
     with torch.no_grad():
         backend_of()(norm, [torch.randn(4, 8)])
     assert norm.get_submodule("0").num_batches_tracked == 0
-    why = "it holds tensors of its own, which a race would change"
+    why = "it contains tensors, which a race would change"
     assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 
@@ -339,7 +339,7 @@ def test_a_size_unknown_before_it_runs_is_not_raced(auto, log):
     x = torch.randn(8, 64)
     torch._dynamo.decorators.mark_unbacked(x, 0)
     assert torch.allclose(auto(chain)(x), chain(x))
-    assert told(log) == "auto: default for a graph not raced: a size is not known before it runs (0.0 s)"
+    assert told(log) == "auto: default for a graph not raced: a size is unknown until it runs (0.0 s)"
 
 
 def test_imported_eager_is_no_failure(auto, races, store, log):

@@ -2,15 +2,19 @@
 
 import gc
 import re
+import subprocess
 import sys
 import threading
 import weakref
+import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 from small_module import scaled
 
 import backend_kwargs as bk
+from backend_kwargs.compiled.ahead import load_elsewhere
 
 
 class Counting:
@@ -63,7 +67,7 @@ def wrong(gm, example_inputs):
     return lambda *inputs: [out * 1.5 for out in gm.forward(*inputs)]
 
 
-WRONG = re.compile(r"^The compiled module gives other numbers: .*")
+WRONG = re.compile(r"^The compiled module gives other results: .*")
 
 
 def test_results_are_the_modules(module, x):
@@ -119,9 +123,7 @@ def test_the_first_call_compiles_nothing(module, x):
 
 def test_wrong_numbers_raise_and_change_nothing(module, x):
     made = bk.CompiledModule(bk.CompileConfig(backend=wrong))
-    with pytest.raises(
-        bk.BackendKwargsError, match=WRONG.pattern + r"With check_numbers='warn' it is built all the same\.$"
-    ):
+    with pytest.raises(bk.BackendKwargsError, match=WRONG.pattern + r"To build it anyway, set check_numbers='warn'\.$"):
         made.build(module, [x])
     assert made.state.value == "init"
 
@@ -321,3 +323,22 @@ def test_a_dict_of_something_else_is_an_error(change, message, module, x):
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.CompiledModule.from_dict(module, {**state, **change})
     assert str(raised.value) == message
+
+
+def test_a_package_that_crashes_as_it_is_loaded_is_an_error_here(tmp_path):
+    """What would end this process is loaded in another one first."""
+    program = torch.export.export(scaled(), (torch.randn(2, 8),))
+    made = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "sound.pt2"))
+    load_elsewhere(Path(made))
+    (tmp_path / "crash.cpp").write_text("struct Crash { Crash() { __builtin_trap(); } } crash;")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", tmp_path / "crash.so", tmp_path / "crash.cpp"], check=True)
+    with zipfile.ZipFile(made) as sound, zipfile.ZipFile(tmp_path / "crashing.pt2", "w") as crashing:
+        for name in sound.namelist():
+            content = (tmp_path / "crash.so").read_bytes() if name.endswith(".so") else sound.read(name)
+            crashing.writestr(sound.getinfo(name).filename.replace("sound", "crashing"), content)
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        load_elsewhere(tmp_path / "crashing.pt2")
+    assert str(raised.value) == (
+        "The ahead-of-time package crashes when torch loads it (SIGILL): a likely cause is a C++ compiler that links "
+        "libstdc++ statically; give it libstdc++.so, or use kind='inductor'."
+    )

@@ -17,7 +17,7 @@ from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledMod
 
 HERE = str(Path(__file__).parent)
 ROOT = str(Path(__file__).parents[2])
-NOT_TRUSTED = "its compiled code is not loaded, as it is not trusted, and the module is compiled anew"
+NOT_TRUSTED = "its compiled code is not loaded, as it is not trusted, and the module is compiled again"
 
 
 def manifest_of(bundle):
@@ -90,7 +90,7 @@ def test_another_release_is_compiled_anew(bundle_with_code, x, tmp_path):
     with pytest.warns(BackendKwargsWarning) as warned:
         loaded, _, _ = served(bundle, x, trust=True)
     assert str(warned[0].message) == (
-        f"Bundle {str(bundle)!r}: the module is compiled anew, as its code is for another machine: "
+        f"Bundle {str(bundle)!r}: the module is compiled again, as its code is for another machine: "
         f"torch: 2.0.0 in the bundle, {torch.__version__} here."
     )
     assert "graphs loaded in this process: 0, compiled: 1" in loaded.describe()
@@ -154,7 +154,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, loaded):
     with pytest.raises(BackendKwargsError) as raised:
         loaded.save(tmp_path)
     assert str(raised.value) == (
-        f"Cannot write bundle {str(tmp_path)!r}: the folder holds 'thesis.txt', which is no part of a bundle; "
+        f"Cannot write bundle {str(tmp_path)!r}: the folder contains 'thesis.txt', which is not part of a bundle; "
         "name another."
     )
 
@@ -199,7 +199,7 @@ def test_keys_may_be_pem_files(bundle_with_code, keys, tmp_path, x):
         pytest.param(lambda bundle: None, "is signed by none of the trusted keys, or was changed since.", id="key"),
         pytest.param(
             lambda bundle: write_manifest(bundle, made="later"),
-            "is not signed; pass trust=True if you trust who wrote it.",
+            "is not signed; pass trust=True if you trust its author.",
             id="changed manifest",
         ),
     ],

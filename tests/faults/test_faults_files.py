@@ -21,7 +21,7 @@ from backend_kwargs.compilers.auto.reporting import table
 from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.options import Option
 
-CODE = "which a file may set only where it is trusted: pass trust=True if you trust who wrote it."
+CODE = "which a file may set only if it is trusted: pass trust=True if you trust its author."
 KEY = "ab" * 32
 
 

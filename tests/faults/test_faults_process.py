@@ -138,7 +138,7 @@ def test_dtensors_take_default(auto, log, tmp_path):
         assert torch.allclose(result.full_tensor(), chain(x).full_tensor(), atol=1e-5)
     finally:
         dist.destroy_process_group()
-    assert "auto: default for a graph not raced: an input is no plain tensor (0.0 s)" in log.messages
+    assert "auto: default for a graph not raced: an input is not a plain tensor (0.0 s)" in log.messages
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")  # torch means to drop them

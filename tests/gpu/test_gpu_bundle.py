@@ -80,7 +80,6 @@ def test_a_fresh_process_compiles_nothing(mode, x, tmp_path, evidence):
     assert "graphs loaded in this process: 1, compiled: 0" in served["says"]
 
 
-@pytest.mark.filterwarnings("ignore:An ahead-of-time package on CUDA")
 def test_an_ahead_of_time_package_serves_elsewhere(ahead_of_time, x, tmp_path):
     bk.CompiledModule(bk.CompileConfig(kind="aoti")).build(mlp(), [x]).save(tmp_path / "bundle")  # noqa: F821
     served = serve_elsewhere(tmp_path / "bundle", tmp_path)

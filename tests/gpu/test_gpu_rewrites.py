@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
@@ -37,18 +37,28 @@ def conv_args(dtype, channels=16, out=32, kernel=3, groups=1, residual=False):
     return [x, w, *z, normal(out, dtype=dtype), [1, 1], [kernel // 2] * 2, [1, 1], groups]
 
 
+def linear_args(dtype, rows=64, width=48, inner=96):
+    return [normal(rows, width, dtype=dtype), normal(inner, width, dtype=dtype), normal(inner, dtype=dtype)]
+
+
+def attention_args(dtype, tokens, *, bias):
+    qkv = (normal(2, 4, tokens, 32, dtype=dtype) for _ in range(3))
+    return [*qkv, normal(4, tokens, tokens, dtype=dtype) if bias else None, 0.2]
+
+
 CALLS = {
     "conv": lambda dtype: (operators.conv_relu, conv_args(dtype)),
     "conv 1x1": lambda dtype: (operators.conv_relu, conv_args(dtype, kernel=1)),
     "conv groups": lambda dtype: (operators.conv_relu, conv_args(dtype, groups=4)),
     "conv odd channels": lambda dtype: (operators.conv_relu, conv_args(dtype, channels=3, out=5)),
     "conv residual": lambda dtype: (operators.conv_add_relu, conv_args(dtype, residual=True)),
-    "linear relu": lambda dtype: (operators.linear_relu, [normal(64, 48, dtype=dtype), normal(96, 48, dtype=dtype), normal(96, dtype=dtype)]),
-    "linear gelu": lambda dtype: (operators.linear_gelu, [normal(64, 48, dtype=dtype), normal(96, 48, dtype=dtype), normal(96, dtype=dtype)]),
-    "linear odd": lambda dtype: (operators.linear_gelu, [normal(3, 7, dtype=dtype), normal(5, 7, dtype=dtype), normal(5, dtype=dtype)]),
-    "attention bias": lambda dtype: (operators.attention, [*(normal(2, 4, 49, 32, dtype=dtype) for _ in range(3)), normal(4, 49, 49, dtype=dtype), 0.2]),
-    "attention": lambda dtype: (operators.attention, [*(normal(2, 4, 64, 32, dtype=dtype) for _ in range(3)), None, 0.2]),
-}  # fmt: skip
+    "linear relu": lambda dtype: (operators.linear_relu, linear_args(dtype)),
+    "linear gelu": lambda dtype: (operators.linear_gelu, linear_args(dtype)),
+    "linear odd": lambda dtype: (operators.linear_gelu, linear_args(dtype, 3, 7, 5)),
+    "attention bias": lambda dtype: (operators.attention, attention_args(dtype, 49, bias=True)),
+    "attention": lambda dtype: (operators.attention, attention_args(dtype, 64, bias=False)),
+    "attention many keys": lambda dtype: (operators.attention, attention_args(dtype, 300, bias=True)),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -113,7 +123,7 @@ def code_of(fn, args, names, **options):
 def test_no_layout_copy():
     """Between fused convolutions lies no kernel: what Triton does here is to fold the norm."""
     model, x = convs(), normal(8, 32, 28, 28).contiguous(memory_format=LAST)
-    result, code, compiled = code_of(model, (x,), ("convolution",))
+    result, code, _ = code_of(model, (x,), ("convolution",))
     assert code.count("torch.ops.backend_kwargs.conv_relu.default(") == 2
     calls = [line for line in code.splitlines() if ".run(" in line and "triton_" in line]
     biggest = [line for line in calls if str(8 * 64 * 28 * 28) in line or str(8 * 32 * 28 * 28) in line]

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lowering import Rewriting, agrees, matched
 from torch import nn
 
-from lowering import Rewriting, agrees, matched
-
-SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Block(nn.Module):

@@ -1,6 +1,6 @@
-"""torch's OpInfo samples through torch.compile by TVM on the CPU: is any operator worse than eager?
+"""torch's OpInfo samples through torch.compile by a compiler on the CPU: is any operator worse than eager?
 
-    python tests/tvm_backend/opinfo.py [--ops add,mul] [--dtypes float32,int64] [--samples 8] [--processes 2] [--out F]
+    python tests/tvm_backend/opinfo.py [--backend tvm] [--ops add,mul] [--dtypes float32,int64] [--samples 8] [--processes 2] [--out F]
 
 Each sample runs in eager and compiled; outputs, and gradients with --gradients, must be alike. Operators run in
 processes of their own, so that one which kills its process is told and the others go on. --out writes the list.
@@ -42,8 +42,16 @@ CHUNK = 40  # operators for which one process is started
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 # torch takes these apart under any compiler, "aot_eager" say, and rounds uint8 otherwise then: by one at most.
 ROUNDED_BY_TORCH = frozenset({"nn.functional.interpolate", "nn.functional.upsample_bilinear"})
-# Of a sample: TVM ran a part of it; eager ran all; something is worse than in eager.
-RAN, EAGER, WORSE = "tvm", "eager", "worse"
+# Which compiler runs the samples, and the distributions that it needs.
+backend_name = ["tvm"]
+RELEASES = {
+    "tvm": ("apache-tvm", "apache-tvm-ffi"),
+    "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
+    "openvino-native": ("openvino",),
+}
+NAMES = {"tvm": "TVM", "onnxruntime": "ONNX Runtime", "openvino-native": "OpenVINO"}
+# Of a sample: the compiler ran a part of it; eager ran all; something is worse than in eager.
+RAN, EAGER, WORSE = "ran", "eager", "worse"
 
 
 @dataclass
@@ -85,11 +93,11 @@ def _sample(op: OpInfo, sample: Any, verdict: Verdict, gradients: bool) -> str:
         return op.op(value, *args, **kwargs)
 
     summaries: list[Any] = []
-    backend = bk.make_backend("tvm")
+    backend = bk.make_backend(backend_name[0])
 
     def recorded(gm: Any, inputs: Any, **kwargs: Any) -> Any:
         compiled = backend(gm, inputs, **kwargs)
-        summaries.append(compiled.tvm_summary)
+        summaries.append(getattr(compiled, "tvm_summary", None) or compiled.engine_summary)
         return compiled
 
     torch._dynamo.reset()
@@ -172,6 +180,7 @@ def isolated(names: list[str], dtype: str, samples: int | None, gradients: bool)
     """Yield verdicts from processes; an operator that kills one is told so, and another takes the rest."""
     while names:
         command = [sys.executable, __file__, "--work", "--ops", ",".join(names), "--dtypes", dtype]
+        command += ["--backend", backend_name[0]]
         command += [*(["--samples", str(samples)] if samples else []), *(["--gradients"] if gradients else [])]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             started = ""
@@ -188,8 +197,11 @@ def isolated(names: list[str], dtype: str, samples: int | None, gradients: bool)
 
 
 def table(verdicts: list[Verdict]) -> str:
-    """Return the list: by operator and type, how many samples ran in TVM, and what fell back why."""
-    lines = ["| operator | type | TVM | eager | worse | in eager, and why |", "|---|---|---|---|---|---|"]
+    """Return the list: by operator and type, how many samples ran in it, and what fell back why."""
+    lines = [
+        f"| operator | type | {NAMES[backend_name[0]]} | eager | worse | in eager, and why |",
+        "|---|---|---|---|---|---|",
+    ]
     for v in sorted(verdicts, key=lambda v: (v.op, v.dtype)):
         why = "; ".join(f"`{op}`: {reason}" for op, reason in sorted(v.fallbacks.items()))
         why = " ".join([*(f"**{each}**" for each in v.worse[:1]), why]).replace("|", "\\|").strip()
@@ -199,14 +211,15 @@ def table(verdicts: list[Verdict]) -> str:
 
 def heading() -> str:
     """Return by what the list was written, and of what."""
-    releases = [f"{name} {version(name)}" for name in ("torch", "apache-tvm", "apache-tvm-ffi")]
+    releases = [f"{name} {version(name)}" for name in ("torch", *RELEASES[backend_name[0]])]
     where = ", ".join([*releases, f"Python {platform.python_version()}"])
-    return f"What TVM ran of torch's OpInfo samples on the CPU, written by `python {' '.join(sys.argv)}`: {where}."
+    return f"What {NAMES[backend_name[0]]} ran of torch's OpInfo samples on the CPU, written by `python {' '.join(sys.argv)}`: {where}."
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default="", help="names, by commas; all without")
+    parser.add_argument("--backend", default="tvm", choices=RELEASES)
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--samples", type=int, help="of each operator and type at most; as DTYPES says without")
     parser.add_argument("--processes", type=int, default=2)
@@ -214,6 +227,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None, help=f"such as {LIST.name}")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    backend_name[0] = options.backend
     names = set(filter(None, options.ops.split(",")))
     dtypes = options.dtypes.split(",")
     if options.work:
@@ -238,7 +252,9 @@ def run(options: argparse.Namespace, by_dtype: list[tuple[str, list[str]]]) -> i
     counts = sum((v.counts for v in verdicts), Counter())
     if options.out:
         options.out.write_text(f"{heading()}\n\nSamples: {dict(counts)}.\n\n{table(verdicts)}")
-    print(f"{counts[RAN]} samples ran in TVM, {counts[EAGER]} in eager alone, {counts[WORSE]} worse than in eager.")
+    print(
+        f"{counts[RAN]} samples ran in {NAMES[backend_name[0]]}, {counts[EAGER]} in eager alone, {counts[WORSE]} worse than in eager."
+    )
     return int(counts[WORSE] > 0)
 
 

@@ -124,7 +124,7 @@ def test_lines(graph, lines):
     [
         pytest.param(
             graph_of(part(tuned=2), scheduler="meta_schedule"),
-            ["2 kernels tuned, for this process alone -> work_dir='tuning/' keeps the results"],
+            ["2 kernels tuned, for this process only -> work_dir='tuning/' keeps the results"],
             id="lost",
         ),
         pytest.param(graph_of(part(tuned=2), work_dir="tuned"), [], id="kept"),

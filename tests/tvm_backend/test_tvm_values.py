@@ -87,7 +87,7 @@ def test_a_pass_is_not_written(write):
     with pytest.raises(BackendKwargsError) as e:
         write(make_backend("tvm", pipeline=own))
     assert str(e.value).startswith("Option 'pipeline' cannot be written: ")
-    assert str(e.value).endswith(" (Sequential) would not be read back the same.")
+    assert str(e.value).endswith(" (Sequential) would not read back equal.")
 
 
 def test_text_becomes_options():

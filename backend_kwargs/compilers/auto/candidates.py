@@ -1,10 +1,11 @@
-"""The candidates of a race: steps, whose options are merged onto the current best's, or whole templates."""
+"""The candidates of a race: steps, merged onto the current best's options; templates; rewrites; other compilers."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from backend_kwargs.compilers.others import OTHERS, installed, is_other, other_of, sets, verify_other
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.layers import same
 from backend_kwargs.rewrites import list_rewrites
@@ -43,7 +44,8 @@ class Candidate:
     compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
     seconds of a call that a rewrite is expected to save beside these; `gain` is the share of a call that a lower
     precision is expected to save, in place of both. Among candidates of equal speed the one with the lower `rank` is
-    kept.
+    kept. `compiler` names
+    another compiler than Inductor, whose `options` these are.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Candidate:
     rank: int = 1
     saved_s: float = 0.0
     gain: float | None = None
+    compiler: str = ""
 
 
 def _gpu(stats: "GraphStats") -> bool:
@@ -209,30 +212,67 @@ STEPS: tuple[Candidate, ...] = (
 
 
 def candidates_for(
-    stats: "GraphStats", effort: Effort, named: Iterable[str] | None, options_of: Callable[[str], Mapping[str, Any]]
+    stats: "GraphStats",
+    effort: Effort,
+    named: Iterable[str] | None,
+    options_of: Callable[[str], Mapping[str, Any]],
+    *,
+    frozen: bool = False,
 ) -> list[Candidate]:
-    """Return what to try after eager and default: the steps that can gain here, or the steps and templates `named`."""
+    """Return what to try after eager and default: what can gain here, or the steps, templates and compilers `named`.
+
+    `frozen` says whether the caller has parameters frozen: only then compilers may take them as constants.
+    """
     if named is None:
         fitting = [step for step in STEPS if step.can_gain(stats) or (stats.opaque and stats.gpu)]
-        return [step for step in fitting if effort in ("full", step.effort)]
+        steps = [step for step in fitting if effort in ("full", step.effort)]
+        others = installed() if effort == "full" and not stats.gpu else ()
+        candidates = [_of_compiler(name, frozen=frozen) for name in others]
+        return [*steps, *(each for each in candidates if not why_not_raced(each, stats, frozen=frozen))]
     # Two steps may share a name, one for each device: the one that can gain wins.
-    steps = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
+    steps_by_name = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
-    return [steps.get(name) or _named(name, options_of) for name in wanted]
+    return [steps_by_name.get(name) or _named(name, options_of, frozen=frozen) for name in wanted]
 
 
-def _named(name: str, options_of: Callable[[str], Mapping[str, Any]]) -> Candidate:
+def _named(name: str, options_of: Callable[[str], Mapping[str, Any]], *, frozen: bool) -> Candidate:
+    if is_other(name):
+        return _of_compiler(name, frozen=frozen)
     if name in list_rewrites() and name not in template_names():
         return rewriting(name)
     return Candidate(name, options_of(name), over=False, rank=2)
 
 
-def rewriting(name: str, matches: int = 0, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
+# No slack predicts what another compiler gains, nor default's compile time what it costs.
+OF_COMPILER = {"launches": EVERYWHERE, "library": EVERYWHERE, "generated": EVERYWHERE}
+COMPILER_COSTS, COMPILER_RANK = Costs(1.5), 3
+
+
+def _of_compiler(text: str, *, frozen: bool) -> Candidate:
+    other = other_of(text)
+    options, name = other.under(frozen=frozen), other.compiler.name
+    return Candidate(
+        text, options, over=False, shares=OF_COMPILER, costs=COMPILER_COSTS, rank=COMPILER_RANK, compiler=name
+    )
+
+
+def why_not_raced(candidate: Candidate, stats: "GraphStats", *, frozen: bool) -> str:
+    """Return why another compiler is not raced for this graph, "" if it is."""
+    compiler = OTHERS[candidate.compiler](candidate.compiler)
+    if compiler.freezes and not frozen:
+        return "it makes parameters constants: set freezing=True to race it, and call the model under torch.no_grad()"
+    if stats.training and not compiler.trains:
+        return "it compiles for inference alone"
+    return "it draws other random numbers than Inductor" if stats.random else ""
+
+
+def rewriting(name: str, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
     """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
 
     Where no traffic tells, as on a CPU, it is expected to save a share of the call's slack.
     """
-    shares = {} if on_gpu and saved_s else {"library": 0.2, "generated": 0.2}
+    known = on_gpu and saved_s > 0
+    shares = {"generated": 0.3} if known else {"library": 0.2, "generated": 0.2}
     return Candidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s)
 
 
@@ -247,7 +287,8 @@ def merged(under: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
 def precision_candidates(precisions: Iterable[str], max_error: float | None) -> list[Candidate]:
     """Return a step for each precision that the user consents to, within the bound that was given with it."""
     return [
-        Candidate(name, {"precision": name, "max_error": max_error}, rank=2, gain=PRECISION_GAIN) for name in precisions
+        Candidate(name, {"precision": name, "max_error": max_error}, costs=ONCE, rank=2, gain=PRECISION_GAIN)
+        for name in precisions
     ]
 
 
@@ -257,11 +298,20 @@ def step_names() -> list[str]:
 
 
 def check_candidates(named: Iterable[str]) -> None:
-    """Raise if one of `named` is neither a step, a rewrite nor a template, or enables `auto` itself."""
-    steps = [*step_names(), *list_rewrites()]
-    for part in (part for name in named if name not in steps for part in split_templates(name)):
+    """Raise if one of `named` is no step, rewrite, template or compiler that works here, or enables `auto` itself."""
+    steps, named = [*step_names(), *list_rewrites()], list(named)
+    for name in filter(is_other, named):
+        verify_other(name)
+    templates = [name for name in named if name not in steps and not is_other(name)]
+    for name in templates:
+        if ":" in name:
+            raise BackendKwargsError(
+                f"Candidate {name!r} must be a step, a template or a compiler's name; write a template without its "
+                "backend, such as 'freezing'."
+            )
+    for part in (part for name in templates for part in split_templates(name)):
         if part not in template_names():
-            raise unknown("candidate", part, [*steps, *template_names()])
+            raise unknown("candidate", part, [*steps, *template_names(), *OTHERS])
         if find_template(part).options.get("auto"):
             raise BackendKwargsError(f"Candidate {part!r} enables `auto`; races cannot be nested; leave it out.")
 
@@ -276,16 +326,17 @@ def allowed_candidates(
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
     allowed = [*STEPS, *map(rewriting, rewrites), *precision_candidates(precisions, max_error)]
     for name in set(named).difference(step_names()):
-        with contextlib.suppress(BackendKwargsError):  # a template that this process does not have
-            allowed.append(_named(name, options_of))
+        with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
+            allowed.append(_named(name, options_of, frozen=False))
     return allowed
 
 
-def trusted(winner: str, options: Mapping[str, Any], allowed: Iterable[Candidate]) -> bool:
+def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Iterable[Candidate]) -> bool:
     """Return whether the winner is one of the `allowed` candidates, and these set each option to this value.
 
-    Any other stored decision is ignored: a template that the user did not ask for may freeze weights or write files,
-    and an option may name a program that Inductor runs.
+    A winner of another `compiler` than Inductor must set exactly these options. Any other stored decision is ignored:
+    a template that the user did not ask for may freeze weights or write files, and an option may name a program that
+    Inductor runs.
     """
     allowed = list(allowed)
     rewrites = {name for each in allowed for name in each.options.get("rewrites", ())}
@@ -296,4 +347,6 @@ def trusted(winner: str, options: Mapping[str, Any], allowed: Iterable[Candidate
         return any(name in each.options and same(each.options[name], value) for each in allowed)
 
     names = {EAGER, DEFAULT, *(each.name for each in allowed)}
+    if compiler or is_other(winner):
+        return winner in names and sets(winner, compiler, options)
     return winner in names and all(is_set(name, value) for name, value in options.items())

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +29,7 @@ from backend_kwargs.compilers.auto.reporting import forget_reported, progress, t
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.others import installed, is_other, other_of, versions_of
 from backend_kwargs.compilers.precision.bounds import last_used, note_used
 from backend_kwargs.errors import error_text, printable, warn_once
 from backend_kwargs.rewrites import fingerprint, list_rewrites
@@ -104,13 +105,14 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     if decision.winner == EAGER:
         _warn_where_none_is_right(decision)
         return request.gm.forward
-    if not decision.options:
+    if not decision.options and not decision.compiler:
         return request.compile_one(request.gm, request.example_inputs, {})
     spare = copy_of_graph(request.gm)
     # What was decided before, on other inputs or weights, is held to its bound on these: the compiler measures it.
     known = {"max_error": None} if "precision" in decision.options and decision.made >= began else {}
     try:
-        compiled = request.compile_one(request.gm, request.example_inputs, {**decision.options, **known})
+        options = {**decision.options, **known}
+        compiled = request.compiled(request.gm, request.example_inputs, options, decision.compiler)
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - a winner from elsewhere or of another graph may fail in any way
@@ -160,7 +162,7 @@ class _Question:
         """Return the decision that all ranks compile this graph with; under `aot_compile`, one that it can save."""
         decision = self._of_all_ranks()
         # aot_compile() sets strict_autograd_cache; it can save neither an eager graph nor outputs that are copied.
-        if functorch_config.strict_autograd_cache and not self._can_be_saved(decision.winner, decision.options):
+        if functorch_config.strict_autograd_cache and not self._can_be_saved(decision):
             return self._savable(decision)
         return decision
 
@@ -236,6 +238,7 @@ class _Question:
             graph=self.graph,
             winner=result.winner.name,
             options=result.winner.options,
+            compiler=result.winner.compiler,
             rows=result.rows,
             machine=machine(),
             facts=_facts(result),
@@ -255,14 +258,17 @@ class _Question:
             found = memory().loaded.get(self.key) or self.store.find(self.key)
             if found and not found.lasting:
                 return None
-        if found is None or not self._trusts(found.winner, found.options):
+        if found is None or not self._trusts(found.winner, found):
             return None
         return memory().decisions.setdefault(self.slot, found)
 
     def winner_of(self, others: list[Decision], why: str) -> Decision:
         """Return the winner of the latest of `others`, or default."""
         last = others[-1] if others else Decision(self.key, self.graph, DEFAULT)
-        return Decision(self.key, self.graph, last.winner, last.options, facts=f"a graph not raced: {why}")
+        return replace(
+            Decision(self.key, self.graph, last.winner, last.options, facts=f"a graph not raced: {why}"),
+            compiler=last.compiler,
+        )
 
     def default(self, why: str) -> Decision:
         """Return default, with the reason why the graph is not raced."""
@@ -270,10 +276,10 @@ class _Question:
 
     # ---- what aot_compile() can save
 
-    def _can_be_saved(self, winner: str, options: Mapping[str, Any]) -> bool:
-        """Return whether aot_compile() can save it: not eager, and not with copies of CUDA-graph outputs."""
-        copies = self.request.tools.fixed.get("clone_outputs") is not False and options.get("triton.cudagraphs")
-        return winner != EAGER and not copies
+    def _can_be_saved(self, of: Decision | RaceRow) -> bool:
+        """Return whether aot_compile() can save it: not eager, no other compiler, no copies of CUDA-graph outputs."""
+        copies = self.request.tools.fixed.get("clone_outputs") is not False and of.options.get("triton.cudagraphs")
+        return (of.winner if isinstance(of, Decision) else of.name) != EAGER and not copies and not of.compiler
 
     def _savable(self, decision: Decision) -> Decision:
         """Return the fastest candidate that can be saved; eager, which then fails to save, if no candidate passed."""
@@ -281,10 +287,10 @@ class _Question:
         passed = [row for row in rows if row.status == "pass" and row.seconds]
         if rows and not passed:
             return decision
-        savable = [row for row in passed if self._can_be_saved(row.name, row.options)]
-        known = [row for row in savable if self._trusts(row.name, row.options)]
+        savable = [row for row in passed if self._can_be_saved(row)]
+        known = [row for row in savable if self._trusts(row.name, row)]
         best = min(known, key=lambda row: row.seconds or 0.0, default=RaceRow(DEFAULT))
-        return replace(decision, winner=best.name, options=best.options)
+        return replace(decision, winner=best.name, options=best.options, compiler="")
 
     # ---- the question
 
@@ -300,6 +306,7 @@ class _Question:
         return {
             "steps": STEPS,
             "candidates": settings.candidates and [(name, self._template(name)) for name in settings.candidates],
+            "compilers": versions_of(self._compilers),
             "effort": settings.effort,
             "objective": settings.objective,
             "tolerance": settings.tolerance,
@@ -311,7 +318,17 @@ class _Question:
 
     def _template(self, name: str) -> list[tuple[str, Any]]:
         """Return what a template sets now; empty for a step or a rewrite: the key holds their tables."""
+        if is_other(name):
+            return sorted(other_of(name).options.items())
         return [] if name in (*step_names(), *list_rewrites()) else sorted(self.request.tools.options_of(name).items())
+
+    @property
+    def _compilers(self) -> list[str]:
+        """The compilers beside Inductor that may be raced."""
+        settings = self.request.settings
+        if settings.candidates is not None:
+            return [*filter(is_other, settings.candidates)]
+        return [*installed()] if settings.effort == "full" else []
 
     @cached_property
     def scope(self) -> str:
@@ -342,7 +359,8 @@ class _Question:
         instead = memory().store if settings.race != "never" else None
         return Store(instead) if instead else open_store(settings.store)
 
-    def _trusts(self, winner: str, options: Mapping[str, Any]) -> bool:
+    def _trusts(self, winner: str, of: Decision | RaceRow) -> bool:
         settings, tools = self.request.settings, self.request.tools
-        asked = settings.candidates or (), tools.options_of, tools.rewrites, settings.precision, settings.max_error
-        return trusted(winner, options, allowed_candidates(*asked))
+        named = {*(settings.candidates or ()), *self._compilers}
+        asked = tools.options_of, tools.rewrites, settings.precision, settings.max_error
+        return trusted(winner, of.options, of.compiler, allowed_candidates(named, *asked))

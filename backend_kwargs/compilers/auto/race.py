@@ -23,6 +23,7 @@ from backend_kwargs.compilers.auto.candidates import (
     candidates_for,
     merged,
     precision_candidates,
+    why_not_raced,
 )
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
 from backend_kwargs.compilers.auto.decision import RaceRow
@@ -35,6 +36,7 @@ from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
+from backend_kwargs.compilers.fell_back import left_to_eager
 from backend_kwargs.compilers.generated_code import comparable, compiled_graphs, rewritten_in
 from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.compilers.inductor.compile_step import noting_lowered
@@ -120,7 +122,8 @@ class _Race:
     """One race: first its subject, then what it has measured up to now.
 
     `expected` is the result that others are compared with, None if there is none; `reference` is the same in higher
-    precision. `base` belongs to the candidate whose options the next ones extend: its seconds and its slack.
+    precision. `base` belongs to the candidate whose options the next ones extend: its seconds and its slack. `best_row`
+    is the fastest of Inductor's so far.
     """
 
     request: Request
@@ -139,6 +142,7 @@ class _Race:
     library: dict[Product, float] | None = None
     lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
+    best_row: RaceRow | None = None
 
     @property
     def settings(self) -> Settings:
@@ -174,8 +178,9 @@ class _Race:
 
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
+        named, options_of = self.settings.candidates, self.tools.options_of
         left = [
-            *candidates_for(self.stats, self.settings.effort, self.settings.candidates, self.tools.options_of),
+            *candidates_for(self.stats, self.settings.effort, named, options_of, frozen=self.request.frozen),
             *self._rewrites(),
             *precision_candidates(self.settings.precision, self.settings.max_error),
         ]
@@ -185,7 +190,7 @@ class _Race:
             fitting = [each for each in left if not reasons[id(each)]]
             if not fitting:
                 for each in left:
-                    row = RaceRow(each.name, dict(each.options), "skipped", reasons[id(each)])
+                    row = RaceRow(each.name, dict(each.options), "skipped", reasons[id(each)], compiler=each.compiler)
                     self.rows.append(replace(row, predicted_s=self._predicted_s(each)))
                 break
             following = (
@@ -274,13 +279,11 @@ class _Race:
 
     def _not_worth(self, candidate: Candidate, champion: Runner) -> str:
         """Return why the candidate is skipped against this champion, "" if it is not."""
-        fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
         options = self._options(candidate, champion)
-        limits = self.tools.limits({**options, **self.tools.fixed})
-        inert = {name: limit.reason for name, limit in limits.items()} | fixed
-        if candidate.options and all(name in inert for name in candidate.options):
-            return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
-        if tried := [r.name for r in self.rows if r.options == options and r.status != "skipped" and r.name != EAGER]:
+        if why := self._unfit(candidate, options):
+            return why
+        met = [row for row in self.rows if row.status != "skipped" and row.name != EAGER]
+        if tried := [row.name for row in met if row.options == options and row.compiler == candidate.compiler]:
             return f"it would be {tried[0]} again"
         if self._over:
             return self._out_of_time
@@ -295,6 +298,17 @@ class _Race:
             return f"it could save {max(gain, 0):.1%} at most"
         if self.settings.effort == "quick" and gain < LEAST_GAIN_PER_S * predicted:
             return f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling"
+        return ""
+
+    def _unfit(self, candidate: Candidate, options: Mapping[str, Any]) -> str:
+        """Return why the candidate can do nothing here, "" where it can."""
+        if candidate.compiler:
+            return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
+        fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
+        limits = self.tools.limits({**options, **self.tools.fixed})
+        inert = {name: limit.reason for name, limit in limits.items()} | fixed
+        if candidate.options and all(name in inert for name in candidate.options):
+            return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         return ""
 
     def _predicted_s(self, candidate: Candidate) -> float:
@@ -312,7 +326,9 @@ class _Race:
         return 1 - (seconds - saved_s) / (champion.row.seconds or seconds)
 
     def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
-        return merged(champion.row.options if candidate.over else {}, candidate)
+        # Inductor's best, if another compiler is faster still.
+        row = self.best_row if champion.row.compiler else champion.row
+        return merged(row.options if candidate.over and row else {}, candidate)
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
         """Return eager if the champion, which was timed only against other candidates, is slower than eager."""
@@ -327,7 +343,10 @@ class _Race:
         """Compile and check the candidate; return the better of it and the champion."""
         challenger = self._prepared(candidate, champion)
         best = challenger if challenger is not None and self._beats(challenger, champion) else champion
-        if challenger is not None and (candidate.name == DEFAULT or best is challenger):
+        # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
+        improves = challenger is not None and (candidate.name == DEFAULT or best is challenger)
+        if improves and challenger is not None and not candidate.compiler:
+            self.best_row = challenger.row
             self._learn_slack(challenger)
         del challenger, champion
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
@@ -351,12 +370,13 @@ class _Race:
             logger.info("The slack of %s is unknown: %s", row.name, measure.status_of(error)[1])
 
     def _prepared(self, candidate: Candidate, champion: Runner) -> Runner | None:
-        first, row = candidate.name == DEFAULT, RaceRow(candidate.name, self._options(candidate, champion))
+        options = self._options(candidate, champion)
+        first, row = candidate.name == DEFAULT, RaceRow(candidate.name, options, compiler=candidate.compiler)
         row.predicted_s = None if first else self._predicted_s(candidate)
         runner, began = None, time.perf_counter()
         try:
             with own_libdevice(), capped(math.inf if first else self.started + self.settings.budget_s):
-                runner = self._entered(candidate, self._compiled(row.options), row)
+                runner = self._entered(candidate, self._compiled(row.options, row.compiler), row)
         except RESTARTS:
             raise
         except OutOfTime:
@@ -378,12 +398,12 @@ class _Race:
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
 
-    def _compiled(self, options: Mapping[str, Any]) -> Callable[..., Any]:
+    def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Callable[..., Any]:
         noting = noting_lowered() if not options and not self.lowered else nullcontext(self.lowered)
         # The error under a lower precision is measured here, on what the compiled graph returns.
-        measured = {"max_error": None} if "precision" in options else {}
+        options = {**options, **({"max_error": None} if "precision" in options else {})}
         with get_metrics_context(), noting as self.lowered:
-            return self.request.compile_one(self.task.copy(), self.request.example_inputs, {**options, **measured})
+            return self.request.compiled(self.task.copy(), self.request.example_inputs, options, compiler)
 
     def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
@@ -391,8 +411,10 @@ class _Race:
         accuracy = self._within_bound(fn, row) if "precision" in row.options else self._check(candidate, fn)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
+        elif candidate.compiler and (why := left_to_eager(fn)):
+            row.status, row.reason = "fell_back", why
         row.rewritten = rewritten_in(fn, row.options.get("rewrites", ()))
-        if accuracy.passed and self.settings.objective == "memory":
+        if row.status == "pass" and self.settings.objective == "memory":
             call()  # the first call allocates the inputs, which do not count
             row.peak_bytes = measure.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))

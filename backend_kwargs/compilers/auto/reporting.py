@@ -1,4 +1,4 @@
-"""How a race is reported: progress, log, torch's trace, and reports."""
+"""Reporting of a race: progress, log, torch's trace, and reports."""
 
 import json
 import logging
@@ -14,28 +14,29 @@ from backend_kwargs.errors import printable
 logger = logging.getLogger("backend_kwargs.auto")
 
 ARTIFACT = "backend_kwargs_race"
-_last: list[Decision] = []  # of the graph that is compiled now: dynamo compiles one at a time
+_last: list[Decision] = []  # of the graph that is being compiled: dynamo compiles one at a time
 _reported: set[tuple[str, float]] = set()
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Show a line on a terminal while a race runs, and nothing elsewhere."""
+    """Show a progress line on a terminal while a race runs; elsewhere do nothing."""
     if not sys.stderr.isatty():
         yield lambda name, fraction: None
         return
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("auto: {task.description}"), BarColumn(), TimeElapsedColumn())
+    left = (TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("auto: {task.description}"), BarColumn(), TimeElapsedColumn(), *left)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("eager, default", total=1.0)
         yield lambda name, fraction: bar.update(task, description=escape(printable(name)), completed=fraction)
 
 
 def tell(decision: Decision) -> None:
-    """Log the decision, with its table the first time; put it into torch's trace, and keep it for a record."""
+    """Log the decision, with its table the first time; add it to torch's trace, and keep it for the graph's record."""
     if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
     again = (decision.key, decision.made) in _reported
@@ -58,8 +59,8 @@ def last_decision() -> Decision | None:
 
 
 def table(decision: Decision) -> str:
-    """Return the decision as lines: what was tried, its time, and why it stands where it stands."""
-    # What a store or an export holds may be anybody's text.
+    """Return the decision as lines: each candidate with its time, and why it won or lost."""
+    # Stores and exports may contain text from anyone.
     return "\n".join([_head(decision), *(f"  {printable(_line(row))}" for row in decision.rows)])
 
 

@@ -1,4 +1,4 @@
-"""What is asked of auto for one graph. Apart from the race, which is not loaded where a decision is stored."""
+"""A request to `auto` for one graph. It is apart from the race, which is not imported if a decision is stored."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +8,16 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.compilers.others import OTHERS
 from backend_kwargs.requirements import Limit
 
-# By these dynamo starts over: no candidate's failure.
+# dynamo restarts its analysis by raising these; they are not a candidate's failure.
 RESTARTS = (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a race asks of the compiler: a template's options, their limits, the user's options, the rewrites to race."""
+    """What a race needs from the compiler: a template's options, their limits, the user's options, the rewrites."""
 
     options_of: Callable[[str], Mapping[str, Any]]
     limits: Callable[[Mapping[str, Any]], Mapping[str, Limit]]
@@ -26,10 +27,23 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A graph to be compiled by its fastest candidate: `compile_one(gm, example_inputs, options)` compiles one."""
+    """A graph to compile with its fastest candidate; `compile_one(gm, example_inputs, options)` compiles one."""
 
     gm: GraphModule
     example_inputs: Sequence[Any]
     settings: Settings
     compile_one: Callable[[GraphModule, Sequence[Any], Mapping[str, Any]], Callable[..., Any]]
     tools: Tools
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the caller has parameters frozen, and the mode lets them be."""
+        return bool(self.tools.fixed.get("freezing")) and not torch.is_grad_enabled()
+
+    def compiled(
+        self, gm: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], compiler: str = ""
+    ) -> Callable[..., Any]:
+        """Return `gm` compiled under `options`: by Inductor beside those that the user gave, or by `compiler` alone."""
+        if compiler:
+            return OTHERS[compiler](compiler).compile(gm, inputs, options, None)
+        return self.compile_one(gm, inputs, options)

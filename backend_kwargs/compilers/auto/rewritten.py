@@ -1,6 +1,7 @@
 """Rewrites as candidates: matched first on the graphs that default was lowered to, and tried where they can pay."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +13,11 @@ from backend_kwargs.compilers.auto.candidates import Candidate, rewriting
 from backend_kwargs.compilers.auto.graph_stats import GraphStats
 from backend_kwargs.compilers.auto.roofline import seconds_of_traffic
 from backend_kwargs.compilers.inductor.compile_step import noting_lowered
+from backend_kwargs.errors import error_text
 from backend_kwargs.requirements import machine, unmet
 from backend_kwargs.rewrites import find_rewrite
 
-# Of the time that memory traffic would take which a rewrite saves: a fused call is a little slower than the plain one.
-KEPT = 0.8
+logger = logging.getLogger("backend_kwargs.auto")
 
 
 class _Lowered(Exception):  # noqa: N818 - no error: all that was wanted is there
@@ -43,11 +44,15 @@ def candidates_of_rewrites(
         fits = rewrite.fitting(stats) and rewrite.objective in ("latency", objective)
         if not fits or unmet(rewrite.needs, machine()):
             continue
-        with contextlib.suppress(Exception):  # one of somebody else's may fail in any way: it is not tried
+        try:
             match = find_in(lowered(), name) if rewrite.patterns else find_in_traced(*traced, name)
-            if match.count:
-                saved_s = KEPT * seconds_of_traffic(match.bytes, device)
-                found.append(rewriting(name, match.count, saved_s, on_gpu=stats.gpu))
+        except Exception as error:  # noqa: BLE001 - one of somebody else's may fail in any way: it is not tried
+            logger.info("Rewrite %s is not tried: %s", name, error_text(error))
+            continue
+        if match.count:
+            saved_s = seconds_of_traffic(match.bytes, device)
+            logger.info("%s matches %d times and could save %.1f µs", name, match.count, saved_s * 1e6)
+            found.append(rewriting(name, saved_s, on_gpu=stats.gpu))
     return found
 
 

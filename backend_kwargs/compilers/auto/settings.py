@@ -21,7 +21,9 @@ class Settings:
     auto: Annotated[bool, "race candidates for each graph, keep the fastest one that passes the accuracy check"] = False
     objective: Annotated[Literal["latency", "memory"], "what to minimize"] = "latency"
     effort: Annotated[Literal["quick", "full"], "candidates to race: few, or all that can gain"] = "quick"
-    candidates: Annotated[list[str] | None, "steps and templates to race; None: the built-in steps"] = None
+    candidates: Annotated[
+        list[str] | None, "steps, templates and other compilers, such as 'tmpl-tvm', to race; None: the built-in steps"
+    ] = None
     budget_s: Annotated[
         Seconds,
         "seconds for a graph's race; a candidate whose predicted time exceeds what is left is skipped",

@@ -1,4 +1,4 @@
-"""Who compiles a graph whose options are final: Inductor's `compile_fx`, or what stands in for it here."""
+"""The function that compiles a graph once options are final: Inductor's `compile_fx`, or a replacement set here."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-# Called as compile_fx is, with compile_fx itself before its arguments.
+# Called like compile_fx, with compile_fx itself as the first argument.
 stand_in: ContextVar[Callable[..., Any] | None] = ContextVar("stand_in", default=None)
 
 _lowered: ContextVar[tuple[list[Any], Callable[[], None]] | None] = ContextVar("_lowered", default=None)
@@ -14,7 +14,7 @@ _lowered: ContextVar[tuple[list[Any], Callable[[], None]] | None] = ContextVar("
 
 @contextmanager
 def noting_lowered(then: Callable[[], None] = lambda: None) -> Iterator[list[Any]]:
-    """Yield a list to which each graph that Inductor lowers meanwhile is added, as a copy; `then` is called after it."""
+    """Yield a list to which each graph that Inductor lowers meanwhile is added, as a copy; `then` is called then."""
     found: list[Any] = []
     token = _lowered.set((found, then))
     try:

@@ -1,7 +1,6 @@
-"""One graph of dynamo under TVM: its parts are lowered and built, and what TVM cannot have runs in eager."""
+"""Compile one graph of dynamo with TVM: its parts are lowered and built, and the rest runs in eager."""
 
 import copy
-import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,42 +9,42 @@ from typing import Any
 import torch
 from torch._dynamo.eval_frame import innermost_fn
 from torch.fx import GraphModule, Node
-from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.compilers.freezing import compile_frozen
+from backend_kwargs.compilers.parts import (
+    Boxed,
+    boxed,
+    calls_of,
+    device_of,
+    is_part,
+    operators_of,
+    parts_of,
+    random_nodes,
+    replace_part,
+    results_of,
+    split,
+    writes_in_place,
+)
 from backend_kwargs.compilers.tvm.build import build
 from backend_kwargs.compilers.tvm.capture import capture, constants_of
 from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
-from backend_kwargs.compilers.tvm.partition import (
-    device_of,
-    is_part,
-    op_name,
-    parts_of,
-    random_nodes,
-    reasons,
-    results_of,
-    split,
-    unwanted,
-    writes_in_place,
-)
+from backend_kwargs.compilers.tvm.partition import reasons, unwanted
 from backend_kwargs.compilers.tvm.runtime import runner
 from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.compilers.tvm.summary import Partition, TVMSummary
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.measure import accuracy
 
-Boxed = Callable[[list[Any]], Any]
-
 
 class _InEagerError(Exception):
-    """TVM cannot have all of a graph, and nothing less is wanted."""
+    """TVM cannot compile the whole graph, and `fallback` allows no partition."""
 
 
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Callable[..., Any]:
-    """Compile dynamo's `gm` under `settings`; the callable returned has its `TVMSummary` as `tvm_summary`.
+    """Compile dynamo's `gm` with `settings`; the callable returned has its `TVMSummary` as `tvm_summary`.
 
-    Results are eager's within rounding: what TVM has not, or fails at, runs in eager as `settings.fallback` says.
+    Results are eager's within rounding: what TVM does not support, or fails at, runs in eager as `fallback` allows.
     """
     steps = Steps(settings)
     freezes = settings.freeze and not torch.is_grad_enabled()
@@ -58,7 +57,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Sett
 
 
 class Steps:
-    """What happens to each graph that AOTAutograd makes of one of dynamo's."""
+    """The steps for each graph that AOTAutograd makes of one graph of dynamo's."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -67,18 +66,18 @@ class Steps:
     def compile(
         self, graph: str, gm: GraphModule, example_inputs: Sequence[Any], attributes: GraphModule | None = None
     ) -> Boxed:
-        """Return what runs `gm`, the forward, backward or inference `graph`.
+        """Return a callable for `gm`, the forward, backward or inference `graph`.
 
-        The parameters and buffers of `attributes` become constants, but for those that the graph writes.
+        The parameters and buffers of `attributes` become constants, except those that the graph mutates.
         """
         eager = GraphModule(gm, copy.deepcopy(gm.graph))
         try:
-            # AOTAutograd's fake tensors are on; constants are real.
+            # AOTAutograd's fake tensor mode is on, but constants are real.
             with _disable_current_modes():
                 compiles = self._compile_parts(graph, gm, constants_of(gm, attributes))
         except _InEagerError:
-            return _boxed(eager)
-        run = _boxed(gm)
+            return boxed(eager)
+        run = boxed(gm)
         return _verified(run, eager, graph) if compiles and self.settings.verify else run
 
     def _compile_parts(self, graph: str, gm: GraphModule, constants: Mapping[str, torch.Tensor]) -> int:
@@ -95,7 +94,7 @@ class Steps:
         return len(parts)
 
     def _leave(self, op: str, reason: str) -> None:
-        """Note that `op` runs in eager, where that is allowed."""
+        """Record that `op` runs in eager, if that is allowed."""
         known = self.summary.fallbacks.get(op, "")
         self.summary.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
         if self.settings.fallback == "error":
@@ -106,30 +105,25 @@ class Steps:
             raise _InEagerError
 
     def _compile_part(self, graph: str, gm: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> None:
-        """Put what TVM makes of a part in the place of its call; a part that TVM fails at stays as it is."""
+        """Replace the call of a part by TVM's code; a part that TVM fails at stays in eager."""
         part = gm.get_submodule(str(call.target))
         assert isinstance(part, GraphModule)
         started = time.perf_counter()
         try:
             run, built = self._built(part, call, constants)
-        except BackendKwargsError:  # an option is at fault
+        except BackendKwargsError:  # a wrong option
             raise
         except Unsupported as unsupported:
-            return self._leave(_operators(part), unsupported.reason)
-        except Exception as error:  # noqa: BLE001 - TVM raises anything
+            return self._leave(operators_of(part), unsupported.reason)
+        except Exception as error:  # noqa: BLE001 - TVM may raise any exception
             if self.settings.fallback != "error":
                 warn_once(f"TVM failed to compile a part of a graph, which runs in eager: {error_text(error)}.")
-            return self._leave(_operators(part), error_text(error))
+            return self._leave(operators_of(part), error_text(error))
         seconds = time.perf_counter() - started
         self.summary.partitions.append(
-            Partition(graph, len(_calls(part)), seconds, built.target, built.tuned, tuple(built.notes))
+            Partition(graph, len(calls_of(part)), seconds, built.target, built.tuned, tuple(built.notes))
         )
-        run.__name__ = str(call.target)
-        with gm.graph.inserting_before(call):
-            replacement = gm.graph.call_function(run, call.args)
-        replacement.meta = call.meta
-        call.replace_all_uses_with(replacement)
-        gm.graph.erase_node(call)
+        replace_part(call, run, call.args)
         return None
 
     def _built(self, part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
@@ -143,29 +137,8 @@ class Steps:
         return runner(part, lowered, built.executable, device, observed, strict=strict), built
 
 
-def _calls(gm: GraphModule) -> list[Node]:
-    return [node for node in gm.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-
-
-def _operators(part: GraphModule) -> str:
-    return ", ".join(dict.fromkeys(map(op_name, _calls(part))))
-
-
-def _boxed(gm: GraphModule) -> Boxed:
-    """Return what runs `gm` on a list of its arguments, which it empties, so that each is freed at its last use."""
-    gm.graph.set_codegen(_BoxedCodeGen())
-    gm.recompile()
-    forward = gm.forward
-
-    def run(args: list[Any]) -> Any:
-        return forward(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
 def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
-    """Return what runs a graph, and the first time in eager too; eager's code takes over where the results differ."""
+    """Return `run` with its first results compared with eager's; if they differ, the graph runs in eager from then."""
     chosen: list[Boxed] = []
 
     def call(args: list[Any]) -> Any:
@@ -177,8 +150,8 @@ def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
         if verdict.passed:
             chosen.append(run)
             return result
-        warn_once(f"TVM's results are not eager's, and the {graph} graph runs in eager: {verdict.reason}.")
-        chosen.append(_boxed(eager))
+        warn_once(f"TVM's results differ from eager's, so the {graph} graph runs in eager: {verdict.reason}.")
+        chosen.append(boxed(eager))
         return wanted
 
     call._boxed_call = True  # type: ignore[attr-defined]
@@ -186,10 +159,10 @@ def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
 
 
 def _in_eager(eager: GraphModule, args: Sequence[Any]) -> tuple[Any, Any]:
-    """Return what the graph gives in eager, and in higher precision; all random states stay as they are."""
+    """Return the graph's results in eager and in higher precision, without changes to random states."""
     devices = {arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda}
     copies = tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
     with torch.random.fork_rng(devices):
         wanted = accuracy.call(eager, copies)
-    # Another type draws other numbers.
+    # Another dtype draws other random numbers.
     return wanted, None if random_nodes(eager) else accuracy.reference(eager, copies)

@@ -1,4 +1,4 @@
-"""TVM: options in, Relax in between, what its virtual machine runs out. TVM is imported when a graph arrives."""
+"""The TVM compiler: checks options and compiles with Relax. TVM is imported when the first graph arrives."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.compilers.tvm.checks import checked
 from backend_kwargs.compilers.tvm.settings import OPTIONS, RULES, Settings, tvm_option, verify
-from backend_kwargs.compilers.tvm.versions import require_tvm, unfit
+from backend_kwargs.compilers.tvm.versions import WORKING, require_tvm, unfit
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import INSTALL_TVM, CannotWorkError, Limit, Rule
 from backend_kwargs.trust import Check
@@ -15,12 +15,14 @@ from backend_kwargs.trust import Check
 
 @dataclass(frozen=True)
 class TVMCompiler(DeclaredCompiler):
-    """TVM, Relax and its virtual machine."""
+    """TVM, by Relax and its virtual machine."""
 
-    registered: ClassVar[str] = "tmpl-tvm"  # dynamo's own "tvm" is another
-    line: ClassVar[str] = "Apache TVM under options: Relax, its kernels tuned or not, eager where TVM cannot"
+    registered: ClassVar[str] = "tmpl-tvm"  # "tvm" is dynamo's own backend
+    line: ClassVar[str] = "Apache TVM under options: Relax, tuned or untuned kernels, eager for what TVM lacks"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = RULES
+    distributions: ClassVar[tuple[str, ...]] = tuple(WORKING)
+    freeze_option: ClassVar[str] = "freeze"
 
     def option(self, name: str) -> Option:
         return tvm_option(name)

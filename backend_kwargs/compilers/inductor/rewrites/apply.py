@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.rewrites import Rewrite, find_rewrite, fingerprint, resolved
 
-PASS = "post_grad_custom_pre_pass"  # where a linear is one product with its bias, and nothing is fused yet
+PLACE = "post_grad_custom_pre_pass"  # where a linear is one product with its bias, and nothing is fused yet
 
 # torch calls such a pass with `is_inference`, which a user's pass may ask for; torch 2.11 has none of the kind.
 _Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
@@ -55,9 +55,9 @@ def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, An
     lowered = [name for name in names if find_rewrite(name).patterns]
     if not lowered:
         return patches
-    users = patches.get(PASS, getattr(config, PASS))
+    users = patches.get(PLACE, getattr(config, PLACE))
     users = list(users) if isinstance(users, list | tuple) else [users] if users is not None else []
-    return {**patches, PASS: RewritePass(lowered, users)}
+    return {**patches, PLACE: RewritePass(lowered, users)}
 
 
 def rewrite_graph(graph: Graph, name: str) -> int:
@@ -71,7 +71,7 @@ def rewrite_graph(graph: Graph, name: str) -> int:
 
 @cache
 def _pass_of(rewrite: Rewrite) -> PatternMatcherPass:
-    passes = PatternMatcherPass(pass_name="backend_kwargs")
+    passes = PatternMatcherPass("backend_kwargs")
     resolved(rewrite.patterns)(passes)
     return passes
 

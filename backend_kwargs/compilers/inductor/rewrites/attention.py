@@ -22,6 +22,7 @@ from torch.fx import Graph, Node
 
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.matching import (
+    AnyNode,
     aten,
     calls,
     erase_dead,
@@ -43,12 +44,12 @@ HEADS_LAST = [0, 2, 1, 3]
 class Attention:
     """What attends: sizes are [batch, heads, queries, keys]; `masks` are (where, nodes that are true there)."""
 
-    q: Node
-    k: Node
-    v: Node
-    product: Node
+    q: AnyNode
+    k: AnyNode
+    v: AnyNode
+    product: AnyNode
     sizes: tuple[Any, ...]
-    biases: list[Node] = field(default_factory=list)
+    biases: list[AnyNode] = field(default_factory=list)
     scale: float = 1.0
     keys_last: bool = False
 
@@ -70,11 +71,10 @@ def _softmax(dim: int, x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, dim)
 
 
-def _fuse(match: Match, x: Node) -> None:
+def _fuse(match: Match, x: AnyNode) -> None:
     found = _parse(match)
     assert found is not None
     graph = found.product.graph
-    batch, heads, queries, keys = found.sizes
     with graph.inserting_before(found.product):
         q, k, v = (_of_four(graph, each) for each in (found.q, found.k, found.v))
         if not found.keys_last:
@@ -93,12 +93,12 @@ def _fuse(match: Match, x: Node) -> None:
     replace(match, found.product, attended)
 
 
-def _replace_here(old: Node, new: Node) -> None:
+def _replace_here(old: AnyNode, new: AnyNode) -> None:
     old.replace_all_uses_with(new)
     erase_dead(old)
 
 
-def _heads_last(found: Attention) -> Node | None:
+def _heads_last(found: Attention) -> AnyNode | None:
     """Return the copy with heads beside their widths that models make of the result, which the library gives anyway."""
     node = found.product
     for targets, args in ((VIEWS, None), ((aten.permute.default,), HEADS_LAST), ((aten.clone.default,), None)):
@@ -113,7 +113,7 @@ def _heads_last(found: Attention) -> Node | None:
     return node if value.is_contiguous() else None
 
 
-def _of_four(graph: Graph, node: Node) -> Node:
+def _of_four(graph: Graph, node: AnyNode) -> AnyNode:
     return node if node.meta["val"].dim() == 4 else insert(graph, aten.unsqueeze.default, node, 0)
 
 
@@ -133,7 +133,7 @@ def _parse(match: Match) -> Attention | None:
     whole, value = value_of(scores), value_of(product) if product else None
     if product is None or whole is None or value is None or value.dtype not in DTYPES:
         return None
-    biases: list[Node] = []
+    biases: list[AnyNode] = []
     scale = 1.0
     node: Any = scores
     internal = set(match.nodes)
@@ -161,13 +161,15 @@ def _parse(match: Match) -> Attention | None:
     return _of_product(node, product, whole, biases, scale)
 
 
-def _of_product(node: Node, product: Node, whole: torch.Tensor, biases: list[Node], scale: float) -> Attention | None:
+def _of_product(
+    node: AnyNode, product: AnyNode, whole: torch.Tensor, biases: list[AnyNode], scale: float
+) -> Attention | None:
     """Return the attention whose scores are the product that `node` holds."""
     if calls(node, *VIEWS):
         value = value_of(node)
         if value is None or value.dim() != 4 or not same_sizes(value.shape, whole.shape):
             return None
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.args[0]
         if not used_once(node):
             return None
     if not calls(node, aten.bmm.default):
@@ -179,8 +181,8 @@ def _of_product(node: Node, product: Node, whole: torch.Tensor, biases: list[Nod
     keys_last = calls(k, aten.permute.default) and _swaps_last(k.args[1], whole.dim())
     if keys_last:
         k = k.args[0]
-    values = [value_of(each) for each in (q, k, v)]
-    if any(each is None or each.dtype != value_of(product).dtype for each in values):  # type: ignore[union-attr]
+    dtypes = {value.dtype if value is not None else None for value in map(value_of, (q, k, v, product))}
+    if len(dtypes) > 1:
         return None
     return Attention(q, k, v, product, sizes, biases, scale, keys_last)
 
@@ -189,7 +191,7 @@ def _swaps_last(dims: Any, count: int) -> bool:
     return [dim % count for dim in dims] == [*range(count - 2), count - 1, count - 2]
 
 
-def _product_of(weights: Node) -> Node | None:
+def _product_of(weights: AnyNode) -> AnyNode | None:
     """Return the product of the weights with values, where nothing else uses the weights."""
     node = weights
     while used_once(node):
@@ -202,7 +204,7 @@ def _product_of(weights: Node) -> Node | None:
     return None
 
 
-def _source(node: Any, dims: int) -> Node | None:
+def _source(node: Any, dims: int) -> AnyNode | None:
     """Return what a factor of a product of matrices is a view of, with as many dimensions as the scores have."""
     if not isinstance(node, Node):
         return None
@@ -222,10 +224,10 @@ def _source(node: Any, dims: int) -> Node | None:
         return None
     if not same_sizes((value.shape[0] * value.shape[1], *value.shape[2:]), merged.shape):
         return None
-    return node  # type: ignore[no-any-return]
+    return node
 
 
-def _scores_and_bias(node: Node, whole: torch.Tensor) -> tuple[Any, Node] | None:
+def _scores_and_bias(node: AnyNode, whole: torch.Tensor) -> tuple[Any, AnyNode] | None:
     """Tell the scores from what is added to them: they alone come from a product and have all sizes."""
     for scores, bias in (node.args, node.args[::-1]):
         value, added = value_of(scores), value_of(bias)
@@ -258,12 +260,12 @@ def add_cudnn_patterns(passes: PatternMatcherPass) -> None:
         )(_by_cudnn)
 
 
-def _arguments(node: Node) -> dict[str, Any]:
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+def _arguments(node: AnyNode) -> dict[str, Any]:
+    names = [argument.name for argument in node.target._schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def _only_result(node: Node) -> bool:
+def _only_result(node: AnyNode) -> bool:
     """Tell whether nothing but the result is used: what a backward pass takes belongs to one kernel's."""
     given = _arguments(node)
     if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):

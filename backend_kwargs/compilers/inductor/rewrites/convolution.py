@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.matching import (
+    AnyNode,
     aten,
     calls,
     insert,
@@ -30,7 +31,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class Affine:
     """A convolution, and what is done to its result channel by channel: (operator, operand), first to last."""
 
-    convolution: Node
+    convolution: AnyNode
     steps: list[tuple[Any, Any]] = field(default_factory=list)
 
 
@@ -42,7 +43,7 @@ def add_patterns(passes: PatternMatcherPass) -> None:
         extra_check=lambda match: _parse(match.output_node()) is not None,
         pass_dict=passes,
     )
-    def fuse(match: Match, x: Node) -> None:
+    def fuse(match: Match, x: AnyNode) -> None:
         relu = match.output_node()
         parsed = _parse(relu)
         assert parsed is not None
@@ -65,7 +66,7 @@ def add_patterns(passes: PatternMatcherPass) -> None:
         replace(match, relu, new)
 
 
-def _parse(relu: Node) -> tuple[Affine, Node | None] | None:
+def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
     """Return the convolution that ends in `relu`, with what is added to it before, or None."""
     inner = _unconverted(relu.args[0])
     if inner is None:
@@ -83,7 +84,7 @@ def _parse(relu: Node) -> tuple[Affine, Node | None] | None:
     return None
 
 
-def _fits(affine: Affine, relu: Node) -> bool:
+def _fits(affine: Affine, relu: AnyNode) -> bool:
     """Tell whether the library's fused call gives what `relu` gives: the same size, dtype and layout."""
     x, weight, made, wanted = map(value_of, (*affine.convolution.args[:2], affine.convolution, relu))
     if x is None or weight is None or made is None or wanted is None:
@@ -98,7 +99,7 @@ def _fits(affine: Affine, relu: Node) -> bool:
     return made.device.type == "cuda" and all(t.is_contiguous(memory_format=last) for t in (x, made, wanted))
 
 
-def _is_residual(node: Any, relu: Node) -> bool:
+def _is_residual(node: Any, relu: AnyNode) -> bool:
     """Tell whether `node` can be added by the library: of the result's size, dtype and layout."""
     value, wanted = value_of(node), value_of(relu)
     if value is None or wanted is None:
@@ -138,7 +139,7 @@ def _affine(node: Any) -> Affine | None:
             return None
 
 
-def _per_channel(operand: Any, node: Node) -> bool:
+def _per_channel(operand: Any, node: AnyNode) -> bool:
     """Tell whether `operand` is a number, or has one value for each channel of `node`."""
     if isinstance(operand, int | float):
         return True
@@ -189,15 +190,15 @@ def _negated(graph: Graph, value: Any) -> Any:
     return insert(graph, aten.neg.default, value) if isinstance(value, Node) else -value
 
 
-def _flat(graph: Graph, operand: Node, channels: int) -> Node:
+def _flat(graph: Graph, operand: AnyNode, channels: int) -> AnyNode:
     return _wide(graph, insert(graph, aten.reshape.default, operand, [channels]))
 
 
-def _wide(graph: Graph, node: Node) -> Node:
+def _wide(graph: Graph, node: AnyNode) -> AnyNode:
     return _narrow(graph, node, torch.float32)
 
 
-def _narrow(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
+def _narrow(graph: Graph, node: AnyNode, dtype: torch.dtype) -> AnyNode:
     if node.meta["val"].dtype == dtype:
         return node
     return insert(graph, prims.convert_element_type.default, node, dtype)

@@ -1,16 +1,16 @@
-"""Linear with bias + ReLU or tanh-GELU as one call: cuBLASLt and oneDNN apply both to the product before it is written."""
+"""Linear with bias + ReLU or tanh-GELU as one call: cuBLASLt and oneDNN apply both before the product is written."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
-from torch.fx import Node
 
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.matching import (
+    AnyNode,
     aten,
     calls,
     insert,
@@ -61,7 +61,7 @@ def _add(passes: PatternMatcherPass, activation: Callable[..., Any], operator: A
         )(partial(_fuse, operator))
 
 
-def _fuse(operator: Any, match: Match, x: Node) -> None:
+def _fuse(operator: Any, match: Match, x: AnyNode) -> None:
     activation = match.output_node()
     product = _product(activation, x)
     assert product is not None
@@ -78,12 +78,12 @@ def _fuse(operator: Any, match: Match, x: Node) -> None:
     replace(match, activation, new)
 
 
-def _literal_sizes(activation: Node, x: Node) -> Any:
+def _literal_sizes(activation: AnyNode, x: AnyNode) -> Any:
     """Return the sizes that the product was brought to, as the graph says them: they may hold symbols' nodes."""
     return x.args[1]
 
 
-def _product(activation: Node, x: Any) -> Node | None:
+def _product(activation: AnyNode, x: Any) -> AnyNode | None:
     """Return the product with a bias for each column whose result `x` is, in other sizes or not; None where none is."""
     wanted, given = value_of(activation), value_of(x)
     if wanted is None or given is None or wanted.dtype != given.dtype:
@@ -106,10 +106,10 @@ def _product(activation: Node, x: Any) -> Node | None:
         return None
     if wanted.device.type == "cpu" and wanted.dtype == torch.float16:
         return None
-    return x  # type: ignore[no-any-return]
+    return x
 
 
-def _used_by_one_pattern(node: Node, activation: Node) -> bool:
+def _used_by_one_pattern(node: AnyNode, activation: AnyNode) -> bool:
     """Tell whether all that uses `node` leads to `activation` alone."""
     waiting, seen = [*node.users], set()
     while waiting:

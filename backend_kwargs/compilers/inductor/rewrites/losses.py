@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.compilers.inductor.rewrites import operators
-from backend_kwargs.compilers.inductor.rewrites.matching import statically_known_true, used_once
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, known_true, used_once
 from backend_kwargs.compilers.inductor.rewrites.packed import LINEAR
 from backend_kwargs.compilers.inductor.rewrites.traced import Change
 
@@ -34,7 +34,9 @@ def fuse_linear_cross_entropy(gm: GraphModule, example_inputs: Sequence[Any]) ->
     return _changed(gm, example_inputs, _replace_linear_and_loss)
 
 
-def _changed(gm: GraphModule, example_inputs: Sequence[Any], replace: Callable[[Node], float | None]) -> Change | None:
+def _changed(
+    gm: GraphModule, example_inputs: Sequence[Any], replace: Callable[[AnyNode], float | None]
+) -> Change | None:
     if not any(node.target in LOSS for node in gm.graph.nodes if node.op == "call_function"):
         return None
     changed = copy_of_graph(gm)
@@ -47,7 +49,7 @@ def _changed(gm: GraphModule, example_inputs: Sequence[Any], replace: Callable[[
     return Change(changed, example_inputs, len(saved), sum(saved))
 
 
-def _arguments(node: Node) -> dict[str, Any] | None:
+def _arguments(node: AnyNode) -> dict[str, Any] | None:
     """Return logits, target and ignore_index of a mean over rows of class indices, None where it is another loss."""
     names = NAMES if node.target is F.cross_entropy else NAMES_IN_C
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
@@ -67,13 +69,13 @@ def _example(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def _replace_loss(node: Node) -> float | None:
+def _replace_loss(node: AnyNode) -> float | None:
     given = _arguments(node)
     if given is None:
         return None
     logits = _narrow(given["input"])
     value = _example(logits)
-    if value is None or not statically_known_true(value.stride(1) == 1):
+    if value is None or not known_true(value.stride(1) == 1):
         return None
     with node.graph.inserting_before(node):
         call = node.graph.call_function(
@@ -84,7 +86,7 @@ def _replace_loss(node: Node) -> float | None:
     return wide * float(int(value.numel()) * value.element_size())
 
 
-def _replace_linear_and_loss(node: Node) -> float | None:
+def _replace_linear_and_loss(node: AnyNode) -> float | None:
     given = _arguments(node)
     if given is None:
         return None
@@ -105,7 +107,7 @@ def _replace_linear_and_loss(node: Node) -> float | None:
     return 0.0
 
 
-def _put(node: Node, call: Node) -> None:
+def _put(node: AnyNode, call: AnyNode) -> None:
     """Let the first result of `call` stand for the loss `node`, in its dtype."""
     graph = node.graph
     value = _example(node)
@@ -120,7 +122,7 @@ def _put(node: Node, call: Node) -> None:
     graph.eliminate_dead_code()
 
 
-def _narrow(node: Node) -> Node:
+def _narrow(node: AnyNode) -> AnyNode:
     """Return the logits before they were made float32, which the operator does by itself."""
     value = _example(node)
     widened = node.op == "call_method" and node.target in ("float", "to") and used_once(node)
@@ -137,7 +139,7 @@ def _flattened(node: Any) -> Any:
         isinstance(node, Node) and node.op == "call_method" and node.target in ("view", "reshape") and used_once(node)
     ):
         given, made = _example(node.args[0]), _example(node)
-        if given is None or made is None or not statically_known_true(given.shape[-1] == made.shape[-1]):
+        if given is None or made is None or not known_true(given.shape[-1] == made.shape[-1]):
             return None
-        node = _narrow(node.args[0])  # type: ignore[arg-type]
+        node = _narrow(node.args[0])
     return node

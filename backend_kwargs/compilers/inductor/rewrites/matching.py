@@ -1,7 +1,7 @@
 """What patterns share: a graph's values, new nodes with theirs, and patterns traced from functions."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._guards import tracing
@@ -12,6 +12,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 aten, prims = torch.ops.aten, torch.ops.prims
+
+# torch types what a node holds as a union of all that a graph can hold: here it is what patterns say.
+AnyNode: TypeAlias = Any
 
 
 def value_of(node: Any) -> torch.Tensor | None:
@@ -30,9 +33,14 @@ def used_once(node: Node) -> bool:
     return len(node.users) == 1
 
 
+def known_true(condition: Any) -> bool:
+    """Tell whether a condition on sizes holds whatever the symbols in it are."""
+    return bool(statically_known_true(condition))
+
+
 def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Tell whether two shapes are known to be equal."""
-    return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(known_true(a == b) for a, b in zip(one, other, strict=True))
 
 
 def insert(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
@@ -60,7 +68,7 @@ def replace(match: Match, old: Node, new: Node) -> None:
 
 def erase_dead(node: Node) -> None:
     """Erase `node` and its inputs for as long as nothing uses them."""
-    if node.users or node.op == "placeholder" or node.op == "output":
+    if node.users or node.op in ("placeholder", "output"):
         return
     inputs = node.all_input_nodes
     node.graph.erase_node(node)

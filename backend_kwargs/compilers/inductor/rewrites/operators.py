@@ -9,11 +9,11 @@ from functools import wraps
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
-LIBRARY = torch.library.Library("backend_kwargs", "DEF")  # alive for as long as its operators
+LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
 # Inductor must hand over the strides that a pattern saw: another layout would cost a copy or another kernel.
 TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
 
@@ -83,7 +83,8 @@ def nbytes(node: Any) -> float:
 
 
 def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    return torch.ops.aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+    made: Tensor = torch.ops.aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+    return made
 
 
 def _conv_relu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
@@ -181,6 +182,12 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale).transpose(1, 2).contiguous()
 
 
+def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    from backend_kwargs.compilers.inductor.rewrites.kernels import attends, attention_over_few_keys
+
+    return (attention_over_few_keys if attends(q, k, v) else _attention)(q, k, v, bias, scale)
+
+
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     batch, heads, queries, _ = q.shape
     return q.new_empty(batch, queries, heads, v.shape[-1])
@@ -190,7 +197,7 @@ def _saved_by_attention(node: Node) -> float:
     """Return the traffic of scores and weights, each written and read."""
     q, k = (each.meta["val"] for each in node.all_input_nodes[:2])
     batch, heads, queries, _ = map(int, q.shape)
-    return 4.0 * batch * heads * queries * int(k.shape[-2]) * q.element_size()
+    return 4.0 * batch * heads * queries * int(k.shape[-2]) * int(q.element_size())
 
 
 # With heads beside their widths, [batch, queries, heads, width]: as the kernels write and the next layer reads it.
@@ -198,16 +205,17 @@ attention = define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> Tensor",
     _attention,
     fake=_attention_fake,
+    cuda=_attention_cuda,
     saved=_saved_by_attention,
 )
 
 
-def _any_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:  # noqa: FBT001
+def _any_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:
     attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=is_causal, scale=scale)
     return attended.transpose(1, 2).contiguous()
 
 
-def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:  # noqa: FBT001
+def _cudnn_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> Tensor:
     by = torch.ops.aten._scaled_dot_product_cudnn_attention
     result: Tensor = by(q, k, v, bias, False, 0.0, is_causal, False, scale=scale)[0]
     return result.transpose(1, 2).contiguous()
@@ -235,7 +243,7 @@ def _cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[T
 
 
 def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    wide = {"dtype": torch.float32, "device": logits.device}
+    wide: dict[str, Any] = {"dtype": torch.float32, "device": logits.device}
     return torch.empty((), **wide), torch.empty(logits.shape[0], **wide), torch.empty((), **wide)
 
 
@@ -307,7 +315,7 @@ def _linear_cross_entropy(
     weight: Tensor,
     target: Tensor,
     ignore_index: int,
-    with_gradients: bool,  # noqa: FBT001
+    with_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss and the gradients of `x` and `weight`, for as many logits at a time as one chunk of rows has."""
     count = (target != ignore_index).sum().float()
@@ -333,7 +341,7 @@ def _linear_cross_entropy_fake(
     weight: Tensor,
     target: Tensor,
     ignore_index: int,
-    with_gradients: bool,  # noqa: FBT001
+    with_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     loss = torch.empty((), dtype=torch.float32, device=x.device)
     if not with_gradients:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch._dynamo.source import ConstantSource
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, has_memory, may_be_written
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
 from backend_kwargs.compilers.inductor.rewrites.traced import Change
 
 logger = logging.getLogger("backend_kwargs.rewrites")
@@ -93,21 +94,22 @@ def _wrapped(packs: list[Pack], kept: list[int], count: int) -> Callable[[Callab
     return wrap
 
 
-def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[Node]]:
+def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode]]:
     """Return the linear layers that share an input, at least two each, in the order of the graph."""
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
-    sharing: dict[Any, list[Node]] = defaultdict(list)
+    sharing: dict[Any, list[AnyNode]] = defaultdict(list)
+    node: AnyNode
     for node in gm.graph.nodes:
         if node.op == "call_function" and node.target in LINEAR and len(node.args) >= 2:
-            x, weight, *rest = (*node.args, *node.kwargs.values())
-            bias = rest[0] if rest else None
+            operands: list[Any] = [*node.args, *node.kwargs.values(), None]
+            x, weight, bias = operands[:3]
             if isinstance(x, Node) and all(_may_pack(each, values) for each in (weight, bias) if each is not None):
                 held = values[weight]
                 sharing[x, bias is None, held.dtype, held.device, held.shape[1:]].append(node)
     return [group for group in sharing.values() if len(group) > 1]
 
 
-def _may_pack(node: Any, values: dict[Node, Any]) -> bool:
+def _may_pack(node: Any, values: dict[AnyNode, Any]) -> bool:
     """Tell whether `node` is a parameter whose changes show: an input with a version that the graph leaves alone."""
     value = values.get(node) if isinstance(node, Node) else None
     if not isinstance(value, torch.nn.Parameter) or not has_memory(value) or value.is_inference():
@@ -116,7 +118,7 @@ def _may_pack(node: Any, values: dict[Node, Any]) -> bool:
 
 
 def _pack_group(
-    gm: GraphModule, group: list[Node], positions: dict[Node, int], example_inputs: Sequence[Any]
+    gm: GraphModule, group: list[AnyNode], positions: dict[AnyNode, int], example_inputs: Sequence[Any]
 ) -> list[Pack]:
     first = group[0]
     x = first.args[0]
@@ -145,7 +147,7 @@ def _pack_group(
     return packs
 
 
-def _attribute(gm: GraphModule, buffer: torch.Tensor) -> Node:
+def _attribute(gm: GraphModule, buffer: torch.Tensor) -> AnyNode:
     """Return a node for `buffer` as the graph's own, which CUDA graphs then know to stay where it is."""
     count = 0
     while hasattr(gm, f"packed_{count}"):

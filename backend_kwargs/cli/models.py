@@ -1,0 +1,74 @@
+"""The model that a command is given: of a library by name, or what a factory of the user's returns."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from backend_kwargs.cli.modules import folder_of, importable, imported
+from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
+
+LIBRARIES = ("transformers", "timm")
+
+
+def model_of(spec: str, sizes: Mapping[str, int] | None = None) -> tuple[Any, Any]:
+    """Return (model, example_inputs) of "timm:NAME", "transformers:CLASS?option=value" or a factory, in eval mode.
+
+    `sizes` go to the model's name as its options, and to a factory as keyword arguments.
+    """
+    if spec.partition(":")[0] not in LIBRARIES:
+        return built(spec, **(sizes or {}))
+    from backend_kwargs.harness.named_models import Tensors, named_model
+
+    model, inputs = named_model(spec, sizes)
+    return (Tensors(model) if isinstance(inputs, Mapping) else model).eval(), inputs
+
+
+def folder_of_model(spec: str) -> str:
+    """Return the folder that is searched first for what a model's module imports."""
+    return folder_of("" if spec.partition(":")[0] in LIBRARIES else split_factory(spec)[0])
+
+
+def built(factory: str, **sizes: int) -> tuple[Any, Any]:
+    """Return what the factory gives: (model, example_inputs)."""
+    where, name = split_factory(factory)
+    with importable(folder_of(where)):
+        build = _attribute(imported(where), where, name)
+        _check_takes(factory, build, sizes)
+        try:
+            built = build(**sizes)
+        except (Exception, SystemExit) as error:  # the user's own code
+            raise BackendKwargsError(f"Factory {factory!r} failed: {error_text(error)}.") from error
+    if not isinstance(built, tuple) or len(built) != 2:
+        raise wrong_value(f"Factory {factory!r}", "to return (model, example_inputs)", built)
+    return built
+
+
+def split_factory(factory: str) -> tuple[str, str]:
+    where, colon, name = factory.rpartition(":")
+    if not colon or not where or not name:
+        raise BackendKwargsError(
+            f"FACTORY must be 'package.module:function' or 'file.py:function', got {factory!r}: write a function that "
+            "returns (model, example_inputs), such as build in my_model.py, and pass my_model.py:build."
+        )
+    return where, name
+
+
+def _attribute(module: ModuleType, where: str, name: str) -> Callable[[], Any]:
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise BackendKwargsError(f"{where!r} has no function {name!r}.")
+    return found  # type: ignore[no-any-return]
+
+
+def _check_takes(factory: str, build: Callable[..., Any], sizes: Mapping[str, int]) -> None:
+    try:
+        inspect.signature(build).bind(**sizes)
+    except TypeError:
+        if sizes:
+            wanted = ", ".join(sizes)
+            raise BackendKwargsError(
+                f"Factory {factory!r} must take {wanted} as keyword arguments for --shapes: def build({wanted}=1)."
+            ) from None
+    except ValueError:  # some callables written in C have no signature
+        return

@@ -1,0 +1,161 @@
+"""`backend-kwargs tune`: race one model at the sizes that it will serve, and write what was decided to a file."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from backend_kwargs.backend import Backend
+from backend_kwargs.cli.arguments import assigned, backend_from_text
+from backend_kwargs.cli.console import console, print_table
+from backend_kwargs.cli.models import model_of
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.options import convert
+from backend_kwargs.spec import split_outside
+
+if TYPE_CHECKING:
+    from backend_kwargs.compilers.auto.decision import Decision
+
+AUTO = "tmpl-inductor:auto"
+COLUMNS = ("sizes", "graph", "winner", "eager", "kept", "speedup", "race")
+HOUR = 3600.0
+
+
+def show(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
+            "(model, example_inputs).",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.toml", help="Where to write the decisions.")],
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(help="Sizes to race one by one, such as batch=1,8,32; may be given several times."),
+    ] = None,
+    effort: Annotated[Literal["quick", "full"], typer.Option(help="Few candidates, or all that can gain.")] = "quick",
+    candidates: Annotated[
+        str | None, typer.Option(help="Candidates to race, separated by commas, in place of the built-in ones.")
+    ] = None,
+    freezing: Annotated[
+        bool, typer.Option("--freezing", help="Make parameters constants: later changes of them are unseen.")
+    ] = False,
+    budget_s: Annotated[float, typer.Option(min=0.0, help="Seconds for each graph's race.")] = 300.0,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="A further option; may be given several times."),
+    ] = None,
+) -> None:
+    """Race a model for inference at each of the sizes, print what won, and write a file of decisions to ship.
+
+    `backend-kwargs decisions import FILE` puts it into the store of the machine that serves.
+    """
+    if not output.parent.is_dir():
+        raise BackendKwargsError(f"Cannot write {str(output)!r}: there is no directory {str(output.parent)!r}.")
+    sizes = _sizes(shapes or [])
+    given = {**assigned(option), "effort": effort, **({"freezing": "true"} if freezing else {})}
+    backend = backend_from_text(AUTO, given)
+    if candidates is not None:
+        backend = backend.bind("command line", {"candidates": split_outside(candidates)}, convert)
+    backend.verify()
+    found = _raced(partial(model_of, model), sizes, backend, budget_s)
+    decisions = [decision for _, decided in found for decision in decided]
+    if not any(decision.rows for decision in decisions):
+        raise BackendKwargsError(f"No graph of {model!r} was raced: {_why_none(decisions)}.")
+    from backend_kwargs.compilers.auto.decisions_toml import write_decisions
+
+    kept = {decision.key: decision for decision in decisions if decision.rows and decision.lasting}
+    write_decisions(kept.values(), output)
+    _print(found, backend, output, len(kept), fixed_sizes=bool(shapes))
+
+
+def _sizes(shapes: list[str]) -> list[dict[str, int]]:
+    """Return every combination of "name=1,8,32", one without any."""
+    combined: list[dict[str, int]] = [{}]
+    for text in shapes:
+        name, equals, values = text.partition("=")
+        numbers = [value.strip() for value in values.split(",")]
+        if not equals or not name.strip().isidentifier() or not all(n.isdecimal() and int(n) > 0 for n in numbers):
+            raise BackendKwargsError(f"Option '--shapes' must be name=1,2,3 with whole numbers above 0, got {text!r}.")
+        combined = [{**held, name.strip(): int(number)} for held in combined for number in dict.fromkeys(numbers)]
+    return combined
+
+
+def _raced(
+    make: Callable[[Mapping[str, int]], tuple[Any, Any]],
+    sizes: list[dict[str, int]],
+    backend: Backend,
+    budget_s: float,
+) -> list[tuple[str, list["Decision"]]]:
+    """Return the decisions for each size, raced anew, in a store of their own."""
+    import torch
+
+    from backend_kwargs.compilers.auto.decide import nothing_decided
+
+    found, err, began = [], console(stderr=True), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, nothing_decided():
+        limits = {"budget_s": budget_s, "process_budget_s": 100 * HOUR, "most_races": 1000}
+        racing = backend.bind("tune", {**limits, "race": "always", "store": str(Path(folder) / "tune.sqlite")})
+        for at, size in enumerate(sizes):
+            label = ", ".join(f"{name}={value}" for name, value in size.items()) or "as given"
+            spent = time.perf_counter() - began
+            left = f", about {spent / at * (len(sizes) - at):.0f} s left" if at else ""
+            err.print(f"racing {label} ({at + 1} of {len(sizes)}){left}", soft_wrap=True, markup=False)
+            model, inputs = make(size)
+            torch._dynamo.reset()
+            found.append((label, _decisions_of(model, inputs, racing)))
+    return found
+
+
+def _decisions_of(model: Any, inputs: Any, backend: Backend) -> list["Decision"]:
+    """Return what is decided for the graphs of one call."""
+    import torch
+
+    from backend_kwargs.compilers.auto.reporting import last_decision
+
+    decided: list[Any] = []
+
+    def noting(gm: Any, example_inputs: Any) -> Any:
+        compiled = backend(gm, example_inputs)
+        decided.append(last_decision())
+        return compiled
+
+    compiled = torch.compile(model, backend=noting, dynamic=False)
+    with torch.no_grad():
+        if isinstance(inputs, Mapping):
+            compiled(**inputs)
+        else:
+            compiled(*((inputs,) if isinstance(inputs, torch.Tensor) else inputs))
+    return [decision for decision in decided if decision is not None]
+
+
+def _why_none(decisions: list["Decision"]) -> str:
+    return decisions[0].facts.removeprefix("a graph not raced: ") if decisions else "torch.compile found no graph"
+
+
+def _print(
+    found: list[tuple[str, list["Decision"]]], backend: Backend, output: Path, count: int, *, fixed_sizes: bool
+) -> None:
+    print_table(COLUMNS, [row for label, decisions in found for row in _rows(label, decisions)])
+    say = partial(console().print, soft_wrap=True, markup=False)
+    say(f"{count} decisions written to {output}. Where the model serves:")
+    say(f"\nbackend-kwargs decisions import {output}\n")
+    own = {name: value for name, value in backend.options.items() if name != "auto"}
+    say(f"import backend_kwargs as bk\n\nbackend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})")
+    dynamic = ", dynamic=False" if fixed_sizes else ""
+    say(f"torch.compile(model, backend=backend{dynamic})  # called under torch.no_grad()")
+
+
+def _rows(label: str, decisions: list["Decision"]) -> Iterator[tuple[str, ...]]:
+    for decision in decisions:
+        timed = {row.name: row.seconds for row in decision.rows if row.seconds}
+        eager, kept = timed.get("eager"), timed.get(decision.winner)
+        ratio = f"{eager / kept:.2f}x" if eager and kept else ""
+        times = (f"{each * 1e3:.3g} ms" if each else "" for each in (eager, kept))
+        yield label, decision.facts, decision.winner, *times, ratio, f"{decision.seconds:.0f} s"

@@ -1,0 +1,159 @@
+"""One graph of dynamo under an engine: its parts are compiled by the engine, and what that cannot have runs in eager."""
+
+import operator
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import innermost_fn
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from backend_kwargs.compilers.engines.engine import Engine, why_not
+from backend_kwargs.compilers.engines.outputs import finished
+from backend_kwargs.compilers.engines.summary import EnginePart, EngineSummary
+from backend_kwargs.compilers.freezing import compile_frozen
+from backend_kwargs.compilers.parts import (
+    Boxed,
+    boxed,
+    calls_of,
+    is_part,
+    op_name,
+    operators_of,
+    parts_of,
+    replace_part,
+    results_of,
+    split,
+    tensors_of,
+    writes_in_place,
+)
+from backend_kwargs.compilers.tvm.capture import constants_of
+from backend_kwargs.errors import error_text, warn_once
+
+TRAINS = "gradients are recorded: call the model under torch.no_grad()"
+
+
+def compile_graph(
+    gm: GraphModule, example_inputs: Sequence[Any], engine: Engine, in_eager: Collection[str]
+) -> Callable[..., Any]:
+    """Compile dynamo's `gm` by `engine`, its parameters as constants; the callable has its `EngineSummary`.
+
+    Results are eager's within rounding: what the engine has not, or fails at, runs in eager, and so does all of a graph
+    that records gradients. Parameters are guarded as under Inductor's freezing.
+    """
+    summary = EngineSummary(engine.name)
+    if torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in example_inputs):
+        warn_once(f"{engine.name} compiles for inference alone, and a graph runs in eager, since {TRAINS}.")
+        summary.fallbacks["the graph"] = TRAINS
+        return _with_summary(partial(_called, gm), summary)
+    steps = _Steps(engine, in_eager, summary)
+
+    def captured(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        step = partial(steps.compile, gm)
+        capture = aot_autograd(
+            fw_compiler=step, bw_compiler=step, inference_compiler=step, decompositions=engine.decompositions()
+        )
+        return capture(gm, list(inputs))  # type: ignore[no-any-return]
+
+    frozen = not torch.is_grad_enabled()
+    return _with_summary(
+        compile_frozen(gm, example_inputs, captured) if frozen else captured(gm, example_inputs), summary
+    )
+
+
+def _called(gm: GraphModule, *args: Any) -> Any:
+    return gm.forward(*args)
+
+
+def _with_summary(compiled: Callable[..., Any], summary: EngineSummary) -> Callable[..., Any]:
+    both: Any = (compiled, innermost_fn(compiled))
+    for each in both:
+        each.engine_summary = summary
+    return compiled
+
+
+class _Steps:
+    """What happens to each graph that AOTAutograd makes of one of dynamo's."""
+
+    def __init__(self, engine: Engine, in_eager: Collection[str], summary: EngineSummary) -> None:
+        self.engine, self.in_eager, self.summary = engine, in_eager, summary
+
+    def compile(self, attributes: GraphModule, gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        """Return what runs `gm`; parameters and buffers in `attributes` are constants where the graph writes none."""
+        # AOTAutograd's fake tensors are on; constants are real.
+        with _disable_current_modes():
+            if written := writes_in_place(gm):
+                self._leave(written, "it writes in place")
+            else:
+                self._compile_parts(gm, constants_of(gm, attributes))
+        return boxed(gm)
+
+    def _compile_parts(self, gm: GraphModule, constants: Mapping[str, torch.Tensor]) -> None:
+        nodes = [node for node in gm.graph.nodes if node.op == "call_function" and tensors_of(node)]
+        found = {node: why_not(node, self.engine, self.in_eager) for node in nodes}
+        for node, reason in found.items():
+            if reason and node.target is not operator.getitem:
+                self._leave(op_name(node), reason)
+        split(gm, [node for node, reason in found.items() if not reason])
+        for call in parts_of(gm):
+            self._compile_part(gm, call, constants)
+
+    def _leave(self, op: str, reason: str) -> None:
+        known = self.summary.fallbacks.get(op, "")
+        self.summary.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
+
+    def _compile_part(self, gm: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> None:
+        """Put what the engine makes of a part in the place of its call; a part that it fails at stays as it is."""
+        part = gm.get_submodule(str(call.target))
+        assert isinstance(part, GraphModule)
+        started = time.perf_counter()
+        args = _attach(part, call, constants)
+        try:
+            run = self.engine.build(part)
+        except Exception as error:  # noqa: BLE001 - a library's own, of any kind
+            warn_once(f"{self.engine.name} failed to compile a part of a graph, which runs in eager: {_line(error)}.")
+            self._leave(operators_of(part), _line(error))
+            call.args = args
+            return
+        observed = [i for i, result in enumerate(results_of(call)) if not all(map(is_part, result.users))]
+        self.summary.partitions.append(EnginePart(len(calls_of(part)), time.perf_counter() - started))
+        replace_part(call, _serving(finished(run, part, observed), part, self.engine.name), args)
+
+
+def _attach(part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
+    """Make constants of a part its attributes; return the arguments that are left."""
+    left = []
+    for placeholder, argument in zip(part.graph.find_nodes(op="placeholder"), call.args, strict=True):
+        value = constants.get(str(argument))
+        if value is None:
+            left.append(argument)
+            continue
+        name = f"constant_{placeholder.name}"
+        part.register_buffer(name, value, persistent=False)
+        with part.graph.inserting_before(next(node for node in part.graph.nodes if node.op != "placeholder")):
+            attribute = part.graph.get_attr(name)
+        attribute.meta = dict(placeholder.meta)
+        placeholder.replace_all_uses_with(attribute)
+        part.graph.erase_node(placeholder)
+    part.recompile()
+    return tuple(left)
+
+
+def _serving(run: Callable[..., Any], part: GraphModule, engine: str) -> Callable[..., Any]:
+    """Return `run`, with the part in eager for a call that it fails at."""
+
+    def call(*args: Any) -> Any:
+        try:
+            return run(args)
+        except Exception as error:  # noqa: BLE001 - a library's own, of any kind
+            warn_once(f"{engine} failed to run a part of a graph, which ran in eager: {_line(error)}.")
+            return part(*args)
+
+    return call
+
+
+def _line(error: Exception) -> str:
+    return " ".join(error_text(error).split())[:200]

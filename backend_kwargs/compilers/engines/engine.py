@@ -1,0 +1,90 @@
+"""What an engine is to the steps that cut a graph: what it may have, and how a part becomes a callable."""
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from backend_kwargs.compilers.parts import op_name
+
+Run = Callable[[Sequence[Any]], list[torch.Tensor]]
+
+TAGS = {
+    torch.Tag.nondeterministic_seeded: "draws random numbers",
+    torch.Tag.data_dependent_output: "a number on the host",
+    torch.Tag.dynamic_output_shape: "its size depends on data",
+}
+MEMORY = frozenset(
+    {"as_strided", "as_strided_copy", "as_strided_scatter", "empty", "empty_like", "empty_permuted", "empty_strided"}
+    | {"new_empty", "new_empty_strided", "view_copy.dtype", "view.dtype"}
+)
+
+
+class Engine(Protocol):
+    """A library that compiles parts of a graph for inference on a CPU."""
+
+    @property
+    def name(self) -> str:
+        """How a report calls it."""
+
+    @property
+    def dtypes(self) -> Collection[torch.dtype]:
+        """The types that tensors of a part may have."""
+
+    @property
+    def denied(self) -> Mapping[str, str]:
+        """Why operators, by their ATen name, with or without overload, are left to eager."""
+
+    def knows(self, node: fx.Node) -> bool:
+        """Tell whether the engine has a translation of the operator."""
+
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        """Return how operators are taken apart before the graph is cut."""
+
+    def build(self, part: fx.GraphModule) -> Run:
+        """Compile a part, whose constants are attributes; raise whatever it fails with."""
+
+
+def why_not(node: fx.Node, engine: Engine, in_eager: Collection[str]) -> str:
+    """Return why the engine does not get a node, "" where it may have it; `in_eager` are operators kept from it."""
+    if node.target is operator.getitem:
+        return why_not(node.args[0], engine, in_eager)  # type: ignore[arg-type]
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return "not an ATen operator"
+    op, names = node.target, {op_name(node), f"{op_name(node)}.{node.target._overloadname}"}
+    if names & set(in_eager):
+        return "left to ATen by aten_ops"
+    if op._schema.is_mutable:
+        return "writes in place"
+    if names & MEMORY:
+        return "reads memory as it lies"
+    tagged = (reason for tag, reason in TAGS.items() if tag in op.tags)
+    denied = (reason for name, reason in engine.denied.items() if name in names)
+    return next(denied, "") or next(tagged, "") or _unfit_values(node, engine) or _unknown(node, engine)
+
+
+def _unknown(node: fx.Node, engine: Engine) -> str:
+    return "" if engine.knows(node) else f"{engine.name} does not have it"
+
+
+def _unfit_values(node: fx.Node, engine: Engine) -> str:
+    inputs = tree_leaves(fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]))
+    values = [*inputs, *tree_leaves(node.meta["val"])]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    sizes = [size for tensor in tensors for size in tensor.shape] + [v for v in values if isinstance(v, torch.SymInt)]
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return f"{engine.name} runs on a CPU here"
+    if any(tensor.layout != torch.strided or tensor.is_quantized for tensor in tensors):
+        return "not a dense tensor"
+    if unknown := {str(tensor.dtype) for tensor in tensors} - {str(dtype) for dtype in engine.dtypes}:
+        return f"{engine.name} gets no {', '.join(sorted(unknown))}"
+    if any(isinstance(value, torch.SymFloat | torch.SymBool | complex) for value in values):
+        return "a number that is no size"
+    if not all(size.node.has_hint() for size in sizes if isinstance(size, torch.SymInt)):
+        return "its size is known only when it runs"
+    if any(isinstance(size, int) and size == 0 for tensor in tensors for size in tensor.shape):
+        return "an empty tensor"
+    return ""

@@ -1,0 +1,191 @@
+"""A part of a graph as a session of ONNX Runtime, which reads and writes torch's memory."""
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+from torch.utils.dlpack import from_dlpack
+
+from backend_kwargs.compilers.engines.engine import Run
+from backend_kwargs.compilers.engines.onnx_settings import Settings
+from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
+
+LEVELS = {
+    "disabled": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+FATAL_ONLY = 4  # errors are raised too
+TYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.bool: "bool",
+}
+DENIED: Mapping[str, str] = MappingProxyType({})
+
+
+class ONNXRuntime:
+    """ONNX Runtime on a CPU, as `engine.Engine` asks."""
+
+    name: ClassVar[str] = "ONNX Runtime"
+    dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
+    denied: ClassVar[Mapping[str, str]] = DENIED
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def knows(self, node: fx.Node) -> bool:
+        return _registry().is_registered(node.target)  # type: ignore[no-any-return]
+
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        from torch._decomp import core_aten_decompositions
+
+        return {op: rule for op, rule in core_aten_decompositions().items() if not _registry().is_registered(op)}
+
+    def build(self, part: fx.GraphModule) -> Run:
+        import onnxruntime
+
+        onnxruntime.disable_telemetry_events()
+        model = _model(exported(part))
+        session = onnxruntime.InferenceSession(model, _options(self.settings), providers=["CPUExecutionProvider"])
+        return _Session(session, part)
+
+
+def exported(part: fx.GraphModule) -> ExportedProgram:
+    """Return a part as an exported program, whose buffers are the part's attributes; sizes keep their symbols."""
+    graph, made = fx.Graph(), {}
+    attributes = part.graph.find_nodes(op="get_attr")
+    users = part.graph.find_nodes(op="placeholder")
+    for node in (*attributes, *users):
+        made[node] = graph.placeholder(node.name)
+        made[node].meta = dict(node.meta)
+    for node in part.graph.nodes:
+        if node.op == "call_function":
+            made[node] = graph.node_copy(node, made.__getitem__)
+    outputs = [made[node] for node in results_of_part(part)]
+    graph.output(tuple(outputs))
+    held = {node: str(node.target) for node in attributes}
+    inputs = [
+        *(InputSpec(InputKind.BUFFER, TensorArgument(made[n].name), name, persistent=True) for n, name in held.items()),
+        *(InputSpec(InputKind.USER_INPUT, _argument(made[node]), None) for node in users),
+    ]
+    signature = ExportGraphSignature(
+        inputs, [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in outputs]
+    )
+    _, takes = pytree.tree_flatten((tuple(range(len(users))), {}))
+    _, gives = pytree.tree_flatten(tuple(range(len(outputs))))
+    call = ModuleCallEntry("", ModuleCallSignature([], [], takes, gives))
+    state = {name: part.get_buffer(name) for name in held.values()}
+    return ExportedProgram(torch.nn.Module(), graph, signature, state, {}, [call])
+
+
+def _argument(node: fx.Node) -> Any:
+    kind = TensorArgument if isinstance(node.meta["val"], torch.Tensor) else SymIntArgument
+    return kind(node.name)
+
+
+def _model(program: ExportedProgram) -> bytes:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own doings
+        found: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
+    return found.model_proto.SerializeToString()  # type: ignore[no-any-return]
+
+
+@cache
+def _registry() -> Any:
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    return ONNXRegistry.from_torchlib()
+
+
+def _options(settings: Settings) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[settings.graph_optimization_level])
+    options.intra_op_num_threads = settings.intra_op_num_threads or torch.get_num_threads()
+    options.inter_op_num_threads = settings.inter_op_num_threads
+    options.execution_mode = getattr(ort.ExecutionMode, f"ORT_{settings.execution_mode.upper()}")
+    options.enable_mem_pattern, options.enable_cpu_mem_arena = (
+        settings.enable_mem_pattern,
+        settings.enable_cpu_mem_arena,
+    )
+    options.log_severity_level = FATAL_ONLY
+    spins = "1" if settings.allow_spinning else "0"
+    entries = {"session.intra_op.allow_spinning": spins, "session.inter_op.allow_spinning": spins}
+    for name, value in {**entries, **(settings.session_config or {})}.items():
+        options.add_session_config_entry(name, value)
+    return options
+
+
+class _Session:
+    """Runs a session on torch's memory: inputs as they lie, outputs made by torch where their sizes are fixed."""
+
+    def __init__(self, session: Any, part: fx.GraphModule) -> None:
+        import numpy as np
+
+        self.session = session
+        self.kinds = {dtype: np.dtype(name).type for dtype, name in TYPES.items()}
+        self.inputs = [each.name for each in session.get_inputs()]
+        results = results_of_part(part)
+        names = [each.name for each in session.get_outputs()]
+        self.outputs = [
+            (name, fixed_sizes(node), node.meta["val"].dtype) for name, node in zip(names, results, strict=True)
+        ]
+        self.bindings = threading.local()
+
+    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        if (binding := getattr(self.bindings, "own", None)) is None:
+            binding = self.bindings.own = self.session.io_binding()._iobinding
+        alive = [*map(dense, args)]
+        for value, name in zip(alive, self.inputs, strict=True):
+            binding.bind_input(name, _CPU(), self.kinds[value.dtype], value.shape, value.data_ptr())
+        given: list[torch.Tensor | None] = []
+        for name, sizes, dtype in self.outputs:
+            given.append(None if sizes is None else torch.empty(sizes, dtype=dtype))
+            made = given[-1]
+            if made is None:
+                binding.bind_output(name, _CPU())
+            else:
+                binding.bind_output(name, _CPU(), self.kinds[dtype], made.shape, made.data_ptr())
+        self.session._sess.run_with_iobinding(binding, None)
+        if all(each is not None for each in given):
+            return given  # type: ignore[return-value]
+        values = binding.get_outputs()
+        return [
+            _taken(value, dtype) if made is None else made
+            for made, value, (_, _, dtype) in zip(given, values, self.outputs, strict=True)
+        ]
+
+
+@cache
+def _CPU() -> Any:  # noqa: N802
+    from onnxruntime.capi import _pybind_state
+
+    return _pybind_state.OrtDevice(_pybind_state.OrtDevice.cpu(), _pybind_state.OrtDevice.default_memory(), 0)
+
+
+def _taken(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return what ONNX Runtime made as a tensor that owns it; DLPack has its truth values as bytes."""
+    found: torch.Tensor = from_dlpack(value.to_dlpack())
+    return found.view(dtype) if found.dtype != dtype else found

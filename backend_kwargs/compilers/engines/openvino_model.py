@@ -1,0 +1,138 @@
+"""A part of a graph as a compiled model of OpenVINO, which reads and writes torch's memory."""
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from backend_kwargs.compilers.engines.engine import Run
+from backend_kwargs.compilers.engines.openvino_settings import Settings
+from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
+from backend_kwargs.compilers.parts import calls_of
+
+TYPES = {
+    torch.float32: "f32",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.bool: "boolean",
+}
+OUT_OF_BOUNDS = "for an index out of bounds eager raises"
+DENIED: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("embedding", "gather", "index", "index_select", "index_put", "scatter", "take"), OUT_OF_BOUNDS)
+)
+
+
+class OpenVINO:
+    """OpenVINO on a CPU, as `engine.Engine` asks."""
+
+    name: ClassVar[str] = "OpenVINO"
+    dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
+    denied: ClassVar[Mapping[str, str]] = DENIED
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def knows(self, node: fx.Node) -> bool:
+        return str(node.target) in _translated()
+
+    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+        from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
+        from torch._decomp import core_aten_decompositions
+
+        kept = set(ops_to_not_decompose())
+        return {op: rule for op, rule in core_aten_decompositions().items() if op not in kept}
+
+    def build(self, part: fx.GraphModule) -> Run:
+        model = _converted(part)
+        own = {
+            "INFERENCE_PRECISION_HINT": self.settings.inference_precision,
+            "INFERENCE_NUM_THREADS": self.settings.inference_num_threads or torch.get_num_threads(),
+            "PERFORMANCE_HINT": self.settings.performance_hint,
+            "ENABLE_CPU_PINNING": False,
+        }
+        # The part stays alive with the model, which shares its constants.
+        return _Model(_core().compile_model(model, "CPU", {**own, **(self.settings.config or {})}), part)
+
+
+@cache
+def _core() -> Any:
+    import openvino
+
+    return openvino.Core()
+
+
+@cache
+def _translated() -> frozenset[str]:
+    """Return the operators that OpenVINO's own backend hands to its frontend, by their names in a graph."""
+    from openvino.frontend.pytorch.torchdynamo.op_support import OperatorSupport
+
+    named = OperatorSupport({})._support_dict
+    return frozenset(name.removeprefix("torch.ops.") for name in named)
+
+
+def _converted(part: fx.GraphModule) -> Any:
+    import openvino
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+
+    users = part.graph.find_nodes(op="placeholder")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the frontend's own doings
+        frontend = FrontEndManager().load_by_framework("pytorch")
+        decoder = TorchFXPythonDecoder(part)  # alive while it is read
+        model = frontend.convert(frontend.load(decoder))
+    for given, node in zip(model.inputs, users, strict=True):
+        value = node.meta["val"]
+        tensor = isinstance(value, torch.Tensor)
+        sizes = [size if isinstance(size, int) else -1 for size in value.shape] if tensor else []
+        kind = TYPES[value.dtype] if tensor else "i64"
+        given.get_node().set_element_type(getattr(openvino.Type, kind))
+        given.get_node().set_partial_shape(openvino.PartialShape(sizes))
+    model.validate_nodes_and_infer_types()
+    for result, node in zip(model.outputs, results_of_part(part), strict=True):
+        _check(result, node)
+    if not calls_of(part):
+        raise ValueError("nothing to compute")
+    return model
+
+
+def _check(result: Any, node: fx.Node) -> None:
+    """Raise where OpenVINO gives another type or rank than torch: its translation is another operator."""
+    value, kind = node.meta["val"], result.get_element_type().get_type_name()
+    if kind != TYPES[value.dtype]:
+        raise TypeError(f"OpenVINO gives {kind} where torch gives {value.dtype}")
+    shape = result.get_partial_shape()
+    if shape.rank.is_static and len(shape) != value.dim():
+        raise TypeError(f"OpenVINO gives {len(shape)} dimensions where torch gives {value.dim()}")
+
+
+class _Model:
+    """Runs a compiled model on torch's memory: inputs as they lie, outputs made by torch where their sizes are fixed."""
+
+    def __init__(self, compiled: Any, part: fx.GraphModule) -> None:
+        self.compiled, self.part = compiled, part
+        self.outputs = [(fixed_sizes(node), node.meta["val"].dtype) for node in results_of_part(part)]
+        self.requests = threading.local()
+
+    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        from openvino import Tensor
+
+        if (request := getattr(self.requests, "own", None)) is None:
+            request = self.requests.own = self.compiled.create_infer_request()
+        alive = [*map(dense, args)]
+        for i, value in enumerate(alive):
+            request.set_input_tensor(i, Tensor(value.numpy(), shared_memory=True))
+        given = [None if sizes is None else torch.empty(sizes, dtype=dtype) for sizes, dtype in self.outputs]
+        for i, made in enumerate(given):
+            if made is not None:
+                request.set_output_tensor(i, Tensor(made.numpy(), shared_memory=True))
+        request.infer()
+        return [
+            torch.from_numpy(request.get_output_tensor(i).data.copy()) if made is None else made
+            for i, made in enumerate(given)
+        ]

@@ -1,0 +1,25 @@
+"""Options of OpenVINO's native compiler."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from backend_kwargs.options import Where, declared
+from backend_kwargs.trust import OPENVINO_NATIVE_DATA
+
+Threads = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every option of OpenVINO's native compiler, by its name, with its default."""
+
+    inference_precision: Annotated[
+        Literal["f32", "bf16", "f16"], "what OpenVINO computes in; below f32 results differ from eager's"
+    ] = "f32"
+    inference_num_threads: Annotated[Threads | None, "threads; None: torch.get_num_threads()"] = None
+    performance_hint: Annotated[Literal["LATENCY", "THROUGHPUT"], "what OpenVINO arranges its threads for"] = "LATENCY"
+    aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm'"] = ()
+    config: Annotated[dict[str, Any] | None, "OpenVINO's own properties, such as {'ENABLE_CPU_PINNING': True}"] = None
+
+
+OPTIONS = declared(Settings, OPENVINO_NATIVE_DATA)

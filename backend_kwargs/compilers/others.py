@@ -1,0 +1,106 @@
+"""The compilers beside Inductor, by name, and how a candidate of a race spells one: "tmpl-tvm[trials=64]"."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from backend_kwargs.compilers.declared import DeclaredCompiler
+from backend_kwargs.compilers.engines.onnxruntime import ONNXRuntimeCompiler
+from backend_kwargs.compilers.engines.openvino_native import OpenVINONativeCompiler
+from backend_kwargs.compilers.openvino import OpenVINOCompiler
+from backend_kwargs.compilers.tensorrt import TensorRTCompiler
+from backend_kwargs.compilers.tvm.compiler import TVMCompiler
+from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.layers import merge, same
+from backend_kwargs.options import convert
+from backend_kwargs.spec import split_candidates
+from backend_kwargs.trust import is_data
+
+OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
+    {
+        "tmpl-tvm": TVMCompiler,
+        "tvm": TVMCompiler,
+        "tmpl-openvino": OpenVINOCompiler,
+        "openvino": OpenVINOCompiler,
+        "tmpl-openvino-native": OpenVINONativeCompiler,
+        "openvino-native": OpenVINONativeCompiler,
+        "tmpl-onnxruntime": ONNXRuntimeCompiler,
+        "onnxruntime": ONNXRuntimeCompiler,
+        "tmpl-tensorrt": TensorRTCompiler,
+        "tensorrt": TensorRTCompiler,
+    }
+)
+# What `effort="full"` races beside Inductor's steps on a CPU, where it is installed.
+RACED = ("tmpl-tvm", "tmpl-onnxruntime", "tmpl-openvino-native")
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A compiler beside Inductor under options, as a candidate names it."""
+
+    compiler: DeclaredCompiler
+    options: Mapping[str, Any]
+
+    def under(self, *, frozen: bool) -> dict[str, Any]:
+        """Return its options, with its own one for frozen parameters where the caller has frozen them."""
+        name = self.compiler.freeze_option
+        return {**({name: True} if frozen and name else {}), **self.options}
+
+
+def is_other(text: str) -> bool:
+    """Tell whether a candidate names a compiler beside Inductor, or comes close to such a name with options."""
+    head = text.partition("[")[0].strip()
+    return head in OTHERS or ("[" in text and bool(get_close_matches(head, OTHERS, n=1, cutoff=0.8)))
+
+
+def other_of(text: str) -> Other:
+    """Return what a candidate names, with its options checked; raise where an option is unknown, wrong, or code."""
+    found = split_candidates(text)
+    if len(found) != 1 or found[0][0] not in OTHERS:
+        raise BackendKwargsError(
+            f"Candidate {text!r} must be a compiler's name, with its options in brackets: 'tmpl-tvm[trials=64]'."
+        )
+    ((name, given),) = found
+    compiler = OTHERS[name](name)
+    # Candidates may come from a file, which is not asked again whether it is trusted.
+    for option in map(compiler.option, given):
+        if not is_data(option):
+            raise BackendKwargsError(
+                f"Candidate {text!r} sets {option.name!r}, which is code; a candidate may set data alone: leave it out."
+            )
+    return Other(compiler, merge(compiler.read(f"candidate {name}", given, convert).layers))
+
+
+def verify_other(text: str) -> None:
+    """Raise where a candidate of another compiler is wrong or cannot work on this machine."""
+    other = other_of(text)
+    other.compiler.verify((), other.options, lambda limit: None)
+
+
+def installed() -> tuple[str, ...]:
+    """Return those of RACED that can work on this machine."""
+    return tuple(name for name in RACED if _works(name))
+
+
+def sets(text: str, compiler: str, options: Mapping[str, Any]) -> bool:
+    """Tell whether the candidate `text` is of `compiler` and sets exactly `options`."""
+    try:
+        other = other_of(text)
+    except BackendKwargsError:
+        return False
+    return other.compiler.name == compiler and any(same(other.under(frozen=f), dict(options)) for f in (False, True))
+
+
+def versions_of(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the releases of the compilers that candidates name, on which what they decide rests."""
+    return {name: OTHERS[name](name).versions() for name in sorted({text.partition("[")[0].strip() for text in texts})}
+
+
+def _works(name: str) -> bool:
+    try:
+        verify_other(name)
+    except BackendKwargsError:
+        return False
+    return True

@@ -1,0 +1,76 @@
+"""Torch-TensorRT: the dynamo backend it brings, with checked options. Untested: no machine of this project has it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from backend_kwargs.compilers.declared import DeclaredCompiler
+from backend_kwargs.options import Option, Where, declared, lookup
+from backend_kwargs.requirements import CannotWorkError, Limit, Rule, limits
+from backend_kwargs.trust import TENSORRT_DATA, Check
+
+KIND = "Torch-TensorRT option"
+Count = Annotated[int, Where("of at least 0", lambda count: count >= 0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options that Torch-TensorRT 2.x documents for torch.compile, with their defaults."""
+
+    enabled_precisions: Annotated[
+        set[Any], "types that kernels may compute in, such as {torch.float32, torch.half}"
+    ] = field(default_factory=set)
+    min_block_size: Annotated[Count, "operators that a part must have to be TensorRT's"] = 5
+    torch_executed_ops: Annotated[set[Any], "operators left to eager, such as 'torch.ops.aten.add.Tensor'"] = field(
+        default_factory=set
+    )
+    require_full_compilation: Annotated[bool, "raise where TensorRT cannot have all of a graph"] = False
+    pass_through_build_failures: Annotated[bool, "raise where TensorRT fails; False: run that graph in eager"] = False
+    workspace_size: Annotated[Count, "bytes that TensorRT may work in; 0: as many as there are"] = 0
+    optimization_level: Annotated[Literal[0, 1, 2, 3, 4, 5] | None, "how long TensorRT searches; None: its own"] = None
+    num_avg_timing_iters: Annotated[Count, "timings of a kernel that are averaged"] = 1
+    max_aux_streams: Annotated[Count | None, "streams beside the main one; None: as TensorRT chooses"] = None
+    disable_tf32: Annotated[bool, "compute float32 products in float32, not in tf32"] = False
+    truncate_double: Annotated[bool, "take float64 for float32"] = False
+    sparse_weights: Annotated[bool, "let weights be sparse"] = False
+    use_python_runtime: Annotated[bool | None, "call TensorRT from Python, not C++; None: what is there"] = False
+    use_fast_partitioner: Annotated[bool, "cut graphs the fast way"] = True
+    hardware_compatible: Annotated[bool, "make engines that other NVIDIA GPUs run too"] = False
+    version_compatible: Annotated[bool, "make engines that other releases of TensorRT run too"] = False
+    assume_dynamic_shape_support: Annotated[bool, "take each converter to be right for dynamic shapes"] = False
+    cache_built_engines: Annotated[bool, "save engines to files"] = False
+    reuse_cached_engines: Annotated[bool, "read engines from files"] = False
+    timing_cache_path: Annotated[str | None, "the file of kernels' timings; None: Torch-TensorRT's own"] = None
+    dryrun: Annotated[bool, "only log what would be compiled"] = False
+
+
+OPTIONS = declared(Settings, TENSORRT_DATA)
+
+
+@dataclass(frozen=True)
+class TensorRTCompiler(DeclaredCompiler):
+    """The dynamo backend of the installed Torch-TensorRT."""
+
+    registered: ClassVar[str] = "tmpl-tensorrt"
+    line: ClassVar[str] = "Torch-TensorRT under checked options; untested"
+    declared: ClassVar[Mapping[str, Option]] = OPTIONS
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    distributions: ClassVar[tuple[str, ...]] = ("torch-tensorrt", "tensorrt")
+    trains: ClassVar[bool] = False
+
+    def option(self, name: str) -> Option:
+        return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend tensorrt` shows all.")
+
+    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
+        return coerce(option, value, KIND)
+
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        if lacking := limits(f"Backend {self.name!r}", ("gpu", "torch_tensorrt")):
+            raise CannotWorkError(*lacking)
+
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        from torch._dynamo.backends.registry import lookup_backend
+
+        return lookup_backend("torch_tensorrt")(gm, list(example_inputs), options=dict(options))

@@ -1,0 +1,162 @@
+"""Models by name: of transformers and timm, made from their configurations alone with random weights."""
+
+import ast
+import importlib
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from backend_kwargs.errors import BackendKwargsError, error_text, unknown
+
+FORMS = "'transformers:CLASS?option=value', 'timm:NAME?option=value' or 'FILE:FACTORY'"
+BATCH, TOKENS, SAMPLES, IMAGE = 8, 128, 16_000, 224
+Inputs = tuple[Any, ...] | Mapping[str, Any]
+_torchvision: list[torch.library.Library] = []  # kept alive, else the operators go with it
+
+
+def is_named(spec: str) -> bool:
+    """Tell whether `spec` names a model of a library, not a factory."""
+    return spec.partition(":")[0] in LIBRARIES
+
+
+def named_model(spec: str, sizes: Mapping[str, int] | None = None) -> tuple[nn.Module, Inputs]:
+    """Return the model that `spec` names and inputs for it; `sizes` such as batch and tokens win over those in it.
+
+    transformers:CLASS?... makes the class from its configuration under the options given, timm:NAME?... what
+    timm.create_model makes; both with random weights, without a download.
+    """
+    library, _, rest = spec.partition(":")
+    name, _, query = rest.partition("?")
+    return LIBRARIES[library](name, {**options_of(query), **(sizes or {})})
+
+
+class Tensors(nn.Module):
+    """A model of transformers called by keywords, which returns the tensors of its output alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> tuple[Tensor, ...]:
+        """Call the model."""
+        return tuple(leaf for leaf in pytree.tree_leaves(self.model(**inputs)) if isinstance(leaf, Tensor))
+
+
+def imported(package: str) -> Any:
+    """Return an optional package; raise BackendKwargsError where it cannot be imported."""
+    _declare_torchvision()
+    try:
+        return importlib.import_module(package)
+    except Exception as error:  # another library's own
+        raise BackendKwargsError(
+            f"Cannot import {package!r}: {error_text(error)}. Try: pip install {package}"
+        ) from error
+
+
+def _declare_torchvision() -> None:
+    """Declare the operators that torchvision's import asks for, where its own were built for another torch.
+
+    timm imports torchvision, and no classifier calls these operators.
+    """
+    spec = find_spec("torchvision")
+    if _torchvision or spec is None or spec.origin is None:
+        return
+    try:
+        torch.ops.load_library(Path(spec.origin).parent / "_C.so")
+    except OSError:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _torchvision.append(library)
+
+
+def options_of(query: str) -> dict[str, Any]:
+    """Read "name=value&name=value"."""
+    return {name: _value(text) for name, text in parse_qsl(query, keep_blank_values=True)}
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False, "null": None}.get(text, text)
+
+
+def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
+    transformers = imported("transformers")
+    kind = getattr(transformers, name, None)
+    config_class = getattr(kind, "config_class", None)
+    if config_class is None:
+        raise unknown("model of transformers", name, set(_classes(transformers)) - {name})
+    batch, tokens = options.pop("batch", BATCH), options.pop("tokens", TOKENS)
+    config = config_class()
+    for option in options:
+        if not hasattr(config, option):
+            raise unknown(f"option of {config_class.__name__}", option, ["batch", "tokens", *config.to_dict()])
+    # A cache of keys and values is no output that could be compared by.
+    config = config_class(**{"use_cache": False, **options})
+    model = _tried(f"The model {name}", lambda: kind(config))
+    return model, _tried(f"Inputs for {name}", lambda: _inputs(kind.main_input_name, config, batch, tokens))
+
+
+def _classes(transformers: Any) -> list[str]:
+    """Return what is named as a model; a look at each class would import them all."""
+    return [name for name in dir(transformers) if ("Model" in name or "For" in name) and not name.startswith("Auto")]
+
+
+def _inputs(main: str, config: Any, batch: int, tokens: int) -> dict[str, Tensor]:
+    given = {main: INPUTS[main](config, batch, tokens)}
+    if config.is_encoder_decoder:
+        given["decoder_input_ids"] = _tokens(config, batch, tokens)
+    return given
+
+
+def _tokens(config: Any, batch: int, tokens: int) -> Tensor:
+    return torch.randint(config.vocab_size, (batch, tokens))
+
+
+def _pixels(config: Any, batch: int, tokens: int) -> Tensor:
+    size = getattr(config, "image_size", IMAGE)
+    high, wide = (size, size) if isinstance(size, int) else size
+    return torch.randn(batch, config.num_channels, high, wide)
+
+
+INPUTS: Mapping[str, Callable[[Any, int, int], Tensor]] = {
+    "input_ids": _tokens,
+    "pixel_values": _pixels,
+    "input_values": lambda config, batch, tokens: torch.randn(batch, SAMPLES),
+    "input_features": lambda config, batch, tokens: torch.randn(
+        batch, config.num_mel_bins, 2 * config.max_source_positions
+    ),
+}
+
+
+def _of_timm(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
+    timm = imported("timm")
+    if not timm.is_model(name):
+        raise unknown("model of timm", name, timm.list_models())
+    batch = options.pop("batch", BATCH)
+    model = _tried(f"The model {name}", lambda: timm.create_model(name, pretrained=False, **options))
+    channels, *size = model.pretrained_cfg["input_size"]
+    size = [options.get("img_size", side) for side in size]
+    return model, (torch.randn(batch, options.get("in_chans", channels), *size),)
+
+
+def _tried(what: str, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:  # another library's own
+        raise BackendKwargsError(f"{what} cannot be made: {error_text(error)}. A FILE:FACTORY can.") from error
+
+
+LIBRARIES: Mapping[str, Callable[[str, dict[str, Any]], tuple[nn.Module, Inputs]]] = {
+    "transformers": _of_transformers,
+    "timm": _of_timm,
+}

@@ -1,0 +1,163 @@
+"""Other compilers as candidates of a race: checked at once, raced, remembered, and followed only where listed."""
+
+import pytest
+import torch
+
+import backend_kwargs as bk
+from backend_kwargs.compilers.auto.candidates import trusted
+from backend_kwargs.compilers.auto.decide import forget_process
+from backend_kwargs.compilers.auto.decisions_toml import read_decisions, write_decisions
+from backend_kwargs.compilers.auto.store import open_store
+
+pytest.importorskip("tvm")
+TVM = "tmpl-tvm[exec_mode=compiled]"
+
+
+def options_of(name):
+    """Return what a template sets."""
+    return bk.make_backend(f"tmpl-inductor:{name}").options
+
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.GELU(), torch.nn.Softmax(-1)).eval()
+
+
+def raced(candidates, **options):
+    """Return the race of the one graph of a small net."""
+    module = net()
+    options = {"budget_s": 300.0, **options}  # so that none is skipped on a slow machine
+    compiled = torch.compile(module, backend=bk.make_backend("tmpl-inductor:auto", candidates=candidates, **options))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(INPUT), module(INPUT), rtol=1e-4, atol=1e-4)
+    return bk.report(compiled).graphs[0].race
+
+
+INPUT = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_row_and_its_decision_name_the_compiler(store):
+    """The row has the compiler's own options, and neither Inductor's nor the user's."""
+    row = raced([TVM]).rows[-1]
+    assert (row.name, row.compiler, row.options, row.status) == (TVM, "tmpl-tvm", {"exec_mode": "compiled"}, "pass")
+
+
+def test_a_winner_of_another_compiler_is_remembered(store, monkeypatch):
+    """A later process takes it from the store, compiled by that compiler and raced no more."""
+    _let_challengers_win(monkeypatch)
+    assert raced([TVM]).compiler == "tmpl-tvm"
+    forget_process()
+    torch._dynamo.reset()
+    module = net()
+    compiled = torch.compile(module, backend=bk.make_backend("tmpl-inductor:auto", candidates=[TVM], race="never"))
+    with torch.no_grad():
+        compiled(INPUT)
+    graph = bk.report(compiled).graphs[0]
+    assert (graph.race.winner, graph.race.compiler, len(graph.relax.partitions)) == (TVM, "tmpl-tvm", 1)
+    with pytest.raises(bk.BackendKwargsError, match=r"^Backend 'tmpl-tvm' has no options of Inductor\.$"):
+        graph.inductor_config()
+
+
+def test_a_step_after_another_compiler_is_merged_onto_inductors_best(store, monkeypatch):
+    """TVM's options are none of Inductor's."""
+    _let_challengers_win(monkeypatch)
+    rows = {row.name: row for row in raced(["one_thread", TVM, "cpp_wrapper"]).rows}
+    assert rows["cpp_wrapper"].options == {"cpp.threads": 1, "cpp_wrapper": True}
+    assert rows["cpp_wrapper"].against == TVM
+
+
+def test_parameters_are_constants_only_where_the_caller_froze_them(store):
+    """TVM's own option follows Inductor's `freezing`."""
+    assert raced(["tmpl-tvm"]).rows[-1].options == {}
+    torch._dynamo.reset()
+    assert raced(["tmpl-tvm"], freezing=True).rows[-1].options == {"freeze": True}
+
+
+def test_random_numbers_are_left_to_inductor(store):
+    """Another compiler draws others, with which its results could not be compared."""
+    module = torch.nn.Sequential(net(), torch.nn.Dropout())
+    compiled = torch.compile(module, backend=bk.make_backend("tmpl-inductor:auto", candidates=["tmpl-tvm"]))
+    with torch.no_grad():
+        compiled(INPUT)
+    row = bk.report(compiled).graphs[0].race.rows[-1]
+    assert (row.status, row.reason) == ("skipped", "it draws other random numbers than Inductor")
+
+
+def test_what_a_compiler_leaves_to_eager_is_no_result_of_it(store):
+    """The row says so, in place of a time that is eager's."""
+
+    def cumulated(x):
+        return torch.cumsum(x, 0), torch.cumsum(x, 1), torch.cumsum(x, 0)
+
+    compiled = torch.compile(cumulated, backend=bk.make_backend("tmpl-inductor:auto", candidates=["tmpl-tvm"]))
+    compiled(torch.randn(600, 600))
+    row = bk.report(compiled).graphs[0].race.rows[-1]
+    assert row.status == "fell_back"
+    assert row.reason == "it leaves all to eager: cumsum: a running result has no parallel loop"
+
+
+def test_full_effort_races_those_installed(store):
+    """Without a list the steps come, and on a CPU the other compilers."""
+    assert "tmpl-tvm" in [row.name for row in raced(None, effort="full").rows]
+
+
+WRONG = {
+    "tmpl-tvm[trails=1]": "Unknown TVM option 'trails'. Did you mean 'trials'?",
+    "tmpl-tvm[exec_mode=fast]": "Unknown TVM exec_mode 'fast'. It is 'bytecode' or 'compiled'.",
+    "tmpl-tvm[work_dir=/tmp]": "Candidate 'tmpl-tvm[work_dir=/tmp]' sets 'work_dir', which is code; "
+    "a candidate may set data alone: leave it out.",
+    "tmpl-tvn[trials=1]": "Candidate 'tmpl-tvn[trials=1]' must be a compiler's name, with its options in brackets: "
+    "'tmpl-tvm[trials=64]'.",
+    "tmpl-inductor:auto": "Candidate 'tmpl-inductor:auto' must be a step, a template or a compiler's name; write a "
+    "template without its backend, such as 'freezing'.",
+    "auto": "Candidate 'auto' enables `auto`; races cannot be nested; leave it out.",
+    "tmpl-tvn": "Unknown candidate 'tmpl-tvn'. Did you mean 'tmpl-tvm'?",
+}
+
+
+@pytest.mark.parametrize("candidate", WRONG)
+def test_a_wrong_candidate_raises_at_once(candidate):
+    """Before anything is compiled."""
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.make_backend("tmpl-inductor:auto", candidates=[candidate])
+    assert str(raised.value) == WRONG[candidate]
+
+
+@pytest.mark.parametrize(
+    ("winner", "compiler", "options", "listed", "wanted"),
+    [
+        pytest.param("tmpl-tvm", "tmpl-tvm", {}, ("tmpl-tvm",), True, id="listed"),
+        pytest.param("tmpl-tvm", "tmpl-tvm", {"freeze": True}, ("tmpl-tvm",), True, id="listed, frozen"),
+        pytest.param("tmpl-tvm", "tmpl-tvm", {}, ("freezing",), False, id="another is listed"),
+        pytest.param("tmpl-tvm", "tmpl-tvm", {"target": "llvm"}, ("tmpl-tvm",), False, id="an option that it sets not"),
+        pytest.param("tmpl-tvm", "tmpl-openvino", {}, ("tmpl-tvm",), False, id="another compiler under its name"),
+        pytest.param("tmpl-tvm", "", {}, ("tmpl-tvm",), False, id="no compiler under its name"),
+        pytest.param("default", "tmpl-tvm", {}, ("default",), False, id="a step's name"),
+    ],
+)
+def test_a_stored_decision_may_name_another_compiler_only_where_it_is_listed(winner, compiler, options, listed, wanted):
+    """A file of decisions cannot choose what the caller did not ask for."""
+    assert trusted(winner, options, options_of, listed, compiler) is wanted
+
+
+def test_toml_names_the_compiler(store, tmp_path, monkeypatch):
+    """It is written and read back, and is no template of Inductor's."""
+    _let_challengers_win(monkeypatch)
+    raced([TVM])
+    (held,) = open_store().all()
+    write_decisions([held], tmp_path / "decisions.toml")
+    text = (tmp_path / "decisions.toml").read_text()
+    assert '"compiler" = "tmpl-tvm"' in text
+    assert "[templates" not in text
+    (read,) = read_decisions(tmp_path / "decisions.toml", options_of)
+    assert (read.winner, read.compiler, read.options) == (TVM, "tmpl-tvm", {"exec_mode": "compiled"})
+    (tmp_path / "decisions.toml").write_text(text.replace('"tmpl-tvm"', '"tmpl-openvino"'))
+    with pytest.raises(bk.BackendKwargsError, match="by 'tmpl-openvino', which candidate 'tmpl-tvm"):
+        read_decisions(tmp_path / "decisions.toml", options_of)
+
+
+def _let_challengers_win(monkeypatch):
+    from backend_kwargs.compilers.auto import race
+
+    monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
+    monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
