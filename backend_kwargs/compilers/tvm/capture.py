@@ -23,6 +23,8 @@ DECOMPOSED = (
 )
 # Decomposed, these read by indices, which TVM does not get: some may be out of bounds.
 WITHIN_BOUNDS = frozenset({"_unsafe_index", "roll"})
+# Decomposed, it adds one element after the other.
+ADDS_UP = frozenset({"index_add"})
 # Decomposed, these draw other random numbers than eager.
 RANDOM = frozenset({"bernoulli", "native_dropout", "rrelu_with_noise", "rrelu_with_noise_functional"})
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -53,7 +55,7 @@ def capture(
 
 def decompositions(kept: Collection[str] = ()) -> dict[Any, Callable[..., Any]]:
     """Return the decompositions, except for operators in `kept`, by name, and those that TVM gets whole."""
-    kept = {*kept, *WITHIN_BOUNDS}
+    kept = {*kept, *WITHIN_BOUNDS, *ADDS_UP}
     table = {**core_aten_decompositions(), **get_decompositions(DECOMPOSED)}
     table[ATTENTION] = partial(_attention, table[ATTENTION])
     return {op: rule for op, rule in table.items() if op._schema.name.removeprefix("aten::") not in kept}

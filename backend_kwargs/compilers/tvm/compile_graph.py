@@ -33,6 +33,7 @@ from backend_kwargs.compilers.tvm.partition import reasons, unwanted
 from backend_kwargs.compilers.tvm.runtime import runner
 from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.compilers.tvm.summary import Partition, TVMSummary
+from backend_kwargs.compilers.tvm.supported import ATEN_OPS
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.measure import accuracy
 
@@ -50,7 +51,8 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Sett
     freezes = settings.freeze and not torch.is_grad_enabled()
     if settings.freeze and not freezes:
         warn_once("Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad().")
-    captured = partial(capture, steps.compile, settings.aten_ops or (), freezes)
+    whole = settings.aten_ops if settings.aten_ops is not None else ATEN_OPS["cpu"]
+    captured = partial(capture, steps.compile, whole, freezes)
     compiled = compile_frozen(gm, example_inputs, captured) if freezes else captured(gm, example_inputs)
     compiled.tvm_summary = innermost_fn(compiled).tvm_summary = steps.summary  # type: ignore[attr-defined]
     return compiled

@@ -58,7 +58,7 @@ def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
     sch = (
         tiled if tiled.trace.insts != sch.trace.insts else _rows(_each(sch, partial(_split_sum, lanes=lanes), _is_sum))
     )
-    sch = _each(sch, partial(_vectorize, lanes=lanes))
+    sch = _each(_each(sch, _fuse), partial(_vectorize, lanes=lanes))
     return _each(sch, _parallelize) if int(target.attrs.get("num-cores", 1)) > 1 else sch
 
 
@@ -291,6 +291,43 @@ def _write_back(sch: Schedule, block: Block, loop: Loop) -> None:
     else:
         sch.set_scope(block, 0, "local")
     sch.reverse_compute_at(consumers[0], loop, preserve_unit_loops=True)
+
+
+def _fuse(sch: Schedule, block: Block) -> None:
+    """Make one loop of the last axes, which all operands walk as the result does: an image's 7 by 7 fill no vector."""
+    axes = Axes(sch, block)
+    variables = [each.var for each, _ in axes.bound]
+    bound = [value for _, value in axes.bound]
+    loops_are_axes = len(axes.loops) == len(variables) and all(
+        value.same_as(sch.get(loop).loop_var) for value, loop in zip(bound, axes.loops, strict=True)
+    )
+    (written,) = axes.block.writes
+    shape = list(written.source.shape)
+    if axes.summed or not loops_are_axes or not _walks(written, variables, shape):
+        return
+    if len(sch.get_child_blocks(axes.loops[0])) > 1 or not all(_extent(sch, loop) for loop in axes.loops):
+        return
+    along = (
+        at
+        for at in range(len(variables))
+        if all(_walks(read, variables[at:], shape[at:]) or not _reads(read, variables[at:]) for read in axes.block.reads)
+    )
+    first = next(along, len(variables))
+    if first < len(variables) - 1:
+        sch.fuse(*axes.loops[first:])
+
+
+def _walks(region: Any, variables: list[Any], shape: list[Any]) -> bool:
+    """Tell whether a region's last axes are these variables in their order, over axes of these sizes."""
+    last, sizes = list(region.region)[-len(variables) :], list(region.source.shape)[-len(variables) :]
+    if len(last) != len(variables) or not all(map(_same, sizes[1:], shape[1:])):
+        return False
+    return all(each.min.same_as(variable) for each, variable in zip(last, variables, strict=True))
+
+
+def _reads(region: Any, variables: list[Any]) -> bool:
+    """Tell whether a region moves with any of these variables."""
+    return any(_among(each, variables) for part in region.region for each in _walked(part.min, tirx.Var))
 
 
 def _vectorize(sch: Schedule, block: Block, lanes: int) -> None:

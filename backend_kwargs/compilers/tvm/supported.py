@@ -1,5 +1,6 @@
 """Which nodes TVM can have, and the reasons for the others."""
 
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -53,19 +54,19 @@ TAGS = {
     torch.Tag.data_dependent_output: "a number on the host",
 }
 DEVICES = ("cpu", "cuda")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 # If 'aten_ops' is None: TVM has no library for these, and a vendor's is much faster than generated loops.
 ATEN_OPS: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("_scaled_dot_product_flash_attention_for_cpu",),
     "cuda": (
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "convolution",
+        *PRODUCTS,
         "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_flash_attention",
     ),
 }
+# Of a product on a CPU, beyond which oneDNN is better; a smaller one is fused with its neighbours.
+MOST_FLOPS, MOST_CONVOLUTION_FLOPS = 4e6, 2.5e5
 LEFT_TO_ATEN = "left to ATen by aten_ops"
 _trials: dict[tuple[str, ...], str] = {}
 
@@ -96,8 +97,26 @@ def _denied(node: fx.Node, settings: Settings) -> str:
 def _aten_ops(node: fx.Node, settings: Settings) -> tuple[str, ...]:
     if settings.aten_ops is not None:
         return settings.aten_ops
-    tensors = (value for value in tree_leaves(node.meta["val"]) if isinstance(value, torch.Tensor))
-    return ATEN_OPS.get(next(tensors).device.type, ())
+    result = next(value for value in tree_leaves(node.meta["val"]) if isinstance(value, torch.Tensor))
+    left = ATEN_OPS.get(result.device.type, ())
+    most = MOST_CONVOLUTION_FLOPS if "convolution" in names_of(node) else MOST_FLOPS
+    return (*left, *PRODUCTS) if result.device.type == "cpu" and _flops(node, result) > most else left
+
+
+def _flops(node: fx.Node, result: torch.Tensor) -> float:
+    """Return what a product or a convolution computes, 0 for what is neither."""
+    name = next((name for name in names_of(node) if name in PRODUCTS), None)
+    if name is None:
+        return 0.0
+    shapes = [each.meta["val"].shape for each in node.all_input_nodes]
+    if name == "convolution":
+        return 2.0 * _size(result.shape) * _size(shapes[1][1:])
+    return 2.0 * _size(result.shape) * _size(shapes[-2 if len(shapes) > 1 else -1][-1:])
+
+
+def _size(shape: Iterable[Any]) -> int:
+    # The hint of a symbol: comparing it would guard, and compile anew for other sizes.
+    return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in shape)
 
 
 def _unsupported_value(values: list[Any]) -> str:
