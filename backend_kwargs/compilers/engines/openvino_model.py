@@ -53,7 +53,7 @@ class OpenVINO:
         from torch._decomp import core_aten_decompositions
 
         kept = set(ops_to_not_decompose())
-        return {op: rule for op, rule in core_aten_decompositions().items() if op not in kept}
+        return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in kept}
 
     def build(self, part: fx.GraphModule) -> Run:
         model = _converted(part)
