@@ -15,8 +15,10 @@ ROOT = Path(backend_kwargs.__file__).parent
 PACKAGE_ORDER = """
 errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
 rewrites
-measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.timing measure.memory measure.statistics
-measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code compilers.graphs
+measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.timing measure.memory
+measure.statistics measure
+compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code
+compilers.graphs
 compilers.fell_back compilers.freezing compilers.parts
 compilers.tvm compilers.tvm.summary
 compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
@@ -54,8 +56,8 @@ compiled.building compiled.loading compiled.deploying compiled.extensions compil
 compiled.bundle compiled.module compiled
 harness harness.named_models harness.isolation harness.study harness.trial
 compare.rows compare.drawing compare.trial compare
-cli.console cli.modules cli.models cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor cli.decisions
-cli.compare cli.tune cli.bundles cli
+cli.console cli.modules cli.models cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor
+cli.decisions cli.compare cli.tune cli.bundles cli
 """
 SUITE_ORDER = """
 workloads workloads.case workloads.nets

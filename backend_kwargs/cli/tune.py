@@ -93,7 +93,7 @@ def _raced(
     backend: Backend,
     budget_s: float,
 ) -> list[tuple[str, list["Decision"]]]:
-    """Return the decisions for each size, raced anew, in a store of their own."""
+    """Return the decisions for each size, raced again with a separate store."""
     import torch
 
     from backend_kwargs.compilers.auto.decide import nothing_decided

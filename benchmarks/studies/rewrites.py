@@ -239,7 +239,7 @@ def _timed(make: Callable[[], Made], rewrite: str, device: torch.device) -> dict
 
 
 def whole(only: str, rounds: int, race_s: float, budget_s: float, out: Path) -> dict[str, Any]:
-    """Race each case without and with rewrites, and time both against default; write `out` anew after each."""
+    """Race each case without and with rewrites, and time both against default; rewrite `out` after each."""
     started, found = time.perf_counter(), {}
     for name, case in CASES.items():
         if only not in name:

@@ -1,4 +1,4 @@
-"""One graph of dynamo under an engine: its parts are compiled by the engine, and what that cannot have runs in eager."""
+"""Compile one graph of dynamo with an engine: the engine compiles its parts, and the rest runs in eager."""
 
 import operator
 import time
