@@ -56,8 +56,8 @@ compiled.building compiled.loading compiled.deploying compiled.extensions compil
 compiled.bundle compiled.module compiled
 harness harness.named_models harness.isolation harness.study harness.trial
 compare.rows compare.drawing compare.trial compare
-cli.console cli.modules cli.models cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor cli.decisions
-cli.compare cli.tune cli.bundles cli
+cli.console cli.modules cli.models cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor
+cli.decisions cli.compare cli.tune cli.bundles cli
 """
 SUITE_ORDER = """
 workloads workloads.case workloads.nets

@@ -30,6 +30,14 @@ NONE_RAN = 1
 RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
 
 
+Factory = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
+        "(model, example_inputs).",
+    ),
+]
 Precisions = Annotated[
     str | None,
     typer.Option(metavar="NAME[,NAME]", help="Also tmpl-inductor in each precision: bf16, int8-dynamic, ..."),
@@ -47,14 +55,7 @@ class Mode(StrEnum):
 
 
 def show(
-    factory: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
-            "(model, example_inputs).",
-        ),
-    ],
+    factory: Factory,
     backends: Annotated[
         str,
         typer.Option(

@@ -126,7 +126,7 @@ def _decisions_of(model: Any, inputs: Any, backend: Backend) -> list["Decision"]
         decided.append(last_decision())
         return compiled
 
-    compiled = torch.compile(model, backend=noting, dynamic=False)
+    compiled: Any = torch.compile(model, backend=noting, dynamic=False)
     with torch.no_grad():
         if isinstance(inputs, Mapping):
             compiled(**inputs)

@@ -287,7 +287,8 @@ def merged(under: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
 def precision_candidates(precisions: Iterable[str], max_error: float | None) -> list[Candidate]:
     """Return a step for each precision that the user consents to, within the bound that was given with it."""
     return [
-        Candidate(name, {"precision": name, "max_error": max_error}, rank=2, gain=PRECISION_GAIN) for name in precisions
+        Candidate(name, {"precision": name, "max_error": max_error}, costs=ONCE, rank=2, gain=PRECISION_GAIN)
+        for name in precisions
     ]
 
 

@@ -56,7 +56,7 @@ def compile_graph(
         capture = aot_autograd(
             fw_compiler=step, bw_compiler=step, inference_compiler=step, decompositions=engine.decompositions()
         )
-        return capture(gm, list(inputs))  # type: ignore[no-any-return]
+        return capture(gm, list(inputs))
 
     frozen = not torch.is_grad_enabled()
     return _with_summary(
