@@ -1,11 +1,11 @@
 # Everything runs in .venv, which the first target makes with Python >= 3.11. Compiling a model takes a C++ compiler.
 #   make test TORCH=torch==2.11.0                      another torch
 #   make test PYTHON=/path/to/python TORCH=installed   the torch that this Python has, a GPU build say
-#   make clean test EXTRAS=dev,demo                    without TVM and OpenVINO, whose tests are then skipped
+#   make clean test EXTRAS=dev,demo                    without other compilers, whose tests are then skipped
 # A .venv remembers its choice until TORCH says otherwise; "make clean" forgets it.
 PYTHON ?= python3
 PYTEST_ARGS ?=
-EXTRAS ?= dev,demo,tvm,openvino
+EXTRAS ?= dev,demo,tvm,openvino,onnxruntime,torchao
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= $(or $(patsubst $(VENV)/ready-%,%,$(firstword $(wildcard $(VENV)/ready-*))),constraints.txt)

@@ -1,4 +1,4 @@
-"""What every test may lean on: names registered by one are unknown to the next."""
+"""Fixtures for every test: names that one registers are removed before the next."""
 
 import sys
 

@@ -54,7 +54,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def filled(file: str) -> str:
-    """Return the text of `file` with its generated parts made anew."""
+    """Return the text of `file` with its generated parts updated."""
     text = (ROOT / file).read_text(encoding="utf-8")
     for name, table in TABLES[file].items():
         part = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"

@@ -2,7 +2,7 @@
 
 The changes are cosmic-ray's. Each is planted in a copy of the checkout, and the tests of its module and of the module's
 neighbours run there. What survives is printed as a diff: it needs a test of behaviour, or simpler code, or an entry in
-mutants.toml that says why nobody could notice.
+mutants.toml with the reason why it has no visible effect.
 """
 
 # ruff: noqa: T201 - a command prints
@@ -204,7 +204,7 @@ def baseline(file: str) -> Baseline:
 
 
 def outcome_of(mutant: MutationSpec, tests: Mapping[str, Baseline]) -> tuple[str, str, list[str]]:
-    """Plant a mutant; return its module, what became of it, and its diff."""
+    """Plant a mutant; return its module, its outcome, and its diff."""
     module, operator = mutant.module_path.as_posix(), get_operator(mutant.operator_name)()
     with use_mutation(mutant.module_path, operator, mutant.occurrence) as (before, after):
         diff = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0))[2:]

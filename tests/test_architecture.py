@@ -14,9 +14,11 @@ ROOT = Path(backend_kwargs.__file__).parent
 # Each module imports only from those before it, at its head and inside its functions.
 PACKAGE_ORDER = """
 errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
+rewrites
 measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.timing measure.memory
-measure.statistics measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt
-compilers.generated_code compilers.graphs
+measure.statistics measure
+compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code
+compilers.graphs
 compilers.fell_back compilers.freezing compilers.parts
 compilers.tvm compilers.tvm.summary
 compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
@@ -34,14 +36,18 @@ compilers.others compilers.precision compilers.precision.table compilers.precisi
 compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
 compilers.inductor
 compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
-compilers.inductor.cudagraph_outputs
+compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.traced
+compilers.inductor.rewrites.matching compilers.inductor.rewrites.kernels compilers.inductor.rewrites.operators
+compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compilers.inductor.rewrites.attention
+compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.apply
 compilers.auto
 compilers.auto.settings compilers.auto.request compilers.auto.eligibility compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
 compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting compilers.auto.deadline compilers.auto.workload
 compilers.precision.error compilers.precision.lowered
 compilers.auto.ddp_buckets
-compilers.auto.sandbox compilers.auto.roofline compilers.auto.head_to_head compilers.auto.race compilers.auto.decide
+compilers.auto.sandbox compilers.auto.roofline compilers.auto.rewritten compilers.auto.head_to_head compilers.auto.race
+compilers.auto.decide
 compilers.inductor.compiler
 compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain
 report.graphs report.advice report.uncaptured report.generated report.ran report.relax report
@@ -69,7 +75,8 @@ execution.session
 analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
 analysis.report
 arguments
-studies studies.bundles studies.overhead studies.precision studies.templates studies.tune_kernels studies.tvm_speed
+studies studies.bundles studies.overhead studies.precision studies.rewrites studies.templates studies.tune_kernels
+studies.tvm_speed
 studies.commands
 cli
 """

@@ -122,7 +122,7 @@ def test_functions_that_cannot_be_written(write, fn, name):
 
 
 def test_a_function_as_value_is_written_by_name():
-    """A function at the top of a module is written as `module:name` where the option wants a callable."""
+    """A function at the top of a module is written as `module:name` if the option's type is a callable."""
     b = make_backend(INDUCTOR, joint_custom_pre_pass=a_pass)
     assert b.to_config()["options"] == {"joint_custom_pre_pass": f"{__name__}:a_pass"}
     assert Backend.from_config(json.dumps(b.to_config()), trust=True) == b == pickle.loads(pickle.dumps(b))
@@ -163,7 +163,7 @@ def test_a_registered_backend_is_written_by_its_name():
 
 
 def test_nan_is_no_json():
-    """A value that JSON has no form for is refused, and not written as something no reader takes."""
+    """A value that JSON cannot represent is refused, rather than written in a way that cannot be read."""
     b = make_backend(INDUCTOR, {"min_overlap_ratio": float("nan")})
     with pytest.raises(BackendKwargsError, match="Option 'min_overlap_ratio' cannot be written: nan"):
         b.to_config()

@@ -256,7 +256,7 @@ def test_full_disk(arguments):
 
 
 def test_closed_standard_error():
-    """A mistake that nobody reads still gives exit code 2."""
+    """A mistake gives exit code 2 even if its message cannot be printed."""
     with child("explain", "tmpl-inductor:tm", stdout=subprocess.PIPE) as ran:
         ran.stderr.close()
         assert (ran.stdout.read(), ran.wait()) == ("", 2)

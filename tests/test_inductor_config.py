@@ -175,7 +175,7 @@ def test_explain_prints_it(capsys, monkeypatch):
 
 
 def test_explain_prints_no_value_that_json_lacks(capsys, monkeypatch):
-    """A callable cannot be printed as JSON."""
+    """A callable has no JSON form, so printing it is an error."""
     from backend_kwargs.cli import main
 
     option = "post_grad_custom_post_pass=builtins:print"

@@ -1,4 +1,4 @@
-"""What `report` says of a compiled callable, against what torch really did."""
+"""`report` on a compiled callable, compared with what torch really did."""
 
 import gc
 import json
@@ -109,7 +109,7 @@ def test_limit_of_recompiles_is_told():
 
 
 def test_cache_misses_then_hits():
-    """The second compile of one graph, in the same cache, is told apart from the first."""
+    """The second compile of one graph, with the same cache, is reported as a hit."""
 
     def cached(x):
         return x.sin() + 41
@@ -133,7 +133,7 @@ def test_cache_that_is_off_is_told():
 
 
 def test_bypassed_cache_is_told_with_its_reason():
-    """Torch's own reason is handed on."""
+    """The report contains torch's own reason."""
 
     def uncached(x):
         return x.sin() + 43
@@ -198,7 +198,7 @@ def test_code_is_compared_with_the_default(options, differs):
     """An option that changes nothing is told from one that does, by the code itself."""
 
     default = _compiled(lambda x: x.cos() * 2, (torch.ones(64),))
-    with fresh_cache():  # generated anew, with a graph's number of its own in the code's comments
+    with fresh_cache():  # generated again, with another graph number in the code's comments
         other = _compiled(lambda x: x.cos() * 2, (torch.ones(64),), options=options)
     found = bk.report(other, against=default)
     assert [code.differs for code in found.graphs[0].codes] == [differs]
@@ -492,7 +492,7 @@ def test_options_are_in_torchs_structured_trace(tmp_path):
 
 
 def test_trace_tells_what_json_cannot(tmp_path):
-    """An option's value that JSON has no form for is traced as its repr, the others as they are; the graph compiles."""
+    """An option's value that JSON cannot represent is traced as its repr, the others unchanged; the graph compiles."""
     script = (
         "import torch, backend_kwargs as bk\n"
         "def fn(gm, example_inputs, *, table=None, level=1): return gm.forward\n"

@@ -1,4 +1,4 @@
-"""`backend-kwargs doctor`: what this machine has, and what each template, backend and precision can do with it."""
+"""`backend-kwargs doctor`: what this machine has, and which templates, backends and precisions work with it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,7 +15,7 @@ OTHERS = ("tmpl-onnxruntime", "tmpl-openvino-native", "tmpl-openvino", "tmpl-ten
 
 
 def show(json: AsJson = False) -> None:
-    """Show what this machine has, which templates, backends and precisions work on it, and how to change that."""
+    """Show what this machine has, what works on it (templates, backends, precisions), and how to make the rest work."""
     facts, templates = machine().facts(), {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
     backends = {TVM: judged(TVM)[0], f"{TVM}[target=cuda]": judged(TVM, target="cuda")[0]}
     backends |= {name: judged(name)[0] for name in OTHERS}

@@ -1,7 +1,7 @@
 """Base of the compilers without templates, whose options are the fields of a dataclass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,6 +51,14 @@ class DeclaredCompiler(ABC):
 
     @abstractmethod
     def option(self, name: str) -> Option: ...
+
+    @abstractmethod
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None: ...
+
+    @abstractmethod
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]: ...
 
     @abstractmethod
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:

@@ -125,12 +125,12 @@ def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tenso
 
 
 def guard_identity(source: Source) -> None:
-    """Compile anew where another object stands at `source`."""
+    """Recompile if `source` refers to another object."""
     _guard(source.make_guard(GuardBuilder.ID_MATCH))
 
 
 def guard_versions(source: Source, parameters: list[torch.Tensor]) -> None:
-    """Compile anew once any of `parameters` was changed in place, or its memory replaced."""
+    """Recompile once one of `parameters` was changed in place, or its memory replaced."""
     _guard(source.make_guard(_same_memory(parameters, versions=True)))
 
 

@@ -73,4 +73,6 @@ class TensorRTCompiler(DeclaredCompiler):
     ) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend
 
-        return lookup_backend("torch_tensorrt")(gm, list(example_inputs), options=dict(options))
+        compiler_fn: Callable[..., Any] = lookup_backend("torch_tensorrt")
+        compiled: Callable[..., Any] = compiler_fn(gm, list(example_inputs), options=dict(options))
+        return compiled

@@ -112,7 +112,7 @@ def _recordings(compile_id: str, mode: str, device: int) -> str:
             return "skipped: mutated inputs"
     except AttributeError:
         return unknown_here()
-    return f"recorded {times(count)}" if count else "not recorded so far: the first call warms up, the next records"
+    return f"recorded {times(count)}" if count else "not recorded yet: the first call warms up, the next records"
 
 
 def _nodes(roots: Iterable[Any]) -> Iterator[Any]:

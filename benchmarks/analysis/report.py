@@ -33,41 +33,41 @@ measured on this machine; the figure is the median of the cases that have one. "
 LEAST_ROUNDS = 30
 MOST_COMMANDS = 6
 SUMMARY = """\
-A speedup is the paired ratio of rounds in one process, above 1 is faster. Where several processes have timed a case, a
-peer's row is of the latest that holds it, and so are its ratios and its noise floor; eager, torch's modes and the
-controls are of the latest that holds most modes. Geometric means are over the cases that pass, unclipped; one with an
-asterisk is over fewer cases than others of its column, so not to be held against them. "Strongest" is the fastest of
-the other peers that a user has without this package, told where the process holds all of those that pass; a win, tie or
-loss is against it, and inside the noise floor is a tie. fast_p is the share of cases that are right and, beyond noise,
-more than p times as fast as eager. Worst is the lowest speedup over eager. Compiles are in processes of their own;
-those marked ~ were made beside the peers, where what was compiled before costs less. Memory is the peak over eager's,
-where both reach 1 MiB and were measured alike. Where either is known of fewer cases than pass, it says in how many.
+A speedup is the paired ratio of rounds in one process; above 1 is faster. If several processes have timed a case, a
+peer's row, its ratios and its noise floor are from the latest one with that peer; eager, torch's modes and the controls
+are from the latest one with most modes. Geometric means are over the cases that pass, unclipped; one with an asterisk
+is over fewer cases than others in its column, so they cannot be compared. "Strongest" is the fastest of the other peers
+that a user has without this package, given if the process has all of those that pass; a win, tie or loss is against it,
+and a difference within the noise floor is a tie. fast_p is the share of cases that are right and, beyond noise, more
+than p times as fast as eager. Worst is the lowest speedup over eager. Compiles have their own processes; those marked ~
+share one with other peers, where earlier compiles make later ones cheaper. Memory is the peak over eager's, if both
+reach 1 MiB and were measured in the same way. If either is known for fewer cases than pass, the number is given.
 Classes of numerics are not compared with each other. A dagger †: launch-bound, device time includes host
 gaps; it enters no ratio and no plot."""
 CASES = """\
-Medians with bootstrap 95 % intervals, nothing trimmed, then the 20th and 80th percentile of the samples, in the unit of
-the time. Where a peer was compiled several times, the median of the compiles and an interval over all of them. Where
-several processes have timed a case, a peer's row is of the latest that holds it, and so are its ratios and its noise
-floor; eager, torch's modes and the controls are of the latest that holds most modes; times of two processes do not
-compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launch-bound,
-device time includes host gaps, and enters no ratio. Limits are of the best ceilings over all runs.
-A wall time is of a loop that holds each result until the next call has returned; "results dropped" is of one that drops
-it at once. Kernels are those that one call launches or replays."""
+Medians with bootstrap 95 % intervals, untrimmed, then the 20th and 80th percentile of the samples, in the unit of the
+time. For a peer compiled several times, the median of the compiles and an interval over all of them. If several
+processes have timed a case, a peer's row, its ratios and its noise floor are from the latest one with that peer; eager,
+torch's modes and the controls are from the latest one with most modes; times of two processes are not comparable. In
+*italics*: within the noise floor, so not significant. A dagger †: launch-bound,
+device time includes host gaps, and enters no ratio. Limits use the best ceilings over all runs.
+Wall time is that of a loop that keeps each result until the next call has returned; "results dropped" is that of one
+that drops it at once. Kernels are those that one call launches or replays."""
 CHOICES = """\
-Wall time, in older files of results dropped at once, of what `auto` chose over each mode of torch.compile and the
-fastest of them, all in the latest process that holds this `auto`: above 1 is faster. The race is how long it took to
-decide; beside its compile, which holds the race, stand the compiles of all modes that pass, together. In *italics*:
+Speedup in wall time (in older files with results dropped) of `auto`'s choice over each mode of torch.compile and the
+fastest of them, all in the latest process with this `auto`: above 1 is faster. "Race" is the time to decide. The
+compile time, which includes the race, is given next to the total compile time of all modes that pass. In *italics*:
 within the noise floor."""
 REAL = """\
-Wall time of models from transformers and timm, medians in ms. In the loop each result is held until the next call has
-returned; "dropped" are the same calls whose results are dropped at once. "Kept" is the fastest mode whose results stay
-as they are: one without CUDA graphs, or one with them whose caller clones each output; "raw" is the fastest of the four
-modes as they are. Speedups are of `auto` in the loop, above 1 is faster; in *italics*: within the noise floor. In
-training outputs are cloned, gradients are not."""
+Wall time of models from transformers and timm, medians in ms. The loop keeps each result until the next call has
+returned; "dropped" is the time of the same calls with results dropped at once. "Kept" is the fastest mode whose results
+are not overwritten: without CUDA graphs, or with the outputs cloned by the caller; "raw" is the fastest of the four
+modes without clones. Speedups are those of `auto` in the loop, above 1 is faster; in *italics*: within the noise floor.
+In training outputs are cloned, gradients are not."""
 FIRST = """\
-Seconds of the first call, nothing compiled before, each compile in a process of its own. "Stored" is the first call of
+Seconds of the first call with nothing compiled before, each compile in its own process. "Stored" is the first call of
 `auto` with its decision and its kernels stored, "alone" that of its winner with the same kernels stored. Memory is the
-most that a call holds above what was held before the compile, in MiB."""
+peak of a call beyond what was allocated before the compile, in MiB."""
 FINE = ("pass", "unavailable")
 OVER = "**over 100 %: a bug of the suite until explained**"
 NUMBERS: tuple[tuple[float, float, str], ...] = ((1, 1, "s"), (1e-3, 1e3, "ms"), (0, 1e6, "µs"))

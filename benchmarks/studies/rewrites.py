@@ -1,15 +1,17 @@
 """What rewrites of the graph gain: each pattern alone inside a compiled graph, and whole cases raced with and without.
 
-    python -m benchmarks rewrites --out benchmarks/results/h200/rewrites.json
+    python -m benchmarks rewrites --patterns --out benchmarks/results/h200/rewrites_alone.json
+    bash benchmarks/gpu_rewrites.sh OUT_DIR
 
-All peers of a case are timed interleaved in one process. A peer that is wrong, or does not compile, has no time.
+All peers of a case are timed interleaved in one process; the script gives each case a process of its own. A peer that is
+wrong, or does not compile, has no time.
 """
 
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,10 +74,36 @@ def transformer(spec: str) -> Made:
     return problem.fn, tuple(problem.args)
 
 
+class Apart(nn.Module):
+    """A linear layer whose outputs are those of several, as most models hold q, k and v, or gate and up."""
+
+    def __init__(self, whole: nn.Linear, sizes: Sequence[int]) -> None:
+        super().__init__()
+        weights = whole.weight.detach().split(list(sizes))
+        self.parts = nn.ModuleList(nn.Linear(whole.in_features, size, bias=False) for size in sizes)
+        for part, weight in zip(self.parts, weights, strict=True):
+            part.weight = nn.Parameter(weight.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], -1)
+
+
 def decoder(rows: int) -> Made:
-    """Return one step of decoding with grouped queries and a cache."""
+    """Return one step of decoding with grouped queries and a cache; projections are layers of their own."""
     problem = decode(torch.device("cuda"), DTYPE, "full", rows)
+    for module in [*problem.fn.modules()]:
+        for name, size in (("qkv", "heads"), ("gate_up", "inner")):
+            whole = getattr(module, name, None)
+            if isinstance(whole, nn.Linear):
+                setattr(module, name, Apart(whole, _sizes(whole, size)))
     return problem.fn, tuple(problem.args)
+
+
+def _sizes(whole: nn.Linear, kind: str) -> tuple[int, ...]:
+    if kind == "inner":
+        return (whole.out_features // 2,) * 2
+    rest = (whole.out_features - whole.in_features) // 2
+    return whole.in_features, rest, rest
 
 
 class Feed(nn.Module):
@@ -211,7 +239,7 @@ def _timed(make: Callable[[], Made], rewrite: str, device: torch.device) -> dict
 
 
 def whole(only: str, rounds: int, race_s: float, budget_s: float, out: Path) -> dict[str, Any]:
-    """Race each case without and with rewrites, and time both against default; write `out` anew after each."""
+    """Race each case without and with rewrites, and time both against default; rewrite `out` after each."""
     started, found = time.perf_counter(), {}
     for name, case in CASES.items():
         if only not in name:

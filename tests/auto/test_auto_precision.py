@@ -1,4 +1,4 @@
-"""Precisions in a race: within their bound they may win, beyond it never; the error is stored with the bound."""
+"""Precisions in a race: they can win only within their bound; the measured error is stored with the bound."""
 
 import copy
 import json
@@ -74,7 +74,9 @@ def test_beyond_the_bound_it_never_wins(auto, store, default_wins, log):
     assert (row.status, row.won, row.max_error) == ("fail_accuracy", False, 1e-6)
     assert row.error > 1e-5
     assert row.seconds > 0
-    assert f" fail_accuracy: output[0]: error {row.error:.2g}, above max_error=1e-06 (" in log.text
+    assert (
+        f"bf16                     fail_accuracy: output[0]: error {row.error:.2g}, above max_error=1e-06 (" in log.text
+    )
 
 
 @torchao

@@ -58,7 +58,7 @@ def test_what_may_hide_a_collective_is_not_raced(races, log, op):
 
 
 def test_a_users_operator_is_raced_where_there_is_one_rank(races):
-    """Without other ranks nobody waits."""
+    """Without other ranks there is nothing to wait for."""
     torch.compile(lambda x: torch.ops.backend_kwargs_tests.nap(x * 2) + 1, backend=backend_of())(torch.randn(8))
     assert races.count == 1
 
@@ -101,7 +101,7 @@ def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, mon
 
 
 def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monkeypatch, log):
-    """Where JSON has no form for the winner's option, all ranks compile default, and none waits."""
+    """If JSON cannot represent the winner's option, all ranks compile default, and none waits."""
     word = torch.distributed.HashStore()
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     backend_kwargs.register_template("mine", {"post_grad_custom_post_pass": print})

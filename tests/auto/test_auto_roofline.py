@@ -87,7 +87,7 @@ def test_no_part_of_the_slack_exceeds_the_call():
 
 
 def test_an_opaque_graph_may_save_all():
-    """Of what a higher-order operator holds nobody knows what it could save."""
+    """The operators inside a higher-order operator are unknown, so all of its time counts as slack."""
     assert slack_of(pytest.fail, 2.0, facts_of(lambda: None, opaque=True), {}, CPU) == Slack(2.0, 2.0, 2.0)
 
 

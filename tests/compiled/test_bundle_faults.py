@@ -1,4 +1,4 @@
-"""What a bundle survives: kills, full disks, flipped bits, hostile files, and other processes beside it."""
+"""Faults of a bundle: kills, full disks, flipped bits, hostile files, and concurrent processes."""
 
 import json
 import os
@@ -308,7 +308,7 @@ def test_two_processes_save_and_a_third_loads(tmp_path):
 
 
 def test_threads_may_save_and_infer_at_once(tmp_path):
-    """A save beside calls writes a whole bundle."""
+    """A save during calls writes a complete bundle."""
     compiled = CompiledModule(EAGER).build(scaled(3), [torch.randn(4, 8)])
     threads = [threading.Thread(target=compiled.save, args=(tmp_path / "bundle",)) for _ in range(4)]
     for thread in threads:

@@ -57,7 +57,7 @@ def ahead_of_time(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def evidence() -> Callable[..., None]:
-    """Return a function that keeps what a test saw, as a line of JSON where EVIDENCE names a file."""
+    """Return a function that appends a test's observations as JSON to the file in EVIDENCE, if set."""
 
     def record(template: str, case: str, **seen: Any) -> None:
         if path := os.environ.get(EVIDENCE):

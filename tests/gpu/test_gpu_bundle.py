@@ -71,7 +71,7 @@ def serve_elsewhere(bundle, folder):
 
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"], ids=["default", "CUDA graphs"])
 def test_a_fresh_process_compiles_nothing(mode, x, tmp_path, evidence):
-    """The cubins come with the graphs, Triton's own extension too: no compiler is started."""
+    """Cubins and Triton's own extension are in the bundle: no compiler is started."""
     bk.CompiledModule(bk.CompileConfig(mode=mode)).build(mlp(), [x]).save(tmp_path / "bundle")  # noqa: F821
     served = serve_elsewhere(tmp_path / "bundle", tmp_path)
     evidence("bundle", f"MLP, {mode}", started=served["started"], says=served["says"])

@@ -35,7 +35,7 @@ def kernels(compiled: object) -> str:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("template", ["default", "cudagraphs"])
 def test_float8_products_follow_their_weights(dtype, template):
-    """Linear layers call float8 products, also in a CUDA graph, and a weight that changes is quantised anew."""
+    """Linear layers call float8 products, also in a CUDA graph, and a weight that changes is quantised again."""
     model, x = mlp(dtype), rows(dtype)
     backend = bk.make_backend(f"tmpl-inductor:{template}", precision="fp8-dynamic", max_error=0.1)
     compiled = torch.compile(model, backend=backend)

@@ -56,7 +56,7 @@ RAN, EAGER, WORSE = "ran", "eager", "worse"
 
 @dataclass
 class Verdict:
-    """What became of an operator's samples of one type."""
+    """The results of an operator's samples of one dtype."""
 
     op: str
     dtype: str
@@ -209,6 +209,12 @@ def table(verdicts: list[Verdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(path: Path, verdicts: list[Verdict]) -> None:
+    """Write the list of what has been examined."""
+    counts = sum((v.counts for v in verdicts), Counter())
+    path.write_text(f"{heading()}\n\nSamples: {dict(counts)}.\n\n{table(verdicts)}")
+
+
 def heading() -> str:
     """Return by what the list was written, and of what."""
     releases = [f"{name} {version(name)}" for name in ("torch", *RELEASES[backend_name[0]])]
@@ -244,6 +250,8 @@ def run(options: argparse.Namespace, by_dtype: list[tuple[str, list[str]]]) -> i
     def through(chunk: tuple[str, list[str]]) -> None:
         for verdict in isolated(chunk[1], chunk[0], options.samples, options.gradients):
             verdicts.append(verdict)
+            if options.out and len(verdicts) % CHUNK == 0:  # what a later end by hand leaves
+                write(options.out, verdicts)
             done = f"{len(verdicts)}/{total} {time.monotonic() - began:.0f} s"
             print(f"{done} {verdict.op} {verdict.dtype} {dict(verdict.counts)} {verdict.worse[:1] or ''}", flush=True)
 
@@ -251,10 +259,9 @@ def run(options: argparse.Namespace, by_dtype: list[tuple[str, list[str]]]) -> i
         list(pool.map(through, chunks))
     counts = sum((v.counts for v in verdicts), Counter())
     if options.out:
-        options.out.write_text(f"{heading()}\n\nSamples: {dict(counts)}.\n\n{table(verdicts)}")
-    print(
-        f"{counts[RAN]} samples ran in {NAMES[backend_name[0]]}, {counts[EAGER]} in eager alone, {counts[WORSE]} worse than in eager."
-    )
+        write(options.out, verdicts)
+    ran, where = counts[RAN], NAMES[backend_name[0]]
+    print(f"{ran} samples ran in {where}, {counts[EAGER]} in eager alone, {counts[WORSE]} worse than in eager.")
     return int(counts[WORSE] > 0)
 
 

@@ -123,7 +123,7 @@ class _Race:
 
     `expected` is the result that others are compared with, None if there is none; `reference` is the same in higher
     precision. `base` belongs to the candidate whose options the next ones extend: its seconds and its slack. `best_row`
-    is the fastest of Inductor's so far.
+    is the fastest of Inductor's up to now.
     """
 
     request: Request

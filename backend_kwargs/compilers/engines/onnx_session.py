@@ -60,7 +60,7 @@ class ONNXRuntime:
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         from torch._decomp import core_aten_decompositions
 
-        return {op: rule for op, rule in core_aten_decompositions().items() if not _registry().is_registered(op)}
+        return {op: rule for op, rule in dict(core_aten_decompositions()).items() if not _registry().is_registered(op)}
 
     def build(self, part: fx.GraphModule) -> Run:
         import onnxruntime

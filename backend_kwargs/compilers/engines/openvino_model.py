@@ -13,7 +13,7 @@ from torch import fx
 from backend_kwargs.compilers.engines.engine import Run
 from backend_kwargs.compilers.engines.openvino_settings import Settings
 from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
-from backend_kwargs.compilers.parts import calls_of
+from backend_kwargs.compilers.parts import calls_of, op_name
 
 TYPES = {
     torch.float32: "f32",
@@ -24,7 +24,11 @@ TYPES = {
 OUT_OF_BOUNDS = "for an index out of bounds eager raises"
 DENIED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("embedding", "gather", "index", "index_select", "index_put", "scatter", "take"), OUT_OF_BOUNDS)
+    | dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "equals have another order in OpenVINO")
+    | dict.fromkeys(("var", "var_mean", "std", "std_mean"), "OpenVINO takes no notice of the correction")
 )
+# Of integers OpenVINO rounds these otherwise.
+ROUNDED = frozenset({"div", "floor_divide", "remainder", "fmod", "avg_pool1d", "avg_pool2d", "avg_pool3d"})
 
 
 class OpenVINO:
@@ -38,14 +42,18 @@ class OpenVINO:
         self.settings = settings
 
     def knows(self, node: fx.Node) -> bool:
-        return str(node.target) in _translated()
+        value = node.meta["val"]
+        integers = isinstance(value, torch.Tensor) and not value.is_floating_point()
+        # Its frontend has no type for an empty list.
+        empty = any(isinstance(each, list | tuple) and not each for each in node.args)
+        return str(node.target) in _translated() and not (integers and op_name(node) in ROUNDED) and not empty
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
         from torch._decomp import core_aten_decompositions
 
         kept = set(ops_to_not_decompose())
-        return {op: rule for op, rule in core_aten_decompositions().items() if op not in kept}
+        return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in kept}
 
     def build(self, part: fx.GraphModule) -> Run:
         model = _converted(part)
@@ -107,16 +115,22 @@ def _check(result: Any, node: fx.Node) -> None:
     if kind != TYPES[value.dtype]:
         raise TypeError(f"OpenVINO gives {kind} where torch gives {value.dtype}")
     shape = result.get_partial_shape()
-    if shape.rank.is_static and len(shape) != value.dim():
-        raise TypeError(f"OpenVINO gives {len(shape)} dimensions where torch gives {value.dim()}")
+    sizes = fixed_sizes(node)
+    if (shape.rank.is_static and len(shape) != value.dim()) or (shape.is_static and sizes and [*shape] != [*sizes]):
+        raise TypeError(f"OpenVINO gives the shape {shape} where torch gives {tuple(value.shape)}")
 
 
 class _Model:
-    """Runs a compiled model on torch's memory: inputs as they lie, outputs made by torch where their sizes are fixed."""
+    """Runs a compiled model on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
     def __init__(self, compiled: Any, part: fx.GraphModule) -> None:
         self.compiled, self.part = compiled, part
-        self.outputs = [(fixed_sizes(node), node.meta["val"].dtype) for node in results_of_part(part)]
+        # OpenVINO puts memory of its own in the place of what has another size than it finds.
+        sure = [output.get_partial_shape().is_static for output in compiled.outputs]
+        self.outputs = [
+            (fixed_sizes(node) if fixed else None, node.meta["val"].dtype)
+            for fixed, node in zip(sure, results_of_part(part), strict=True)
+        ]
         self.requests = threading.local()
 
     def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:

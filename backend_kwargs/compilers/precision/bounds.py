@@ -1,4 +1,4 @@
-"""What became of the precision that a graph was to be computed in, and who holds it to its bound. Imports no torch."""
+"""The precision used for a graph, and its error bound. Imports no torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _elsewhere: ContextVar[bool] = ContextVar("measured_elsewhere", default=False)
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What became of a precision: its error of at most `max_error`, and the bytes of weights made for it.
+    """The use of a precision: its error of at most `max_error`, and the bytes of weights made for it.
 
     `reason` says why it is not used, "" where it is.
     """
@@ -34,12 +34,12 @@ _last: list[Used] = []  # of the graph that is compiled now: dynamo compiles one
 
 
 def last_used() -> Used | None:
-    """Return what became of the precision that was asked for last, None if none was."""
+    """Return the use of the precision requested last, None if none was."""
     return _last[0] if _last else None
 
 
 def note_used(used: Used | None) -> None:
-    """Keep what became of a precision, for the record of the graph."""
+    """Keep the use of a precision for the graph's record."""
     _last[:] = [used] if used else []
 
 

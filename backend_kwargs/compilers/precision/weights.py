@@ -29,7 +29,7 @@ class Weight:
     state: tuple[int, int]
 
     def follow(self, parameter: torch.Tensor) -> None:
-        """Make it anew, in the same memory, where the parameter has changed."""
+        """Compute it again, in the same memory, if the parameter has changed."""
         state = parameter.data_ptr(), parameter._version
         if state == self.state:
             return
@@ -89,7 +89,7 @@ class Held:
             known.append(weight)
 
     def follow(self, inputs: Sequence[Any]) -> None:
-        """Make anew what changed."""
+        """Compute again what changed."""
         for position, weights in self.positions.items():
             parameter = inputs[position]
             for weight in weights:
@@ -102,7 +102,7 @@ class Held:
 
 
 def source_of(placeholder: Node, precision: str) -> Source:
-    """Return a source for what is made of a parameter: AOTAutograd wants one for each attribute, and no two alike."""
+    """Return a source for what is made of a parameter: AOTAutograd needs a different one for each attribute."""
     return AttrSource(placeholder._dynamo_source, f"in_{precision.replace('-', '_')}")  # type: ignore[attr-defined]
 
 

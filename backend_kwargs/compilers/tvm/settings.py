@@ -40,7 +40,8 @@ class Settings:
     ] = "partition"
     freeze: Annotated[bool, "parameters become constants; later updates have no effect; inference only"] = False
     aten_ops: Annotated[
-        tuple[str, ...] | None, "operators left to ATen, such as 'mm'; None: attention, products and convolutions (on a CPU the large ones)"
+        tuple[str, ...] | None,
+        "operators left to ATen, such as 'mm'; None: attention, products and convolutions (on a CPU the large ones)",
     ] = None
     verify: Annotated[bool, "compare the first call with eager's, and run in eager if it differs"] = False
     opt_level: Annotated[int | None, "of TVM's PassContext; ignored by Relax"] = None

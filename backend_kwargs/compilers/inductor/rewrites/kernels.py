@@ -16,8 +16,8 @@ BLOCK, WARPS = 8192, 16
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _losses(logits, target, losses, lse, columns, stride, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store one row's loss and the logarithm of its sum of exponentials."""
+def _losses(logits, target, losses, tops, logs, columns, stride, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store one row's loss, its largest logit, and the logarithm of the sum of exponentials below that."""
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     start_of_row = logits + tl.cast(row, tl.int64) * stride
@@ -31,16 +31,17 @@ def _losses(logits, target, losses, lse, columns, stride, ignore_index, BLOCK: t
         top = higher
     highest = tl.max(top, 0)
     total = tl.sum(total * tl.exp2((top - highest) * LOG2_E), 0)
-    logarithm = tl.log(total) + highest
+    logarithm = tl.log(total)
     wanted = tl.load(target + row)
     counts = wanted != ignore_index
     picked = tl.load(start_of_row + tl.where(counts, wanted, 0)).to(tl.float32)
-    tl.store(lse + row, logarithm)
-    tl.store(losses + row, tl.where(counts, logarithm - picked, 0.0))
+    tl.store(tops + row, highest)
+    tl.store(logs + row, logarithm)
+    tl.store(losses + row, tl.where(counts, logarithm - (picked - highest), 0.0))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _gradients(factor, logits, target, lse, out, columns, stride, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gradients(factor, logits, target, tops, logs, out, columns, stride, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Store one block of one row's gradient."""
     row = tl.program_id(1)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -49,36 +50,49 @@ def _gradients(factor, logits, target, lse, out, columns, stride, ignore_index, 
     wanted = tl.load(target + row)
     by = tl.where(wanted != ignore_index, tl.load(factor).to(tl.float32), 0.0)
     value = tl.load(logits + start_of_row + column, mask=keep, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    share = tl.exp2((value - tl.load(lse + row)) * LOG2_E)
+    share = tl.exp2(((value - tl.load(tops + row)) - tl.load(logs + row)) * LOG2_E)
     share = tl.where(column == wanted, share - 1.0, share) * by
     at = tl.cast(row, tl.int64) * columns + column
     tl.store(out + at, share, mask=keep, cache_modifier=".cs")
 
 
-def loss_of_rows(logits: torch.Tensor, target: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's loss, 0 where its target is to be ignored, and the logarithm of its sum of exponentials."""
+def loss_of_rows(
+    logits: torch.Tensor, target: torch.Tensor, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return each row's loss, 0 where its target is to be ignored, its largest logit and the rest of its logsumexp."""
     rows, columns = logits.shape
-    losses, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    losses, tops, logs = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
     block = min(BLOCK, triton.next_power_of_2(columns))
     kernel: Any = _losses[(rows,)]
-    with torch.cuda.device(logits.device):
-        kernel(logits, target, losses, lse, columns, logits.stride(0), ignore_index, block, num_warps=_warps(block))
-    return losses, lse
+    with _on(logits):
+        kernel(
+            logits, target, losses, tops, logs, columns, logits.stride(0), ignore_index, block, num_warps=_warps(block)
+        )
+    return losses, tops, logs
 
 
 def gradient_of_rows(
-    factor: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, ignore_index: int
+    factor: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    tops: torch.Tensor,
+    logs: torch.Tensor,
+    ignore_index: int,
 ) -> torch.Tensor:
     """Return the gradient of the sum of the rows' losses, times `factor`."""
     rows, columns = logits.shape
     out = torch.empty((rows, columns), dtype=logits.dtype, device=logits.device)
     block = min(BLOCK, triton.next_power_of_2(columns))
     kernel: Any = _gradients[(triton.cdiv(columns, block), rows)]
-    with torch.cuda.device(logits.device):
-        kernel(
-            factor, logits, target, lse, out, columns, logits.stride(0), ignore_index, block, num_warps=_warps(block)
-        )
+    sizes = (columns, logits.stride(0), ignore_index, block)
+    with _on(logits):
+        kernel(factor, logits, target, tops, logs, out, *sizes, num_warps=_warps(block))
     return out
+
+
+def _on(tensor: torch.Tensor) -> Any:
+    """Return a context in which kernels run on the tensor's GPU."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def _warps(block: int) -> int:
@@ -137,7 +151,7 @@ def attention_over_few_keys(
     padded = [max(triton.next_power_of_2(size), LEAST) for size in (keys, width, width_of_v)]
     kernel: Any = _attend[(batch * heads, triton.cdiv(rows, tile))]
     strides = (stride for each in (q, k, v) for stride in each.stride()[:3])
-    with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
+    with _on(q):
         kernel(
             q, k, v, q if bias is None else bias, out, *strides, *of_bias, heads, rows, keys, width, width_of_v, scale,
             bias is not None, q.dtype == torch.float32, tile, *padded, num_warps=4 if padded[0] <= 128 else 8,

@@ -232,75 +232,77 @@ cudnn_attention = define(
 
 # ---- losses
 
+# A row's logsumexp in two parts, its largest logit and the rest: their sum would lose what is far below the largest.
+Loss = tuple[Tensor, Tensor, Tensor, Tensor]
 
-def _cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+
+def _cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> Loss:
     kept = target != ignore_index
     wide = logits.float()
-    lse = wide.logsumexp(1)
-    at = wide.gather(1, torch.where(kept, target, 0).unsqueeze(1)).squeeze(1)
+    tops = wide.amax(1)
+    below = wide - tops.unsqueeze(1)
+    logs = below.exp().sum(1).log()
+    at = below.gather(1, torch.where(kept, target, 0).unsqueeze(1)).squeeze(1)
     count = kept.sum().float()
-    return torch.where(kept, lse - at, 0.0).sum() / count, lse, count
+    return torch.where(kept, logs - at, 0.0).sum() / count, tops, logs, count
 
 
-def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    wide: dict[str, Any] = {"dtype": torch.float32, "device": logits.device}
-    return torch.empty((), **wide), torch.empty(logits.shape[0], **wide), torch.empty((), **wide)
+def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> Loss:
+    rows = logits.shape[:1]
+    one, tops, logs, count = (logits.new_empty(size, dtype=torch.float32) for size in ((), rows, rows, ()))
+    return one, tops, logs, count
 
 
-def _cross_entropy_cuda(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+def _cross_entropy_cuda(logits: Tensor, target: Tensor, ignore_index: int) -> Loss:
     from backend_kwargs.compilers.inductor.rewrites.kernels import loss_of_rows
 
-    losses, lse = loss_of_rows(logits, target, ignore_index)
+    losses, tops, logs = loss_of_rows(logits, target, ignore_index)
     count = (target != ignore_index).sum().float()
-    return losses.sum() / count, lse, count
+    return losses.sum() / count, tops, logs, count
 
 
 def _cross_entropy_backward(
-    grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, ignore_index: int
+    grad: Tensor, logits: Tensor, target: Tensor, tops: Tensor, logs: Tensor, count: Tensor, ignore_index: int
 ) -> Tensor:
     kept = target != ignore_index
     share = torch.where(kept, grad.float() / count, 0.0).unsqueeze(1)
-    gradient = (logits.float() - lse.unsqueeze(1)).exp() * share
+    gradient = ((logits.float() - tops.unsqueeze(1)) - logs.unsqueeze(1)).exp() * share
     gradient.scatter_add_(1, torch.where(kept, target, 0).unsqueeze(1), -share)
     return gradient.to(logits.dtype)
 
 
 def _cross_entropy_backward_cuda(
-    grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, count: Tensor, ignore_index: int
+    grad: Tensor, logits: Tensor, target: Tensor, tops: Tensor, logs: Tensor, count: Tensor, ignore_index: int
 ) -> Tensor:
     from backend_kwargs.compilers.inductor.rewrites.kernels import gradient_of_rows
 
-    return gradient_of_rows(grad.float() / count, logits, target, lse, ignore_index)
+    return gradient_of_rows(grad.float() / count, logits, target, tops, logs, ignore_index)
 
 
 cross_entropy = define(
-    "cross_entropy(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor, Tensor)",
+    "cross_entropy(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor, Tensor, Tensor)",
     _cross_entropy,
     fake=_cross_entropy_fake,
     cuda=_cross_entropy_cuda,
     saved=lambda node: 2.0 * nbytes(node.args[0]),
 )
 cross_entropy_backward = define(
-    "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor lse, Tensor count, int ignore_index)"
-    " -> Tensor",
+    "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor tops, Tensor logs, Tensor count,"
+    " int ignore_index) -> Tensor",
     _cross_entropy_backward,
-    fake=lambda grad, logits, target, lse, count, ignore_index: torch.empty_like(
-        logits, memory_format=torch.contiguous_format
-    ),
+    fake=lambda grad, logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
     cuda=_cross_entropy_backward_cuda,
 )
 
 
 def _keep_for_loss(ctx: Any, inputs: Any, output: Any) -> None:
     logits, target, ctx.ignore_index = inputs
-    _, lse, count = output
-    ctx.save_for_backward(logits, target, lse, count)
-    ctx.mark_non_differentiable(lse, count)
+    ctx.save_for_backward(logits, target, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
 
 
 def _loss_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    logits, target, lse, count = ctx.saved_tensors
-    return cross_entropy_backward(grad, logits, target, lse, count, ctx.ignore_index), None, None
+    return cross_entropy_backward(grad, *ctx.saved_tensors, ctx.ignore_index), None, None
 
 
 torch.library.register_autograd(
@@ -327,10 +329,10 @@ def _linear_cross_entropy(
     for start in range(0, x.shape[0], rows):
         part, wanted = x[start : start + rows], target[start : start + rows]
         logits = part @ weight.t()
-        mean, lse, number = cross_entropy(logits, wanted, ignore_index)
+        mean, tops, logs, number = cross_entropy(logits, wanted, ignore_index)
         loss += torch.where(number > 0, mean * number, 0.0)  # a chunk may have no row that counts
         if with_gradients:
-            gradient = cross_entropy_backward(one, logits, wanted, lse, count, ignore_index)
+            gradient = cross_entropy_backward(one, logits, wanted, tops, logs, count, ignore_index)
             torch.mm(gradient, weight, out=of_x[start : start + rows])
             of_weight.addmm_(gradient.t(), part)
     return loss / count, of_x, of_weight

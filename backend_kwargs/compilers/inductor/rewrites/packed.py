@@ -1,6 +1,6 @@
 """Linear layers that share an input as one product, with their weights packed into a buffer of its own.
 
-Weights are inputs of the graph, so whoever calls it may have changed them: each call compares every weight's identity,
+Weights are inputs of the graph, so the caller may have changed them: each call compares every weight's identity,
 address and version with those that were packed, and packs again into the same buffer where one differs. Writes through
 `.data` change no version and are unseen.
 """

@@ -44,8 +44,9 @@ def permute(node: Node, x: Any, dims: Sequence[int]) -> Any:
 def transpose(node: Node, x: Any, *dims: int) -> Any:
     """Lower t and transpose."""
     order = list(range(rank(node)))
-    first, second = [axis(d, len(order)) for d in dims or (0, -1)] if order else (0, 0)
-    order[first : first + 1], order[second : second + 1] = order[second : second + 1], order[first : first + 1]
+    if order:
+        first, second = (axis(d, len(order)) for d in dims or (0, -1))
+        order[first], order[second] = order[second], order[first]
     return permute(node, x, order)
 
 

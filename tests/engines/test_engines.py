@@ -1,0 +1,214 @@
+"""ONNX Runtime and OpenVINO's own compiler: results, constants and their guards, what is left to eager, and options."""
+
+import copy
+import threading
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+import backend_kwargs as bk
+from backend_kwargs.errors import BackendKwargsWarning
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+ENGINES = [
+    pytest.param("onnxruntime", marks=pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")),
+    pytest.param("openvino-native", marks=pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")),
+]
+NAMES = {"onnxruntime": "ONNX Runtime", "openvino-native": "OpenVINO"}
+both = pytest.mark.parametrize("engine", ENGINES)
+X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Flatten(), nn.Linear(288, 16), nn.LayerNorm(16)
+    ).eval()
+
+
+def check(compiled, wanted, *args):
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*args), wanted(*args), rtol=1e-4, atol=1e-4)
+
+
+@both
+def test_a_model_is_one_part(engine):
+    """Its parameters are constants, and the report says who runs it."""
+    model = net()
+    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    check(compiled, model, X)
+    told = bk.report(compiled)
+    (graph,) = told.graphs
+    assert (graph.engine.engine, len(graph.engine.partitions), graph.engine.fallbacks) == (NAMES[engine], 1, {})
+    assert told.ran is None
+
+
+@both
+def test_another_parameter_compiles_anew(engine):
+    """A replaced parameter, another module of the class, and a replaced `.data` are seen."""
+    model = net()
+    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    check(compiled, model, X)
+    with torch.no_grad():
+        model[4].weight = nn.Parameter(model[4].weight * 2)
+    check(compiled, model, X)
+    model[0].weight.data = model[0].weight.data * 3
+    check(compiled, model, X)
+
+
+@both
+def test_a_copy_of_a_module_has_its_own_constants(engine):
+    """Two modules of one class share no compiled part."""
+    first, second = net(), net()
+    with torch.no_grad():
+        second[4].bias.add_(1)
+    for model in (first, second, copy.deepcopy(second)):
+        check(torch.compile(model, backend=bk.make_backend(engine)), model, X)
+
+
+@both
+@pytest.mark.parametrize("dynamic", [None, True], ids=["after a second size", "at once"])
+def test_sizes_stay_symbols(engine, dynamic):
+    """One graph serves batches of other sizes."""
+    model = net()
+    compiled = torch.compile(model, backend=bk.make_backend(engine), dynamic=dynamic)
+    for batch in (4, 6, 7, 9):
+        check(compiled, model, X.repeat(3, 1, 1, 1)[:batch])
+    assert len(bk.report(compiled).graphs) == (1 if dynamic else 2)
+
+
+@both
+def test_gradients_are_left_to_eager(engine):
+    """It compiles for inference alone; training runs, and says why it is not compiled."""
+    model = nn.Linear(4, 4)
+    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    with pytest.warns(BackendKwargsWarning, match="compiles for inference alone, and a graph runs in eager, since"):
+        compiled(torch.randn(2, 4)).sum().backward()
+    assert model.weight.grad is not None
+    assert bk.report(compiled).ran.what == f"ran in eager: no partition of {NAMES[engine]}"
+
+
+@both
+def test_what_it_has_not_runs_in_eager(engine):
+    """Random numbers are eager's own, between two parts."""
+
+    def fn(x):
+        return torch.relu(torch.relu(x * 2 + 1) + torch.rand_like(x)) * 3
+
+    compiled = torch.compile(fn, backend=bk.make_backend(engine))
+    torch.manual_seed(0)
+    given = compiled(X)
+    torch.manual_seed(0)
+    torch.testing.assert_close(given, fn(X))
+    (graph,) = bk.report(compiled).graphs
+    assert graph.engine.fallbacks["rand_like"] == "draws random numbers"
+    assert len(graph.engine.partitions) == 2
+
+
+@both
+def test_inputs_that_change_and_views_are_eagers(engine):
+    """A graph may write an input, and may return a view of one."""
+
+    def fn(x, y):
+        y.add_(torch.relu(x))
+        return x.view(-1), y * 2
+
+    compiled = torch.compile(fn, backend=bk.make_backend(engine))
+    x, y, z = torch.randn(4, 4), torch.zeros(4, 4), torch.zeros(4, 4)
+    view, doubled = compiled(x, y)
+    _, wanted = fn(x, z)
+    torch.testing.assert_close((y, doubled), (z, wanted))
+    assert view.data_ptr() == x.data_ptr()
+
+
+@both
+def test_results_have_eagers_strides_and_memory_of_their_own(engine):
+    """A second call changes no result of the first."""
+
+    def fn(x):
+        return torch.relu(x).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) + 1
+
+    compiled = torch.compile(fn, backend=bk.make_backend(engine))
+    first = compiled(X)
+    kept = first.clone()
+    compiled(X * 2)
+    torch.testing.assert_close(first, kept)
+    assert first.stride() == fn(X).stride()
+
+
+@both
+def test_two_threads_at_once(engine):
+    """Each has a request of its own."""
+    model = net()
+    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    check(compiled, model, X)
+    inputs = [X + i for i in range(4)]
+    with torch.no_grad():
+        wanted, given = [model(x) for x in inputs], {}
+
+    def work(i):
+        with torch.no_grad():
+            for _ in range(20):
+                given[i] = compiled(inputs[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, result in enumerate(wanted):
+        torch.testing.assert_close(given[i], result, rtol=1e-4, atol=1e-4)
+
+
+@both
+def test_operators_can_be_left_to_aten(engine):
+    """By name; the report says so."""
+    model = net()
+    compiled = torch.compile(model, backend=bk.make_backend(engine, aten_ops=("convolution",)))
+    check(compiled, model, X)
+    assert bk.report(compiled).graphs[0].engine.fallbacks == {"convolution": "left to ATen by aten_ops"}
+
+
+@both
+def test_is_raced_where_the_caller_froze_the_parameters(engine, tmp_path):
+    """It makes parameters constants, which nobody asked for otherwise."""
+    model = net()
+    for freezing, status in ((False, "skipped"), (True, "pass")):
+        torch._dynamo.reset()
+        backend = bk.make_backend(
+            "tmpl-inductor:auto", candidates=[engine], freezing=freezing, budget_s=300.0, store=str(tmp_path / "store")
+        )
+        compiled = torch.compile(model, backend=backend)
+        check(compiled, model, X)
+        row = bk.report(compiled).graphs[0].race.rows[-1]
+        assert (row.name, row.compiler, row.status) == (engine, engine, status)
+
+
+WRONG = [
+    ("onnxruntime", {"intra_op_num_threads": 0}, "ONNX Runtime option 'intra_op_num_threads' must be int of at least 1 "
+     "| None, got 0."),
+    ("onnxruntime", {"spinning": True}, "Unknown ONNX Runtime option 'spinning'. Did you mean 'allow_spinning'?"),
+    ("openvino-native", {"inference_precision": "fp8"}, "OpenVINO option 'inference_precision' must be 'f32' | 'bf16' | "
+     "'f16', got 'fp8'."),
+    ("openvino-native", {"config": {"NUM_STREAM": 1}}, "Unknown property of OpenVINO's CPU 'NUM_STREAM'. Did you mean "
+     "'NUM_STREAMS'?"),
+    ("tensorrt", {"min_block_size": -1}, "Torch-TensorRT option 'min_block_size' must be int of at least 0, got -1."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "message"), WRONG, ids=[f"{n} {[*o][0]}" for n, o, _ in WRONG])
+def test_a_wrong_option_raises_at_once(name, options, message):
+    """Before a graph comes."""
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.make_backend(name, options)
+    assert " ".join(str(raised.value).split()) == message
+
+
+def test_tensorrt_says_what_it_lacks():
+    """It cannot be installed everywhere; the error has the next step."""
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    with pytest.raises(bk.BackendKwargsError, match=r"^Backend 'tensorrt' cannot work here: no CUDA GPU is visible; "):
+        bk.make_backend("tensorrt")

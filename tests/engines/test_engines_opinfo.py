@@ -1,0 +1,23 @@
+"""A bounded sample of torch's operators through each engine; the lists beside this file have them all."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.tvm_backend import opinfo
+
+PACKAGES = {"onnxruntime": "onnxruntime", "openvino-native": "openvino"}
+SLICE = {
+    "float32": ["add", "div.floor_rounding", "nn.functional.conv2d", "nn.functional.gelu", "softmax", "sum", "where"],
+    "int64": ["add", "floor_divide", "sum"],
+}
+
+
+@pytest.mark.parametrize("engine", PACKAGES)
+@pytest.mark.parametrize(("dtype", "op"), [(dtype, op) for dtype, ops in SLICE.items() for op in ops])
+def test_no_operator_is_worse_than_eager(engine, dtype, op, monkeypatch):
+    """Whether the engine ran it or left it to eager."""
+    if not find_spec(PACKAGES[engine]):
+        pytest.skip(f"no {PACKAGES[engine]}")
+    monkeypatch.setattr(opinfo, "backend_name", [engine])
+    assert opinfo.examine(op, dtype, samples=1).worse == []
