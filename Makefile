@@ -1,11 +1,11 @@
 # Everything runs in .venv, which the first target makes with Python >= 3.11. Compiling a model takes a C++ compiler.
 #   make test TORCH=torch==2.11.0                      another torch
 #   make test PYTHON=/path/to/python TORCH=installed   the torch that this Python has, a GPU build say
-#   make clean test EXTRAS=dev,demo                    without TVM and OpenVINO, whose tests are then skipped
+#   make clean test EXTRAS=dev,demo                    without other compilers, whose tests are then skipped
 # A .venv remembers its choice until TORCH says otherwise; "make clean" forgets it.
 PYTHON ?= python3
 PYTEST_ARGS ?=
-EXTRAS ?= dev,demo,tvm,openvino
+EXTRAS ?= dev,demo,tvm,openvino,onnxruntime,torchao
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH ?= $(or $(patsubst $(VENV)/ready-%,%,$(firstword $(wildcard $(VENV)/ready-*))),constraints.txt)
@@ -48,10 +48,10 @@ bench: $(READY)
 overhead: $(READY)
 	$(BIN)/python -m pytest tests/test_overhead.py tests/auto/test_auto_overhead.py --benchmark-only
 
-# Small changes planted at random, which the tests should notice: make mutants MODULES=accuracy,auto/cache_key SAMPLE=20 SEED=1
+# Small changes planted at random, which the tests should notice: make mutants MODULES=accuracy,auto/cache_key SAMPLE=20 SEED=1 JOBS=2
 mutants: $(READY)
 	@$(BIN)/python -c "import cosmic_ray" 2>/dev/null || $(BIN)/python -m pip install -q -e ".[mutants]"
-	$(BIN)/python tests/mutants.py $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/mutants.py $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS))
 
 # The pages of docs/ as a site in site/, with every link checked.
 docs: $(READY)

@@ -17,6 +17,7 @@ from backend_kwargs.registry import (
     register_template,
 )
 from backend_kwargs.report import Report, report
+from backend_kwargs.rewrites import Rewrite, list_rewrites, register_rewrite
 from backend_kwargs.templates import Template
 
 __all__ = [
@@ -27,17 +28,20 @@ __all__ = [
     "CompiledModule",
     "Explanation",
     "Report",
+    "Rewrite",
     "Template",
     "compile_regions",
     "explain",
     "get_template",
     "list_backends",
+    "list_rewrites",
     "list_templates",
     "load_cache_artifacts",
     "load_templates",
     "make_backend",
     "region_options",
     "register_backend",
+    "register_rewrite",
     "register_template",
     "report",
     "save_cache_artifacts",

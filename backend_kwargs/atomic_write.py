@@ -8,7 +8,7 @@ from backend_kwargs.errors import BackendKwargsError
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write `content` beside `path` and put it in place at once, so that a full disk or a kill leaves the old file."""
+    """Write `content` to a temporary file and rename it to `path`: a full disk or a kill leaves the old file intact."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A backend is a value: a compiler, templates and options, bound and checked, which dynamo calls and compares."""
+"""A backend as a value: a compiler with checked templates and options, which dynamo calls and compares."""
 
 import base64
 import binascii
@@ -36,7 +36,7 @@ from backend_kwargs.spec import join_spec
 from backend_kwargs.trust import Check, untrusted
 
 CONFIG_VERSION = 1
-# Looked up before dynamo's registry; "dynamo:NAME" reaches what one of these hides.
+# Looked up before dynamo's registry; "dynamo:NAME" finds a backend of dynamo's with one of these names.
 OURS: Mapping[str, Callable[[str], Compiler]] = MappingProxyType(
     {
         "tmpl-inductor": InductorCompiler,
@@ -50,7 +50,7 @@ class Backend:
     """What `make_backend` returns and `torch.compile(..., backend=...)` takes. Immutable; compares by value.
 
     Attributes:
-        compiler_name: a name that dynamo has registered for this compiler, as its own wrappers have.
+        compiler_name: a name under which dynamo has registered this compiler; dynamo's own wrappers have it too.
 
     """
 
@@ -65,7 +65,7 @@ class Backend:
 
     @property
     def spec(self) -> str:
-        """The backend's name and templates, as `make_backend` takes them."""
+        """The backend's name and templates, in the form that `make_backend` takes."""
         return join_spec(self._compiler.name, self._templates)
 
     @property
@@ -75,12 +75,12 @@ class Backend:
 
     @property
     def summary(self) -> str:
-        """What this is, in one line."""
+        """A description in one line."""
         return self._compiler.summary(self._templates)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Every option that is set, by whichever layer; read-only."""
+        """Every option that any layer sets; read-only."""
         return MappingProxyType(copied(self._options))
 
     @property
@@ -89,30 +89,30 @@ class Backend:
         return self._layers
 
     def bind(self, source: str, given: Mapping[str, Any], coerce: Check = check) -> "Backend":
-        """Return this backend with what `source` gives laid over it, or raise BackendKwargsError."""
+        """Return this backend with `given` merged on top, as a layer named `source`; raise if an option is wrong."""
         if not given:
             return self
         reading = self._compiler.read(source, given, coerce)
         return Backend(self._compiler, self._templates + reading.templates, self._layers + reading.layers)
 
     def verify(self, tell: Callable[[Limit], None] = warn_once) -> None:
-        """Raise where this cannot compile here; `tell` where a documented fallback would run."""
+        """Raise if this backend cannot compile here; call `tell` for each limit that has a documented fallback."""
         self._compiler.verify(self._templates, self._options, tell)
 
     def option(self, name: str) -> Option:
-        """Return what is known of the option called `name`."""
+        """Return the option called `name`."""
         return self._compiler.option(name)
 
     def known_options(self) -> Mapping[str, Option]:
-        """Return every option that is known by its name."""
+        """Return all options with a known name."""
         return self._compiler.options()
 
     def unchecked_options(self) -> str:
-        """Say what it takes besides those, unchecked: "" where it takes nothing else."""
+        """Describe the arguments that are accepted beyond those without a check, "" if there are none."""
         return self._compiler.unchecked()
 
     def limits(self) -> Mapping[str, Limit]:
-        """Return, for each option that cannot act on this machine or beside the others, why."""
+        """Return the reason for each option that has no effect on this machine or with the other options."""
         return self._compiler.limits(self._options)
 
     def __call__(
@@ -127,8 +127,8 @@ class Backend:
         **kwargs: Any,
     ) -> Callable[..., Any]:
         """Compile the graph `gm`, as dynamo asks; return what the compiler returned, unwrapped."""
-        # torch.compile leaves out what the caller did not give; `config_patches` come by dynamo's environment variables
-        # alone, and `name` is that of a region.
+        # torch.compile passes only what the caller gave. `config_patches` come only from dynamo's environment
+        # variables, and `name` is that of a region.
         given = {**(options or {}), **kwargs, **({} if mode is None else {"mode": mode})}
         bound = self.bind("torch.compile", given).bind("dynamo's config_patches", config_patches or {})
         bound.verify()
@@ -136,14 +136,14 @@ class Backend:
         return recorded(bound, gm, lambda: bound._compiler.compile(gm, example_inputs, bound._options, name))
 
     def get_compiler_config(self) -> dict[str, Any]:
-        """Return the compiler's whole configuration under these options."""
+        """Return the compiler's whole configuration with these options."""
         return self._compiler.config(self._options)
 
     def inductor_config(self) -> dict[str, Any]:
         """Return the options as a plain dict: AOTInductor's `inductor_configs`, vLLM's `inductor_compile_config`.
 
         Raises:
-            BackendKwargsError: where an option acts only when this package compiles, or the compiler is not Inductor.
+            BackendKwargsError: if an option works only in this package, or the compiler is not Inductor.
 
         """
         if not isinstance(self._compiler, InductorCompiler):
@@ -151,7 +151,7 @@ class Backend:
         return self._compiler.plain(self._options)
 
     def reset(self) -> None:
-        """Drop what compiling keeps in this process, such as CUDA-graph trees; torch._dynamo.reset() calls it."""
+        """Free what compiling keeps in this process, such as CUDA-graph trees; torch._dynamo.reset() calls this."""
         self._compiler.reset(self._options)
 
     def __eq__(self, other: object) -> bool:
@@ -164,10 +164,11 @@ class Backend:
         )
 
     def __hash__(self) -> int:
-        # Values may be unhashable; the names alone make a hash that equal backends share.
+        # Values may be unhashable; equal backends have the same option names, so the names suffice.
         return hash((self._compiler, self._templates, frozenset(self._options)))
 
-    # Lightning and transformers copy what they hand to torch.compile; dynamo would compile anew for an unequal copy.
+    # Lightning and transformers copy the backend they pass to torch.compile; dynamo would recompile for an unequal
+    # copy.
     def __copy__(self) -> "Backend":
         return self
 
@@ -192,11 +193,11 @@ class Backend:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str, *, trust: bool = False) -> "Backend":
-        """Make a backend from a mapping, its JSON text, or base64 of that; without `backend` it is for tmpl-inductor.
+        """Make a backend from a mapping, its JSON text, or base64 of that; `backend` defaults to tmpl-inductor.
 
-        Beside options it takes `template`, `mode`, `freezing`, `inductor_config`, and the keys of `to_config`. A
-        backend or an option that is code, as a function to import or a compiler's path, raises unless you `trust` who
-        wrote the config.
+        Besides options it takes `template`, `mode`, `freezing`, `inductor_config`, and the keys of `to_config`. A
+        backend or an option that is code, such as a function to import or a compiler's path, raises unless you pass
+        `trust=True`.
         """
         given = _config_mapping(config)
         version = given.pop("version", CONFIG_VERSION)
@@ -208,26 +209,26 @@ class Backend:
         return found.bind("config", given, _from_json if trust else untrusted(_from_json))
 
     def to_config(self) -> dict[str, Any]:
-        """Return the plain data that `from_config` reads back: sorted, with a version; raise where it cannot be."""
+        """Return plain data that `from_config` reads: sorted, with a version; raise if a value cannot be written."""
         options = {name: self._written(name, value) for name, value in sorted(self._own_options().items())}
         return {"backend": self._writable_spec(), "options": options, "version": CONFIG_VERSION}
 
     def to_json(self, path: str | Path) -> None:
-        """Write `to_config` to a file, whole or not at all."""
+        """Write `to_config` to a file atomically."""
         write_whole(Path(path), json.dumps(self.to_config(), indent=2, sort_keys=True) + "\n")
 
     def key(self) -> str:
-        """Return a hash of `to_config`, 64 hexadecimal digits, the same in each process and on each machine."""
+        """Return a hash of `to_config`, 64 hexadecimal digits, the same in every process and on every machine."""
         return hashlib.sha256(json.dumps(self.to_config(), sort_keys=True).encode()).hexdigest()
 
     def _own_options(self) -> dict[str, Any]:
-        """Return the options that the templates alone would not set so."""
+        """Return the options that differ from what the templates set."""
         of_templates = merge(map(self._compiler.template, self._templates))
         own = {k: v for k, v in self._options.items() if k not in of_templates or not same(of_templates[k], v)}
         return copied(own)  # type: ignore[no-any-return]
 
     def _writable_spec(self) -> str:
-        """Return the spec where another process would find this compiler by it; else raise."""
+        """Return the spec if another process can find this compiler by it; else raise."""
         if not self._compiler.found_by_name():
             raise BackendKwargsError(
                 f"Backend {self.spec!r} cannot be written: use a function at the top of a module, or register_backend."
@@ -245,10 +246,10 @@ class Backend:
 
 
 def find_backend(spec: str, *, trust: bool = True) -> Backend:
-    """Return the backend that `spec` names, with its templates' options and no others; raise BackendKwargsError.
+    """Return the backend that `spec` names, with its templates' options only; raise BackendKwargsError if none does.
 
-    Ours come first, then dynamo's registry, which has those registered here, and entry points, then "module:function",
-    which is imported where `trust` says so.
+    The order of lookup: this package's backends, dynamo's registry (with backends registered here), entry points, and
+    "module:function", which is imported only if `trust` is true.
     """
     if not isinstance(spec, str):
         raise wrong_value("A backend's spec", "a str", spec)
@@ -262,8 +263,8 @@ def find_backend(spec: str, *, trust: bool = True) -> Backend:
     if colon and not forced and not _misspelled(spec, head, rest):
         if not trust:
             raise BackendKwargsError(
-                f"Backend {shown(spec)} is code to import, which a config may name only where it is trusted: pass "
-                "trust=True if you trust who wrote it."
+                f"Backend {shown(spec)} is code to import, which a config may name only if it is trusted: "
+                "pass trust=True if you trust its author."
             )
         return backend_of_function(_imported(spec))
     kind, name, ours = ("dynamo backend", rest, ()) if forced else ("backend", spec, OURS)
@@ -277,7 +278,7 @@ def backend_of_function(compiler_fn: Callable[..., Any], name: str = "") -> Back
     if not callable(compiler_fn):
         raise wrong_value("A backend's spec", "a str or a callable", compiler_fn)
     if isinstance(compiler_fn, partial) and not compiler_fn.args:
-        # Two partials of the same content differ; a function with the same options bound to it does not.
+        # Two partials with the same content are unequal; one function with the same bound options is equal.
         return backend_of_function(compiler_fn.func, name).bind("functools.partial", compiler_fn.keywords)
     _check_takes_graph(compiler_fn)
     named = compiler_fn if hasattr(compiler_fn, "__qualname__") else type(compiler_fn)
@@ -289,7 +290,7 @@ def backend_of_function(compiler_fn: Callable[..., Any], name: str = "") -> Back
 def _check_takes_graph(compiler_fn: Callable[..., Any]) -> None:
     try:
         taken = signature(compiler_fn)
-    except (TypeError, ValueError):  # some callables written in C have none
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return
     try:
         taken.bind_partial(None, None)
@@ -298,13 +299,13 @@ def _check_takes_graph(compiler_fn: Callable[..., Any]) -> None:
 
 
 def find_in_dynamo(name: str) -> Backend | None:
-    """Return the backend that dynamo knows as `name`, None where it knows none."""
+    """Return the backend that dynamo knows as `name`, None if there is none."""
     if name not in _dynamo_names():
         return None
     from torch._dynamo.backends.registry import lookup_backend
 
     try:
-        compiler_fn = lookup_backend(name)  # which imports what an entry point names
+        compiler_fn = lookup_backend(name)  # this imports the target of an entry point
     except Exception as error:  # an entry point of some installed package, which may fail in any way
         raise BrokenPluginError(f"Backend {name!r} does not load: {error_text(error)}.") from error
     if isinstance(compiler_fn, Backend):
@@ -319,7 +320,7 @@ def _dynamo_names() -> list[str]:
 
 
 def _misspelled(spec: str, head: str, rest: str) -> bool:
-    """Tell whether `spec` means one of ours by a wrong name; raise where it means another backend's template."""
+    """Return whether `spec` is a misspelled name of ours; raise if it gives a template to another backend."""
     if head in _dynamo_names():
         raise BackendKwargsError(f"Backend {head!r} has no templates, got {shown(rest)}.")
     return bool(get_close_matches(head, OURS, n=1, cutoff=0.8))
@@ -328,7 +329,7 @@ def _misspelled(spec: str, head: str, rest: str) -> bool:
 def _imported(qualified: str) -> Any:
     try:
         return pkgutil.resolve_name(qualified)
-    except Exception as error:  # a module may fail in any way when it is imported
+    except Exception as error:  # importing a module may fail in any way
         raise BackendKwargsError(
             f"No backend is called {shown(qualified)}, and it cannot be imported: {error_text(error)}."
         ) from error
@@ -340,14 +341,14 @@ def _restored(spec: str, options: dict[str, Any]) -> Backend:
 
 def _pickles(value: Any) -> bool:
     try:
-        return same(pickle.loads(pickle.dumps(value)), value)  # noqa: S301 - of our own making
+        return same(pickle.loads(pickle.dumps(value)), value)  # noqa: S301 - pickled in this line
     except Exception:  # noqa: BLE001 - whatever a value's own __reduce__ raises
         return False
 
 
 def _not_writable(name: str, value: Any) -> BackendKwargsError:
     return BackendKwargsError(
-        f"Option {name!r} cannot be written: {shown(value)} ({type(value).__name__}) would not be read back the same."
+        f"Option {name!r} cannot be written: {shown(value)} ({type(value).__name__}) would not read back equal."
     )
 
 
@@ -361,7 +362,7 @@ def _config_mapping(config: Any) -> dict[str, Any]:
 
 def _parsed(text: str) -> Any:
     try:
-        # base64(1) breaks its lines.
+        # The command base64(1) breaks lines.
         return json.loads(
             text if text.lstrip().startswith("{") else base64.b64decode("".join(text.split()), validate=True)
         )
@@ -370,7 +371,7 @@ def _parsed(text: str) -> Any:
 
 
 def _from_json(option: Option, value: Any, kind: str) -> Any:
-    # JSON has its own null, numbers and lists: what is a text there stays one, where an option may be one.
+    # JSON has null, numbers and lists of its own: so its strings stay text where the option may be text.
     as_it_is = option.type is Any or (isinstance(value, str) and str in get_args(option.type))
     return value if as_it_is else convert(option, value, kind)
 

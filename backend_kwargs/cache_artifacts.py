@@ -1,4 +1,4 @@
-"""torch's cache artifacts together with what `auto` decided: compiled in one process, found in another."""
+"""torch's cache artifacts together with the decisions of `auto`: saved by one process, loaded by another."""
 
 import json
 from io import BytesIO
@@ -11,15 +11,15 @@ from backend_kwargs.errors import warn_once, wrong_value
 if TYPE_CHECKING:
     from torch.compiler._cache import CacheInfo
 
-# The members of a zip file. torch's own is what torch.compiler.load_cache_artifacts() reads, without this package.
+# The members of a zip file. torch's member can be passed to torch.compiler.load_cache_artifacts() without this package.
 OF_TORCH, DECISIONS = "torch_cache_artifacts.bin", "decisions.json"
 
 
 def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
-    """Return what this process compiled, and what `auto` decided, as bytes; None where there is neither.
+    """Return what this process compiled and what `auto` decided, as bytes; None if there is neither.
 
-    As torch.compiler.save_cache_artifacts(), whose information about the artifacts comes with it. Frozen graphs are not
-    among them, of which a warning tells.
+    Like torch.compiler.save_cache_artifacts(), and returns its information about the artifacts too. Frozen graphs are
+    not included; a warning says so.
     """
     import torch
     from torch.compiler._cache import CacheInfo
@@ -42,12 +42,12 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
 
 
 def load_cache_artifacts(data: bytes) -> "CacheInfo | None":
-    """Fill torch's caches from what `save_cache_artifacts` returned; `auto` follows its decisions in this process.
+    """Fill torch's caches from the data of `save_cache_artifacts`; `auto` uses the decisions in it in this process.
 
-    Load only what you trust: torch's artifacts are code.
+    Load only data that you trust: torch's artifacts are code.
 
     Raises:
-        BackendKwargsError: where `data` is something else.
+        BackendKwargsError: if `data` is anything else.
 
     """
     import torch

@@ -1,7 +1,7 @@
 """Inductor's options on the installed torch: names, types, defaults; docs and environment variables on demand.
 
-Relies on torch's insides: the entries of `torch._inductor.config._config`, and the shape of that module's source. An
-alias leads to an entry of another name, often of another module; that entry has the value and its variables.
+Relies on torch's internals: the entries of `torch._inductor.config._config`, and the layout of that module's source. An
+alias refers to an entry with another name, often in another module, which has the value and the variables.
 """
 
 import ast
@@ -25,8 +25,8 @@ from backend_kwargs.trust import INDUCTOR_DATA
 KIND = "Inductor option"
 CONFIG = "torch._inductor.config"
 
-# What torch's source calls one option in one release and another in the next: old -> new.
-# To these come all `cuda.X` with a `cutlass.X`: copies that torch inherits and never reads.
+# Options that torch renamed between releases: old -> new. Besides these, each `cuda.X` that has a `cutlass.X` is a copy
+# that torch inherits and never reads.
 RENAMED = MappingProxyType(
     {
         "benchmark_epilogue_fusion": "benchmark_template_fusion",
@@ -35,7 +35,7 @@ RENAMED = MappingProxyType(
     }
 )
 
-# Where torch declares no type, or one that its own code contradicts; read in its sources of 2.11 to 2.15.
+# Types that torch does not declare, or declares wrongly; taken from its sources of 2.11 to 2.15.
 CORRECTED_TYPES: Mapping[str, Any] = MappingProxyType(
     {
         "aot_inductor.filtered_kernel_names": str | None,
@@ -55,9 +55,9 @@ Release = tuple[int, int]
 
 
 def inductor_option(name: str, besides: Mapping[str, Option] = MappingProxyType({})) -> Option:
-    """Return the option `name`, Inductor's or of those `besides`.
+    """Return the option `name`, of Inductor or in `besides`.
 
-    Raise where there is none, saying which torch has it or what comes nearest.
+    Raise if there is none, with the torch release that has it or the closest name.
     """
     options = {**inductor_options(), **besides}
     plain = str(name).replace("-", "_")
@@ -70,16 +70,16 @@ def inductor_option(name: str, besides: Mapping[str, Option] = MappingProxyType(
 @cache
 def inductor_options() -> Mapping[str, Option]:
     """Return every option of Inductor by name, without docs and environment variables: see `documented`."""
-    # Imported late: dynamo's own import has it by then, and this module must not be what pulls in torch.
+    # Imported late: torch is imported by then, and this module must not be the one that imports it.
     from torch.utils import _config_module
 
     entries, unset = import_module(CONFIG)._config, _config_module._UNSET_SENTINEL
-    # torch's collector takes typing's TYPE_CHECKING for an option.
+    # torch's own collector of options includes typing's TYPE_CHECKING.
     return MappingProxyType({name: _option(name, entries, unset) for name in entries if name != "TYPE_CHECKING"})
 
 
 def documented(option: Option) -> Option:
-    """Return an option of Inductor's with its doc and environment variables, read from torch's config source."""
+    """Return an option of Inductor with its doc and environment variables, read from torch's config source."""
     note = source_notes().get(option.name)
     return replace(option, doc=note.doc, env=note.env, env_force=note.env_force) if note else option
 
@@ -94,14 +94,14 @@ def _option(name: str, entries: Mapping[str, Any], unset: object) -> Option:
         forced=forced,
         forced_value=target.env_value_force if forced else None,
         alias=entry.alias,
-        # torch 2.11 marks none.
+        # torch 2.11 has no such mark.
         deprecated=(entry.deprecation_message or "deprecated") if getattr(entry, "deprecated", False) else None,
         data=name in INDUCTOR_DATA,
     )
 
 
 def _target(entry: Any) -> Any:
-    """Return the entry that torch reads for this one."""
+    """Return the entry that torch reads in place of this one."""
     if entry.alias is None:
         return entry
     module, _, name = entry.alias.rpartition(".")
@@ -109,7 +109,7 @@ def _target(entry: Any) -> Any:
 
 
 def _type(name: str, entries: Mapping[str, Any]) -> Any:
-    # `cuda` and `xpu` inherit cutlass's values and lose its annotations.
+    # `cuda` and `xpu` inherit the values of `cutlass`, but not its annotations.
     original = entries.get(_cutlass_name(name), entries[name])
     declared = CORRECTED_TYPES.get(name, original.value_type)
     return Any if declared is NoneType else declared
@@ -121,17 +121,17 @@ def _cutlass_name(name: str) -> str:
 
 
 def _default(entry: Any, unset: object) -> Any:
-    """Return a copy of what an unpatched read gives, the environment included."""
+    """Return a copy of the unpatched value, including the environment's."""
     values = (entry.env_value_force, entry.env_value_default, entry.default)
     return deepcopy(next(value for value in values if value is not unset))
 
 
-# --- what the config source says ------------------------------------------------------------------------------------
+# --- notes in the config source -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What torch's config source says of one option."""
+    """The comment and the environment variables of one option in torch's config source."""
 
     doc: str = ""
     env: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ class Note:
 
 @cache
 def source_notes() -> Mapping[str, Note]:
-    """Return the notes of the installed torch's config source, by option; after its own come those of its alias."""
+    """Return the notes of the installed torch's config source, by option; those of an alias's target come last."""
     own = _notes_of(CONFIG)
     found = {name: option.alias for name, option in inductor_options().items() if name in own}
     return MappingProxyType({name: _merged(own[name], _alias_note(alias)) for name, alias in found.items()})
@@ -159,17 +159,17 @@ def _notes_of(module: str) -> Mapping[str, Note]:
 
 
 def read_notes(source: str) -> dict[str, Note]:
-    """Return, by option, what a config module's source notes.
+    """Return the notes in a config module's source, by option.
 
-    That is the comment above or beside the assignment, and the environment variables its expression reads, itself or
-    through a helper function of the same file.
+    A note is the comment above or beside the assignment, and the environment variables that its expression reads,
+    directly or through a helper function in the same file.
     """
     tree = ast.parse(source)
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     return _Reader(_comments(source), functions).notes(tree.body)
 
 
-Comments = Mapping[int, tuple[str, bool]]  # line -> text, whether it has the line to itself
+Comments = Mapping[int, tuple[str, bool]]  # line -> text, and whether the comment is alone on its line
 
 
 def _comments(source: str) -> Comments:
@@ -181,7 +181,7 @@ def _comments(source: str) -> Comments:
     }
 
 
-# Comments that speak to a tool.
+# Comments for tools.
 _NOISE = re.compile(r"(type|pyrefly|pyre-\w+|mypy|ruff): |noqa|@compile_ignored")
 
 
@@ -197,7 +197,7 @@ class _Reader:
         return found
 
     def _noted(self, body: Iterable[ast.stmt], found: Mapping[str, Note]) -> Iterator[tuple[str, Note]]:
-        # `found` grows as this yields, so that a group finds the notes of the group it inherits from.
+        # `found` grows while this yields, so that a group finds the notes of the group it inherits from.
         for statement in body:
             if isinstance(statement, ast.Assign | ast.AnnAssign):
                 yield from ((name, self._note(statement)) for name in _targets(statement))
@@ -226,7 +226,7 @@ class _Reader:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions):
             return []
         read = [name for part in ast.walk(self.functions[node.func.id]) for name in _env(part)]
-        # A helper that reads the environment may be handed the variable's name.
+        # The variable may be an argument of a helper that reads the environment.
         handed = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         return [*filter(_ENV_NAME.fullmatch, handed), *read] if read else []
 
@@ -242,7 +242,7 @@ _READERS = {"os.environ.get", "os.getenv", "get_tristate_env"}
 
 
 def _env(node: ast.AST) -> list[str]:
-    """Return the environment variable that this very node reads, if it does."""
+    """Return the environment variable that this node reads, if any."""
     match node:
         case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]) if ast.unparse(func) in _READERS:
             return [name]
@@ -254,7 +254,7 @@ def _env(node: ast.AST) -> list[str]:
 
 
 def _named(node: ast.AST, what: str) -> list[str]:
-    """Return the variables of a Config(env_name_default=...) or Config(env_name_force=...)."""
+    """Return the variables in a Config(env_name_default=...) or Config(env_name_force=...)."""
     if not (isinstance(node, ast.keyword) and node.arg == f"env_name_{what}"):
         return []
     constants = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
@@ -267,7 +267,7 @@ def _targets(statement: ast.Assign | ast.AnnAssign) -> list[str]:
 
 
 def _nested(statement: ast.AST) -> list[ast.stmt]:
-    """Return the statements of an if, try or with, all branches."""
+    """Return the statements of an if, try or with, in all branches."""
     children = ast.iter_child_nodes(statement)
     return [found for child in children for found in ([child] if isinstance(child, ast.stmt) else _nested(child))]
 
@@ -277,11 +277,11 @@ def _merged(first: Note, second: Note) -> Note:
     return Note(first.doc or second.doc, tuple(dict.fromkeys(env)), tuple(dict.fromkeys(force)))
 
 
-# --- what other releases call it ------------------------------------------------------------------------------------
+# --- names in other releases ----------------------------------------------------------------------------------------
 
 
 def _renamed(name: str, options: Mapping[str, Option]) -> str:
-    """Say what `name` is called here, where it is absent or an unread copy."""
+    """Return the new name of `name` as text, if the option is absent here or an unread copy."""
     other = next((other for other in _other_names(name) if other in options), None)
     here = options.get(name)
     working = here is not None and (here.alias is not None or name in RENAMED.values())
@@ -322,7 +322,7 @@ def _by_release(table: Mapping[Release, str]) -> Mapping[Release, frozenset[str]
     return MappingProxyType({release: frozenset(names.split()) for release, names in table.items()})
 
 
-# Names that torch's config source gained and lost between 2.11 and 2.15; private and testing ones left out.
+# Names added to and removed from torch's config between 2.11 and 2.15, without private and testing ones.
 ADDED = _by_release(
     {
         (2, 12): """

@@ -1,6 +1,6 @@
-"""What is known when a graph has been compiled: one small record of it, which lives as long as the compiled graph.
+"""A small record of each compiled graph, which lives as long as the graph does.
 
-All of it is read where torch leaves it for a moment, in the thread that compiles; no hook and no wrapper stays.
+Everything is read where torch keeps it briefly, in the thread that compiles; no hook and no wrapper remains.
 """
 
 import json
@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backend_kwargs.compilers.precision.bounds import last_used, note_used
+
 ARTIFACT = "backend_kwargs_options"
 CACHES = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
-WRAPPER = "compile_wrapper"  # what torch.compile returns; its `fn` is what it was given
+WRAPPER = "compile_wrapper"  # the name of torch.compile's result; its `fn` is the callable that it was given
 OUTCOMES = ("hit", "miss", "bypass")
 
 logger = logging.getLogger(__name__)
@@ -23,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One graph, compiled. A text is "" where there is nothing to tell and None where this torch does not tell.
+    """One compiled graph. A text is "" if there is nothing to report, and None if this torch release does not say.
 
-    `owner` is the callable that torch.compile was given, `compiled` what the compiler returned; both are weak, and
-    `at` is when the compile began, in microseconds since the epoch. `came_back` tells whether the compiler returned
-    the graph as it was, `decision` what `auto` decided.
+    `owner` is the callable that torch.compile was given, `compiled` what the compiler returned; both are weak
+    references. `at` is when the compile began, in microseconds since the epoch. `came_back` is whether the compiler
+    returned the graph unchanged; `decision` is that of `auto`; `precision` is what was used of the requested precision.
     """
 
     backend: Any
@@ -45,19 +47,21 @@ class Record:
     compiled: Callable[[], Any]
     came_back: bool
     decision: Any
+    precision: Any
 
 
 _records: dict[int, Record] = {}
 
 
 def records() -> list[Record]:
-    """Return the record of each compiled graph that is alive, in the order of compiling."""
+    """Return the records of the compiled graphs that are alive, in the order of compiling."""
     return sorted(_records.copy().values(), key=lambda record: record.at)
 
 
 def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Return what `compile_graph` returns, as it is, and keep a record of it."""
-    reason = getattr(gm, "compile_subgraph_reason", None)  # the compiler takes `gm` over
+    """Return the result of `compile_graph` unchanged, and keep a record of it."""
+    reason = getattr(gm, "compile_subgraph_reason", None)  # read first: the compiler may change `gm`
+    note_used(None)
     _attempt(lambda: trace_options(backend))
     before, at, started = _attempt(_cache_counts), time.time_ns() // 1000, time.perf_counter()
     code = _attempt(lambda: gm.code)
@@ -69,12 +73,12 @@ def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Callable[..., An
 
 
 def returned_as_it_was(compiled: Callable[..., Any], gm: Any, code: str) -> bool:
-    """Tell whether a compiler returned the graph that it was given, whose code was `code`: so it runs in eager."""
+    """Return whether the compiler returned the graph it was given, whose code was `code`, so that it runs in eager."""
     return _kept(compiled) is gm and gm.code == code
 
 
 def _attempt(step: Callable[[], Any]) -> Any:
-    """Return what `step` returns, None where it fails: what torch keeps elsewhere must not fail a compile."""
+    """Return the result of `step`, None if it fails: reading torch's internals must not fail a compile."""
     try:
         return step()
     except Exception:
@@ -83,7 +87,7 @@ def _attempt(step: Callable[[], Any]) -> Any:
 
 
 def trace_options(backend: Any) -> None:
-    """Put the effective options into torch's structured trace, if it is on; tlparse shows them with the graph."""
+    """Write the effective options to torch's structured trace, if it is on; tlparse shows them with the graph."""
     from torch._logging._internal import trace_structured
 
     trace_structured(
@@ -96,7 +100,7 @@ def trace_options(backend: Any) -> None:
 
 
 def _told(value: Any) -> Any:
-    """Return `value`, or its repr where JSON has no form for it."""
+    """Return `value`, or its repr if JSON cannot represent it."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):
@@ -128,6 +132,7 @@ def _keep(
         compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
         came_back=came_back,
         decision=_decision() if backend.options.get("auto") else None,
+        precision=last_used(),
     )
     _records[key] = record
 
@@ -139,7 +144,7 @@ def _decision() -> Any:
 
 
 def _kept(compiled: Callable[..., Any]) -> Any:
-    """Return what stays alive for as long as dynamo has the graph: it unwraps `compiled` before it keeps it."""
+    """Return the object that dynamo keeps alive with the graph: it unwraps `compiled` first."""
     from torch._dynamo.eval_frame import innermost_fn
 
     innermost = innermost_fn(compiled)
@@ -147,9 +152,9 @@ def _kept(compiled: Callable[..., Any]) -> Any:
 
 
 def _owner() -> Callable[..., Any] | None:
-    """Return the callable given to the torch.compile whose call this compile serves, None where there is none.
+    """Return the callable given to the torch.compile that this compile serves, None if there is none.
 
-    Frames that dynamo could not inline, and what comes after a graph break, have no other link to it.
+    Frames that dynamo could not inline, and code after a graph break, have no other link to it.
     """
     frame = sys._getframe()
     while frame.f_back is not None:
@@ -160,25 +165,25 @@ def _owner() -> Callable[..., Any] | None:
 
 
 def _recompiled() -> str | None:
-    """Return the guard that failed, "" on a first compile."""
+    """Return the guard that failed, "" for a first compile."""
     from torch._dynamo.utils import get_metrics_context
 
     metrics = getattr(get_metrics_context(), "_metrics", {})
     if "recompile_reason" not in metrics:
         return None
     reason = metrics["recompile_reason"] or ""
-    return "" if "BACKEND_MATCH" in reason else reason  # compiled before by another backend, and not by this one
+    return "" if "BACKEND_MATCH" in reason else reason  # compiled by another backend before, not by this one
 
 
 def _cache_counts() -> dict[str, int]:
-    """Count both caches; dynamo compiles one graph at a time, so that a difference is of one graph."""
+    """Return the counts of both caches; dynamo compiles one graph at a time, so a difference belongs to one graph."""
     from torch._dynamo.utils import counters
 
     return {outcome: sum(counters[kind][f"{name}_{outcome}"] for kind, name in CACHES) for outcome in OUTCOMES}
 
 
 def _cache(before: Mapping[str, int]) -> str:
-    """Tell what a cache did for the graph just compiled: a hit of either cache is a hit."""
+    """Return what the caches did for the graph just compiled: a hit of either counts as a hit."""
     after = _cache_counts()
     outcome = next((outcome for outcome in OUTCOMES if after[outcome] > before[outcome]), "off")
     return f"{outcome}: {_bypass_reason()}" if outcome == "bypass" else outcome
@@ -187,6 +192,6 @@ def _cache(before: Mapping[str, int]) -> str:
 def _bypass_reason() -> str:
     from torch._dynamo.utils import get_chromium_event_logger
 
-    # Inside a compile it holds the events of this thread that have not ended.
+    # During a compile it contains this thread's events that have not ended.
     event = get_chromium_event_logger().get_event_data().get("backend_compile", {})
     return event.get("cache_bypass_reason") or "reason unknown"

@@ -1,4 +1,4 @@
-"""Every error this package raises, and its wording: what was wanted, what came, the next step, in one line."""
+"""Every error of this package, and its wording: the expected value, the given value, the next step, in one line."""
 
 import itertools
 import sys
@@ -15,24 +15,24 @@ PACKAGE = str(Path(__file__).parent)
 
 
 class BackendKwargsError(ValueError):
-    """A wrong name, value or spec. Holds one string, so that it pickles."""
+    """A wrong name, value or spec. Contains one string, so that it pickles."""
 
 
 class BrokenPluginError(BackendKwargsError):
-    """An installed package offers a backend or a template that does not load."""
+    """A backend or template of an installed package does not load."""
 
 
 class BackendKwargsWarning(UserWarning):
-    """Something asked for cannot act here, and a documented fallback runs in its place."""
+    """Something that was requested has no effect here, and a documented fallback is used."""
 
 
 def printable(text: str) -> str:
-    """Return `text` with an escape in place of each character that a terminal or a log would act on."""
+    """Return `text` with characters escaped that would control a terminal or a log."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def shown(value: Any) -> str:
-    """Return `repr(value)`, cut so that a message stays one readable line."""
+    """Return `repr(value)`, shortened so that a message stays one readable line."""
     return _one_line(repr(value), LONGEST_VALUE)
 
 
@@ -42,25 +42,25 @@ def _one_line(text: str, longest: int) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error of somebody else's code as one line, cut."""
+    """Return the error of other code as one line, shortened."""
     return f"{type(error).__name__}: {_one_line(str(error), LONGEST_SAYING)}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str], *, otherwise: str = "") -> BackendKwargsError:
-    """Say that `name` is no `kind`; suggest the nearest of `known`, or else the next step `otherwise`."""
+    """Return the error that `name` is no known `kind`, with the closest of `known`, or else the advice `otherwise`."""
     nearest = get_close_matches(str(name), list(known), n=1, cutoff=0.6)
     advice = f"Did you mean {nearest[0]!r}?" if nearest else otherwise
     return BackendKwargsError(f"Unknown {kind} {shown(name)}. {advice}".rstrip())
 
 
 def wrong_value(what: str, wanted: str, got: Any) -> BackendKwargsError:
-    """Say that `what` must be `wanted` and what came instead."""
+    """Return the error that `what` must be `wanted`, with the value given instead."""
     return BackendKwargsError(f"{what} must be {wanted}, got {shown(got)} ({type(got).__name__}).")
 
 
 @cache
 def warn_once(message: object) -> None:
-    """Warn with `message` once per process, at the line outside this package that led to it."""
+    """Warn once per process with `message`, at the calling line outside this package."""
     warn(str(message), BackendKwargsWarning, stacklevel=_levels_outside())
 
 

@@ -1,4 +1,4 @@
-"""Before anything compiles: where each option's value comes from, and whether it can act here."""
+"""Explain before compiling: the source of each option's value, and whether it has an effect here."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -6,10 +6,11 @@ from typing import Any
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.catalogue import documented
+from backend_kwargs.compilers.precision.table import lacking
 from backend_kwargs.layers import same, sources
 from backend_kwargs.options import Option
 from backend_kwargs.registry import make_backend
-from backend_kwargs.requirements import CannotWorkError, Limit
+from backend_kwargs.requirements import CannotWorkError, Limit, Machine
 from backend_kwargs.tables import as_html
 
 COLUMNS = ("option", "value", "layer", "default", "status")
@@ -19,8 +20,8 @@ COLUMNS = ("option", "value", "layer", "default", "status")
 class Effect:
     """One option of a backend.
 
-    `layer` is what set the value and `overrides` what it beat, as (layer, value); `status` is "changed", "same as
-    default", "forced by environment: ..." or "inert because ...".
+    `layer` set the value, and `overrides` are the values of lower layers, as (layer, value). `status` is "changed",
+    "same as default", "forced by environment: ..." or "inert because ...".
     """
 
     option: str
@@ -33,7 +34,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a backend does here what it is for ("works", "works partly", "cannot"), why, and what would change it."""
+    """Whether a backend serves its purpose here ("works", "works partly", "cannot"), why, and how to change that."""
 
     word: str
     reason: str = ""
@@ -45,7 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a backend's options are and do; `notes` tell what runs where a template cannot act."""
+    """The options of a backend and their effects; `notes` name the fallback if a template has no effect here."""
 
     backend: str
     effects: tuple[Effect, ...]
@@ -56,14 +57,14 @@ class Explanation:
         return "\n".join([self.backend, *(f"  {line}" for line in lines), *self.notes])
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a row for each option, as COLUMNS names its cells."""
+        """Return a row per option, in the order of COLUMNS."""
         return [(e.option, repr(e.value), e.layer, repr(e.default), e.status) for e in self.effects]
 
     def _repr_html_(self) -> str:
         return as_html(COLUMNS, self.rows(), self.backend, self.notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; a value that JSON has no form for is left to the writer."""
+        """Return the explanation as plain data; values that JSON cannot represent are kept as they are."""
         return asdict(self)
 
 
@@ -83,10 +84,10 @@ def explain(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = 
 
 
 def verdict(backend: Backend) -> Verdict:
-    """Tell whether `backend` works on this machine.
+    """Return whether `backend` works on this machine.
 
-    It cannot where no option that asks for something can act, and works partly where some cannot. One that is False, or
-    as Inductor has it anyway, asks for nothing.
+    It cannot work if no option that requests something has an effect, and works partly if some have none. An option
+    that is False, or equal to Inductor's default, requests nothing.
     """
     fallbacks: list[Limit] = []
     try:
@@ -101,6 +102,14 @@ def verdict(backend: Backend) -> Verdict:
         return Verdict("works")
     partly = len(lacking) < len(asking) and all(limit.otherwise for limit in fallbacks)
     return Verdict("works partly" if partly else "cannot", reasons[0].reason, reasons[0].remedy)
+
+
+def precision_verdict(name: str, here: Machine) -> Verdict:
+    """Tell whether a lower precision works on a machine; partly where it is only emulated."""
+    limit = next(iter(lacking(name, here)), None)
+    if limit is None:
+        return Verdict("works")
+    return Verdict("works partly" if limit.otherwise else "cannot", limit.reason, limit.remedy)
 
 
 def _effect(backend: Backend, name: str, value: Any, layer: str, inert: Mapping[str, Limit]) -> Effect:

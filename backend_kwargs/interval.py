@@ -1,4 +1,4 @@
-"""A measured figure with its uncertainty: what files hold of it, so apart from what measures, which imports torch."""
+"""A measured value with its uncertainty; outside `measure/`, which imports torch, since files are read without it."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Layers of options: the later wins, and each value knows which layer it came from."""
+"""Layers of options: later ones take precedence, and each value keeps the name of its layer."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def copied(value: Any) -> Any:
-    """Copy the containers of `value` and share what they hold, so that neither side sees the other's changes."""
+    """Copy the containers in `value` and share their elements, so that neither side sees changes by the other."""
     if isinstance(value, Mapping):
         return {key: copied(item) for key, item in value.items()}
     if type(value) in (list, tuple, set):
@@ -17,13 +17,13 @@ def copied(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Options that came together, and where from, such as "template max_autotune"."""
+    """Options from one source, and the source's name, such as "template max_autotune"."""
 
     source: str
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        # A copy: torch.compile pops some options out of the caller's dict.
+        # A copy, since torch.compile removes some options from the caller's dict.
         object.__setattr__(self, "options", MappingProxyType(copied(self.options)))
 
 
@@ -33,12 +33,12 @@ def merge(layers: Iterable[Layer]) -> dict[str, Any]:
 
 
 def sources(layers: Iterable[Layer]) -> dict[str, str]:
-    """Return the name of the layer that each option's value comes from."""
+    """Return the name of the layer from which each option's value comes."""
     return {name: layer.source for layer in layers for name in layer.options}
 
 
 def same(a: Any, b: Any) -> bool:
-    """Tell whether two option values are equal in value and in type: `1`, `1.0` and `True` differ, `nan` is `nan`."""
+    """Return whether two option values have equal value and type: `1`, `1.0` and `True` differ, `nan` equals `nan`."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -52,5 +52,5 @@ def same(a: Any, b: Any) -> bool:
     try:
         equal = a == b
         return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
-    except Exception:  # noqa: BLE001 - tensors of two shapes, say: what cannot be compared is not the same
+    except Exception:  # noqa: BLE001 - such as tensors of two shapes: values that cannot be compared are not equal
         return False

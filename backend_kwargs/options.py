@@ -1,4 +1,4 @@
-"""What an option is, and how a value is checked against its type or read from text. Imports no torch."""
+"""Options: their types, the check of values against them, and the conversion from text. Imports no torch."""
 
 import json
 import pkgutil
@@ -16,31 +16,31 @@ LONGEST_TYPE = 120
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: `type` is any typing form, Any where nothing is known."""
+    """One option; `type` is any typing form, Any if it is unknown."""
 
     name: str
     type: Any = Any
     default: Any = None
     doc: str = ""
     env: tuple[str, ...] = ()  # environment variables that set the default
-    env_force: tuple[str, ...] = ()  # environment variables that beat any patch
+    env_force: tuple[str, ...] = ()  # environment variables that override any patch
     forced: bool = False  # one of env_force is set in this process
     forced_value: Any = None
     alias: str | None = None
     deprecated: str | None = None
-    data: bool = False  # whatever its type, a file may set it: see `trust`
+    data: bool = False  # a file may set it, whatever its type: see `trust`
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """In an Annotated type: what a value must be besides, in words, and whether it is."""
+    """In an Annotated type: a condition on the value, in words and as a function."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
 def declared(settings: type, data: Collection[str] = ()) -> Mapping[str, Option]:
-    """Return the options that a dataclass declares by its fields, each `Annotated[type, doc]` with its default."""
+    """Return the options declared by a dataclass's fields, each `Annotated[type, doc]` with its default."""
     hints = get_type_hints(settings, include_extras=True)
     given = [each for each in fields(settings) if each.init]
     return MappingProxyType({each.name: _declared(each, hints[each.name], data) for each in given})
@@ -54,7 +54,7 @@ def _declared(each: "Field[Any]", hint: Any, data: Collection[str]) -> Option:
 
 
 def lookup(name: str, catalogue: Mapping[str, Option], kind: str = "option", otherwise: str = "") -> Option:
-    """Return the option called `name`, with `-` read as `_`; else raise, suggesting the nearest or `otherwise`."""
+    """Return the option called `name`, with `-` read as `_`; else raise, with the closest name or `otherwise`."""
     if not isinstance(name, str):
         raise wrong_value(f"{_capital(kind)} name", "str", name)
     plain = name.replace("-", "_")
@@ -66,7 +66,7 @@ def lookup(name: str, catalogue: Mapping[str, Option], kind: str = "option", oth
 
 
 def check(option: Option, value: Any, kind: str = "option") -> Any:
-    """Return `value` if it has the option's type (an int widened where float is wanted); else raise."""
+    """Return `value` if it has the option's type (an int becomes a float if that is the type); else raise."""
     fitted = _fit(option.type, value)
     if fitted is _MISFIT:
         raise _wrong(option, value, kind)
@@ -74,9 +74,9 @@ def check(option: Option, value: Any, kind: str = "option") -> Any:
 
 
 def convert(option: Option, value: Any, kind: str = "option") -> Any:
-    """Return `value`, which came as text, JSON or TOML, as the option's type; else raise.
+    """Return `value`, from text, JSON or TOML, converted to the option's type; else raise.
 
-    Text for a str stays as it is; for an untyped option it is read as JSON where it can be.
+    Text for a str is not changed; for an untyped option it is parsed as JSON if possible.
     """
     for reading in _readings(option.type, value):
         fitted = _fit(option.type, reading, as_text=True)
@@ -86,7 +86,7 @@ def convert(option: Option, value: Any, kind: str = "option") -> Any:
 
 
 def describe(wanted: Any) -> str:
-    """Name a typing form as a person would write it: "bool", "int | None", "'none' | 'all'"; always short."""
+    """Return a short name for a typing form, as a person would write it: "bool", "int | None", "'none' | 'all'"."""
     text = _described(wanted)
     return text if len(text) <= LONGEST_TYPE else text[: LONGEST_TYPE - 3] + "..."
 
@@ -100,7 +100,7 @@ def _capital(kind: str) -> str:
 
 
 def _spelling(wanted: Any) -> str:
-    """Say how text writes what is no plain word or number."""
+    """Return a note on how to write values of a type as text, "" for plain words and numbers."""
     text = describe(wanted)
     if "callable" in text:
         return " (as 'package.module:function')"
@@ -131,14 +131,14 @@ _MISFIT: Any = object()
 
 
 def _unknown(wanted: Any) -> bool:
-    # An annotation left as a string names what only a type checker imports: it cannot be resolved here.
+    # An annotation left as a string refers to an import of type checkers only, so it cannot be resolved here.
     return wanted is Any or isinstance(wanted, str | ForwardRef | TypeVar)
 
 
 def _fit(wanted: Any, value: Any, as_text: bool = False) -> Any:
-    """Return `value` as `wanted`, or _MISFIT.
+    """Return `value` converted to the type `wanted`, or _MISFIT.
 
-    `as_text` also takes what JSON must write otherwise: a list for a tuple or set, "module:name" for a callable.
+    With `as_text`, also converts what JSON cannot write: a list to a tuple or set, "module:name" to a callable.
     """
     if _unknown(wanted):
         return value
@@ -155,7 +155,7 @@ def _fit_class(wanted: Any, value: Any) -> Any:
         return _widened(value)
     try:
         return value if isinstance(value, get_origin(wanted) or wanted) else _MISFIT
-    except TypeError:  # a form that isinstance cannot ask, such as a Protocol
+    except TypeError:  # a form that isinstance cannot check, such as a Protocol
         return value
 
 
@@ -172,7 +172,7 @@ def _fit_union(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
 
 
 def _fit_literal(args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
-    # 1 == True == 1.0, and each means something else.
+    # 1 == True == 1.0, but their meanings differ.
     return value if any(type(arg) is type(value) and arg == value for arg in args) else _MISFIT
 
 
@@ -207,7 +207,7 @@ def _fit_container(make: Any, args: tuple[Any, ...], value: Any, as_text: bool) 
     fitted = [_fit(wanted, item, as_text) for wanted, item in zip(wants, items, strict=False)]
     if len(wants) != len(items) or any(item is _MISFIT for item in fitted):
         return _MISFIT
-    # Kept as it came where nothing changed: its identity and its subclass stay.
+    # The original if nothing changed, to keep its identity and its subclass.
     return value if isinstance(value, make) and all(map(is_, fitted, items)) else _made(make, fitted)
 
 
@@ -226,7 +226,7 @@ def _item_types(make: Any, args: tuple[Any, ...], count: int) -> list[Any]:
 def _made(make: Any, items: list[Any]) -> Any:
     try:
         return make(items)
-    except TypeError:  # a set of something unhashable
+    except TypeError:  # a set with an unhashable element
         return _MISFIT
 
 
@@ -239,19 +239,19 @@ _FITTERS: dict[Any, Callable[[tuple[Any, ...], Any, bool], Any]] = {
 } | {make: partial(_fit_container, make) for make in (list, set, frozenset, tuple, dict)}
 
 
-# --- what a text may mean -------------------------------------------------------------------------------------------
+# --- the meaning of a text ------------------------------------------------------------------------------------------
 
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False, "none": None, "null": None}
 _FLAGS = {"1": True, "0": False}
 
 
 def _readings(wanted: Any, value: Any) -> Iterator[Any]:
-    """Yield what `value` may mean, likeliest first; the type then takes the first that fits."""
+    """Yield the possible meanings of `value`, likeliest first; the first that fits the type is used."""
     if not isinstance(value, str):
         yield value
         return
     word = value.strip().lower()
-    # Quotes are part of a str option's text; where the type is unknown, they are JSON's.
+    # Quotes are part of the text for a str option; for an unknown type they are JSON's.
     yield from (read for read in _json(value) if _unknown(wanted) or not isinstance(read, str))
     yield from (table[word] for table in (_WORDS, _FLAGS) if word in table)
     if not _unknown(wanted):

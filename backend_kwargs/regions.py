@@ -1,4 +1,4 @@
-"""Options for a part of a graph: what a decorated function computes is compiled under options of its own."""
+"""Options for a part of a graph: the operations of a decorated function are compiled with options of their own."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from backend_kwargs.registry import make_backend
 
 KEY = "compile_with_inductor"
 OWN_REGION = "inductor_region"
-# What this package does itself, or by itself, when it compiles a whole graph.
+# Options that this package handles itself, or that apply only to a whole graph.
 WHOLE_GRAPHS_ONLY = ("strict", "use_aoti", "clone_outputs", "freezing")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -23,13 +23,13 @@ _regions = count()
 def region_options(
     spec: str | Backend, options: Mapping[str, Any] | None = None, /, **kwargs: Any
 ) -> Callable[[Decorated], Decorated]:
-    """Return a decorator for a function or a `forward`, whose operations are compiled under these options.
+    """Return a decorator for a function or a `forward` whose operations are compiled with these options.
 
-    It takes what `make_backend` takes, for Inductor, and acts under `torch.compile(..., backend=compile_regions)`:
-    all that no region holds runs as in eager. Elsewhere the decorated function is as it was.
+    It takes the arguments of `make_backend` for Inductor, and works with `torch.compile(..., backend=compile_regions)`;
+    operations outside of all regions run as in eager. With other backends the decorator has no effect.
 
     Raises:
-        BackendKwargsError: as `make_backend` does; where options are for whole graphs; where this torch has no regions.
+        BackendKwargsError: as for `make_backend`; for options of whole graphs; if this torch has no regions.
 
     """
     backend = make_backend(spec, options, **kwargs)
@@ -44,7 +44,7 @@ def region_options(
 
 
 def compile_regions(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compile the regions of `gm`, each under its `region_options`, and run the rest as in eager; a dynamo backend."""
+    """Compile each region of `gm` with its `region_options`, and run the rest as in eager; a dynamo backend."""
     from torch._dynamo.backends.common import aot_autograd
 
     return aot_autograd(fw_compiler=_compile_lowered, bw_compiler=_compile_lowered)(gm, example_inputs)
@@ -53,7 +53,7 @@ def compile_regions(gm: Any, example_inputs: Sequence[Any]) -> Callable[..., Any
 def _compile_lowered(gm: Any, example_inputs: Sequence[Any]) -> Any:
     regional = _torch_regions()
     gm = regional._create_inductor_marked_regions(gm)
-    # torch compiles a region under the first annotation it meets there, and an input bears that of its own region.
+    # torch compiles a region with the first annotation that it finds in it; an input has its own region's annotation.
     for node in (node for module in gm.modules() for node in _inputs(module)):
         node.meta = {key: value for key, value in node.meta.items() if key != "custom"}
     return regional._compile_inductor_marked_regions(gm)
@@ -65,12 +65,12 @@ def _inputs(module: Any) -> Iterable[Any]:
 
 
 def _torch_regions() -> Any:
-    """Return torch's module of regions, or raise."""
+    """Return torch's module for regions, or raise."""
     import torch
 
     try:
         regional = import_module("torch.fx.passes.regional_inductor")
-        # Where the region's own name is unknown, neighbours are compiled as one, under the options of one.
+        # Without the argument for the region's name, adjacent regions are compiled as one, with the options of one.
         if OWN_REGION in inspect.getsource(regional) and hasattr(import_module("torch.fx.traceback"), "annotate_fn"):
             return regional
     except ImportError:

@@ -1,4 +1,4 @@
-"""Backends and templates by name: make them, register them, list them."""
+"""Backends and templates by name: make, register and list them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from backend_kwargs.templates import Template, add_templates, derive, find_templ
 from backend_kwargs.templates_toml import read_templates
 from backend_kwargs.trust import Check, untrusted
 
-PLAIN = "tmpl-inductor"  # the one spec that the environment speaks to
+PLAIN = "tmpl-inductor"  # the only spec to which the environment variables apply
 TEMPLATE_VARIABLE = "BACKEND_KWARGS_TEMPLATE"
 OPTIONS_VARIABLE = "BACKEND_KWARGS_OPTIONS"
 
@@ -24,16 +24,16 @@ _interned: dict[str, Backend] = {}
 
 
 def make_backend(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = None, /, **kwargs: Any) -> Backend:
-    """Return the backend that `spec` names, with `options` and `kwargs` bound to it and checked now.
+    """Return the backend that `spec` names, with `options` and `kwargs` bound to it and checked at once.
 
     Args:
         spec: "backend", "backend:template+template", "dynamo:NAME", "package.module:function", a function
-            `(gm, example_inputs, **kwargs)`, or a Backend, to bind more to it.
-        options: options by name, for the names that are no Python identifiers, such as "triton.cudagraphs".
-        kwargs: options by name, over `options`. For Inductor also `template`, `mode` and `inductor_config`.
+            `(gm, example_inputs, **kwargs)`, or a Backend to bind more options to.
+        options: options by name, for names that are not Python identifiers, such as "triton.cudagraphs".
+        kwargs: options by name; they override `options`. For Inductor also `template`, `mode` and `inductor_config`.
 
     Raises:
-        BackendKwargsError: where a name, a type or a value is wrong, or with `strict=True` a template cannot act here.
+        BackendKwargsError: if a name, a type or a value is wrong, or with `strict=True` a template has no effect here.
 
     """
     if options is not None and not isinstance(options, Mapping):
@@ -47,12 +47,12 @@ def make_backend(spec: str | Callable[..., Any], options: Mapping[str, Any] | No
 
 
 def decided(winner: str, options: Mapping[str, Any], fixed: Mapping[str, Any], compiler: str = "") -> Backend:
-    """Return the backend that compiles as `auto` decided: the winner's options under those that the user fixed.
+    """Return the backend that compiles as `auto` decided: the winner's options, with the user's own on top.
 
-    A `compiler` other than Inductor has its own options alone.
+    A `compiler` other than Inductor gets only its own options.
 
     Raises:
-        BackendKwargsError: where eager won, and where a fixed value was not kept.
+        BackendKwargsError: if eager won, or a value of the user's was not stored.
 
     """
     if winner == EAGER:
@@ -67,7 +67,7 @@ def decided(winner: str, options: Mapping[str, Any], fixed: Mapping[str, Any], c
 def register_backend(name: str, compiler_fn: Callable[..., Any]) -> Backend:
     """Make `torch.compile(..., backend=name)` call `compiler_fn` with options bound by its signature, and checked.
 
-    `compiler_fn` takes `(gm, example_inputs, **kwargs)`, or is a Backend. The same again is fine.
+    `compiler_fn` takes `(gm, example_inputs, **kwargs)`, or is a Backend. Registering the same one again is allowed.
     """
     check_name("A backend", name)
     backend = compiler_fn if isinstance(compiler_fn, Backend) else backend_of_function(compiler_fn, name)
@@ -79,7 +79,7 @@ def register_backend(name: str, compiler_fn: Callable[..., Any]) -> Backend:
 def register_template(
     name: str, options: Mapping[str, Any] | None = None, *, base: str | None = None, summary: str = ""
 ) -> None:
-    """Make "tmpl-inductor:NAME" stand for the template `base` ("a" or "a+b") with `options` laid over it."""
+    """Define the template "tmpl-inductor:NAME" as the template `base` ("a" or "a+b") with `options` merged on top."""
     if options is not None and not isinstance(options, Mapping):
         raise wrong_value("A template's `options`", "a mapping", options)
     _register({name: derive(base, options or {}, summary)}, check)
@@ -88,7 +88,7 @@ def register_template(
 def load_templates(path: str | Path, *, trust: bool = False) -> list[str]:
     """Register each template of a TOML file, all or none; return their names.
 
-    An option that is code, as a compiler's path or a function to import, raises unless you `trust` who wrote the file.
+    An option that is code, such as a compiler's path or a function to import, raises unless you pass `trust=True`.
     """
     found = read_templates(path)
     _register(found, convert if trust else untrusted(convert))
@@ -96,7 +96,7 @@ def load_templates(path: str | Path, *, trust: bool = False) -> list[str]:
 
 
 def list_backends() -> list[str]:
-    """Return every name that `make_backend` takes as it is: ours, registered, and dynamo's, entry points included."""
+    """Return every name that `make_backend` takes: this package's, registered, and dynamo's with entry points."""
     import torch._dynamo
 
     return sorted({*OURS, *torch._dynamo.list_backends(None)})
@@ -113,7 +113,7 @@ def get_template(name: str) -> Template:
 
 
 def _with_environment(backend: Backend) -> Backend:
-    """Lay what the two environment variables say over `backend`; text is converted by each option's type."""
+    """Return `backend` with the values of the two environment variables, converted to each option's type."""
     template, text = os.environ.get(TEMPLATE_VARIABLE), os.environ.get(OPTIONS_VARIABLE)
     try:
         options = json.loads(text) if text else {}
@@ -126,7 +126,7 @@ def _with_environment(backend: Backend) -> Backend:
 
 
 def _intern(spec: str, backend: Backend) -> Backend:
-    # dynamo guards on the backend by `==`: an equal one that is another object costs two comparisons in each call.
+    # dynamo guards on the backend with `==`: an equal one that is another object costs two comparisons in each call.
     if _interned.setdefault(spec, backend) != backend:  # the environment has changed
         _interned[spec] = backend
     return _interned[spec]
@@ -145,7 +145,7 @@ def _register(templates: Mapping[str, Template], coerce: Check) -> None:
 
 
 def _publish(name: str, backend: Backend) -> bool:
-    """Tell dynamo of `backend`; return whether `name` now stands for it."""
+    """Register `backend` with dynamo; return whether `name` now refers to it."""
     known = find_in_dynamo(name)
     if known is None:  # register_backend() asserts that no backend has the name
         import torch._dynamo

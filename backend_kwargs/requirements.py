@@ -1,11 +1,11 @@
-"""What options and templates need of the machine and of each other, and the reason when they cannot act."""
+"""What options and templates require of the machine and of each other, and why they have no effect."""
 
 import ctypes
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -16,19 +16,31 @@ from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError
 
-OPTIONAL_PACKAGES = ("onnx", "onnxruntime", "onnxscript", "openvino", "psutil", "torch_tensorrt", "torch_xla", "tvm", "xgboost")
+OPTIONAL_PACKAGES = (
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "openvino",
+    "psutil",
+    "torch_tensorrt",
+    "torch_xla",
+    "torchao",
+    "tvm",
+    "xgboost",
+)
 CUTLASS_PACKAGES = ("cutlass_library", "cutlass_cppgen", "pycute")
 CUTLASS_VARIABLE = "TORCHINDUCTOR_CUTLASS_DIR"
 INSTALL_TVM = 'pip install "backend-kwargs[tvm]"'
-LEAST_SMS = 68  # torch._inductor.utils.is_big_gpu, on NVIDIA
+LEAST_SMS = 68  # of torch._inductor.utils.is_big_gpu, on NVIDIA
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found here; as it stands, a machine with nothing.
+    """The properties of a machine; the defaults describe a machine without any.
 
-    `gpu` is the name of the first CUDA device, `cuda` what torch was built for, `driver` the newest CUDA that the
-    driver serves, `cutlass` the CUTLASS that Inductor would use.
+    `gpu` is the name of the first CUDA device, `cuda` the version that torch was built for, `driver` the newest CUDA
+    version that the driver supports, `cutlass` the CUTLASS directory that Inductor would use, `cpu_dtypes` the half
+    precisions for which the CPU has instructions.
     """
 
     gpu: str | None = None
@@ -47,9 +59,15 @@ class Machine:
     cutlass: str | None = None
     tvm: str | None = None
     tvm_cuda: bool = False
+    torchao: str | None = None
+    cpu_dtypes: frozenset[str] = frozenset()
+
+    def without_gpu(self) -> "Machine":
+        """Return the same machine for what runs on its CPU."""
+        return replace(self, gpu=None, capability=(0, 0), sms=0, triton=False, triton_tma=False)
 
     def facts(self) -> dict[str, str]:
-        """Return what is here in words, for a person to read."""
+        """Return the properties as text for people to read."""
         capability = ".".join(map(str, self.capability))
         tma = "with" if self.triton_tma else "without"
         return {
@@ -57,16 +75,18 @@ class Machine:
             "driver": f"serves CUDA up to {self.driver}" if self.driver else "none",
             "GPU": f"{self.gpu}, compute capability {capability}, {self.sms} multiprocessors" if self.gpu else "none",
             "Triton": f"{self.triton_version}, {tma} TMA for this GPU" if self.triton_version else "none",
+            "CPU": f"products in {' and '.join(sorted(self.cpu_dtypes)) or 'neither bf16 nor fp16'}",
             "C++ compiler": self.cxx or "none",
             "nvcc": self.nvcc or "none",
             "CUTLASS": self.cutlass or "none",
             "TVM": f"{self.tvm}, {'with' if self.tvm_cuda else 'without'} CUDA" if self.tvm else "none",
+            "torchao": self.torchao or "none",
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A property of the machine: how it is detected, why it matters, and what would change it."""
+    """A property of the machine: how it is detected, why it matters, and how to obtain it."""
 
     met: Callable[[Machine], bool]
     reason: str
@@ -82,7 +102,7 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         "gpu": Requirement(
             lambda m: m.gpu is not None,
             "no CUDA GPU is visible",
-            "run where an NVIDIA GPU is, with a CUDA build of torch",
+            "run on a machine with an NVIDIA GPU, with a CUDA build of torch",
         ),
         "triton": Requirement(
             lambda m: m.triton, "Triton does not work on this GPU", "install the triton of this torch"
@@ -128,6 +148,26 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
             "xgboost and psutil are not both importable",
             "pip install xgboost psutil, or take cost_model='random'",
         ),
+        "torchao": Requirement(
+            lambda m: "torchao" in m.packages,
+            "torchao is not importable",
+            'pip install "backend-kwargs[torchao]"',
+        ),
+        "bf16_unit": Requirement(
+            lambda m: m.capability >= (8, 0) or m.hip or "bf16" in m.cpu_dtypes,
+            "neither the GPU nor the CPU has instructions for bfloat16 products",
+            "run on a GPU of compute capability 8.0 and up, or a CPU with AVX-512 BF16 or AMX",
+        ),
+        "fp16_unit": Requirement(
+            lambda m: m.capability >= (7, 0) or m.hip or "fp16" in m.cpu_dtypes,
+            "neither the GPU nor the CPU has instructions for float16 products",
+            "run on a GPU of compute capability 7.0 and up, or a CPU with AMX-FP16",
+        ),
+        "fp8": Requirement(
+            lambda m: m.capability >= (8, 9) and not m.hip,
+            "no GPU has instructions for float8 products (compute capability 8.9 and up)",
+            "run on an Ada or Hopper GPU or a later one",
+        ),
         "nvcc": Requirement(
             lambda m: m.nvcc is not None, "nvcc is not found", "install the CUDA toolkit, or set CUDACXX"
         ),
@@ -138,7 +178,7 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Why `subject` cannot act fully here, what would change it, and what runs instead; "" where nothing does."""
+    """Why `subject` has no full effect here, how to change that, and the fallback; "" if there is none."""
 
     subject: str
     reason: str
@@ -151,14 +191,14 @@ class Limit:
 
 
 class CannotWorkError(BackendKwargsError):
-    """What was asked for cannot work here at all; its one argument is the `Limit` that says why."""
+    """Something that was requested cannot work here at all; its one argument is the `Limit` with the reason."""
 
 
 DYNAMO_BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cudagraphs": ("gpu",), "openxla": ("torch_xla",), "openxla_eval": ("torch_xla",), "tvm": ("tvm",)}
 )
 
-Lookup = Callable[[str], Any]  # an option's final value by its name, Inductor's default where none is set
+Lookup = Callable[[str], Any]  # an option's final value by its name, Inductor's default if it is not set
 
 TRITON = ("gpu", "triton")
 TRITON_GEMM = (*TRITON, "large_gpu")
@@ -170,10 +210,10 @@ GENERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An option, or a glob of them, that acts only under conditions.
+    """An option, or a glob of options, that has an effect only under conditions.
 
-    `needs` names requirements, `either` gives groups of them of which one has to be met; `unless` returns the reason
-    why the option is inert beside the others, or "".
+    `needs` names requirements; `either` gives groups of which one must be met; `unless` returns the reason why the
+    option has no effect beside the others, or "".
     """
 
     options: str
@@ -188,7 +228,7 @@ def _not_autotuned(value: Lookup) -> str:
 
 
 def _needs_of_generators(kind: str) -> Callable[[Lookup], list[tuple[str, ...]]]:
-    """Return what each kernel generator asked for needs; library calls alone need nothing."""
+    """Return the needs of each requested kernel generator; library calls alone need nothing."""
     return lambda value: [GENERATORS.get(name, ()) for name in _backends(value, kind) if name != "ATEN"]
 
 
@@ -201,7 +241,7 @@ def _backend_not_asked(name: str) -> Callable[[Lookup], str]:
 
 
 def generators(backends: str) -> list[str]:
-    """Read Inductor's list of GEMM or convolution backends, "ATEN,TRITON,CPP"."""
+    """Parse Inductor's list of GEMM or convolution backends, "ATEN,TRITON,CPP"."""
     return str(backends).upper().replace(" ", "").split(",")
 
 
@@ -232,22 +272,22 @@ RULES: tuple[Rule, ...] = (
 
 
 def limits(subject: str, needs: Iterable[str], otherwise: str = "", here: Machine | None = None) -> list[Limit]:
-    """Return what of `needs` this machine lacks, the first alone: the others often follow from it."""
+    """Return the limit for the first of `needs` that this machine lacks: the others often follow from it."""
     lacking = unmet(needs, here or machine())[:1]
     return [Limit(subject, each.reason, each.remedy, otherwise) for each in lacking]
 
 
 def unmet(needs: Iterable[str], machine: Machine) -> list[Requirement]:
-    """Return those of the named requirements that `machine` does not meet."""
+    """Return the named requirements that `machine` does not meet."""
     return [REQUIREMENTS[need] for need in needs if not REQUIREMENTS[need].met(machine)]
 
 
 def limits_of_options(
     options: Mapping[str, Any], default: Lookup, machine: Machine, rules: Sequence[Rule] = RULES
 ) -> dict[str, Limit]:
-    """Return, for each of `options` that cannot act, why: what `machine` lacks, else what the other options say.
+    """Return the reason for each of `options` that has no effect: what `machine` lacks, else the other options.
 
-    Only what a machine lacks has a remedy. `default` gives the value of an option that is not set.
+    Only missing properties of the machine have a remedy. `default` returns the value of an option that is not set.
     """
 
     def value(name: str) -> Any:
@@ -271,7 +311,7 @@ def _lacking(rules: Sequence[Rule], value: Lookup, machine: Machine) -> list[Req
 
 @cache
 def machine() -> Machine:
-    """Look at this machine, once."""
+    """Return this machine's properties, detected once."""
     import torch
     from torch.utils._triton import has_triton, has_triton_tma_device
 
@@ -295,16 +335,29 @@ def machine() -> Machine:
         cutlass=_cutlass(),
         tvm=tvm and f"apache-tvm {tvm}, apache-tvm-ffi {installed_version('apache-tvm-ffi')}",
         tvm_cuda=_tvm_has_cuda(),
+        torchao=installed_version("torchao"),
+        cpu_dtypes=_cpu_dtypes(),
     )
 
 
+def _cpu_dtypes() -> frozenset[str]:
+    """Return which half precisions the CPU multiplies; torch says so of x86 alone."""
+    from torch import cpu
+
+    def has(name: str) -> bool:
+        return bool(getattr(cpu, f"_is_{name}_supported", bool)())
+
+    found = {"bf16": has("avx512_bf16") or has("amx_tile"), "fp16": has("amx_fp16")}
+    return frozenset(dtype for dtype, found_here in found.items() if found_here)
+
+
 def _cxx() -> str:
-    # As torch._inductor.config.cpp.cxx: with CXX set there is no other choice.
+    # As in torch._inductor.config.cpp.cxx: if CXX is set, no other compiler is tried.
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def _nvccs() -> Iterable[str]:
-    """Return where nvcc may be: where Inductor looks, then where torch.utils.cpp_extension finds the toolkit."""
+    """Return candidate paths of nvcc: first Inductor's, then that of torch.utils.cpp_extension."""
     homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     return (os.environ.get("CUDACXX", ""), "nvcc", *(f"{home}/bin/nvcc" for home in homes if home))
 
@@ -326,14 +379,14 @@ def _cutlass() -> str | None:
 
 
 def _tvm_has_cuda() -> bool:
-    """Tell whether the installed TVM has its library for CUDA: importing TVM to ask it takes seconds."""
+    """Return whether the installed TVM has its CUDA library; importing TVM to find out would take seconds."""
     spec = find_spec("tvm")
     places = list(spec.submodule_search_locations or ()) if spec else []
     return any(library for place in places for library in Path(place).glob("lib/*tvm_runtime_cuda*"))
 
 
 def installed_version(*distributions: str) -> str | None:
-    """Return the version of the first of these distributions that is installed, None where none is."""
+    """Return the version of the first installed one of these distributions, None if none is installed."""
     for name in distributions:
         try:
             return version(name)

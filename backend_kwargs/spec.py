@@ -1,4 +1,4 @@
-"""The spelling of a backend: `"backend[:template[+template]]"`, and lists of them with options."""
+"""The syntax of a backend, `"backend[:template[+template]]"`, and of lists of backends with options."""
 
 import re
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 def join_spec(backend: str, templates: Sequence[str]) -> str:
-    """Spell a backend's name and the templates laid over it, the later over the earlier."""
+    """Return the spec of a backend and its templates, of which later ones take precedence."""
     return f"{backend}:{'+'.join(templates)}" if templates else backend
 
 
 def split_templates(text: str) -> tuple[str, ...]:
-    """Split `"a+b"` into names; raise where one is empty or cannot be a name."""
+    """Split `"a+b"` into names; raise if one is empty or not a valid name."""
     names = tuple(text.split("+")) if isinstance(text, str) else (text,)
     for name in names:
         check_name("A template", name)
@@ -23,13 +23,13 @@ def split_templates(text: str) -> tuple[str, ...]:
 
 
 def check_name(what: str, name: Any) -> None:
-    """Raise where `name` could not be written in a spec."""
+    """Raise if `name` cannot be part of a spec."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise wrong_value(f"{what}'s name", "letters, digits and '_', '-', '.', a letter first", name)
 
 
 def split_candidates(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Split `"spec[name=value,...],spec"` at the commas outside brackets into specs and their options, still text."""
+    """Split `"spec[name=value,...],spec"` at the commas outside brackets into specs and their options as text."""
     candidates = re.findall(r"\s*([^\[\],]+?)\s*(?:\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\])?\s*(?:,|$)", text)
     if not candidates or _joined(candidates) != re.sub(r"\s", "", text).rstrip(","):
         raise BackendKwargsError(f"Cannot read backends {shown(text)}; write them 'a,b:template,c[option=value]'.")
@@ -50,7 +50,7 @@ def split_assignment(text: str) -> tuple[str, str]:
 
 
 def _assignments(text: str) -> list[str]:
-    # A comma followed by no "name=" belongs to the value before it: "backends=ATEN,TRITON".
+    # A part after a comma without "name=" belongs to the value before it: "backends=ATEN,TRITON".
     return re.split(r",\s*(?=[\w.\-]+\s*=)", text) if text else []
 
 

@@ -14,7 +14,7 @@ def as_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def as_html(header: Sequence[str], rows: Iterable[Sequence[Any]], before: str = "", after: Iterable[str] = ()) -> str:
-    """Return rows as an HTML table between a heading and paragraphs; all texts are escaped."""
+    """Return rows as an HTML table between a heading and paragraphs; all text is escaped."""
     head = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr>"
     body = "".join(f"<tr>{''.join(f'<td>{_lines(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
     heading = f"<p><b>{escape(before)}</b></p>" if before else ""

@@ -1,7 +1,7 @@
-"""Templates: named sets of Inductor options, and where each comes from.
+"""Templates: named sets of Inductor options, and their sources.
 
-A name is looked for in the built-in table, among those registered in this process, then among the entry points of
-installed packages, of which only the one that is named gets loaded.
+A name is looked up in the built-in table, then among those registered in this process, then among the entry points
+of installed packages; only the entry point with that name is loaded.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,8 +22,8 @@ NEXT_STEP = "`backend-kwargs list` shows all."
 class Template:
     """A named set of Inductor options.
 
-    `where_known` holds options that only some torch releases have: they count where the installed one has them.
-    `needs` names entries of `requirements.REQUIREMENTS`; `otherwise` says what runs where one is not met.
+    `where_known` has options of some torch releases only: they apply if the installed release has them. `needs` names
+    entries of `requirements.REQUIREMENTS`; `otherwise` names the fallback if one is not met.
     """
 
     summary: str
@@ -46,7 +46,7 @@ _TUNED = Template(
 
 BUILT_IN: Mapping[str, Template] = MappingProxyType(
     {
-        "default": Template("Inductor as it comes: fused kernels, library GEMMs"),
+        "default": Template("Inductor's defaults: fused kernels, library GEMMs"),
         "auto": Template(
             "Race candidates for each graph, keep the fastest that passes the accuracy check, remember it",
             {"auto": True},
@@ -88,7 +88,7 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
             otherwise="library GEMMs are called, as for each graph in which one has no Triton kernel",
         ),
         "aten": Template(
-            "GEMMs and convolutions by calls into ATen's libraries only, also over max_autotune",
+            "GEMMs and convolutions by calls into ATen's libraries only, also with max_autotune",
             {"max_autotune_gemm_backends": "ATEN", "max_autotune_conv_backends": "ATEN"},
             costs="no epilogue is fused into a GEMM",
         ),
@@ -97,15 +97,15 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
             {
                 "max_autotune_gemm": True,
                 "max_autotune_gemm_backends": "CUTLASS",
-                # Without a limit each kernel that fits is compiled: hundreds for one GEMM.
+                # Without a limit every matching kernel is compiled: hundreds for one GEMM.
                 "cutlass.cutlass_max_profiling_configs": 8,
             },
-            costs="about five seconds of nvcc for each candidate kernel, of which the first eight by name are tried",
+            costs="about five seconds of nvcc for each candidate kernel; only the first eight by name are tried",
             needs=("gpu", "triton", "large_gpu", "cutlass", "nvcc"),
             otherwise="library GEMMs are called, as for each graph in which one has no CUTLASS kernel",
         ),
         "tma": Template(
-            "Persistent kernels that load through the tensor memory accelerator join the Triton GEMMs to choose from",
+            "Triton GEMM candidates also include persistent kernels that load with the tensor memory accelerator",
             {
                 "max_autotune_gemm": True,
                 "max_autotune_gemm_backends": "TRITON",
@@ -118,21 +118,21 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
         "freezing": Template(
             "Parameters become constants of the graph: batch norm folds, weights are packed",
             {"freezing": True},
-            costs="a copy of each weight it repacks; in-place updates of weights are unseen; inference only",
+            costs="a copy of each weight it repacks; in-place updates of weights have no effect; inference only",
         ),
         "cpp_wrapper": Template(
-            "The code between kernels in C++ in place of Python",
+            "Generate the code between kernels in C++ instead of Python",
             {"cpp_wrapper": True},
-            costs="C++ compile for each graph: some seconds on a CPU, up to a minute on a GPU",
+            costs="C++ compile time for each graph: some seconds on a CPU, up to a minute on a GPU",
             needs=("cxx",),
             otherwise="compiling fails",
         ),
         "fast_compile": Template(
-            "The fewest seconds until the first result: ATen's operators in a graph, next to no generated kernels",
+            "The shortest time to the first result: ATen's operators in a graph, almost no generated kernels",
             {
                 "fallback_by_default": True,
                 "selective_decompose": True,
-                # Channels-last inputs, which ATen's backward of a norm answers in other strides than Inductor expects.
+                # For channels-last inputs, ATen's backward of a norm returns other strides than Inductor expects.
                 "layout_optimization": False,
                 "pattern_matcher": False,
             },
@@ -146,14 +146,14 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
                 "alignment_asserts": True,
                 "nan_asserts": True,
                 "debug_index_asserts": True,
-                # What comes out of a cache is not written.
+                # Graphs and code from a cache would not be written.
                 "fx_graph_cache": False,
                 "fx_graph_remote_cache": False,
             },
             costs="slower compile and slower calls",
         ),
         "eager_numerics": Template(
-            "Results as close to eager's as Inductor can: its rounding of each step, its random numbers",
+            "Results as close to eager's as Inductor can get: eager's rounding of each step, eager's random numbers",
             {
                 "emulate_precision_casts": True,
                 "fallback_random": True,
@@ -181,7 +181,7 @@ def find_template(name: str) -> Template:
 
 
 def is_published(name: str) -> bool:
-    """Tell whether dynamo knows "tmpl-inductor:NAME"."""
+    """Return whether dynamo finds "tmpl-inductor:NAME"."""
     return name in BUILT_IN or name in _registered
 
 
@@ -192,7 +192,7 @@ def template_names() -> list[str]:
 
 
 def add_templates(templates: Mapping[str, Template]) -> None:
-    """Register all or none; the same content again is fine, other content under a name that is taken is an error."""
+    """Register all or none; registering equal content again is allowed, other content under a used name is an error."""
     for name, template in templates.items():
         check_name("A template", name)
         known = BUILT_IN.get(name) or _registered.get(name, template)
@@ -207,7 +207,7 @@ def derive(
     summary: str = "",
     find: Callable[[str], Template] = find_template,
 ) -> Template:
-    """Return a template that lays `options` over those that `base` names, joined by "+"."""
+    """Return a template that merges `options` onto those of `base`, template names joined by "+"."""
     bases = [find(name) for name in split_templates(base)] if base else []
     return Template(
         summary or (f"{base}, with options of its own" if base else "options of its own"),
@@ -226,7 +226,7 @@ def _union(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _plugged_in(entry: EntryPoint) -> Template:
     try:
         loaded = entry.load()
-    except Exception as error:  # a plug-in may fail in any way, and must break nothing else
+    except Exception as error:  # a plug-in may fail in any way, and must not break the others
         raise BrokenPluginError(
             f"Template {entry.name!r} of {entry.value!r} does not load: {error_text(error)}."
         ) from error

@@ -1,4 +1,4 @@
-"""Templates from TOML."""
+"""Templates in TOML files."""
 
 import tomllib
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ KEYS = {"base": str, "summary": str, "options": dict}
 def read_templates(path: str | Path) -> dict[str, Template]:
     """Read `[templates.NAME]` tables, or `[tool.backend_kwargs.templates.NAME]` of a pyproject.toml.
 
-    A table holds any of `base`, `summary` and `options`; an option's dotted name is quoted, or nested tables. A `base`
-    may name a template that stands above it in the file.
+    A table may have `base`, `summary` and `options`; an option's dotted name is quoted, or written as nested tables. A
+    `base` may name a template that precedes it in the file.
     """
     if not isinstance(path, str | Path):
         raise wrong_value("A templates file", "a str or a Path", path)
@@ -26,7 +26,7 @@ def read_templates(path: str | Path) -> dict[str, Template]:
         raise BackendKwargsError(f"Cannot read templates from {str(path)!r}: {error_text(error)}.") from None
     tables = _inner(document, "tool", "backend_kwargs", "templates") or _inner(document, "templates")
     if not tables:
-        raise BackendKwargsError(f"{str(path)!r} holds no [templates.NAME] table.")
+        raise BackendKwargsError(f"{str(path)!r} has no [templates.NAME] table.")
     found: dict[str, Template] = {}
     for name, table in tables.items():
         found[name] = _template(name, table, found)
@@ -52,7 +52,7 @@ def _template(name: str, table: Any, above: Mapping[str, Template]) -> Template:
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn nested tables into dotted names, down to those that name an option."""
+    """Flatten nested tables to dotted names, down to those that name an option."""
     flat: dict[str, Any] = {}
     for key, value in options.items():
         name = f"{prefix}{key}"

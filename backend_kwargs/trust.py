@@ -1,9 +1,9 @@
-"""Which options are data and which are code: a file may set data alone, unless it is loaded with `trust=True`.
+"""Which options are data and which are code: a file may set only data, unless it is loaded with `trust=True`.
 
 An option is *code* if its value can make this process run a program, import, call or load something, change a command
-line, or read or write a file of the value's choosing. It is *data* if all that it does is to choose among what is
-there already. Numbers and words of a fixed list are data; of other options those are that a table names, and all the
-rest is code. So what a new torch adds is code until somebody has looked at it.
+line, or read or write a file that the value names. It is *data* if it only chooses among what is already there.
+Numbers and words from a fixed list are data; other options are data if a table names them, and code otherwise. So a
+new option of a new torch is code until someone has reviewed it.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Inductor's options with a text, a list, a callable or anything in their type, of torch 2.11 to 2.15.
+# Inductor's options with str, list, callable or Any in their type, from torch 2.11 to 2.15.
 INDUCTOR_DATA = _names(
     """
     _conv_default_backends add_pre_grad_passes aot_inductor.filtered_kernel_names autoheuristic_collect
@@ -35,13 +35,15 @@ INDUCTOR_DATA = _names(
     xpu.cutlass_op_denylist_regex
     """
 )
+# Names of what is registered in this process or installed.
+OWN_DATA = frozenset({"rewrites"})
 AUTO_DATA = frozenset({"candidates"})
 TVM_DATA = frozenset({"aten_ops"})
 OPENVINO_DATA = frozenset({"device"})
 ONNX_RUNTIME_DATA = frozenset({"aten_ops"})
 OPENVINO_NATIVE_DATA = frozenset({"aten_ops"})
 TENSORRT_DATA: frozenset[str] = frozenset()
-# Named only so that an option that nobody has looked at is found.
+# Listed only so that a test finds options that nobody has reviewed.
 INDUCTOR_CODE: Mapping[str, str] = {
     "calls or imports": """
         _cache_config_factory_keys _fuse_ddp_communication_passes _post_fusion_custom_pass _pre_fusion_custom_pass
@@ -69,23 +71,23 @@ INDUCTOR_CODE: Mapping[str, str] = {
         torchinductor_worker_logpath trace.debug_dir trace.log_url_for_graph_xform triton.debug_dump_kernel_inputs
         triton.proton_output_dir worker_log_path
     """,
-    "decides what a cache takes for the same": """
+    "decides which entries a cache takes for equal": """
         _cache_config_ignore_prefix _partitioned_scatter_default _profile_var _save_config_ignore
         unsafe_marked_cacheable_functions
     """,
 }
-# Takes an option, a value, and what to call the option in an error; returns the value as the option's type.
+# Takes an option, a value, and the option's name in an error; returns the value converted to the option's type.
 Check = Callable[[Option, Any, str], Any]
 INERT = (bool, int, float, None, NoneType)
 
 
 def is_data(option: Option) -> bool:
-    """Tell whether a file may set `option`: by its type, or because a table says so."""
+    """Return whether a file may set `option`: by its type, or because a table lists it."""
     return option.data or chooses(option.type)
 
 
 def chooses(wanted: Any) -> bool:
-    """Tell whether a type holds nothing but numbers and words of a fixed list."""
+    """Return whether a type contains only numbers and words from a fixed list."""
     origin, args = get_origin(wanted), get_args(wanted)
     if wanted in INERT or origin is Literal:
         return True
@@ -96,13 +98,13 @@ def chooses(wanted: Any) -> bool:
 
 
 def untrusted(coerce: Check) -> Check:
-    """Return `coerce` for what a file says: it refuses options that are code, before it looks at their values."""
+    """Return `coerce` for values from a file: it rejects options that are code before it looks at their values."""
 
     def refusing(option: Option, value: Any, kind: str) -> Any:
         if not is_data(option) and names_something(value):
             raise BackendKwargsError(
-                f"{kind[:1].upper()}{kind[1:]} {option.name!r} is code, which a file may set only where it is trusted: "
-                "pass trust=True if you trust who wrote it."
+                f"{kind[:1].upper()}{kind[1:]} {option.name!r} is code, which a file may set only if it is trusted: "
+                "pass trust=True if you trust its author."
             )
         return coerce(option, value, kind)
 
@@ -110,7 +112,7 @@ def untrusted(coerce: Check) -> Check:
 
 
 def names_something(value: Any) -> bool:
-    """Tell whether `value` holds a text or an object: what has neither cannot name anything."""
+    """Return whether `value` contains a text or an object; without either it cannot name anything."""
     if isinstance(value, Mapping):
         return any(map(names_something, value.values())) or any(map(names_something, value))
     if isinstance(value, list | tuple | set | frozenset):

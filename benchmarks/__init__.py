@@ -1,1 +1,1 @@
-"""The benchmark suite: kernels and models under every template and every peer, with the physical limit beside them."""
+"""The benchmark suite: kernels and models under every template and peer, next to the device's physical limit."""

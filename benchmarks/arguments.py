@@ -1,4 +1,4 @@
-"""What several commands take."""
+"""Arguments that several commands share."""
 
 from typing import Annotated
 
@@ -6,11 +6,11 @@ import typer
 
 from backend_kwargs.errors import wrong_value
 
-Device = Annotated[str | None, typer.Option(help="Where to run; a GPU where there is one.")]
+Device = Annotated[str | None, typer.Option(help="Where to run; default: a GPU if there is one.")]
 
 
 def device_of(named: str | None) -> str:
-    """Return the device that is named, else a GPU where there is one; raise where there is none such."""
+    """Return the named device, else a GPU if there is one; raise if the device does not exist."""
     import torch
 
     there = torch.cuda.is_available()

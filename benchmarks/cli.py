@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.execution.session import Plan, Say
     from benchmarks.workloads.case import Case
 
-UNFINISHED = 3  # the budget ended first; --resume goes on
+UNFINISHED = 3  # the budget ended first; continue with --resume
 FAILED = 1
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -45,7 +45,7 @@ class Suite(StrEnum):
 
 
 class Mode(StrEnum):
-    """What a call is: forward, forward and backward, or a whole step of training."""
+    """What one call runs: forward, forward and backward, or a whole training step."""
 
     fwd = "fwd"
     fwd_bwd = "fwd_bwd"
@@ -73,40 +73,40 @@ class Scale(StrEnum):
     full = "full"
 
 
-Globs = Annotated[list[str] | None, typer.Option("--case", help="Only cases of such a name; may be given again.")]
+Globs = Annotated[list[str] | None, typer.Option("--case", help="Only cases with such a name; repeatable.")]
 Models = Annotated[
     list[str] | None,
-    typer.Option("--model", help="transformers:NAME?option=value, timm:NAME or FILE:FACTORY, in place of the cases."),
+    typer.Option("--model", help="transformers:NAME?option=value, timm:NAME or FILE:FACTORY, instead of the cases."),
 ]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="JSON lines; one file for each shard.")]
 Peers = Annotated[
-    str | None, typer.Option(metavar="GLOB,...", help="Only these, or all, less each !GLOB; and the baselines.")
+    str | None, typer.Option(metavar="GLOB,...", help="Only these peers (all but each !GLOB), and the baselines.")
 ]
-Modes = Annotated[list[Mode] | None, typer.Option(help="Only such modes; may be given again.")]
-Dtype = Annotated[str | None, typer.Option(metavar="bf16|fp16|fp32", help="In place of each case's own.")]
+Modes = Annotated[list[Mode] | None, typer.Option(help="Only such modes; repeatable.")]
+Dtype = Annotated[str | None, typer.Option(metavar="bf16|fp16|fp32", help="Instead of each case's own.")]
 Sizes = Annotated[Scale | None, typer.Option(help='"smoke" on a CPU and for the smoke suite, else "full".')]
-OneTimer = Annotated[Timer | None, typer.Option(help="One clock; both by default.")]
+OneTimer = Annotated[Timer | None, typer.Option(help="One clock only; default: both.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="5 for the smoke suite, else 30.")]
 Compiles = Annotated[
-    int | None, typer.Option(min=1, help="How often to compile and time each peer; 3 for a headline, else 1.")
+    int | None, typer.Option(min=1, help="How often to compile and time each peer; default: 3 for a headline, else 1.")
 ]
 Beside = Annotated[
     bool | None,
-    typer.Option("--beside/--apart", help="Compile in the timing process alone, or first in one of its own."),
+    typer.Option("--beside/--apart", help="Compile in the timing process, or first in a process of its own."),
 ]
-Jobs = Annotated[int, typer.Option(min=1, help="Compiles at a time, where none of them times kernels.")]
-Tuners = Annotated[int, typer.Option(min=1, help="The same of torch's modes that time kernels.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Parallel compiles of peers that time no kernels.")]
+Tuners = Annotated[int, typer.Option(min=1, help="Parallel compiles of torch's modes that time kernels.")]
 Ahead = Annotated[int, typer.Option(min=1, help="Groups to compile before the first of them is timed.")]
 OneCache = Annotated[
-    bool, typer.Option("--one-cache", help="Beside, and sharing all that is compiled; no compile time is told.")
+    bool, typer.Option("--one-cache", help="As --beside, with one cache for all; reports no compile times.")
 ]
-Budget = Annotated[str | None, typer.Option(metavar="540s", help="End by then; what is left takes --resume.")]
+Budget = Annotated[str | None, typer.Option(metavar="540s", help="Stop after this time; --resume continues.")]
 Timeout = Annotated[str, typer.Option(metavar="300s", help="For one peer's compile, or a group's timing.")]
 Shard = Annotated[str, typer.Option(metavar="I/N", help="Every N-th group, from the I-th.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with what FILE does not hold.")]
-Also = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="With --resume: what it holds is done.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Run only what FILE lacks.")]
+Also = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="With --resume: another file of done groups.")]
 NoCeilings = Annotated[bool, typer.Option("--no-ceilings", help="Without limits.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 where any peer that can be had fails.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 if any available peer fails.")]
 
 
 @app.command("list")
@@ -128,7 +128,7 @@ def show_list(suite: Suite = Suite.full, case: Globs = None) -> None:
 
 @app.command()
 def env(device: Device = None) -> None:
-    """Print where a run would take place, as its first line has it."""
+    """Print the environment of a run, as in its first line."""
     import torch
 
     from backend_kwargs.measure import environment
@@ -139,7 +139,7 @@ def env(device: Device = None) -> None:
 
 @app.command()
 def ceilings(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] = 30) -> None:
-    """Measure what the device can do at best."""
+    """Measure the device's best rates."""
     import torch
 
     from benchmarks.execution.ceilings import measure_ceilings
@@ -180,7 +180,7 @@ def run(
     no_ceilings: NoCeilings = False,
     strict: Strict = False,
 ) -> None:
-    """Check and time peers; exit with 3 where the budget ended first, with 1 where no cell passed."""
+    """Check and time peers; exit with 3 if the budget ended first, with 1 if no cell passed."""
     from benchmarks.execution.session import Plan
 
     place = device_of(device)
@@ -214,7 +214,7 @@ def run(
 
 
 def _run(plan: "Plan", *, strict: bool) -> None:
-    """Run a plan, print its cells, and exit as they say."""
+    """Run a plan, print its cells, and exit with the matching status."""
     from benchmarks.execution.session import groups
     from benchmarks.execution.session import run as go
 
@@ -222,12 +222,12 @@ def _run(plan: "Plan", *, strict: bool) -> None:
         if groups(replace(plan, shard=(1, 1))):
             console().print(f"Shard {plan.shard[0]}/{plan.shard[1]} is empty: there are fewer groups.")
             return
-        raise BackendKwargsError("No case is left by these options: `python -m benchmarks list` shows all.")
+        raise BackendKwargsError("No case matches these options: `python -m benchmarks list` shows all.")
     with _progress() as say:
         progressed = go(plan, say)
     _print(progressed.cells)
     if progressed.out_of_time:
-        console().print(f"{progressed.done} of {progressed.total} groups done: --resume goes on.")
+        console().print(f"{progressed.done} of {progressed.total} groups done: continue with --resume.")
         raise typer.Exit(UNFINISHED)
     failed = [cell for cell in progressed.cells if cell.status not in ("pass", "unavailable")]
     if (strict and failed) or (progressed.cells and not any(cell.passed for cell in progressed.cells)):
@@ -238,8 +238,7 @@ def _run(plan: "Plan", *, strict: bool) -> None:
 def compare(old: Path, new: Path) -> None:
     """Compare two files by speedups over eager.
 
-    Exit with 0 where none became lower beyond noise, 1 where one did or a peer no longer passes, 2 where the files
-    cannot be compared.
+    Exit with 0 if none fell beyond noise, 1 if one did or a peer no longer passes, 2 if the files cannot be compared.
     """
     from benchmarks.analysis.regressions import compare_files
 
@@ -253,11 +252,11 @@ def compare(old: Path, new: Path) -> None:
 @app.command()
 def report(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Of one device and one torch.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Markdown; the plots lie beside it.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="Markdown; plots are written next to it.")] = None,
     plots: Annotated[bool, typer.Option(help="Draw, with matplotlib.")] = True,
-    hud: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Records of PyTorch's HUD.")] = None,
+    hud: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write records for PyTorch's HUD.")] = None,
 ) -> None:
-    """Write results as Markdown and plots, or as records of PyTorch's HUD."""
+    """Write results as Markdown and plots, or as records for PyTorch's HUD."""
     import json
 
     from benchmarks.execution import records
@@ -280,7 +279,7 @@ for study in COMMANDS:
 
 
 def _globs(peers: str | None, suite: str) -> tuple[str, ...]:
-    """Return the globs of the peers asked for, by default the suite's, behind the baselines."""
+    """Return the baselines and the globs of the requested peers, by default the suite's."""
     from benchmarks.workloads.peers import BASELINES, GLOBS, globs_of
 
     asked = globs_of(peers) if peers else GLOBS.get(suite, ("*",))
@@ -289,7 +288,7 @@ def _globs(peers: str | None, suite: str) -> tuple[str, ...]:
 
 def _cases(suite: str, globs: list[str], models: list[str], modes: list[Mode], device: str) -> "tuple[Case, ...]":
     if models and globs:
-        raise BackendKwargsError("--model is in place of the cases: leave --case out.")
+        raise BackendKwargsError("--model replaces the cases: leave --case out.")
     if not models:
         from benchmarks.execution.session import select
         from benchmarks.workloads.cases import CASES
@@ -333,7 +332,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 @contextmanager
 def _progress() -> "Iterator[Say]":
-    """Give what shows how far a run is: a bar on a terminal, else a line for each step."""
+    """Yield a function that shows progress: a bar on a terminal, else a line for each step."""
     stream, started = console(stderr=True), perf_counter()
     if not stream.is_terminal:
         yield lambda doing, done: stream.print(f"{perf_counter() - started:6.1f} s {done:4.0%} {doing}", markup=False)
@@ -361,7 +360,7 @@ def main() -> None:
     """Run a command; print a user's mistake as one line and exit with 2."""
     try:
         app()
-    except (BackendKwargsError, OSError) as error:  # a folder that is not there, a full disk
+    except (BackendKwargsError, OSError) as error:  # a missing folder, a full disk
         complain(str(error))
         sys.exit(USER_MISTAKE)
     except KeyboardInterrupt:

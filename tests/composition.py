@@ -1,4 +1,4 @@
-"""Small expressions that hypothesis draws, as one compiled graph, and how its results are held to eager's."""
+"""Random expressions drawn by hypothesis, compiled as one graph, and the comparison of results with eager's."""
 
 import itertools
 import random
@@ -105,7 +105,7 @@ EXACT: dict[str, list[tuple[tuple[str, ...], list[str]]]] = {
         (("bool",), ["{}.any(-1, keepdim=True)", "{}.all(0, keepdim=True)"]),
     ],
 }  # fmt: skip
-BOUNDED = "{}.float().clamp(-1e4, 1e4)"  # so that no sum overflows: the order of its terms is nobody's
+BOUNDED = "{}.float().clamp(-1e4, 1e4)"  # so that no sum overflows, since the order of its terms is not defined
 INEXACT = [
     *("torch.sin({})", "torch.cos({})", "torch.tanh({})", "torch.exp({})", "torch.expm1({})", "torch.log({})"),
     *("torch.log1p({})", "torch.sigmoid({})", "torch.erf({})", "torch.sqrt({})", "torch.rsqrt({})", "torch.atan({})"),

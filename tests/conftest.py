@@ -1,8 +1,13 @@
-"""What every test may lean on: names registered by one are unknown to the next."""
+"""Fixtures for every test: names that one registers are removed before the next."""
 
 import sys
 
+import hypothesis
 import pytest
+
+# A slow machine is no failure.
+hypothesis.settings.register_profile("without-deadline", deadline=None)
+hypothesis.settings.load_profile("without-deadline")
 
 VARIABLES = ("BACKEND_KWARGS_TEMPLATE", "BACKEND_KWARGS_OPTIONS")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from backend_kwargs.compiled.config import FIELDS
 from backend_kwargs.compilers import openvino, tensorrt
-from backend_kwargs.compilers.engines import onnx_settings, openvino_settings
 from backend_kwargs.compilers.auto import settings as auto
+from backend_kwargs.compilers.engines import onnx_settings, openvino_settings
 from backend_kwargs.compilers.tvm import settings as tvm
 from backend_kwargs.options import Option, describe
 from backend_kwargs.templates import BUILT_IN, Template
@@ -54,7 +54,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def filled(file: str) -> str:
-    """Return the text of `file` with its generated parts made anew."""
+    """Return the text of `file` with its generated parts updated."""
     text = (ROOT / file).read_text(encoding="utf-8")
     for name, table in TABLES[file].items():
         part = rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)"

@@ -2,13 +2,14 @@
 
 The changes are cosmic-ray's. Each is planted in a copy of the checkout, and the tests of its module and of the module's
 neighbours run there. What survives is printed as a diff: it needs a test of behaviour, or simpler code, or an entry in
-mutants.toml that says why nobody could notice.
+mutants.toml with the reason why it has no visible effect.
 """
 
 # ruff: noqa: T201 - a command prints
 
 import argparse
 import ast
+import atexit
 import contextlib
 import math
 import multiprocessing
@@ -23,8 +24,11 @@ import time
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from difflib import unified_diff
 from fnmatch import fnmatch
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import hypothesis
@@ -42,7 +46,7 @@ EQUIVALENT = Path(__file__).with_suffix(".toml")
 # Below tests/, the nearest first; of two patterns that a module fits the first counts.
 TESTS: Mapping[str, str] = {
     "backend_kwargs/measure/accuracy.py": "test_accuracy.py",
-    "backend_kwargs/measure/*.py": "test_measure.py",
+    "backend_kwargs/measure/*.py": "test_measure.py test_accuracy.py",
     "backend_kwargs/layers.py": "test_layers.py test_backend.py",
     "backend_kwargs/spec.py": "test_spec.py test_backend.py",
     "backend_kwargs/options.py": "test_options.py test_catalogue.py test_backend_written.py",
@@ -58,15 +62,22 @@ TESTS: Mapping[str, str] = {
     "*/candidates.py": "auto/test_auto_candidates.py auto/test_auto_settings.py auto/test_auto_decide.py",
     "*/graph_stats.py": "auto/test_auto_candidates.py auto/test_auto_race.py auto/test_auto_ranks.py",
     "*/head_to_head.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
-    "*/auto/roofline.py": "auto/test_auto_head_to_head.py",
-    "*/race.py": "auto/test_auto_race.py auto/test_auto_head_to_head.py auto/test_auto_traces.py",
+    "*/auto/roofline.py": "auto/test_auto_roofline.py auto/test_auto_worth.py auto/test_auto_head_to_head.py",
+    "*/race.py": "auto/test_auto_race.py auto/test_auto_worth.py auto/test_auto_head_to_head.py"
+    " auto/test_auto_deadline.py auto/test_auto_traces.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
     "*/decide.py": "auto/test_auto_decide.py auto/test_auto_cache_key.py auto/test_auto_ranks.py"
     " auto/test_auto_race.py",
     "*/ranks.py": "auto/test_auto_ranks.py",
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_race.py",
-    "*/auto/*.py": "auto",
+    "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
+    "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py",
+    "*/auto/eligibility.py": "auto/test_auto_effects.py auto/test_auto_decide.py auto/test_auto_race.py",
+    "*/auto/workload.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
+    " auto/test_auto_traces.py",
+    "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
+    "*/auto/*.py": "auto/test_auto_decide.py auto/test_auto_race.py",
     "*/tvm/supported.py": "tvm_backend/test_tvm_supported.py tvm_backend/test_tvm_lowering.py",
     "*/tvm/partition.py": "tvm_backend/test_tvm_correct.py tvm_backend/test_tvm_inputs.py",
     "*/tvm/lowering/*.py": "tvm_backend/test_tvm_lowering.py tvm_backend/test_tvm_linear.py"
@@ -77,7 +88,7 @@ TESTS: Mapping[str, str] = {
     "benchmarks/execution/device_timer.py": "benchmarks/test_device_timer.py",
     "benchmarks/execution/controls.py": "benchmarks/test_controls.py",
 }
-PYTEST = ("-x", "--benchmark-disable", "-pno:cacheprovider", "-Wignore::pytest.PytestAssertRewriteWarning")
+PYTEST = ("--benchmark-disable", "-pno:cacheprovider", "-Wignore::pytest.PytestAssertRewriteWarning")
 SLACK_S, SLOWER = 60, 3  # a mutant may take so much more than the code as it is
 
 
@@ -87,18 +98,18 @@ def main() -> int:
     parser.add_argument("--modules", default="", help="such as accuracy,auto/cache_key; by default all")
     parser.add_argument("--sample", type=int, default=40, help="how many mutants, at as many places")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
+    parser.add_argument("--jobs", type=int, default=1, help="how many mutants are tested at once")
     asked = parser.parse_args()
     tested = tests_of_modules(asked.modules)
-    with copied_checkout():
-        places = defaultdict(list)
-        for mutant in mutants(tested):
-            places[mutant.module_path, mutant.start_pos].append(mutant)
-        draw = random.Random(asked.seed)
-        sample = draw.sample(list(places), min(asked.sample, len(places)))
-        print(f"{len(sample)} of {len(places)} places in {len(tested)} modules, seed {asked.seed}", flush=True)
-        outcomes = run((draw.choice(places[place]) for place in sorted(sample)), tested)
-    kinds = ("killed", "survived", "equivalent")
-    print(f"\n| module | {' | '.join(kinds)} |\n|---|---|---|---|")
+    places = defaultdict(list)
+    for mutant in mutants(tested):
+        places[mutant.module_path, mutant.start_pos].append(mutant)
+    draw = random.Random(asked.seed)
+    drawn = draw.sample(sorted(places), min(asked.sample, len(places)))
+    print(f"{len(drawn)} of {len(places)} places in {len(tested)} modules, seed {asked.seed}", flush=True)
+    outcomes = run([draw.choice(places[place]) for place in sorted(drawn)], tested, asked.jobs)
+    kinds = ("killed", "survived", "equivalent", "gpu")
+    print(f"\n| module | {' | '.join(kinds)} |\n|---|---|---|---|---|")
     for module in dict.fromkeys(module for module, _ in outcomes):
         print(f"| `{module}` | {' | '.join(str(outcomes[module, kind]) for kind in kinds)} |")
     return any(kind == "survived" for _, kind in outcomes)
@@ -116,24 +127,24 @@ def tests_of_modules(asked: str) -> dict[str, str]:
     return found
 
 
-@contextlib.contextmanager
-def copied_checkout() -> Iterator[None]:
-    """Work in a copy of the checkout, where `import backend_kwargs` finds the copy's."""
+def work_in_a_copy() -> None:
+    """Copy the checkout and go there, so that `import backend_kwargs` finds the copy: each worker plants in its own."""
     listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True).splitlines()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        for file in listed:
-            if (ROOT / file).is_file():
-                (Path(folder) / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / file, Path(folder) / file)
-        # For the tests' own processes, and for this one, which forks and has not loaded the package.
-        os.environ["PYTHONPATH"] = sys.path[0] = folder
-        sys.dont_write_bytecode = True  # a mutant is as old as its module
-        with contextlib.chdir(folder):
-            yield
+    folder = tempfile.TemporaryDirectory(prefix="mutants-")
+    for file in listed:
+        if (ROOT / file).is_file():
+            (Path(folder.name) / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, Path(folder.name) / file)
+    # For the tests' own processes, and for this one, which forks and has not loaded the package.
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder.name, os.environ.get("PYTHONPATH", "")])
+    sys.path[0] = folder.name
+    sys.dont_write_bytecode = True  # a mutant is as old as its module
+    os.chdir(folder.name)
+    atexit.register(folder.cleanup)
 
 
 def mutants(modules: Iterable[str]) -> list[MutationSpec]:
-    """Return all mutants of the modules but those of annotations, which fail at import or change nothing."""
+    """Return all mutants of the modules but those that `annotations` finds."""
     with use_db(":memory:", WorkDB.Mode.create) as db:
         init([Path(module) for module in modules], db, {})
         every = [mutant for item in db.work_items for mutant in item.mutations]
@@ -146,58 +157,111 @@ def mutants(modules: Iterable[str]) -> list[MutationSpec]:
 
 
 def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return from where to where annotations reach: what is wrong there fails at import, or nobody asks."""
+    """Return where annotations and flags of dataclasses are: a mutant there fails at import or changes no result."""
     for node in ast.walk(ast.parse(text)):
-        for field in ("annotation", "returns"):
-            if isinstance(at := getattr(node, field, None), ast.expr):
+        found = [getattr(node, field, None) for field in ("annotation", "returns")]
+        if isinstance(node, ast.keyword) and node.arg in ("frozen", "slots"):
+            found.append(node.value)
+        for at in found:
+            if isinstance(at, ast.expr):
                 yield (at.lineno, at.col_offset), (at.end_lineno or 0, at.end_col_offset or 0)
 
 
-def run(sample: Iterable[MutationSpec], tested: Mapping[str, str]) -> Counter[tuple[str, str]]:
+@dataclass(frozen=True)
+class Baseline:
+    """A file of tests without a mutant: how long it takes, and which tests fail even so and show nothing."""
+
+    seconds: float
+    failing: frozenset[str]
+
+
+def run(sample: Sequence[MutationSpec], tested: Mapping[str, str], jobs: int) -> Counter[tuple[str, str]]:
     """Test each mutant, print those that survive, and count by module and outcome."""
-    limits: dict[str, float] = {}
     outcomes: Counter[tuple[str, str]] = Counter()
-    equivalent = tomllib.loads(EQUIVALENT.read_text())
-    for mutant in sample:
-        module = mutant.module_path.as_posix()
-        tests = tested[module].split()
-        if module not in limits:
-            began = time.monotonic()
-            if not pass_within(math.inf, tests):
-                raise SystemExit(f"The tests of {module} fail without a mutant: pytest {tested[module]}")
-            limits[module] = SLACK_S + SLOWER * (time.monotonic() - began)
-        operator = get_operator(mutant.operator_name)()
-        with use_mutation(mutant.module_path, operator, mutant.occurrence) as (before, after):
-            diff = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0))[2:]
-            # Without its place and its indent.
-            change = "\n".join(f"{line[0]}{line[1:].strip()}" for line in diff[1:])
-            if change in [each["change"].strip() for each in equivalent.get(module, [])]:
-                outcome = "equivalent"
-            else:
-                outcome = "survived" if pass_within(limits[module], tests) else "killed"
-        outcomes[module, outcome] += 1
-        print("\n".join(["", module, *diff, ""]) if outcome == "survived" else ".", end="", flush=True)
+    files = {mutant.module_path.as_posix(): tested[mutant.module_path.as_posix()].split() for mutant in sample}
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, mp_context=fork, initializer=work_in_a_copy) as pool:
+        names = sorted({name for each in files.values() for name in each})
+        known = dict(zip(names, pool.map(baseline, names), strict=True))
+        if failing := sorted(test for each in known.values() for test in each.failing):
+            print("Left out, as they fail without a mutant:", *failing, sep="\n  ", flush=True)
+        tests_of = {module: {name: known[name] for name in names} for module, names in files.items()}
+        waiting = [pool.submit(outcome_of, mutant, tests_of[mutant.module_path.as_posix()]) for mutant in sample]
+        for each in as_completed(waiting):
+            module, outcome, diff = each.result()
+            outcomes[module, outcome] += 1
+            print(f"{outcome} {module} {diff[0]}", *(diff[1:] if outcome == "survived" else ()), sep="\n", flush=True)
     return outcomes
 
 
-def pass_within(limit_s: float, tests: Sequence[str]) -> bool:
-    """Run tests in a fork of this process, which has torch loaded; whoever hangs or crashes fails."""
-    child = multiprocessing.get_context("fork").Process(target=quietly, args=(tests,))
+def baseline(file: str) -> Baseline:
+    """Run a file of tests as it is."""
+    began = time.monotonic()
+    failing = failures(math.inf, [file], maxfail=0)
+    if failing is None:
+        raise SystemExit(f"{file} does not end well without a mutant.")
+    return Baseline(time.monotonic() - began, failing)
+
+
+def outcome_of(mutant: MutationSpec, tests: Mapping[str, Baseline]) -> tuple[str, str, list[str]]:
+    """Plant a mutant; return its module, its outcome, and its diff."""
+    module, operator = mutant.module_path.as_posix(), get_operator(mutant.operator_name)()
+    with use_mutation(mutant.module_path, operator, mutant.occurrence) as (before, after):
+        diff = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0))[2:]
+        # Without its place and its indent.
+        change = "\n".join(f"{line[0]}{line[1:].strip()}" for line in diff[1:])
+        listed = tomllib.loads(EQUIVALENT.read_text())
+        if change in [each["change"].strip() for each in listed.get(module, [])]:
+            return module, "equivalent", diff
+        if mutant.definition_name in listed["on_a_gpu_alone"].get(module, []):
+            return module, "gpu", diff
+        limit_s = SLACK_S + SLOWER * sum(each.seconds for each in tests.values())
+        left_out = [test for each in tests.values() for test in each.failing]
+        failing = failures(limit_s, list(tests), maxfail=1, deselected=left_out)
+    return module, "survived" if failing == frozenset() else "killed", diff
+
+
+def failures(
+    limit_s: float, tests: Sequence[str], *, maxfail: int, deselected: Iterable[str] = ()
+) -> frozenset[str] | None:
+    """Return which tests fail, in a fork of this process, which has torch loaded; None where it hangs or crashes."""
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    arguments = [*PYTEST, f"--maxfail={maxfail}", *(f"--deselect={test}" for test in deselected), *tests]
+    child = multiprocessing.get_context("fork").Process(target=quietly, args=(arguments, sending))
     child.start()
-    child.join(None if math.isinf(limit_s) else limit_s)
+    sending.close()
+    failing = None
+    with contextlib.suppress(EOFError):
+        if receiving.poll(None if math.isinf(limit_s) else limit_s):
+            failing = receiving.recv()
     with contextlib.suppress(ProcessLookupError):  # also what a test has started and left
         os.killpg(child.pid or 0, signal.SIGKILL)
     child.join()
-    return child.exitcode == 0
+    return failing
 
 
-def quietly(tests: Sequence[str]) -> None:
-    """Run tests without a word, in a process group of their own."""
+class Failing:
+    """A plugin of pytest that notes which tests failed, and which files could not be collected."""
+
+    def __init__(self) -> None:
+        self.tests: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed:
+            self.tests.add(report.nodeid)
+
+    pytest_collectreport = pytest_runtest_logreport
+
+
+def quietly(arguments: Sequence[str], sending: Connection) -> None:
+    """Run pytest without a word, in a process group of its own; send which tests failed."""
     os.setsid()
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    sys.exit(pytest.main([*PYTEST, *tests]))
+    plugin = Failing()
+    if pytest.main([*arguments], plugins=[plugin]) in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        sending.send(frozenset(plugin.tests))
 
 
 if __name__ == "__main__":

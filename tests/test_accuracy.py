@@ -153,7 +153,7 @@ def test_a_tiny_tensor_beside_a_large_one_may_be_noise():
 
 @pytest.mark.parametrize("factor", [0.0, 2.0], ids=["zeroed", "doubled"])
 def test_a_small_tensor_beside_a_large_one_must_be_right(factor):
-    """An output of 1e-3 that eager computes well is held against its own size, not that of the one beside it."""
+    """An output of 1e-3 that eager computes well is compared at its own scale, not at that of a larger one."""
     small = 1e-3 * torch.randn(100, generator=torch.Generator().manual_seed(0))
     assert not check([ONE, factor * small], [ONE, small], [ONE.double(), small.double()], training=True).passed
 
@@ -180,7 +180,7 @@ def test_a_small_output_beside_a_large_one_must_be_right():
 def test_a_number_that_eager_rounded_well_by_chance_may_be_rounded_otherwise(count, passes):
     """One float32 number computed from bfloat16 ones is off by bfloat16's rounding, however near eager's happens to be.
 
-    Chance makes a few numbers' errors small or large, so only many are held against their own size.
+    Chance makes a few numbers' errors small or large, so only large tensors are compared at their own scale.
     """
     small = torch.full((count,), 1e-2)
     assert check([ONE, 1.004 * small], [ONE, small], [ONE.double(), small.double()]).passed is passes
@@ -206,7 +206,7 @@ def test_without_reference_the_size_must_be_right(factor, reason):
 
 
 def test_an_infinity_of_the_reference_hides_nothing():
-    """Where the reference overflows, the other elements are held against it all the same."""
+    """If the reference overflows, the other elements are still compared with it."""
     eager = torch.randn(100, generator=torch.Generator().manual_seed(0))
     reference = eager.double()
     reference[0] = math.inf

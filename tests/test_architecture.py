@@ -14,8 +14,11 @@ ROOT = Path(backend_kwargs.__file__).parent
 # Each module imports only from those before it, at its head and inside its functions.
 PACKAGE_ORDER = """
 errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
-measure.inputs measure.accuracy measure.environment measure.failures measure.timing measure.memory measure.statistics
-measure compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code compilers.graphs
+rewrites
+measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.timing measure.memory
+measure.statistics measure
+compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code
+compilers.graphs
 compilers.fell_back compilers.freezing compilers.parts
 compilers.tvm compilers.tvm.summary
 compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
@@ -29,15 +32,22 @@ compilers.engines compilers.engines.summary compilers.engines.engine compilers.e
 compilers.engines.compile_graph compilers.engines.onnx_settings compilers.engines.onnx_session
 compilers.engines.onnxruntime compilers.engines.openvino_settings compilers.engines.openvino_model
 compilers.engines.openvino_native
-compilers.others compilers.inductor
+compilers.others compilers.precision compilers.precision.table compilers.precision.bounds
+compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
+compilers.inductor
 compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
-compilers.inductor.cudagraph_outputs
+compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.traced
+compilers.inductor.rewrites.matching compilers.inductor.rewrites.kernels compilers.inductor.rewrites.operators
+compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compilers.inductor.rewrites.attention
+compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.apply
 compilers.auto
 compilers.auto.settings compilers.auto.request compilers.auto.eligibility compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
 compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting compilers.auto.deadline compilers.auto.workload
+compilers.precision.error compilers.precision.lowered
 compilers.auto.ddp_buckets
-compilers.auto.sandbox compilers.auto.roofline compilers.auto.head_to_head compilers.auto.race compilers.auto.decide
+compilers.auto.sandbox compilers.auto.roofline compilers.auto.rewritten compilers.auto.head_to_head compilers.auto.race
+compilers.auto.decide
 compilers.inductor.compiler
 compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain
 report.graphs report.advice report.uncaptured report.generated report.ran report.relax report
@@ -46,8 +56,8 @@ compiled.building compiled.loading compiled.deploying compiled.extensions compil
 compiled.bundle compiled.module compiled
 harness harness.named_models harness.isolation harness.study harness.trial
 compare.rows compare.drawing compare.trial compare
-cli.console cli.modules cli.models cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor cli.decisions
-cli.compare cli.tune cli.bundles cli
+cli.console cli.modules cli.models cli.pasting cli.arguments cli.listing cli.options cli.explain cli.doctor
+cli.decisions cli.compare cli.tune cli.bundles cli
 """
 SUITE_ORDER = """
 workloads workloads.case workloads.nets
@@ -65,7 +75,9 @@ execution.session
 analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
 analysis.report
 arguments
-studies studies.bundles studies.overhead studies.templates studies.tune_kernels studies.tvm_speed studies.commands
+studies studies.bundles studies.overhead studies.precision studies.rewrites studies.templates studies.tune_kernels
+studies.tvm_speed
+studies.commands
 cli
 """
 DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what they show
@@ -96,6 +108,9 @@ BEFORE_A_GRAPH = (
     "others",
     "tensorrt",
     "openvino",
+    "precision/__init__",
+    "precision/bounds",
+    "precision/table",
     "tvm/__init__",
     "tvm/checks",
     "tvm/compiler",
@@ -217,7 +232,9 @@ def test_import_is_light():
     assert modules_after("import backend_kwargs") == []
 
 
-@pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-tvm", "tvm", "tmpl-openvino", "openvino", "openvino-native", "onnxruntime"])
+@pytest.mark.parametrize(
+    "spec", ["tmpl-inductor", "tmpl-tvm", "tvm", "tmpl-openvino", "openvino", "openvino-native", "onnxruntime"]
+)
 def test_plain_backend_is_light(spec):
     """A backend without options costs no torch, no TVM and no OpenVINO."""
     assert modules_after(f"from backend_kwargs.backend import find_backend\nfind_backend({spec!r})") == []

@@ -93,13 +93,13 @@ WRITERS = [
     ],
 )
 def test_values_that_cannot_be_written(write, value, kind):
-    """A value that would not be read back the same is named in one line, by each way to write."""
+    """A value that would not read back equal is named in one line, by each way to write."""
     b = make_backend(INDUCTOR, joint_custom_pre_pass=value)
     with pytest.raises(BackendKwargsError) as e:
         write(b)
     shown = bk.errors.shown(value)
     assert str(e.value) == (
-        f"Option 'joint_custom_pre_pass' cannot be written: {shown} ({kind}) would not be read back the same."
+        f"Option 'joint_custom_pre_pass' cannot be written: {shown} ({kind}) would not read back equal."
     )
 
 
@@ -122,7 +122,7 @@ def test_functions_that_cannot_be_written(write, fn, name):
 
 
 def test_a_function_as_value_is_written_by_name():
-    """A function at the top of a module is written as `module:name` where the option wants a callable."""
+    """A function at the top of a module is written as `module:name` if the option's type is a callable."""
     b = make_backend(INDUCTOR, joint_custom_pre_pass=a_pass)
     assert b.to_config()["options"] == {"joint_custom_pre_pass": f"{__name__}:a_pass"}
     assert Backend.from_config(json.dumps(b.to_config()), trust=True) == b == pickle.loads(pickle.dumps(b))
@@ -144,7 +144,7 @@ def test_values_that_json_would_change(value):
         make_backend(target, extra=value).to_config()
     assert str(e.value) == (
         f"Option 'extra' cannot be written: {bk.errors.shown(value)} ({type(value).__name__}) "
-        "would not be read back the same."
+        "would not read back equal."
     )
 
 
@@ -163,7 +163,7 @@ def test_a_registered_backend_is_written_by_its_name():
 
 
 def test_nan_is_no_json():
-    """A value that JSON has no form for is refused, and not written as something no reader takes."""
+    """A value that JSON cannot represent is refused, rather than written in a way that cannot be read."""
     b = make_backend(INDUCTOR, {"min_overlap_ratio": float("nan")})
     with pytest.raises(BackendKwargsError, match="Option 'min_overlap_ratio' cannot be written: nan"):
         b.to_config()
@@ -240,7 +240,7 @@ def test_wrong_config(config, message):
     assert str(e.value) == message
 
 
-CODE = "which a file may set only where it is trusted: pass trust=True if you trust who wrote it."
+CODE = "which a file may set only if it is trusted: pass trust=True if you trust its author."
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ CODE = "which a file may set only where it is trusted: pass trust=True if you tr
     [
         pytest.param(
             {"backend": "no_such_module:target"},
-            "Backend 'no_such_module:target' is code to import, which a config may name only where it is trusted: pass "
-            "trust=True if you trust who wrote it.",
+            "Backend 'no_such_module:target' is code to import, which a config may name only if it is trusted: pass "
+            "trust=True if you trust its author.",
             id="function",
         ),
         pytest.param({"cpp.cxx": ["x.sh"]}, f"Inductor option 'cpp.cxx' is code, {CODE}", id="program"),

@@ -168,7 +168,7 @@ def test_explain_shows_the_environment():
         ),
         pytest.param(
             ["compare", "nothing_here.py:build", "--plot", "out.zzz"],
-            "plot must be a file that ends as an image, such as .png, .svg or .pdf, got 'out.zzz' (str).",
+            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'out.zzz' (str).",
             id="plot's ending",
         ),
         pytest.param(
@@ -256,7 +256,7 @@ def test_full_disk(arguments):
 
 
 def test_closed_standard_error():
-    """A mistake that nobody reads still gives exit code 2."""
+    """A mistake gives exit code 2 even if its message cannot be printed."""
     with child("explain", "tmpl-inductor:tm", stdout=subprocess.PIPE) as ran:
         ran.stderr.close()
         assert (ran.stdout.read(), ran.wait()) == ("", 2)
@@ -285,9 +285,8 @@ def interrupt():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     signal.raise_signal(signal.SIGINT)
 """
-TWELVE = (
-    "inductor,tmpl-inductor,tmpl-inductor:default,tmpl-inductor:cudagraphs,tmpl-inductor:max_autotune,"
-    "tmpl-inductor:coordinate_descent,tmpl-inductor:aten,tmpl-inductor:freezing,tmpl-inductor:fast_compile,"
+NINE = (
+    "inductor,tmpl-inductor,tmpl-inductor:default,tmpl-inductor:aten,tmpl-inductor:freezing,tmpl-inductor:fast_compile,"
     "tmpl-inductor:eager_numerics,tmpl-inductor[epilogue_fusion=false],aot_eager"
 )
 
@@ -298,12 +297,12 @@ def factory(tmp_path):
     return tmp_path
 
 
-def test_compare_compiles_twelve(factory):
-    """Twelve backends are twelve compiled rows, though dynamo stops at eight variants of one function."""
-    ran = run("compare", "factory.py:build", "--backends", TWELVE, "--rounds", "2", "--json", "out.json", cwd=factory)
+def test_compare_compiles_nine(factory):
+    """Nine backends are nine compiled rows, though dynamo stops at eight variants of one function."""
+    ran = run("compare", "factory.py:build", "--backends", NINE, "--rounds", "2", "--json", "out.json", cwd=factory)
     assert ran.returncode == 0, ran.stderr
     rows = json.loads((factory / "out.json").read_text(encoding="utf-8"))["candidates"]
-    assert [(row["status"], row["graphs"]) for row in rows] == [*[("pass", 1)] * 11, ("unknown", 1)]
+    assert [(row["status"], row["graphs"]) for row in rows] == [*[("pass", 1)] * 8, ("unknown", 1)]
 
 
 def test_compare_applies_options_to_inductor_alone(factory):
@@ -436,7 +435,7 @@ def test_backend_in_a_file_that_hides_behind_another_module(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "json.py").write_text("def f(gm, inputs): ...", encoding="utf-8")
     ran = run("explain", "sub/json.py:f", cwd=tmp_path)
-    told = "error: File 'sub/json.py' cannot hold a backend: its name is another module's; rename it.\n"
+    told = "error: File 'sub/json.py' cannot be imported: another module has its name; rename it.\n"
     assert (ran.returncode, ran.stderr) == (2, told)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, fastest, plot, to_json
+from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, fastest, plot, rows, to_json
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval
 
@@ -96,11 +96,13 @@ def test_plot_draws_every_row(made, tmp_path, name):
     [
         pytest.param(
             "x.zzz",
-            "plot must be a file that ends as an image, such as .png, .svg or .pdf, got 'x.zzz' (str).",
+            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'x.zzz' (str).",
             id="format",
         ),
         pytest.param(
-            "x", "plot must be a file that ends as an image, such as .png, .svg or .pdf, got 'x' (str).", id="none"
+            "x",
+            "plot must be a file with the suffix of an image, such as .png, .svg or .pdf, got 'x' (str).",
+            id="none",
         ),
         pytest.param(
             "/nodir/x.png",
@@ -116,6 +118,14 @@ def test_plot_that_cannot_be_written(made, name, message, tmp_path, monkeypatch)
     with pytest.raises(BackendKwargsError) as raised:
         plot(made, name)
     assert str(raised.value) == message
+
+
+def test_cells_of_a_row(made):
+    """A row's remark is why it failed, else its verdict; memory is in MiB, which are 2^20 bytes."""
+    failed = rows.cells(dataclasses.replace(made.rows[4], peak_bytes=3 * 2**19))
+    assert failed == ("nope", "", "", "", "", "1.5 MiB", "", "unavailable", "InvalidBackend: nope")
+    assert rows.cells(made.rows[3])[-1] == "within noise"
+    assert rows.cells(dataclasses.replace(made.rows[3], tuning="tuned 3 s"))[-1] == "within noise, tuned 3 s"
 
 
 def test_plot_names_what_to_install(made, tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def test_other_place(site, tmp_path, monkeypatch):
 
 
 def test_damaged(site):
-    """A directory that lacks a part, as after a clean-up of the cache, is made anew."""
+    """A directory that lacks a part, as after a clean-up of the cache, is rebuilt."""
     (cutlass_dir() / "python" / "pycute").unlink()
     directory = cutlass_dir()
     assert (directory / "python" / "pycute" / "__init__.py").is_file()
@@ -268,6 +268,6 @@ def test_compile(spec, here, finds, site, inductor_cache, cache, monkeypatch):
     monkeypatch.setattr(compiler, "machine", lambda: here)
     found = torch.compile(lambda x: x.sin() + 1, backend=make_backend(spec, fx_graph_cache=False))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BackendKwargsWarning)  # told once in a process
+        warnings.simplefilter("ignore", BackendKwargsWarning)  # warned once per process
         found(torch.ones(3))
     assert cache.exists() == finds

@@ -8,8 +8,10 @@ from importlib.util import find_spec
 import docs_tables
 import pytest
 from docs_tables import ROOT, TABLES, filled
+from typer.testing import CliRunner
 
 import backend_kwargs as bk
+from backend_kwargs.cli import app
 from backend_kwargs.compilers.auto.settings import OPTIONS
 from backend_kwargs.compilers.tvm.versions import unfit
 
@@ -62,17 +64,15 @@ def test_toml_of_the_docs_loads(tmp_path):
 )
 def test_commands_of_the_docs_run(command):
     """The quick command lines of README and the docs exit with 0."""
-    arguments = [word.strip("'") for word in command.split()[1:]]
-    ran = subprocess.run([sys.executable, "-m", "backend_kwargs", *arguments], capture_output=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    ran = CliRunner().invoke(app, [word.strip("'") for word in command.split()[1:]])
+    assert ran.exit_code == 0, ran.output
 
 
 def test_search_of_the_docs_finds_options_of_auto():
     """The docs' search among auto's options prints auto's own."""
     (command,) = re.findall(r"^backend-kwargs (options --backend \S*:auto .*?) +#", COMMANDS, re.MULTILINE)
-    searched = [sys.executable, "-m", "backend_kwargs", *command.split()]
-    ran = subprocess.run(searched, capture_output=True, text=True, check=True)
-    rows = {words[0] for line in ran.stdout.splitlines() if (words := line.split())}
+    ran = CliRunner().invoke(app, command.split())
+    rows = {words[0] for line in ran.output.splitlines() if (words := line.split())}
     assert rows & {*OPTIONS} == {"budget_s", "process_budget_s"}
 
 

@@ -16,7 +16,7 @@ from backend_kwargs.compilers.tvm import compiler as tvm
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.requirements import INSTALL_TVM, Machine
 
-GPU_REMEDY = "run where an NVIDIA GPU is, with a CUDA build of torch"
+GPU_REMEDY = "run on a machine with an NVIDIA GPU, with a CUDA build of torch"
 BARE = Machine()
 LAPTOP = Machine(cxx="/usr/bin/g++")
 H200 = Machine(
@@ -230,5 +230,6 @@ def test_bare_machine_in_words():
     """What is absent is told as "none"."""
     assert Machine(torch="2.13.0").facts() == {
         "torch": "2.13.0, built without CUDA",
-        **dict.fromkeys(("driver", "GPU", "Triton", "C++ compiler", "nvcc", "CUTLASS", "TVM"), "none"),
+        "CPU": "products in neither bf16 nor fp16",
+        **dict.fromkeys(("driver", "GPU", "Triton", "C++ compiler", "nvcc", "CUTLASS", "TVM", "torchao"), "none"),
     }

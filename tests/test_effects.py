@@ -126,7 +126,7 @@ def cpp_gemm() -> bk.Backend:
     [pytest.param(None, True, id="alone"), pytest.param("aten", False, id="aten-over-it")],
 )
 def test_aten_over_max_autotune_and_freezing(cpp_gemm, default_mlp, template, has_cpp_gemm):
-    """max_autotune+freezing generates a C++ GEMM; laid over it, `aten` leaves the library's alone."""
+    """max_autotune+freezing generates a C++ GEMM; with `aten` merged on top, only the library's is called."""
     net, x, _ = default_mlp
     got = compiled(bk.make_backend(cpp_gemm, template=template) if template else cpp_gemm, net, x)
     assert_close(got.result, got.eager)
@@ -158,7 +158,7 @@ def test_freezing_packs_weights(default_mlp):
     ],
 )
 def test_falls_back_with_one_warning(default_mlp, name, otherwise):
-    """Without a GPU the template's fallback runs, computes the same, and is told once."""
+    """Without a GPU the template's fallback runs, gives the same result, and warns once."""
     net, x, _ = default_mlp
     got = compiled(f"tmpl-inductor:{name}", net, x)
     assert_close(got.result, got.eager)
@@ -205,7 +205,7 @@ def test_strict_does_not_fall_back():
         bk.make_backend("tmpl-inductor:triton", strict=True)
     assert str(error.value) == (
         "Template 'triton' cannot work here: no CUDA GPU is visible; "
-        "run where an NVIDIA GPU is, with a CUDA build of torch."
+        "run on a machine with an NVIDIA GPU, with a CUDA build of torch."
     )
 
 

@@ -7,7 +7,7 @@ from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, show
 
 
 def test_error_is_a_value_error():
-    """Whoever catches ValueError catches ours."""
+    """Code that catches ValueError catches this package's errors."""
     assert issubclass(BackendKwargsError, ValueError)
 
 
@@ -57,7 +57,7 @@ def test_message_stays_short():
 
 
 def test_warn_once():
-    """One message is told once, another again."""
+    """A message warns once, another message again."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for message in ("a", "a", "b"):

@@ -53,7 +53,7 @@ def test_names_the_backend():
 
 
 def test_every_option_is_told():
-    """Each option that is set is told once."""
+    """Each option that is set is listed once."""
     backend = bk.make_backend(f"{INDUCTOR}:max_autotune+freezing", mode="lite")
     assert sorted(e.option for e in explain(backend).effects) == sorted(backend.options)
 
@@ -143,7 +143,7 @@ def test_alias_forced_by_environment():
 
 
 def test_refuses_as_make_backend():
-    """A wrong spec is told as make_backend tells it."""
+    """A wrong spec raises the same error as make_backend."""
     with pytest.raises(BackendKwargsError) as e:
         explain(f"{INDUCTOR}:freezin")
     assert str(e.value) == "Unknown template 'freezin'. Did you mean 'freezing'?"

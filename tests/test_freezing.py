@@ -93,7 +93,7 @@ def test_tied_parameters_are_constants():
 
 
 def test_under_grad_gradients_flow():
-    """With grad on, a warning tells that nothing is frozen, and training goes on as in eager."""
+    """With gradients enabled, a warning says that nothing is frozen, and training works as in eager."""
     net, x = mlp(), torch.randn(2, 8)
     warn_once.cache_clear()
     with pytest.warns(BackendKwargsWarning) as warned:
@@ -476,7 +476,7 @@ def test_one_graph_serves_frozen_and_unfrozen():
 
 @torch.no_grad()
 def test_fake_inputs_are_left_alone():
-    """Without real values, as under DDPOptimizer, the graph comes back as it is."""
+    """Without real values, as under DDPOptimizer, the graph is returned unchanged."""
     answers = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What `make check` says of the sizes of functions."""
+"""The output of `make check` about function sizes."""
 
 import function_sizes
 import pytest
@@ -43,6 +43,6 @@ def test_a_long_function_is_named(tree):
 
 
 def test_a_tree_within_its_limits_passes(tree):
-    """Nothing is said of a tree with functions of middle sizes."""
+    """A tree with functions of medium size has no faults."""
     (tree / "module.py").write_text("def public():\n    return 1\n" + "\n" * 2 + HELPER + "VALUE = _helper(1)\n")
     assert list(faults(tree.parent)) == []

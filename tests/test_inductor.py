@@ -179,7 +179,7 @@ def test_the_environment_is_the_lowest_layer(monkeypatch):
 
 
 def test_the_global_config_stands_where_nothing_is_said():
-    """What is set in Inductor's own config holds under a backend that does not set it."""
+    """Options set in Inductor's own config apply if the backend does not set them."""
     watch = Watch("triton.cudagraphs", "max_fusion_size")
     with config.patch({"triton.cudagraphs": True, "max_fusion_size": 7}):
         torch.compile(mm, backend=watched(watch))(X)
@@ -187,7 +187,7 @@ def test_the_global_config_stands_where_nothing_is_said():
 
 
 def test_config_patches_of_dynamo():
-    """Options that dynamo itself lays over a graph come last."""
+    """Options that dynamo itself adds for a graph take precedence."""
     watch = Watch("max_fusion_size")
     gm = torch.fx.symbolic_trace(lambda x: (x @ x,))
     watched(watch, max_fusion_size=7)(gm, [X], config_patches={"max_fusion_size": 9})
@@ -276,7 +276,7 @@ def broken(graph: torch.fx.Graph) -> None:
     ],
 )
 def test_config_is_untouched_by_failure(options, message):
-    """A compile that fails leaves it as it was too, and tells."""
+    """A failing compile restores the config too, and raises."""
     with pytest.raises(BackendCompilerFailed) as error:
         torch.compile(mm, backend="tmpl-inductor", options={"max_fusion_size": 7, **options})(X)
     assert message in str(error.value)
@@ -375,7 +375,7 @@ def test_override_by_environment(variables):
 
 
 def test_wrong_option_is_told_through_dynamo():
-    """torch.compile's own options are first seen at the first call, and dynamo wraps what is wrong with them."""
+    """Options of torch.compile are checked at the first call, and dynamo wraps the error."""
     with pytest.raises(BackendCompilerFailed) as error:
         torch.compile(mm, backend="tmpl-inductor", options={"epilog_fusion": True})(X)
     told = "BackendKwargsError: Unknown Inductor option 'epilog_fusion'. Did you mean 'epilogue_fusion'?"
@@ -534,7 +534,7 @@ def test_clone_outputs_is_no_text():
 
 
 def test_clone_outputs_refuses_to_be_saved():
-    """What copies outputs would be lost on disk, and aot_compile() says so in place of losing it."""
+    """aot_compile() raises for copied outputs, since the copies would be lost on disk."""
     backend = bk.make_backend("tmpl-inductor", {"triton.cudagraphs": True}, clone_outputs=True)
     with pytest.raises(bk.BackendKwargsError) as raised:
         aot_compiled(backend).save_compiled_function(os.devnull)

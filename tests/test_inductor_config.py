@@ -175,7 +175,7 @@ def test_explain_prints_it(capsys, monkeypatch):
 
 
 def test_explain_prints_no_value_that_json_lacks(capsys, monkeypatch):
-    """A callable cannot be printed as JSON."""
+    """A callable has no JSON form, so printing it is an error."""
     from backend_kwargs.cli import main
 
     option = "post_grad_custom_post_pass=builtins:print"
@@ -184,5 +184,5 @@ def test_explain_prints_no_value_that_json_lacks(capsys, monkeypatch):
     )
     with pytest.raises(SystemExit):
         main()
-    said = "error: Option 'post_grad_custom_post_pass' is <built-in function print>, for which JSON has no form.\n"
+    said = "error: Option 'post_grad_custom_post_pass' is <built-in function print>, which JSON cannot represent.\n"
     assert capsys.readouterr().err == said

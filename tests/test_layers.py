@@ -87,7 +87,7 @@ def test_same(a, b, equal):
 
 
 def test_a_layer_is_read_only():
-    """What a layer holds is a copy that nobody can change."""
+    """A layer contains a copy that others cannot change."""
     given = {"a": [1]}
     layer = Layer("x", given)
     given["a"].append(2)

@@ -1,4 +1,4 @@
-"""Timing, statistics and memory; what became of a call, and where."""
+"""Timing, statistics and memory; the status of a call, and the environment."""
 
 import random
 import statistics
@@ -116,7 +116,7 @@ def test_five_per_cent_is_seen(factor, seed):
 
 
 class Clock:
-    """A clock in the place of the machine's: time passes in calls alone, so much in each."""
+    """A fake clock that advances only in calls, by a fixed time each."""
 
     def __init__(self):
         self.now, self.calls = 0.0, 0
@@ -154,6 +154,25 @@ def test_short_calls_are_repeated_and_divided(clock, cost):
     assert 1e-3 <= clock.now - cost < 3e-3  # one call goes before the clock
     assert clock.calls == race.repeats["short"] + 1
     assert race.samples["short"] == pytest.approx([cost])
+
+
+@pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
+def test_the_number_of_repeats_is_found_in_few_calls(clock, cost):
+    """How often a sample repeats its call is found in four timings, and not by doubling."""
+    race = timing._Race({"short": lambda: clock.passes(cost)}, None, CPU, True)
+    timed, timings = race.timed, []
+    race.timed = lambda name: timings.append(timed(name)) or timings[-1]
+    race.prepare("short", warmup=0)
+    assert len(timings) <= 4
+    assert race.repeats["short"] * cost < 2 * timing.SHORTEST_SAMPLE_S
+
+
+def test_a_call_that_takes_no_time_ends(clock):
+    """A call below the clock's resolution is repeated a million times at most."""
+    race = timing._Race({"nothing": lambda: None}, None, CPU, True)
+    race.run = lambda name, times: None
+    race.prepare("nothing", warmup=0)
+    assert race.repeats == {"nothing": 1_000_000}
 
 
 def test_a_long_call_is_a_sample(clock):
@@ -212,7 +231,7 @@ def test_over_two_rounds_for_each_name_all_are_equal(size, start):
 
 @given(size=st.integers(2, 40))
 def test_thirty_rounds_are_nearly_equal(size):
-    """As many as a cell has: each pair is in each order fifteen times, nobody stands early, and neighbours change."""
+    """As many as a cell has: each pair is in each order fifteen times, and positions and neighbours vary."""
     rounds = [order(range(size), done) for done in range(30)]
     first = Counter(pair for names in rounds for pair in combinations(names, 2))
     assert set(first.values()) == {15}
@@ -235,7 +254,7 @@ def test_budget_ends_the_rounds():
 
 
 def test_progress_is_told():
-    """Progress hears the fraction of the rounds done."""
+    """`progress` gets the fraction of the rounds done."""
     heard = []
     interleave({"a": lambda: time.sleep(0.001)}, rounds=4, device=CPU, warmup=0, progress=heard.append)
     assert heard == [0.25, 0.5, 0.75, 1.0]
@@ -254,7 +273,7 @@ def failing_after(calls: int):
 
 @pytest.mark.parametrize("calls", [pytest.param(1, id="warm-up"), pytest.param(6, id="timing")])
 def test_a_failing_call_leaves_the_race(calls):
-    """One candidate that breaks is told and dropped; the others are timed to the end."""
+    """A candidate that raises is reported and dropped; the others are timed to the end."""
     told = []
     samples = interleave(
         {"bad": failing_after(calls), "good": lambda: time.sleep(0.001)},
@@ -355,7 +374,7 @@ def test_status_of_an_exception(error, status, reason):
 
 
 def test_environment_says_where():
-    """A figure can be placed: torch, python, device, CPU and threads are told."""
+    """The environment has torch, Python, device, CPU and threads."""
     found = measure.environment(CPU)
     assert found["torch"] == torch.__version__
     assert found["device"] == "cpu"

@@ -1,4 +1,4 @@
-"""OpenVINO: options that are checked, and each graph that fell back from it told."""
+"""OpenVINO: checked options, and reports of each graph that fell back."""
 
 import inspect
 import re
@@ -196,7 +196,7 @@ def test_refuses(options, message):
 
 
 def test_absent():
-    """Where OpenVINO is not installed it is said at once, with what to install."""
+    """If OpenVINO is not installed, the error comes at once and says what to install."""
     code = "import sys; sys.modules['openvino'] = None; import backend_kwargs as bk; bk.make_backend('tmpl-openvino')"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     message = (

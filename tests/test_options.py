@@ -83,7 +83,7 @@ def test_lookup_finds(name):
     ],
 )
 def test_lookup_refuses(name, message):
-    """A wrong name is told in one line with the nearest, or else with the next step."""
+    """The error for a wrong name is one line with the closest name, or else the next step."""
     with pytest.raises(BackendKwargsError) as e:
         lookup(name, CATALOGUE, otherwise="Look there.")
     assert str(e.value) == message
@@ -281,7 +281,7 @@ JUNK = st.recursive(
 
 @given(use=st.sampled_from([check, convert]), case=st.sampled_from(TYPES), junk=JUNK, name=st.text(min_size=1))
 def test_messages_are_short(use, case, junk, name):
-    """Whatever comes is taken or refused in one line of under 400 characters."""
+    """Any value is accepted, or refused in one line of under 400 characters."""
     message = refusal(use, Option(name * 50, case.values[0]), junk)
     assert len(message) < 400
     assert "\n" not in message

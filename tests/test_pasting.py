@@ -84,5 +84,5 @@ def test_lines_work_in_a_new_process():
     ],
 )
 def test_what_no_text_stands_for_has_no_line(backend):
-    """No line is better than one that fails."""
+    """No line is printed if it would fail."""
     assert lines_to_paste(backend) == []

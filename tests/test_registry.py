@@ -198,13 +198,13 @@ def test_make_backend_compiles(fresh_dynamo):
     ],
 )
 def test_make_backend_refuses(spec, options, message):
-    """What is wrong is told at once: what it is, what came, the next step."""
+    """Mistakes raise at once, with the expected value, the given value, and the next step."""
     assert refusal(make_backend, spec, options) == message
     assert len(message) < 400
 
 
 def test_options_want_a_mapping():
-    """Options that are no mapping are told."""
+    """Options that are not a mapping raise."""
     assert refusal(make_backend, INDUCTOR, [1]) == "make_backend's `options` must be a mapping, got [1] (list)."
 
 
@@ -213,7 +213,7 @@ def test_strict_refuses_what_cannot_work_here():
     """Asked for strictly, a template that cannot act raises with the reason and what would change it."""
     message = (
         "Template 'cudagraphs' cannot work here: no CUDA GPU is visible; "
-        "run where an NVIDIA GPU is, with a CUDA build of torch."
+        "run on a machine with an NVIDIA GPU, with a CUDA build of torch."
     )
     assert refusal(make_backend, f"{INDUCTOR}:cudagraphs", strict=True) == message
     make_backend(f"{INDUCTOR}:cudagraphs")
@@ -311,7 +311,7 @@ def test_contradiction_is_told():
 
 
 def test_contradiction_across_a_third_is_told():
-    """Templates that disagree are told of when another stands between them."""
+    """Templates that disagree warn even if another one is between them."""
     with pytest.warns(BackendKwargsWarning, match="template triton and template aten disagree on") as warned:
         make_backend(f"{INDUCTOR}:triton+cpp_wrapper+aten")
     assert len(warned) == 2
@@ -319,7 +319,7 @@ def test_contradiction_across_a_third_is_told():
 
 
 def test_agreement_is_not_told():
-    """Templates that agree, or speak of other options, compose in silence."""
+    """Templates that agree, or set different options, combine without a warning."""
     b = make_backend(f"{INDUCTOR}:max_autotune+cudagraphs+freezing")
     assert dict(b.options) == {**BUILT_IN["max_autotune"].options, "freezing": True}
 
@@ -338,7 +338,7 @@ def test_a_backend_takes_a_graph_and_inputs(wrong, shown):
 
 
 def test_a_module_that_fails_is_one_line(tmp_path, monkeypatch):
-    """A module that raises when it is imported is told in one line, whatever it raised."""
+    """A module that raises at import gives a one-line error, whatever it raised."""
     (tmp_path / "failing_module.py").write_text("raise RuntimeError('one\\ntwo')", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert refusal(make_backend, "failing_module:f") == (
@@ -402,7 +402,7 @@ def test_register_what_dynamo_has():
     ],
 )
 def test_register_backend_refuses(name, fn, message):
-    """A name that is taken or cannot be spelled is told, and what was registered stays."""
+    """A name that is taken or invalid raises, and the registered one stays."""
     bk.register_backend("mine", target)
     before = bk.list_backends()
     assert refusal(bk.register_backend, name, fn) == message
@@ -477,7 +477,7 @@ def test_register_template_again(name, options):
     ],
 )
 def test_register_template_refuses(name, kwargs, message):
-    """What is wrong with a template is told, and nothing is registered."""
+    """A wrong template raises, and nothing is registered."""
     bk.register_template("serve", {"max_autotune": True})
     before = bk.list_templates(), bk.list_backends()
     assert refusal(bk.register_template, name, **kwargs) == message

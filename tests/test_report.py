@@ -1,4 +1,4 @@
-"""What `report` says of a compiled callable, against what torch really did."""
+"""`report` on a compiled callable, compared with what torch really did."""
 
 import gc
 import json
@@ -61,7 +61,7 @@ def test_break_before_any_operation_is_told():
     (note,) = bk.report(_compiled(breaks_at_once, (torch.ones(3),), spec="eager")).notes
     where, _, how = note.partition("; ")
     assert where == f"A graph break in breaks_at_once at line {line} comes before any operation"
-    assert how == "TORCH_LOGS=graph_breaks tells why."
+    assert how == "TORCH_LOGS=graph_breaks shows why."
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_break_before_any_operation_is_told():
         ),
         pytest.param(
             [(torch.ones(3), 1.0), (torch.ones(3).double(), 1.0)],
-            "the dtype of x changed once -> hand in tensors of one dtype",
+            "the dtype of x changed once -> pass tensors of one dtype",
             id="dtype",
         ),
         pytest.param(
             [(torch.ones(3), True), (torch.ones(3), False)],
-            "flag was True and changed once -> hand it in as a tensor, or torch.compile(..., dynamic=True)",
+            "flag was True and changed once -> pass it as a tensor, or torch.compile(..., dynamic=True)",
             id="python_value",
         ),
     ],
@@ -109,7 +109,7 @@ def test_limit_of_recompiles_is_told():
 
 
 def test_cache_misses_then_hits():
-    """The second compile of one graph, in the same cache, is told apart from the first."""
+    """The second compile of one graph, with the same cache, is reported as a hit."""
 
     def cached(x):
         return x.sin() + 41
@@ -133,7 +133,7 @@ def test_cache_that_is_off_is_told():
 
 
 def test_bypassed_cache_is_told_with_its_reason():
-    """Torch's own reason is handed on."""
+    """The report contains torch's own reason."""
 
     def uncached(x):
         return x.sin() + 43
@@ -141,7 +141,7 @@ def test_bypassed_cache_is_told_with_its_reason():
     found = bk.report(_compiled(uncached, (torch.ones(8),), options={"fx_graph_cache": False}))
     assert found.graphs[0].cache == "bypass: FX graph cache is not enabled"
     assert found.advice == (
-        "cache bypass: FX graph cache is not enabled: each process compiles anew -> leave out what cannot be cached",
+        "cache bypass: FX graph cache is not enabled: each process compiles again -> leave out what cannot be cached",
     )
 
 
@@ -198,7 +198,7 @@ def test_code_is_compared_with_the_default(options, differs):
     """An option that changes nothing is told from one that does, by the code itself."""
 
     default = _compiled(lambda x: x.cos() * 2, (torch.ones(64),))
-    with fresh_cache():  # generated anew, with a graph's number of its own in the code's comments
+    with fresh_cache():  # generated again, with another graph number in the code's comments
         other = _compiled(lambda x: x.cos() * 2, (torch.ones(64),), options=options)
     found = bk.report(other, against=default)
     assert [code.differs for code in found.graphs[0].codes] == [differs]
@@ -492,7 +492,7 @@ def test_options_are_in_torchs_structured_trace(tmp_path):
 
 
 def test_trace_tells_what_json_cannot(tmp_path):
-    """An option's value that JSON has no form for is traced as its repr, the others as they are; the graph compiles."""
+    """An option's value that JSON cannot represent is traced as its repr, the others unchanged; the graph compiles."""
     script = (
         "import torch, backend_kwargs as bk\n"
         "def fn(gm, example_inputs, *, table=None, level=1): return gm.forward\n"

@@ -44,7 +44,7 @@ def test_split_templates():
     ],
 )
 def test_split_templates_refuses(text, name):
-    """A part that no spec could hold is told with what a name may be."""
+    """The error for an invalid part of a spec says which names are valid."""
     with pytest.raises(BackendKwargsError) as e:
         split_templates(text)
     assert str(e.value) == wanted(name)

@@ -77,7 +77,7 @@ def test_derive_says_what_it_is(base, summary):
 
 
 def test_derived_options_are_read_only_copies():
-    """Whoever changes the dict that a template was made of does not change the template."""
+    """Changing the dict from which a template was made does not change the template."""
     mine = {"rocm.arch": ["a"]}
     found = derive(None, mine)
     mine["rocm.arch"].append("b")
@@ -154,7 +154,7 @@ def test_plug_in_is_loaded_only_when_named(install):
 
 
 def test_broken_plug_in_is_named(install):
-    """A plug-in that fails to load is told with its own reason."""
+    """The error for a plug-in that fails to load has its reason."""
     install("broken", "raise ImportError('no luck')", ENTRY_POINT_GROUP, unlucky="X")
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.make_backend("tmpl-inductor:unlucky")
@@ -178,7 +178,7 @@ def test_broken_plug_in_is_named(install):
 )
 @pytest.mark.usefixtures("plug_in")
 def test_wrong_plug_in(name, message):
-    """A plug-in that offers something else is told when it is named."""
+    """A plug-in that provides something else raises when it is named."""
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.make_backend("tmpl-inductor:default", template=name)
     assert str(e.value) == message
@@ -240,8 +240,8 @@ def test_load_templates_again(toml):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("", "{path!r} holds no [templates.NAME] table.", id="empty"),
-        pytest.param("[tool.other]", "{path!r} holds no [templates.NAME] table.", id="other-tool"),
+        pytest.param("", "{path!r} has no [templates.NAME] table.", id="empty"),
+        pytest.param("[tool.other]", "{path!r} has no [templates.NAME] table.", id="other-tool"),
         pytest.param("templates.x = 3", "[templates.x] must be a table, got 3 (int).", id="no-table"),
         pytest.param(
             "[templates.x]\nbas = 'aten'", "Unknown key in [templates.x] 'bas'. Did you mean 'base'?", id="key"
@@ -280,7 +280,7 @@ def test_load_templates_again(toml):
     ],
 )
 def test_wrong_toml(toml, text, message):
-    """What is wrong in a file is told by table and key, and nothing of the file is registered."""
+    """The error for a wrong file names table and key, and nothing in the file is registered."""
     path = toml(f"{text}\n" if text.startswith(("t", "[to")) or not text else f"[templates.fine]\n{text}")
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.load_templates(path)
@@ -289,7 +289,7 @@ def test_wrong_toml(toml, text, message):
 
 
 def test_no_toml(toml):
-    """A file that is no TOML is told with the reader's reason."""
+    """The error for a file that is not TOML has the parser's reason."""
     path = toml("x = ")
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.load_templates(path)
@@ -300,7 +300,7 @@ def test_no_toml(toml):
 
 
 def test_missing_toml(tmp_path):
-    """A file that is missing is told."""
+    """A missing file raises."""
     path = str(tmp_path / "none.toml")
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.load_templates(path)

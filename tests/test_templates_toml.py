@@ -21,7 +21,7 @@ def refusal(path):
     ],
 )
 def test_no_path(path, message):
-    """What is no path is told, as any wrong value is."""
+    """A value that is not a path raises, like any wrong value."""
     assert refusal(path) == message
 
 

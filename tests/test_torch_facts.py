@@ -1,4 +1,4 @@
-"""What the package takes for granted about torch, one test for each fact, named after it."""
+"""Facts about torch that the package relies on, one test for each, named after it."""
 
 import functools
 import inspect
@@ -29,7 +29,7 @@ def mm(x: torch.Tensor) -> torch.Tensor:
 
 
 class Recorder:
-    """A backend that runs graphs as they are and keeps what dynamo handed it."""
+    """A backend that runs graphs in eager and keeps the arguments that dynamo passed."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, list[Any], dict[str, Any]]] = []
@@ -165,7 +165,7 @@ def test_registering_refuses_a_second():
 
 
 def test_the_wrapper_holds_its_config():
-    """We hand it CUDA graphs, for the CUPTI variables, and replace the rest of `config`."""
+    """We pass it CUDA graphs, for the CUPTI variables, and replace the rest of `config`."""
     wrapper = torch._TorchCompileInductorWrapper(None, {"triton.cudagraphs": True}, None)
     assert wrapper.config == {"triton.cudagraphs": True}
     assert callable(wrapper.reset)

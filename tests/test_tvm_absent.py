@@ -1,4 +1,4 @@
-"""What is said where TVM is absent, or is another version."""
+"""Errors if TVM is absent, or another version."""
 
 import json
 import subprocess
@@ -109,7 +109,7 @@ def test_options_are_shown(tmp_path):
 
 
 def test_the_rest_works(tmp_path):
-    """Without TVM the other backends compile as ever."""
+    """Without TVM the other backends compile as usual."""
     code = """
         import torch
         print(torch.compile(lambda x: x + 1, backend="tmpl-inductor:default")(torch.ones(1)).item())

@@ -13,8 +13,8 @@ from backend_kwargs.cli.console import complain, console
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 
 USER_MISTAKE = 2  # as for an unknown command-line flag
-INTERRUPTED = 130  # as shells say of Ctrl-C
-# Newer typers hold a click of their own, older ones import it: both are reached through a child of the class wanted.
+INTERRUPTED = 130  # the shells' exit code for Ctrl-C
+# Newer releases of typer vendor click, older ones import it; the base class of either is found through a subclass.
 ClickException = cast(
     "type[typer.BadParameter]", next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 )
@@ -56,7 +56,7 @@ def main() -> None:
     """Run a command; print a user's mistake as one line and exit with 2."""
     warnings.showwarning = _note
     try:
-        # Not standalone: typer would draw a box around a mistake.
+        # Not standalone: typer would draw a box around the message.
         sys.exit(app(sys.argv[1:] or ["--help"], prog_name=app.info.name, standalone_mode=False))
     except BackendKwargsError as error:
         complain(str(error))
@@ -68,13 +68,13 @@ def main() -> None:
 
 
 def _note(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """Print a warning as one line; while compilers are quiet, our own only."""
+    """Print a warning as one line; while compilers are silenced, only our own."""
     out = console(stderr=True) if issubclass(category, BackendKwargsWarning) else Console(stderr=True, highlight=False)
     out.print(f"note: {message}", soft_wrap=True, markup=False)
 
 
 def _usage(error: typer.BadParameter) -> str:
-    """Return a mistake in the arguments as one line, with the command whose help tells more."""
+    """Return an error in the arguments as one line, with the command whose help explains more."""
     message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")  # pydantic's, in typer
     end = "" if message.endswith("?") else "."
     return f"{message}{end} See '{error.ctx.command_path} --help'." if error.ctx else message

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and how their text becomes values."""
+"""Arguments that several commands share, and the conversion of their text to values."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -25,17 +25,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def assigned(assignments: Iterable[str] | None) -> dict[str, str]:
-    """Read `NAME=VALUE` texts."""
+    """Parse `NAME=VALUE` texts."""
     return dict(map(split_assignment, assignments or ()))
 
 
 def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
-    """Make a backend of options that are still text; `spec` may also be "file.py:function"."""
+    """Make a backend from options given as text; `spec` may also be "file.py:function"."""
     return make_backend(spec_of(spec)).bind("command line", options, convert)
 
 
 def judged(spec: str, **options: Any) -> tuple[Verdict, str]:
-    """Return what `spec` can do on this machine, and its summary; one broken plug-in must not hide the others."""
+    """Return the verdict on `spec` on this machine, and its summary; a broken plug-in must not hide the others."""
     try:
         backend = find_backend(spec).bind("judged", options)
         return verdict(backend), backend.summary

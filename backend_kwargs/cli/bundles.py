@@ -1,4 +1,4 @@
-"""`backend-kwargs build`, `inspect` and `run`: a bundle made in one process, looked at, and served in another."""
+"""`backend-kwargs build`, `inspect` and `run`: build a bundle, look at it, and serve it in another process."""
 
 import time
 from functools import partial
@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from backend_kwargs.cli.arguments import AsJson, assigned
-from backend_kwargs.cli.models import built as made_by
 from backend_kwargs.cli.console import console, print_json, print_table, quiet
+from backend_kwargs.cli.models import built as made_by
 from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.module import CompiledModule
@@ -18,8 +18,8 @@ from backend_kwargs.options import convert
 from backend_kwargs.registry import PLAIN, make_backend
 
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Run the bundle's code, and import the factory that it names.")]
-Keys = Annotated[list[Path] | None, typer.Option("--key", metavar="PUBLIC.pem", help="Trust what this key signed.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the bundle's code, and import its factory.")]
+Keys = Annotated[list[Path] | None, typer.Option("--key", metavar="PUBLIC.pem", help="Trust bundles signed by it.")]
 
 
 def build(
@@ -31,11 +31,11 @@ def build(
     ] = None,
     mode: Annotated[str | None, typer.Option(help="A mode of torch.compile.")] = None,
     kind: Annotated[str, typer.Option(help="inductor, or aoti: an ahead-of-time package.")] = "inductor",
-    fullgraph: Annotated[bool, typer.Option("--fullgraph", help="Fail where the model is not one graph.")] = False,
-    dynamic: Annotated[bool | None, typer.Option("--dynamic/--static", help="Dynamic shapes, or none.")] = None,
+    fullgraph: Annotated[bool, typer.Option("--fullgraph", help="Fail on a graph break.")] = False,
+    dynamic: Annotated[bool | None, typer.Option("--dynamic/--static", help="Dynamic or static shapes.")] = None,
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
 ) -> None:
-    """Compile a model, check its numbers, and write a bundle that serves it elsewhere without compiling."""
+    """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
     spec = spec_of(backend)
     read = make_backend(spec).bind("command line", assigned(options), convert).options
     given = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
@@ -55,7 +55,7 @@ def build(
 
 
 def inspect(bundle: Bundle, json: AsJson = False) -> None:
-    """Say what a bundle holds, for which machine it was built, and what differs here; nothing of it is run."""
+    """Show what a bundle contains, which machine it was built for, and what differs here; its code is not run."""
     from backend_kwargs.compiled.bundle import SIGNATURES, read_manifest
     from backend_kwargs.compiled.manifest import digest
 
@@ -85,26 +85,26 @@ def inspect(bundle: Bundle, json: AsJson = False) -> None:
 
     device = manifest.device if manifest.device != "cuda" or torch.cuda.is_available() else "cpu"
     differ = differences(manifest.environment, fingerprint(torch.device(device)))
-    say("Its code can be used on this machine." if not differ else f"Compiled anew here: {'; '.join(differ)}.")
+    say("Its code can be used on this machine." if not differ else f"It is compiled again here: {'; '.join(differ)}.")
 
 
 def run(
     bundle: Bundle,
     factory: Annotated[
-        str | None, typer.Argument(metavar="[MODULE_OR_FILE:FACTORY]", help="What `build` was given, by default.")
+        str | None, typer.Argument(metavar="[MODULE_OR_FILE:FACTORY]", help="Default: the factory given to `build`.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often a call is timed.")] = 30,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timed calls.")] = 30,
     trust: Trust = False,
     key: Keys = None,
 ) -> None:
-    """Load a bundle, and show the seconds of its first call beside those that compiling it took."""
+    """Load a bundle, and show the time of its first call next to that of compiling it."""
     from backend_kwargs.compiled.bundle import is_trusted, read_manifest
 
     manifest, content = read_manifest(bundle)
     trusted = is_trusted(bundle, content, trust=trust, trusted_keys=key or ())
     if factory is None and not (trusted and manifest.factory):
         raise BackendKwargsError(
-            "A bundle's factory is code: pass FACTORY, or --trust, or --key of who signed it."
+            "A bundle's factory is code: pass FACTORY, or --trust, or --key with the signer's key."
             if manifest.factory
             else "The bundle names no factory: pass FACTORY."
         )
@@ -129,7 +129,7 @@ def run(
     ratio = f"{(first - began) / cold:.3f}" if cold else ""
     rows = [
         ("compiling, when it was built", f"{cold:.2f}" if cold else "", ""),
-        ("importing torch's compiler, which building did too", f"{began - importing:.2f}", ""),
+        ("importing torch's compiler, also part of building", f"{began - importing:.2f}", ""),
         ("load and deploy", f"{ready - began:.2f}", ""),
         ("first call", f"{first - ready:.2f}", ""),
         ("load, deploy and first call", f"{first - began:.2f}", ratio),
@@ -142,6 +142,6 @@ def run(
 
 
 def _absolute(factory: str) -> str:
-    """Return the factory as another working directory finds it."""
+    """Return the factory with an absolute path, so that it is found from another working directory."""
     where, _, name = factory.rpartition(":")
     return f"{Path(where).resolve()}:{name}" if where.endswith(".py") else factory

@@ -17,7 +17,8 @@ from backend_kwargs.cli.console import console, print_table, quiet
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
 from backend_kwargs.cli.pasting import lines_to_paste
-from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
+from backend_kwargs.compilers.precision import table
+from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.spec import split_candidates
 
@@ -26,22 +27,35 @@ if TYPE_CHECKING:
 
 BACKENDS = "eager,inductor,tmpl-inductor:freezing,tmpl-inductor:cpp_wrapper,tmpl-inductor:max_autotune"
 NONE_RAN = 1
-RULE = "Of the rows whose intervals reach that of the highest speedup, this one compiled in the least time:"
+RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
+
+
+Factory = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
+        "(model, example_inputs).",
+    ),
+]
+Precisions = Annotated[
+    str | None,
+    typer.Option(metavar="NAME[,NAME]", help="Also tmpl-inductor in each precision: bf16, int8-dynamic, ..."),
+]
+MaxError = Annotated[
+    float | None, typer.Option(help="Largest relative RMSE to float64 to accept; --precision needs it.")
+]
 
 
 class Mode(StrEnum):
-    """What a call is: forward alone, or forward and backward."""
+    """What one call runs: forward alone, or forward and backward."""
 
     inference = "inference"
     training = "training"
 
 
 def show(
-    factory: Annotated[str, typer.Argument(
-            metavar="MODEL",
-            help="timm:NAME, transformers:CLASS?option=value, or FILE_OR_MODULE:FACTORY that returns "
-            "(model, example_inputs).",
-        )],
+    factory: Factory,
     backends: Annotated[
         str,
         typer.Option(
@@ -51,30 +65,32 @@ def show(
         ),
     ] = BACKENDS,
     options: Assignments = None,
-    config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="One more candidate, as a config.")] = None,
+    config: Annotated[str | None, typer.Option(metavar="BASE64|@FILE", help="Another candidate, as a config.")] = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Let --config name code, such as a function to import.")
+        bool, typer.Option("--trust", help="Let --config contain code, such as a function to import.")
     ] = False,
     mode: Annotated[Mode, typer.Option(help="Forward alone, or forward and backward.")] = Mode.inference,
-    device: Annotated[str | None, typer.Option(help="Where to run; as the factory made it by default.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed; the timing is interleaved.")] = 30,
+    device: Annotated[str | None, typer.Option(help="Where to run; default: where the factory put the model.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timing rounds; each round times every candidate.")] = 30,
+    precision: Precisions = None,
+    max_error: MaxError = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="Of numbers, absolute and relative; 1e-3 by default, in training 1e-2.")
+        float | None, typer.Option(help="Absolute and relative tolerance; default 1e-3, in training 1e-2.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every figure as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the speedups.")] = None,
-    report: Annotated[bool, typer.Option("--report", help="Tell what each backend generated.")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot the speedups.")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Show what each backend generated.")] = False,
 ) -> None:
-    """Compile one model under several backends, check the numbers, interleave their timing, print the table.
+    """Compile one model under several backends, check the results, time them interleaved, and print a table.
 
-    A FILE.py and its factory import the files beside it, as with `python FILE.py`.
+    A FILE.py and its factory can import the files next to it, as with `python FILE.py`.
     """
-    _check_outputs(json, plot)  # before minutes of compiling
-    with importable(folder_of_model(factory)):  # a backend may be the model's neighbour
+    _check_outputs(json, plot)  # now, not after minutes of compiling
+    backends = ",".join([backends, *_in_precisions(precision, max_error)])
+    with importable(folder_of_model(factory)):  # a backend may be a module next to the model
         wanted = list(_backends(backends, assigned(options), config, trust=trust))
     model, example_inputs = model_of(factory)
-    from backend_kwargs.compare import Candidate, compare, fastest, to_json
-    from backend_kwargs.compare import plot as draw
+    from backend_kwargs.compare import Candidate, compare, fastest
 
     candidates = [Candidate(label, backend) for label, backend in wanted]
 
@@ -87,18 +103,22 @@ def show(
             device=device,
             rounds=rounds,
             tolerance=tolerance,
+            max_error=max_error,
             progress=progress,
         )
     best = fastest(comparison)
     _print(comparison, dict(wanted)[best.label] if best else None, reports=report)
-    if json:
-        import json as writer
-
-        write_whole(json, writer.dumps(to_json(comparison), indent=2) + "\n")
-    if plot:
-        draw(comparison, plot)
+    _write(comparison, json, plot)
     if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
+
+
+def _in_precisions(precision: str | None, max_error: float | None) -> list[str]:
+    """Return a candidate for each precision; raise where one is unknown or no bound is given."""
+    names = table.named(precision)
+    if names and max_error is None:
+        raise BackendKwargsError("--precision needs --max-error, the largest relative error of an output: 1e-2, say.")
+    return [f"tmpl-inductor[precision={name},max_error={max_error:g}]" for name in names]
 
 
 def _check_outputs(json: Path | None, plot: Path | None) -> None:
@@ -113,11 +133,23 @@ def _check_outputs(json: Path | None, plot: Path | None) -> None:
         check_drawable(plot)
 
 
+def _write(comparison: "Comparison", json: Path | None, plot: Path | None) -> None:
+    from backend_kwargs.compare import plot as draw
+    from backend_kwargs.compare import to_json
+
+    if json:
+        import json as writer
+
+        write_whole(json, writer.dumps(to_json(comparison), indent=2) + "\n")
+    if plot:
+        draw(comparison, plot)
+
+
 def _backends(
     backends: str, common: dict[str, str], config: str | None, *, trust: bool
 ) -> Iterator[tuple[str, Backend | None]]:
     """Yield the label and the backend of each candidate, None for eager."""
-    if common:  # checked also where no candidate takes them
+    if common:  # checked even if no candidate takes them
         backend_from_text(PLAIN, common)
     for spec, own in split_candidates(backends):
         label = f"{spec}[{','.join(f'{name}={value}' for name, value in own.items())}]" if own else spec
@@ -173,6 +205,6 @@ def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> 
         say(f"Nothing beats {comparison.baseline} beyond the noise.")
     else:
         say(RULE)
-        say("\n".join(lines_to_paste(best) or [f"{best!r}, which no text stands for."]))
+        say("\n".join(lines_to_paste(best) or [f"{best!r}, which cannot be written as text."]))
     for row in (row for row in comparison.rows if reports and row.report):
         say(f"\n{row.label}\n{row.report}")

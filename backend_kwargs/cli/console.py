@@ -1,4 +1,4 @@
-"""Where the commands print: coloured on a terminal, plain and wide in a pipe."""
+"""Output of the commands: coloured on a terminal, plain and wide in a pipe."""
 
 import json
 import os
@@ -21,37 +21,37 @@ NOTEBOOK = "JPY_PARENT_PID"  # set by Jupyter's kernels
 
 
 class _Stream(Console):
-    """A console whose reader may have left, as `head` does, or whose disk may be full."""
+    """A console whose output may be closed early, as by `head`, or whose disk may be full."""
 
     def print(self, *objects: Any, **style: Any) -> None:
-        """Print; where the reader of standard output closes it, the command ends with 0."""
+        """Print; exit with 0 if the reader has closed standard output."""
         try:
             super().print(*objects, **style)
         except OSError as error:
             self._lost(error)
 
     def on_broken_pipe(self) -> None:
-        """Leave with 0: rich's own would leave with 1."""
+        """Exit with 0, where rich would exit with 1."""
         self._lost(BrokenPipeError())
 
     def _lost(self, error: OSError) -> None:
-        # What is buffered still would fail once more at exit, with lines and an exit code of Python's own.
+        # Otherwise Python flushes the buffer at exit, fails again, and prints lines and sets an exit code of its own.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-        if self.stderr:  # notes alone: the command's own result still counts
+        if self.stderr:  # only notes are lost: the command's own result still counts
             return
         if isinstance(error, BrokenPipeError):
             raise SystemExit(0)
         raise BackendKwargsError(f"Cannot write to standard output: {error.strerror}; send it elsewhere.") from None
 
 
-_ours: TextIO | None = None  # standard error, while what others write there is dropped
+_ours: TextIO | None = None  # the real standard error, while other output to it is dropped
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what compilers write to standard error, but for notes and progress of ours; TORCH_LOGS asks for it all.
+    """Drop compilers' output to standard error, except our notes and progress; with TORCH_LOGS set, drop nothing.
 
-    They write there from Python, from libraries and from processes of their own: so it is the file that is replaced.
+    Compilers write from Python, from libraries and from child processes, so the file descriptor itself is replaced.
     """
     global _ours  # noqa: PLW0603 - a process has one standard error
     if "TORCH_LOGS" in os.environ or sys.stderr is None:
@@ -73,7 +73,7 @@ def quiet() -> Iterator[None]:
 def console(stderr: bool = False) -> Console:
     """Return the console for standard output or standard error."""
     file = (_ours or sys.stderr) if stderr else sys.stdout
-    # None where the shell closed it; a notebook's `!command` has a terminal that shows every refresh of a line.
+    # `file` is None if the shell closed the stream; a notebook's `!command` has a terminal that shows every refresh.
     terminal = file is not None and file.isatty() and NOTEBOOK not in os.environ
     style: dict[str, Any] = {} if terminal else {"width": PIPE_WIDTH, "force_terminal": False}
     return _Stream(file=_ours if stderr else None, stderr=stderr, highlight=False, emoji=False, **style)
@@ -85,7 +85,7 @@ def complain(message: str) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print rows under a header; numbers stand to the right."""
+    """Print rows under a header, with numbers right-aligned."""
     rows = list(rows)
     if not rows:
         return
@@ -97,22 +97,22 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str
 
 
 def print_json(data: Any) -> None:
-    """Print data as JSON; what JSON has no form for, as its repr."""
+    """Print data as JSON, with the repr of values that JSON cannot represent."""
     console().print(json.dumps(data, indent=2, default=repr), soft_wrap=True, markup=False)
 
 
 def print_config(config: Mapping[str, Any]) -> None:
-    """Print options as JSON; raise where JSON has no form for one."""
+    """Print options as JSON; raise if JSON cannot represent one."""
     for name, value in config.items():
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
-            raise BackendKwargsError(f"Option {name!r} is {shown(value)}, for which JSON has no form.") from None
+            raise BackendKwargsError(f"Option {name!r} is {shown(value)}, which JSON cannot represent.") from None
     print_json(dict(config))
 
 
 def _lines(table: Table) -> list[str]:
-    # Not out.capture(), which writes the empty string to the stream, and a full disk may refuse that too.
+    # Not out.capture(), which writes an empty string to the stream; on a full disk even that fails.
     out, text = console(), StringIO()
     Console(file=text, width=out.width, force_terminal=out.is_terminal, highlight=False, emoji=False).print(table)
     return [line.rstrip() for line in text.getvalue().splitlines()]

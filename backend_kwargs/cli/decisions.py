@@ -1,4 +1,4 @@
-"""`backend-kwargs decisions`: what races decided, and files of it."""
+"""`backend-kwargs decisions`: list, show, export, import and delete the decisions of races."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,18 +17,18 @@ from backend_kwargs.compilers.auto.store import open_store
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.registry import decided
 
-app = typer.Typer(help="What tmpl-inductor:auto decided for each graph.", no_args_is_help=True)
+app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.", no_args_is_help=True)
 
-Where = Annotated[str | None, typer.Option("--store", help="The file of decisions, if not the usual one.")]
-Key = Annotated[str, typer.Argument(help="A decision's key, or how it begins.")]
-Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or how they begin; all if none is given.")]
+Where = Annotated[str | None, typer.Option("--store", help="The file of decisions, if not the default one.")]
+Key = Annotated[str, typer.Argument(help="A decision's key, or its first digits.")]
+Keys = Annotated[list[str] | None, typer.Argument(help="Keys, or their first digits; all decisions if none is given.")]
 
 Found = TypeVar("Found")
 
 
 @app.command("list")
 def show_all(store: Where = None, json: AsJson = False) -> None:
-    """List the decisions, the latest first."""
+    """List the decisions, latest first."""
     held = open_store(store)
     found = held.all()
     rows = [{"key": each.key[:12], "winner": each.winner, "graph": each.facts, "made": _day(each)} for each in found]
@@ -41,7 +41,7 @@ def show_all(store: Where = None, json: AsJson = False) -> None:
 
 @app.command("show")
 def show_one(key: Key, store: Where = None, json: AsJson = False, as_: As = None) -> None:
-    """Show one decision: what was tried, what won and why, and where; or the options it compiles under."""
+    """Show one decision: the candidates, the winner and why, and the machine; or the winner's options with --as."""
     from dataclasses import asdict
 
     from backend_kwargs.compilers.auto.reporting import table
@@ -65,7 +65,7 @@ def show_one(key: Key, store: Where = None, json: AsJson = False, as_: As = None
 def export(
     file: Annotated[Path, typer.Argument(help="The TOML file to write.")], keys: Keys = None, store: Where = None
 ) -> None:
-    """Write decisions to a TOML file, in which each winner is a template too."""
+    """Write decisions to a TOML file, where each winner can also be used as a template."""
     held = open_store(store)
     decisions = _found(held.all, keys) if keys else held.all()
     if not decisions:
@@ -74,17 +74,17 @@ def export(
     names = list(dict.fromkeys(filter(None, map(template_name, decisions))))
     kept = f"{len(names)} as templates: {', '.join(names)}" if names else "none as a template"
     rest = sum(not template_name(decision) for decision in decisions)
-    eager = f" ({rest} kept eager or another compiler, which is no template)" if rest else ""
+    eager = f" ({rest} chose eager or another compiler, which is no template)" if rest else ""
     console().print(printable(f"{len(decisions)} written to {file}, {kept}{eager}."), soft_wrap=True, markup=False)
 
 
 @app.command("import")
 def import_(file: Annotated[Path, typer.Argument(help="The TOML file to read.")], store: Where = None) -> None:
-    """Put the decisions of a TOML file into the store."""
+    """Add the decisions in a TOML file to the store."""
     decisions = read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options)
     held = open_store(store)
     held.add(*decisions)
-    console().print(f"{len(decisions)} put into {str(held.path)!r}.", soft_wrap=True, markup=False)
+    console().print(f"{len(decisions)} added to {str(held.path)!r}.", soft_wrap=True, markup=False)
 
 
 @app.command("forget")
@@ -93,7 +93,7 @@ def forget(
     all_: Annotated[bool, typer.Option("--all", help="Forget every decision.")] = False,
     store: Where = None,
 ) -> None:
-    """Delete decisions, so that their graphs are raced anew."""
+    """Delete decisions, so that their graphs are raced again."""
     held = open_store(store)
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
@@ -108,12 +108,12 @@ def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = F
         if not matches:
             raise BackendKwargsError(f"No decision's key begins with {key!r}; `decisions list` shows all.")
         if one and len(matches) > 1:
-            raise BackendKwargsError(f"{len(matches)} decisions' keys begin with {key!r}; give more of it.")
+            raise BackendKwargsError(f"{len(matches)} decisions' keys begin with {key!r}; give more digits.")
         found += matches
     return found
 
 
 def _day(decision: Decision) -> str:
-    with suppress(ValueError, OverflowError, OSError):  # an imported file may hold any number
+    with suppress(ValueError, OverflowError, OSError):  # an imported file may contain any number
         return datetime.fromtimestamp(decision.made).astimezone().isoformat(sep=" ", timespec="minutes")
     return ""

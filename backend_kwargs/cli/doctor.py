@@ -1,11 +1,12 @@
-"""`backend-kwargs doctor`: what this machine has, and what each template and TVM can do with it."""
+"""`backend-kwargs doctor`: what this machine has, and which templates, backends and precisions work with it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 
 from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
-from backend_kwargs.explain import Verdict
+from backend_kwargs.compilers.precision.table import PRECISIONS
+from backend_kwargs.explain import Verdict, precision_verdict
 from backend_kwargs.registry import PLAIN, list_templates
 from backend_kwargs.requirements import machine
 
@@ -14,14 +15,20 @@ OTHERS = ("tmpl-onnxruntime", "tmpl-openvino-native", "tmpl-openvino", "tmpl-ten
 
 
 def show(json: AsJson = False) -> None:
-    """Say what this machine has, which templates and backends work on it, and what would make the others work."""
+    """Show what this machine has, what works on it (templates, backends, precisions), and how to make the rest work."""
     facts, templates = machine().facts(), {name: judged(f"{PLAIN}:{name}")[0] for name in list_templates()}
     backends = {TVM: judged(TVM)[0], f"{TVM}[target=cuda]": judged(TVM, target="cuda")[0]}
     backends |= {name: judged(name)[0] for name in OTHERS}
+    precisions = {name: precision_verdict(name, machine()) for name in PRECISIONS}
     if json:
-        return print_json({"machine": facts, "templates": _data(templates), "backends": _data(backends)})
+        judged_here = {"templates": templates, "backends": backends, "precisions": precisions}
+        return print_json({"machine": facts, **{kind: _data(verdicts) for kind, verdicts in judged_here.items()}})
     print_table(("part", "found"), facts.items(), "machine")
-    for title, verdicts in ((f"templates, as {PLAIN}:NAME", templates), ("other backends", backends)):
+    for title, verdicts in (
+        (f"templates, as {PLAIN}:NAME", templates),
+        ("other backends", backends),
+        ("precisions, as precision=NAME", precisions),
+    ):
         rows = [(name, v.word, v.reason, v.remedy) for name, v in verdicts.items()]
         print_table(("name", "verdict", "because", "to change it"), rows, title)
 

@@ -1,4 +1,4 @@
-"""`backend-kwargs explain`: what each option of a backend is, where from, and whether it acts here."""
+"""`backend-kwargs explain`: each option of a backend, with its value, its source, and whether it has an effect here."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ def show(
     json: AsJson = False,
     as_: As = None,
 ) -> None:
-    """Say of each option of a backend: its value, the layer that set it, its default, and whether it acts here."""
+    """Show each option of a backend: its value, the layer that set it, its default, whether it has an effect here."""
     backend = backend_from_text(spec, assigned(options))
     if as_:
         return print_config(backend.inductor_config())

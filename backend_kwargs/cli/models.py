@@ -45,6 +45,7 @@ def built(factory: str, **sizes: int) -> tuple[Any, Any]:
 
 
 def split_factory(factory: str) -> tuple[str, str]:
+    """Split "FILE_OR_MODULE:FACTORY" into its two parts; raise if it has another form."""
     where, colon, name = factory.rpartition(":")
     if not colon or not where or not name:
         raise BackendKwargsError(

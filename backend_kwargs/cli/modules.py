@@ -1,4 +1,4 @@
-"""A user's own modules and files, imported as `python FILE.py` imports what lies beside it."""
+"""Import a user's modules and files in the way that `python FILE.py` does."""
 
 import importlib
 import importlib.util
@@ -13,7 +13,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text
 
 
 def file_of(where: str) -> Path | None:
-    """Return the file that `where` names, None where it names a module; raise where there is no such file."""
+    """Return the file that `where` names, None if it names a module; raise if there is no such file."""
     file = Path(where) if where.endswith(".py") else None
     if file and not file.is_file():
         raise BackendKwargsError(f"No file {where!r}.")
@@ -21,16 +21,16 @@ def file_of(where: str) -> Path | None:
 
 
 def folder_of(where: str) -> str:
-    """Return the folder that is searched first for what `where`, a file or a module, imports."""
+    """Return the folder from which `where`, a file or a module, imports first."""
     return str(Path(where).resolve().parent if where.endswith(".py") else Path.cwd())
 
 
 @contextmanager
 def importable(directory: str) -> Iterator[None]:
-    """Let the user's code import from `directory` first, as `python FILE.py` and `python -m` do; afterwards last.
+    """Let the user's code import from `directory` first, as with `python FILE.py`; afterwards, search it last.
 
-    A model may still import late, but a json.py there must not become the json of Inductor's compile workers, whose
-    PYTHONPATH is our path.
+    Last, not never, since a model may import late; but a json.py there must not replace json in Inductor's compile
+    workers, whose PYTHONPATH is our sys.path.
     """
     sys.path.insert(0, directory)
     try:
@@ -40,7 +40,7 @@ def importable(directory: str) -> Iterator[None]:
 
 
 def imported(where: str) -> ModuleType:
-    """Return the module that `where` names, or the file, from its importable folder."""
+    """Return the module or file that `where` names, imported with its folder on the path."""
     file = file_of(where)
     try:
         if file is None or _is_called_so(file):
@@ -51,19 +51,19 @@ def imported(where: str) -> ModuleType:
 
 
 def spec_of(text: str) -> str:
-    """Return a backend's spec, of which "file.py:function" becomes "module:function" with the module imported."""
+    """Return a backend's spec; "file.py:function" becomes "module:function", and the module is imported."""
     where, _, name = text.rpartition(":")
     if not where.endswith(".py"):
         return text
     with importable(folder_of(where)):
         module = imported(where)
     if module.__name__ != Path(where).stem:
-        raise BackendKwargsError(f"File {where!r} cannot hold a backend: its name is another module's; rename it.")
+        raise BackendKwargsError(f"File {where!r} cannot be imported: another module has its name; rename it.")
     return f"{module.__name__}:{name}"
 
 
 def _is_called_so(file: Path) -> bool:
-    """Tell whether an import by the file's name finds the file: a json.py beside it is not the standard library's."""
+    """Return whether an import by the file's name finds this file; for a json.py, it finds the standard library's."""
     spec = importlib.util.find_spec(file.stem) if file.stem.isidentifier() else None
     return bool(spec and spec.origin and Path(spec.origin).resolve() == file.resolve())
 
@@ -73,6 +73,6 @@ def _loaded(file: Path) -> ModuleType:
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dynamo looks a function's module up
+    sys.modules[spec.name] = module  # dynamo looks up the module of a function
     spec.loader.exec_module(module)
     return module

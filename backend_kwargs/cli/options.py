@@ -15,11 +15,11 @@ from backend_kwargs.options import Option, describe
 
 
 def show(
-    pattern: Annotated[str, typer.Argument(help="A glob of names, or a word of a name or a doc.")] = "*",
-    backend: Annotated[str, typer.Option(help="Whose options, such as tvm.")] = "inductor",
+    pattern: Annotated[str, typer.Argument(help="A glob of option names, or a word in a name or doc.")] = "*",
+    backend: Annotated[str, typer.Option(help="The backend to search, such as tvm.")] = "inductor",
     json: AsJson = False,
 ) -> None:
-    """Search the options of a backend, ours and Inductor's if none is named: type, default, doc."""
+    """Search the options of a backend (default: Inductor's and this package's): type, default, doc."""
     which = find_backend(spec_of(backend))
     known, unchecked = _options(which), which.unchecked_options()
     found = [option for option in known if _matches(pattern, option)]

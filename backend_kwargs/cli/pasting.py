@@ -1,4 +1,4 @@
-"""The line to paste for a backend."""
+"""The lines of code that compile with a backend."""
 
 from backend_kwargs.backend import Backend, find_in_dynamo
 from backend_kwargs.errors import BackendKwargsError, BrokenPluginError
@@ -8,7 +8,7 @@ IMPORT = "import backend_kwargs as bk"
 
 
 def lines_to_paste(backend: Backend) -> list[str]:
-    """Return the lines that compile `model` under `backend`; none where no text stands for it."""
+    """Return the lines that compile `model` with `backend`; none if it cannot be written as text."""
     if name := _name_for_dynamo(backend):
         return [f'torch.compile(model, backend="{name}")']
     written = _written(backend)
@@ -16,11 +16,11 @@ def lines_to_paste(backend: Backend) -> list[str]:
 
 
 def _name_for_dynamo(backend: Backend) -> str:
-    """Return what torch.compile takes as text, "" where it takes none or would find another backend by it."""
+    """Return the name by which torch.compile finds this backend, "" if there is none."""
     name = backend.spec
     if repr(backend) != f"make_backend({name!r})":
         return ""
-    if name == "inductor":  # the same, though dynamo's own object
+    if name == "inductor":  # equal in effect, although dynamo's is another object
         return name
     try:
         return name if find_in_dynamo(name) == backend else ""
@@ -29,9 +29,9 @@ def _name_for_dynamo(backend: Backend) -> str:
 
 
 def _written(backend: Backend) -> str:
-    """Return the expression of `bk` that makes `backend`, "" where a value's repr is no expression."""
+    """Return the expression that makes `backend`, "" if the repr of one of its values is not an expression."""
     try:
-        made = eval(repr(backend), {"make_backend": make_backend})  # noqa: S307 - of our own making
+        made = eval(repr(backend), {"make_backend": make_backend})  # noqa: S307 - the repr is our own
     except (BackendKwargsError, SyntaxError, NameError):
         return ""
     return f"bk.{backend!r}" if made == backend else ""

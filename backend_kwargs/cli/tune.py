@@ -93,7 +93,7 @@ def _raced(
     backend: Backend,
     budget_s: float,
 ) -> list[tuple[str, list["Decision"]]]:
-    """Return the decisions for each size, raced anew, in a store of their own."""
+    """Return the decisions for each size, raced again with a separate store."""
     import torch
 
     from backend_kwargs.compilers.auto.decide import nothing_decided
@@ -126,7 +126,7 @@ def _decisions_of(model: Any, inputs: Any, backend: Backend) -> list["Decision"]
         decided.append(last_decision())
         return compiled
 
-    compiled = torch.compile(model, backend=noting, dynamic=False)
+    compiled: Any = torch.compile(model, backend=noting, dynamic=False)
     with torch.no_grad():
         if isinstance(inputs, Mapping):
             compiled(**inputs)
@@ -147,7 +147,7 @@ def _print(
     say(f"{count} decisions written to {output}. Where the model serves:")
     say(f"\nbackend-kwargs decisions import {output}\n")
     own = {name: value for name, value in backend.options.items() if name != "auto"}
-    say(f"import backend_kwargs as bk\n\nbackend = bk.make_backend({AUTO!r}, {({**own, 'race': 'never'})!r})")
+    say(f"import backend_kwargs as bk\n\nbackend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})")
     dynamic = ", dynamic=False" if fixed_sizes else ""
     say(f"torch.compile(model, backend=backend{dynamic})  # called under torch.no_grad()")
 

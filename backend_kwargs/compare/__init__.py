@@ -1,4 +1,4 @@
-"""One model under several backends: each compiled for itself, checked, and timed against the others in turn."""
+"""Compare one model under several backends: compile each by itself, check it, and time all of them interleaved."""
 
 import contextlib
 import copy
@@ -24,9 +24,9 @@ __all__ = ["Candidate", "Comparison", "Row", "compare", "fastest", "plot", "to_j
 AGAIN = "\0again"
 COMPILE_NOTES = {
     True: "Compile seconds are the first call, with an empty Inductor cache for each candidate.",
-    False: "Compile seconds are the first call, with Inductor's cache as it was found: see each row's cache.",
+    False: "Compile seconds are the first call, with Inductor's cache as it was: see each row's cache.",
 }
-NO_DROPOUT = "Dropout is off: Inductor draws other masks than eager, which cannot be compared."
+NO_DROPOUT = "Dropout is off: Inductor's random masks differ from eager's, so results could not be compared."
 
 
 def compare(
@@ -41,27 +41,30 @@ def compare(
     budget_s: float | None = None,
     cold: bool = True,
     tolerance: float | None = None,
+    max_error: float | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compile `model` under each candidate, check its numbers before and after timing, and time all of them in turn.
+    """Compile `model` under each candidate, check its results before and after timing, and time all interleaved.
 
-    `example_inputs` is a tensor, a sequence of positional or a mapping of keyword arguments. In "training" a call is
-    forward and backward, with random cotangents; gradients and changed buffers are checked too. The model is copied
-    and comes back untouched. A call is timed as in a loop of a user's: the compiled function as `torch.compile` returns
-    it, each result held until the next call returns, no steps marked. The baseline is the candidate so labelled, else
-    eager, else the first with right numbers. `tolerance` of numbers is absolute and relative; None is 1e-3, in training
-    1e-2. Wrong numbers are timed too. `budget_s` bounds the timing alone. `cold` gives each candidate an empty Inductor
-    cache: else a peer that shares kernels with an earlier one, or an earlier run, seems to compile for nothing.
-    `progress(label, stage, fraction)` hears the stages "reference", "compile", "compiled", "timing".
+    `example_inputs` is a tensor, a sequence of positional arguments or a mapping of keyword arguments. With
+    mode="training" a call is forward and backward, with random cotangents, and gradients and changed buffers are
+    checked too. The model is copied and not changed. Calls are timed as in a plain loop: the compiled function as
+    `torch.compile` returns it, each result kept until the next call returns, no steps marked. The baseline is the
+    candidate with that label, else eager, else the first one with right results. `tolerance` is absolute and relative;
+    None is 1e-3, in training 1e-2. `max_error` also accepts results beyond it whose relative RMSE to the float64
+    reference is at most that, in each output and in all gradients together. Candidates with wrong results are timed
+    too. `budget_s` limits only the timing. `cold` gives each candidate an empty Inductor cache: otherwise one that
+    shares kernels with an earlier candidate, or an earlier run, seems to compile for free.
+    `progress(label, stage, fraction)` is called with the stages "reference", "compile", "compiled", "timing".
 
-    Everything runs in this process: peers must be timed interleaved, and a child process for each of twelve candidates
-    would cost twelve imports of torch. So what a process pays once (imports, Inductor's start) is paid before the first
-    clock, and memory is a count that earlier candidates do not disturb (`measure.peak_memory`).
+    Everything runs in this process, since interleaved timing needs that, and a child process for each of twelve
+    candidates would import torch twelve times. What a process pays once (imports, the start of Inductor) is paid before
+    the first measurement, and `measure.peak_memory` does not depend on earlier candidates.
 
-    A candidate's failure becomes its row. Raises BackendKwargsError for wrong arguments, a device that cannot be used
-    here, or a model that cannot be copied.
+    A candidate that fails is a row with the reason. Raises BackendKwargsError for wrong arguments, a device that cannot
+    be used here, or a model that cannot be copied.
     """
-    _check_arguments(candidates, mode, rounds, baseline, tolerance)
+    _check_arguments(candidates, mode, rounds, baseline, tolerance, max_error)
     wanted = _usable(device) if device is not None else None
     say = progress or _silence
     inputs = _arguments(example_inputs)
@@ -69,7 +72,7 @@ def compare(
     training = mode == "training"
     with _undisturbed(place, training=training):
         study, notes = _study(model, inputs, place, training=training)
-        study.tolerance = tolerance
+        study.tolerance, study.max_error = tolerance, max_error
         trials = [CandidateTrial(study, candidate, cold) for candidate in candidates]
         say("eager", "reference", 0.0)
         learn(study, trials)
@@ -89,7 +92,7 @@ def compare(
 
 @contextlib.contextmanager
 def _undisturbed(device: torch.device, *, training: bool) -> Iterator[None]:
-    """Keep random states, grad mode and dynamo's config as they were."""
+    """Restore random states, grad mode and dynamo's config at exit."""
     seeded = [] if device.type == "cpu" else [device]
     kind = "cuda" if device.type == "cpu" else device.type
     with torch.random.fork_rng(seeded, device_type=kind), torch.set_grad_enabled(training), room_to_compile():
@@ -99,12 +102,12 @@ def _undisturbed(device: torch.device, *, training: bool) -> Iterator[None]:
 def _study(
     model: Callable[..., Any], inputs: Inputs, device: torch.device, *, training: bool
 ) -> tuple[Study, list[str]]:
-    """Return the study of a copy on `device`, with notes; raise BackendKwargsError where they cannot be copied."""
+    """Return the study of a copy on `device`, with notes; raise BackendKwargsError if it cannot be copied."""
     try:
         model, inputs = copy.deepcopy((model, inputs))
     except Exception as error:
         reason = measure.status_of(error)[1]
-        raise BackendKwargsError(f"compare copies the model and its inputs, which fails here: {reason}") from error
+        raise BackendKwargsError(f"compare copies the model and its inputs, which failed: {reason}") from error
     inputs = pytree.tree_map(partial(_moved, device=device), inputs)
     notes = [NO_DROPOUT] if move(model, device, training=training) else []
     held = [*(model.parameters() if isinstance(model, torch.nn.Module) else ()), *tensors_of(inputs)]
@@ -120,7 +123,7 @@ def _moved(leaf: Any, device: torch.device) -> Any:
 
 
 def _warm_up(trials: list[CandidateTrial], device: torch.device) -> None:
-    """Pay once, on no candidate's clock, for the imports and for what Inductor starts."""
+    """Import and start Inductor now, so that no candidate's compile time includes it."""
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401
 
@@ -134,7 +137,12 @@ def _silence(label: str, stage: str, fraction: float) -> None:
 
 
 def _check_arguments(
-    candidates: Sequence[Candidate], mode: str, rounds: int, baseline: str | None, tolerance: float | None
+    candidates: Sequence[Candidate],
+    mode: str,
+    rounds: int,
+    baseline: str | None,
+    tolerance: float | None,
+    max_error: float | None,
 ) -> None:
     labels = [candidate.label for candidate in candidates]
     twice = next((label for label in labels if labels.count(label) > 1), None)
@@ -146,6 +154,8 @@ def _check_arguments(
         raise wrong_value("rounds", "a whole number of at least 1", rounds)
     if tolerance is not None and not tolerance > 0:
         raise wrong_value("tolerance", "a number above 0", tolerance)
+    if max_error is not None and not 0 < max_error < 1:
+        raise wrong_value("max_error", "a number above 0 and below 1", max_error)
     if baseline is not None and baseline not in labels:
         raise unknown("baseline", baseline, labels, otherwise="It is the label of one of the candidates.")
 
@@ -164,7 +174,7 @@ def _usable(device: str | torch.device) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, ImportError) as error:  # torch has one for each kind of device
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch raises another class for each kind of device
         raise BackendKwargsError(f"Cannot run on device {str(device)!r}, try 'cpu': {error_text(error)}.") from error
     return place
 
@@ -182,7 +192,7 @@ def _time(
     budget_s: float | None,
     say: Progress,
 ) -> tuple[dict[str, list[float]], CandidateTrial | None]:
-    """Return the samples of each label, and the baseline that ran beside them."""
+    """Return the samples by label, and the label of the baseline that was timed with them."""
     racing = {trial.label: trial for trial in trials if trial.passed}
     first = _baseline(trials, baseline)
     if first is None:
@@ -200,7 +210,7 @@ def _time(
     for trial in racing.values():
         if trial.passed:
             trial.attempt(trial.finish)
-    # Ratios need a baseline that ran beside: where it failed, the others race again without it.
+    # A ratio needs a baseline from the same rounds: if it failed, the others are timed again without it.
     if _baseline(trials, baseline) is first:
         return samples, first
     return _time(study, trials, rounds, baseline, budget_s, say)

@@ -1,4 +1,4 @@
-"""The speedups of a comparison, drawn."""
+"""A plot of a comparison's speedups."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,9 @@ from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
 
 
 def plot(comparison: Comparison, path: str | Path) -> None:
-    """Write the speedups with their intervals as an image; the ending of `path` chooses the format.
+    """Write an image of the speedups with their intervals; the suffix of `path` selects the format.
 
-    Raises BackendKwargsError where matplotlib is missing, knows no such format or cannot write there.
+    Raises BackendKwargsError if matplotlib is missing, does not know the format, or cannot write there.
     """
     check_drawable(path)
     from matplotlib.figure import Figure
@@ -35,17 +35,17 @@ def plot(comparison: Comparison, path: str | Path) -> None:
 
 
 def check_drawable(path: str | Path) -> None:
-    """Raise BackendKwargsError where `plot` could not draw into a file of this name."""
+    """Raise BackendKwargsError if `plot` cannot write a file of this name."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
         raise BackendKwargsError('plot needs matplotlib: pip install "backend-kwargs[plot]".') from error
     if Path(path).suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
-        raise wrong_value("plot", "a file that ends as an image, such as .png, .svg or .pdf", str(path))
+        raise wrong_value("plot", "a file with the suffix of an image, such as .png, .svg or .pdf", str(path))
 
 
 def _draw_rows(axes: Any, rows: list[Row]) -> None:
-    # Notes stand in a column beside the plot, where no dot can cover them.
+    # Notes are in a column beside the plot, where they cannot overlap a point.
     beside = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 8, "annotation_clip": False}
     for at, row in enumerate(rows):
         axes.annotate(_note(row), (1.02, at), color="0.25" if row.passed else "tab:red", **beside)

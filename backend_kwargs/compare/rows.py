@@ -1,4 +1,4 @@
-"""What `compare` takes and gives: candidates, rows, and the comparison as data."""
+"""Input and output of `compare`: candidates, rows, and the comparison as data."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ Mode = Literal["inference", "training"]
 Progress = Callable[[str, str, float], None]
 
 VERSION = 1
+MEANINGLESS = 0.5  # of an output's size: an error beyond it is no question of precision
 COLUMNS = ("backend", "speedup", "95 %", "latency", "compile", "memory", "graphs", "accuracy", "")
 
 
@@ -28,14 +29,13 @@ class Candidate:
 
 @dataclass
 class Row:
-    """What became of one candidate; it has a latency where it ran, also with wrong numbers ("fail_accuracy").
+    """The result of one candidate; it has a latency if it ran, also with wrong results ("fail_accuracy").
 
-    `graphs` counts the graphs its backend compiled: 1 is a whole model, more are graph breaks. `compile_s` is the
-    first call in seconds, `cache` whether Inductor found the graphs in its cache ("warm", "cold", "" unknown).
-    `latency` and `samples` are seconds per call, `speedup` is against the baseline, `peak_bytes` one call's memory
-    above what was held before (on CUDA: before the compile). `verdict` is "baseline", "within noise" or "";
-    `tuning` is "tuned" or "untuned" where TVM has kernels, else ""; `report` is what `bk.report` tells of a backend of
-    ours.
+    `graphs` is the number of graphs that its backend compiled: more than 1 means graph breaks. `compile_s` is the time
+    of the first call in seconds, `cache` whether Inductor's cache was hit ("warm", "cold", "" if unknown). `latency`
+    and `samples` are seconds per call, `speedup` is over the baseline, `peak_bytes` is the memory of one call beyond
+    what was allocated before (on CUDA: before the compile). `verdict` is "baseline", "within noise" or ""; `tuning` is
+    "tuned" or "untuned" if TVM has kernels, else ""; `report` is the text of `bk.report` for a backend of this package.
     """
 
     label: str
@@ -56,20 +56,20 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Say whether its own backend ran it, and rightly."""
+        """Return whether the backend itself ran it, with right results."""
         return self.status == "pass"
 
     @property
     def right(self) -> bool:
-        """Say whether it ran with right numbers, whatever ran it."""
+        """Return whether it ran with right results, on the backend or on a fallback."""
         return self.latency is not None and self.status != "fail_accuracy"
 
 
 @dataclass
 class Comparison:
-    """The rows in the order of the candidates, and what they are to be read against.
+    """The rows in the order of the candidates, and what is needed to interpret them.
 
-    `noise` is the band that the baseline, timed twice, spans against itself; None where nothing was timed.
+    `noise` is the interval of the baseline against itself, timed twice; None if nothing was timed.
     """
 
     rows: list[Row]
@@ -86,14 +86,14 @@ class Comparison:
         return as_html(COLUMNS, map(cells, self.rows), after=self.reading())
 
     def reading(self) -> list[str]:
-        """Return what a reader of the table must know: where it was measured, and against what."""
+        """Return the lines that explain the table: where it was measured, and against what."""
         where = f"{self.mode} on {self.environment['device_name']}, torch {self.environment['torch']}"
         over = f"Speedup is over {self.baseline}, with the 95 % interval of its median."
         return [where, *([over] if self.baseline is not None else []), *self.notes]
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return a row's cells, as COLUMNS names them."""
+    """Return a row's cells in the order of COLUMNS."""
     figures = (
         ("", "", "")
         if row.latency is None
@@ -105,8 +105,18 @@ def cells(row: Row) -> tuple[str, ...]:
     )
     compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
     memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
-    remarks = ", ".join(filter(None, (row.reason or row.verdict, row.tuning)))
+    remarks = ", ".join(filter(None, (_beyond(row) or row.reason or row.verdict, row.tuning)))
     return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, remarks)
+
+
+def _beyond(row: Row) -> str:
+    """Say of numbers that are only less precise what would accept them, "" of all others."""
+    found = row.accuracy
+    if row.status != "fail_accuracy" or found is None or found.error is None or found.bound is None:
+        return ""
+    if found.error > MEANINGLESS:
+        return ""
+    return f"error {found.error:.1e}, above the limit {found.bound:.1e}: raise --max-error to accept it"
 
 
 def _seconds(seconds: float) -> str:
@@ -114,10 +124,10 @@ def _seconds(seconds: float) -> str:
 
 
 def fastest(comparison: Comparison) -> Row | None:
-    """Return the row that beats the baseline by most, None where none does beyond the noise.
+    """Return the row with the highest speedup over the baseline, None if none exceeds the noise.
 
-    Of rows whose intervals reach the best one's, it is the one that compiled in the least time. A row that fell back
-    is none, as its backend did not run it.
+    Among rows whose intervals overlap the highest one's, it is the one that compiled in the least time. Rows that fell
+    back are left out, since their backend did not run.
     """
     able = [row for row in comparison.rows if row.status in ("pass", "unknown")]
     faster = [(row, row.speedup) for row in able if row.speedup and not row.verdict]
@@ -129,7 +139,7 @@ def fastest(comparison: Comparison) -> Row | None:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison as plain JSON values: seconds, bytes, raw samples, and the version of this layout."""
+    """Return the comparison as plain JSON values: seconds, bytes, raw samples, and the version of the layout."""
     return {
         "version": VERSION,
         "environment": comparison.environment,

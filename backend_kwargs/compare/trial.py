@@ -1,4 +1,4 @@
-"""One candidate on trial, and the row that it becomes."""
+"""One candidate's trial, and the row made from it."""
 
 import contextlib
 import inspect
@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from backend_kwargs import measure
 from backend_kwargs.compare.rows import Candidate, Row
+from backend_kwargs.compilers.precision.bounds import measured_elsewhere
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
@@ -17,7 +18,7 @@ from backend_kwargs.report import report
 
 @dataclass(eq=False)
 class CandidateTrial(Trial):
-    """A candidate, compiled with an empty Inductor cache where `cold`; `cache` is what Inductor found there."""
+    """A candidate; if `cold`, compiled with an empty Inductor cache. `cache` is whether that cache was hit."""
 
     timed: ClassVar[frozenset[Status]] = frozenset({"pass", "unknown", "fell_back", "fail_accuracy"})
     candidate: Candidate
@@ -40,23 +41,27 @@ class CandidateTrial(Trial):
 
     @contextlib.contextmanager
     def first_call(self) -> Iterator[None]:
-        """Give it its cache, and learn whether its graphs came from there."""
+        """Set up its cache, and record whether its graphs came from there."""
         hits, misses = _cache_counts()
-        with _empty_cache() if self.cold and self.counted else contextlib.nullcontext():
+        # A precision's error is measured here, by the study: what exceeds it is timed as well.
+        with (
+            _empty_cache() if self.cold and self.counted else contextlib.nullcontext(),
+            measured_elsewhere() if self.study.max_error is not None else contextlib.nullcontext(),
+        ):
             yield
         if self.counted:
             found, missed = _cache_counts()
             self.cache = "warm" if found > hits else "cold" if missed > misses else ""
 
     def finish(self) -> None:
-        """Keep the report of what was timed, and check that again."""
-        with contextlib.suppress(BackendKwargsError):  # eager, and backends that are not ours, have no report
+        """Keep the report, and check the results again after timing."""
+        with contextlib.suppress(BackendKwargsError):  # there is no report of eager and of other packages' backends
             told = report(self.subject.call)
             self.report, self.tuning = str(told), told.tuning
         super().finish()
 
     def row(self, samples: list[float] | None) -> Row:
-        """Return what became of it; `samples` are kept only if it ran."""
+        """Return its row; `samples` are kept only if it ran."""
         timed = samples if self.passed and samples else []
         return Row(
             self.label,
@@ -82,7 +87,7 @@ def _shown(backend: Callable[..., Any] | str | None) -> str:
 
 
 def _cache_counts() -> tuple[int, int]:
-    """Return how often Inductor's caches were hit and missed in this process."""
+    """Return the numbers of hits and misses of Inductor's caches in this process."""
     from torch._dynamo.utils import counters
 
     found, aot = counters["inductor"], counters["aot_autograd"]
@@ -94,14 +99,14 @@ def _cache_counts() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _empty_cache() -> Iterator[None]:
-    """Give Inductor an empty cache of its own, and races a store in which nothing is decided."""
+    """Give Inductor an empty cache, and races an empty store."""
     from torch._inductor.utils import fresh_cache
 
     from backend_kwargs.compilers.auto.decide import nothing_decided
 
     error = None
     with fresh_cache(), nothing_decided():
-        # Raised out of torch's empty cache, an error would leave the folder behind.
+        # An error raised inside torch's fresh_cache would leave its folder behind.
         try:
             yield
         except Exception as raised:  # noqa: BLE001 - raised again below

@@ -1,1 +1,1 @@
-"""A compiled module with a life: built, activated, saved as a bundle, and served elsewhere without a compile."""
+"""Compiled modules: built and checked once, saved as a bundle, and served elsewhere without compiling."""

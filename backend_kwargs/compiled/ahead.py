@@ -1,5 +1,8 @@
-"""kind="aoti": an ahead-of-time package, which runs without dynamo and without Python's generated code."""
+"""kind="aoti": an ahead-of-time package, which runs without dynamo and without generated Python code."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +13,14 @@ from torch.utils import _pytree as pytree
 from backend_kwargs.compiled.running import Built, entry
 from backend_kwargs.compiled.samples import Sample
 from backend_kwargs.compilers.inductor.compiler import OWN
-from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text
 
 PACKAGE = "model.pt2"
-UNTRIED = (
-    "An ahead-of-time package on CUDA is not verified: torch 2.11 crashed when it loaded one. "
-    "Save your work first, or use kind='inductor'."
-)
+LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 
 
 class _Entry(torch.nn.Module):
-    """The module as torch.compile would be given it: with autocast and casts of its outputs."""
+    """The module with autocast and the casts of its outputs, as torch.compile would get it."""
 
     def __init__(self, module: torch.nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -33,8 +33,6 @@ class _Entry(torch.nn.Module):
 
 def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Path:
     """Export `module` on the sample and compile it; return the package's path."""
-    if built.device.type == "cuda":
-        warn_once(UNTRIED)
     call = entry(built.config, built.device, built.output_dtypes, type(module).__name__)
     options = {name: value for name, value in built.config.resolved.options.items() if name not in OWN}
     if options.pop("triton.cudagraphs", False):
@@ -48,11 +46,28 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
             made = torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     except Exception as error:
         raise BackendKwargsError(f"The module cannot be compiled ahead of time: {error_text(error)}.") from error
+    if built.device.type == "cuda":
+        load_elsewhere(Path(made))
     return Path(made)
 
 
+def load_elsewhere(package: Path) -> None:
+    """Load the package in a process of its own; raise if that crashes, which this process would not survive.
+
+    torch's code for CUDA devices uses std::regex. A linker that finds only the static libstdc++ gives the package a
+    second copy of it, which does not know the locale of the first.
+    """
+    loading = subprocess.run([sys.executable, "-c", LOAD, str(package)], capture_output=True, check=False)
+    if loading.returncode < 0:
+        raise BackendKwargsError(
+            f"The ahead-of-time package crashes when torch loads it ({signal.Signals(-loading.returncode).name}): a "
+            "likely cause is a C++ compiler that links libstdc++ statically; give it libstdc++.so, or use "
+            "kind='inductor'."
+        )
+
+
 def _dynamic_shapes(built: Built, sample: Sample) -> Any:
-    """Return which sizes of each argument may vary: those in which samples differ, of one sample all."""
+    """Return which sizes of each argument may vary: those that differ between samples; all sizes of a single sample."""
     if not built.dynamic:
         return None
     each = [pytree.tree_leaves(metadata, is_leaf=_is_tensor) for metadata in built.samples]

@@ -1,4 +1,4 @@
-"""Building: compile a copy of the module on its samples, and compare its numbers with higher precision's."""
+"""Building: compile a copy of the module on its samples, and compare its results with higher precision's."""
 
 import copy
 import time
@@ -28,10 +28,10 @@ from backend_kwargs.measure import accuracy
 def build(
     config: CompileConfig, module: torch.nn.Module, data: Any, device: Any, cache_dir: str | Path | None
 ) -> tuple[Built, Running]:
-    """Compile `module` for the samples `data`; neither it, its inputs nor a random generator is changed.
+    """Compile `module` for the samples `data`, without changes to it, its inputs and the random generators.
 
-    It is a copy that runs, once for each sample in their order, as the module may keep something between calls. The
-    copy has the module's own parameters, so that they take no memory twice.
+    A copy is run, once for each sample in order, since the module may keep state between calls. The copy shares the
+    module's parameters, so that they are not in memory twice.
     """
     if not isinstance(module, torch.nn.Module):
         raise wrong_value("build's `module`", "a torch.nn.Module", module)
@@ -60,12 +60,12 @@ def build(
             made.free()
             raise
         bound = made if built.package else rebound(made, module)
-    built.notes += [f"a graph has no code in the bundle: {graph.why}" for graph in built.graphs.values() if graph.why]
+    built.notes += [f"a graph's code is not in the bundle: {graph.why}" for graph in built.graphs.values() if graph.why]
     return built, bound
 
 
 def rebound(made: Running, module: torch.nn.Module) -> Running:
-    """Return what was compiled on a copy, to be called on `module`."""
+    """Return the code compiled on a copy, bound to `module`."""
     compiled: Any = made.call
     made.call = type(compiled)(compiled.func, module)
     return made
@@ -76,7 +76,7 @@ def _results(made: Running, samples: Sequence[Sample], built: Built, began: floa
     call = without_gradients(made.call)
     for sample in samples:
         args, kwargs = cloned(sample)
-        # With CUDA graphs the next call overwrites this one's results.
+        # With CUDA graphs the next call overwrites these results.
         results.append(_kept(call(*args, **kwargs)))
         if built.cold_s is None:
             built.cold_s = time.perf_counter() - began
@@ -99,7 +99,7 @@ def _folder(cache_dir: str | Path | None) -> tuple[Path, Any]:
 
 
 def device_of(module: torch.nn.Module, device: Any) -> torch.device:
-    """Return the device to run on: the module's, which `device` must be where it is given."""
+    """Return the device to run on: the module's, with which `device` must agree if it is given."""
     tensors = [*module.parameters(), *module.buffers()]
     here = {tensor.device for tensor in tensors}
     try:
@@ -131,7 +131,7 @@ def _eager(
 ) -> tuple[tuple[list[Any], Any] | None, Any, bool]:
     """Return eager's results with those in higher precision, the outputs' dtypes, and whether parameters change.
 
-    Each on a copy of its own, since each is a first call.
+    Each runs on its own copy of the module, since each must be a first call.
     """
     cast = config.autocast_enabled or config.output_dtype is not None
     if config.check_numbers == "off" and not cast:
@@ -161,7 +161,7 @@ def _judge(config: CompileConfig, module: torch.nn.Module, results: list[Any], e
     if verdict.passed:
         return
     hint = " It is in training mode: call module.eval()." if module.training else ""
-    told = f"The compiled module gives other numbers: {verdict.reason}.{hint}"
+    told = f"The compiled module gives other results: {verdict.reason}.{hint}"
     if config.check_numbers == "raise":
-        raise BackendKwargsError(f"{told} With check_numbers='warn' it is built all the same.")
+        raise BackendKwargsError(f"{told} To build it anyway, set check_numbers='warn'.")
     warn_once(told)

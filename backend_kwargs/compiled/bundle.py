@@ -1,4 +1,4 @@
-"""A bundle: a folder of parts that lie under their hashes, and a manifest, which one rename puts in place."""
+"""A bundle: a folder of parts named by their hashes, and a manifest that is put in place by one rename."""
 
 import contextlib
 import hashlib
@@ -40,20 +40,20 @@ OURS = {MANIFEST, PARTS, SIGNATURES, LOCK}
 BLOCK = 1 << 20
 MOST_TRIES, RETRY_S = 20, 0.005
 UNTRUSTED = (
-    "its compiled code is not loaded, as it is not trusted, and the module is compiled anew: pass trust=True, or the "
+    "its compiled code is not loaded, as it is not trusted, and the module is compiled again: pass trust=True, or the "
     "signer's key in trusted_keys"
 )
 
 
 class MissingPartError(BackendKwargsError):
-    """A bundle lacks a file that its manifest names."""
+    """A file that the bundle's manifest names is missing."""
 
 
 # ---- saving
 
 
 def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = "") -> None:
-    """Write a bundle to `path`; what was there stays whole until the new manifest is in place."""
+    """Write a bundle to `path`; an old one there stays intact until the new manifest is in place."""
     _check_folder(path)
     try:
         for folder in (path, path / PARTS, path / SIGNATURES):
@@ -74,18 +74,18 @@ def _check_folder(path: Path) -> None:
         raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: it is a file; name a folder.")
     if path.is_dir() and (foreign := sorted({each.name for each in path.iterdir() if each.name[0] != "."} - OURS)):
         raise BackendKwargsError(
-            f"Cannot write bundle {str(path)!r}: the folder holds {foreign[0]!r}, which is no part of a bundle; name "
-            "another."
+            f"Cannot write bundle {str(path)!r}: the folder contains {foreign[0]!r}, which is not part of a "
+            "bundle; name another."
         )
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Let one process at a time write this bundle; the lock ends with its process."""
+    """Let one process at a time write this bundle; the lock ends with the process."""
     with (path / LOCK).open("w") as file:
         try:
             import fcntl
-        except ImportError:  # Windows: the last to rename its manifest wins, and sweeps
+        except ImportError:  # Windows: the last process to rename its manifest wins, and removes other parts
             yield
             return
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -137,13 +137,13 @@ def _graph_part(key: str, graph: Graph, written: Callable[[bytes], Part]) -> Gra
 
 
 def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the module's state, each tensor once, and by their names those that are another's memory."""
+    """Return the module's state with each tensor once, and the names of those that share another's memory."""
     first: dict[Any, str] = {}
     weights: dict[str, torch.Tensor] = {}
     shared: dict[str, str] = {}
     for name, value in module.state_dict().items():
         if not isinstance(value, torch.Tensor):
-            raise BackendKwargsError(f"A module's state must hold tensors alone, got {shown(value)} as {name!r}.")
+            raise BackendKwargsError(f"A module's state must contain only tensors, got {shown(value)} as {name!r}.")
         place = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else name
         if (known := first.setdefault(place, name)) != name:
             shared[name] = known
@@ -153,9 +153,9 @@ def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
 
 
 def _sweep(path: Path, manifest: Manifest, own: str) -> None:
-    """Remove what no manifest names any more; a load that still reads it begins anew with the new manifest."""
+    """Remove files that no manifest names; a load that is reading them starts again with the new manifest."""
     kept = {part.sha256 for part in manifest.parts} | {own}
-    # A killed writer leaves a manifest half written, beside the one in place.
+    # A killed writer leaves an incomplete manifest beside the one in place.
     for file in [*(path / PARTS).iterdir(), *(path / SIGNATURES).iterdir(), *path.glob(f".{MANIFEST}.*")]:
         if file.name not in kept:
             with contextlib.suppress(OSError):
@@ -166,7 +166,7 @@ def _sweep(path: Path, manifest: Manifest, own: str) -> None:
 
 
 def read_manifest(path: Path) -> tuple[Manifest, bytes]:
-    """Return a bundle's manifest and the file's content; raise where there is none or it is not valid."""
+    """Return a bundle's manifest and the file's content; raise if it is missing or not valid."""
     try:
         content = _content(path / MANIFEST, LARGEST)
     except OSError as error:
@@ -175,14 +175,14 @@ def read_manifest(path: Path) -> tuple[Manifest, bytes]:
 
 
 def is_trusted(path: Path, content: bytes, *, trust: bool, trusted_keys: Sequence[Any]) -> bool:
-    """Tell whether a bundle's code may be run; raise where keys are given and none of them signed it."""
+    """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
     if trust or not trusted_keys:
         return trust
     try:
         signature = _content(path / SIGNATURES / digest(content), 1 << 10)
     except OSError:
         raise BackendKwargsError(
-            f"Bundle {str(path)!r} is not signed; pass trust=True if you trust who wrote it."
+            f"Bundle {str(path)!r} is not signed; pass trust=True if you trust its author."
         ) from None
     if signer(content, signature, trusted_keys) is None:
         raise BackendKwargsError(f"Bundle {str(path)!r} is signed by none of the trusted keys, or was changed since.")
@@ -192,7 +192,7 @@ def is_trusted(path: Path, content: bytes, *, trust: bool, trusted_keys: Sequenc
 def load(
     path: Path, module: torch.nn.Module, device: Any, *, trust: bool, trusted_keys: Sequence[Any]
 ) -> tuple[Built, list[str]]:
-    """Read a bundle and copy its weights into `module`; return what is known, and notes for the user."""
+    """Read a bundle and copy its weights into `module`; return the built module's data, and notes for the user."""
     if not isinstance(module, torch.nn.Module):
         raise wrong_value("load's `module`", "a torch.nn.Module", module)
     where = device_of(module, device)
@@ -200,7 +200,7 @@ def load(
         manifest, content = read_manifest(path)
         with contextlib.suppress(MissingPartError):
             return _loaded(path, manifest, content, module, where, trust=trust, trusted_keys=trusted_keys)
-        # Another process may have saved since the manifest was read, be it the same bundle once more.
+        # Another process may have saved since the manifest was read, even the same bundle again.
         time.sleep(RETRY_S)
     manifest, content = read_manifest(path)
     return _loaded(path, manifest, content, module, where, trust=trust, trusted_keys=trusted_keys)
@@ -251,15 +251,15 @@ def _loaded(
 
 
 def _why_anew(manifest: Manifest, device: torch.device, *, trusted: bool) -> list[str]:
-    """Return why the bundle's code cannot be used here, nothing where it can."""
+    """Return the reasons why the bundle's code cannot be used here, none if it can."""
     if not manifest.code:
         return []
     if not trusted:
         return [UNTRUSTED]
     if manifest.device != device.type:
-        return [f"the module is compiled anew: device {manifest.device} in the bundle, {device.type} here"]
+        return [f"the module is compiled again: device {manifest.device} in the bundle, {device.type} here"]
     differ = differences(manifest.environment, fingerprint(device))
-    return [f"the module is compiled anew, as its code is for another machine: {'; '.join(differ)}"] if differ else []
+    return [f"the module is compiled again, as its code is for another machine: {'; '.join(differ)}"] if differ else []
 
 
 def _graph(graph: GraphPart, read: "_Parts") -> Graph:
@@ -281,15 +281,15 @@ def _read_weights(manifest: Manifest, read: "_Parts") -> dict[str, torch.Tensor]
     try:
         weights: dict[str, torch.Tensor] = load_file(file)
         return weights | {name: weights[known] for name, known in manifest.shared_weights.items()}
-    except Exception as error:  # noqa: BLE001 - safetensors raises classes of its own
-        # Since it was verified; torch's own opening of the file raises a RuntimeError.
+    except Exception as error:  # noqa: BLE001 - safetensors raises its own exception classes
+        # The file was removed after it was verified; torch's own opening of it raises a RuntimeError.
         if isinstance(error, FileNotFoundError) or "No such file" in str(error):
-            raise MissingPartError("The bundle's weights are gone: another process saves to it.") from None
+            raise MissingPartError("The bundle's weights are gone: another process is saving to it.") from None
         raise BackendKwargsError(f"The bundle's weights cannot be read: {error_text(error)}.") from None
 
 
 class _Parts:
-    """The parts of a bundle, each verified before it is handed out."""
+    """The parts of a bundle, each verified before use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -299,18 +299,18 @@ class _Parts:
         return b"".join(self._blocks(part))
 
     def verified(self, part: Part) -> Path:
-        """Return the path of a part that is read from where it lies."""
+        """Return the path of a verified part, to be read in place."""
         for _ in self._blocks(part):
             pass
         return self.folder / part.sha256
 
     def copy(self, part: Part, to: Path) -> None:
-        """Copy a part, verifying what is written."""
+        """Copy a part, and verify the bytes written."""
         with to.open("wb") as copied:
             copied.writelines(self._blocks(part))
 
     def _blocks(self, part: Part) -> Iterator[bytes]:
-        """Yield a part's content; raise at its end where it is not what the manifest says."""
+        """Yield a part's content; raise at the end if it does not match the manifest."""
         file = self.folder / part.sha256
         hashed = hashlib.sha256()
         try:
@@ -328,12 +328,12 @@ class _Parts:
 
 def _damaged(file: Path) -> BackendKwargsError:
     return BackendKwargsError(
-        f"Part {file.name[:12]} of the bundle is damaged: its size or SHA-256 is not the manifest's."
+        f"Part {file.name[:12]} of the bundle is damaged: its size or SHA-256 does not match the manifest."
     )
 
 
 def _content(file: Path, longest: int) -> bytes:
-    """Return a regular file's content; raise OSError where it is none, or longer than `longest` bytes."""
+    """Return a regular file's content; raise OSError if it is none, or longer than `longest` bytes."""
     with _opened(file) as opened:
         content = opened.read(longest + 1)
     if len(content) > longest:
@@ -342,9 +342,9 @@ def _content(file: Path, longest: int) -> bytes:
 
 
 def _opened(file: Path) -> BinaryIO:
-    # A pipe in a file's place must not make this wait.
+    # O_NONBLOCK: opening a pipe put in place of the file must not block.
     opened = os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
         opened.close()
-        raise OSError(0, "it is no regular file")
+        raise OSError(0, "it is not a regular file")
     return opened

@@ -1,4 +1,4 @@
-"""What a CompiledModule is compiled under: a value, checked when it is made, written as JSON and read back the same."""
+"""The configuration of a CompiledModule: a value, checked when it is made, written as JSON and read back equal."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ INSTEAD = {
     "options": "set each option by its name",
     "inductor_config": "set each option by its name",
 }
-# Options of ours that act on what an ahead-of-time package is not.
+# Options of this package that do not apply to an ahead-of-time package.
 NOT_AHEAD = ("auto", "clone_outputs", "use_aoti")
 Kind = Literal["inductor", "aoti"]
 
@@ -34,27 +34,27 @@ Kind = Literal["inductor", "aoti"]
 class CompileConfig:
     """What to compile a module with; immutable, compares by value.
 
-    Takes the fields of AITune's TorchInductorBackendConfig by their names. `mode` and `options` go together: an option
-    wins over what the mode sets.
+    Has the fields of AITune's TorchInductorBackendConfig, with their names. `mode` and `options` can be combined: an
+    option overrides the mode's.
 
     Raises:
-        BackendKwargsError: for a wrong field, option, mode or backend, when it is made.
+        BackendKwargsError: at construction, for a wrong field, option, mode or backend.
 
     """
 
-    backend: Annotated[Any, "what compiles: a spec as make_backend takes it, or a Backend"] = "tmpl-inductor"
+    backend: Annotated[Any, "the backend: a spec for make_backend, or a Backend"] = "tmpl-inductor"
     options: Annotated[dict[str, Any] | None, "options of the backend"] = None
     mode: Annotated[str | None, "a mode of torch.compile"] = None
-    fullgraph: Annotated[bool, "raise where the module is not one graph"] = False
-    dynamic: Annotated[bool | None, "dynamic shapes; None: where the samples' shapes differ"] = None
+    fullgraph: Annotated[bool, "raise if the module is not one graph"] = False
+    dynamic: Annotated[bool | None, "dynamic shapes; None: if the samples' shapes differ"] = None
     autocast_enabled: Annotated[bool, "run the module under torch.autocast"] = False
     autocast_dtype: Annotated[Any, "autocast's dtype; None: torch's default for the device"] = None
     output_dtype: Annotated[Any, "dtype of floating outputs; None: under autocast, the module's without autocast"] = (
         None
     )
     kind: Annotated[Kind, "inductor: dynamo's guards and Inductor's code; aoti: an ahead-of-time package"] = "inductor"
-    check_numbers: Annotated[Literal["raise", "warn", "off"], "what to do about wrong numbers after a build"] = "raise"
-    tolerance: Annotated[float | None, "of numbers, absolute and relative; None: 1e-3"] = None
+    check_numbers: Annotated[Literal["raise", "warn", "off"], "the action if results are wrong after a build"] = "raise"
+    tolerance: Annotated[float | None, "absolute and relative tolerance; None: 1e-3"] = None
     resolved: Backend = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -81,12 +81,12 @@ class CompileConfig:
         return ",".join(f"{name}={value!r}" for name, value in self._changed.items())
 
     def key(self) -> str:
-        """Return the class's name and a hash of all fields, which no order of options changes."""
+        """Return the class's name and a hash of all fields, which does not depend on the order of options."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         return f"{type(self).__name__}_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as JSON has them, dtypes by name; raise where an option has no such form."""
+        """Return all fields as JSON values, dtypes by name; raise if JSON cannot represent an option."""
         written = {name: getattr(self, name) for name in FIELDS} | {n: _dtype_name(getattr(self, n)) for n in DTYPES}
         written["backend"] = self.backend if isinstance(self.backend, str) else self.backend.to_config()
         written["options"] = (
@@ -95,16 +95,16 @@ class CompileConfig:
         return {"version": CONFIG_VERSION, **written}
 
     def _bare(self) -> Backend:
-        """Return the backend without its templates, which writes each option, also one that a template sets alike."""
+        """Return the backend without its templates, so that options which a template sets are written too."""
         spec = self.backend if isinstance(self.backend, str) else self.backend.spec
         head = spec.partition(":")[0]
         return find_backend(head if head in OURS else spec)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, trust: bool = False) -> "CompileConfig":
-        """Make a config of what `to_dict` gave, or of the fields of AITune's TorchInductorBackendConfig.
+        """Make a config from the data of `to_dict`, or from the fields of AITune's TorchInductorBackendConfig.
 
-        A backend or an option that is code raises unless you `trust` who wrote it.
+        A backend or an option that is code raises unless you pass `trust=True`.
         """
         if not isinstance(data, Mapping):
             raise wrong_value("A compile config", "a mapping", data)
@@ -121,19 +121,19 @@ class CompileConfig:
         elif isinstance(backend, str):
             find_backend(backend, trust=trust)
         if isinstance(options, Mapping):
-            # As Backend.from_config reads them: a list for a tuple, and code only where it is trusted.
+            # As Backend.from_config reads them: a list becomes a tuple, and code is read only if it is trusted.
             read = cls(backend=known.get("backend", PLAIN))._bare()
             bound = Backend.from_config({"backend": read.spec, "options": options}, trust=trust)
             known["options"] = {name: bound.options[name.replace("-", "_")] for name in options}
         return cls(**known)
 
     def to_json(self, path: str | Path) -> None:
-        """Write `to_dict()` to a file, whole or not at all."""
+        """Write `to_dict()` to a file atomically."""
         write_whole(Path(path), json.dumps(self.to_dict(), indent=2) + "\n")
 
     @classmethod
     def from_json(cls, path: str | Path, *, trust: bool = False) -> "CompileConfig":
-        """Make a config of the file that `to_json` wrote; `trust` as in `from_dict`."""
+        """Make a config from a file written by `to_json`; `trust` as in `from_dict`."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -154,12 +154,12 @@ class CompileConfig:
         return MappingProxyType({n: v for n, v in values.items() if not same(v, FIELDS[n].default)})
 
 
-# Declared by the class itself, so that a field is written once; `resolved` is made of the others.
+# Read from the class itself, so that each field is declared once; `resolved` is derived from the others.
 FIELDS = declared(CompileConfig)
 
 
 def _dtype(name: str, value: Any) -> Any:
-    """Return a dtype given as torch's or by its name, None as it is; raise for anything else."""
+    """Return the dtype for a dtype of torch or its name, None for None; raise for anything else."""
     import torch
 
     found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Deploying: the leanest callable for serving, and what is known of it."""
+"""Deploying: the callable with the least overhead for serving, and facts about it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ SHARED_POOL = (
 def deployed(
     built: Built, swap: Callable[[Callable[..., Any]], None], *, guards: bool
 ) -> tuple[Running, Callable[..., Any], list[str]]:
-    """Return what runs, what to call, and notes; `swap` takes the callable that replaces the first."""
+    """Return what runs, what to call, and notes; `swap` is called with the replacement of the first callable."""
     if not guards and any(sample != built.samples[0] for sample in built.samples):
         raise BackendKwargsError("deploy(guards=False) must have samples that are all alike: build with one sample.")
     ahead = built.package is not None
@@ -32,14 +32,14 @@ def deployed(
 
 
 def compiled_anew(built: Built) -> Path:
-    """Compile an ahead-of-time package for inputs such as the samples were, which a bundle holds no values of."""
+    """Compile an ahead-of-time package for inputs like the samples, whose values are not in a bundle."""
     args, kwargs = made(built.samples[0], built.device)
     with torch.no_grad():
         return compile_package(built, built.module, Sample(tuple(args), dict(kwargs)))
 
 
 def facts(built: Built, running: Running | None) -> list[str]:
-    """Return what is known of a built module's code, a line each."""
+    """Return facts about a built module's code, one per line."""
     lines = [f"samples: {len(built.samples)}{', dynamic sizes' if built.dynamic else ''}"]
     if built.config.kind == "aoti":
         lines.append("code: an ahead-of-time package" if built.package else "code: none, compiled when made ready")

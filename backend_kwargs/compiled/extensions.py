@@ -1,4 +1,4 @@
-"""Triton's own C extensions, which it compiles when a process first touches a GPU: a bundle carries them."""
+"""Triton's own C extensions, which it compiles when a process first uses a GPU: a bundle includes them."""
 
 import re
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from pathlib import Path
 from backend_kwargs.atomic_write import write_whole
 
 MAPS = Path("/proc/self/maps")
-# As Triton's cache lays them out: the folder is a hash of the source and of what compiles it.
+# As in Triton's cache: the folder is a hash of the source and of the compiler.
 EXTENSION = re.compile(r"/([A-Z2-7]{20,80}/(?:cuda_utils|__triton_launcher)[\w.\-]*\.so)$")
 
 
 def loaded_extensions() -> dict[str, Path]:
-    """Return the extensions of Triton's that this process has loaded, by their place in Triton's cache."""
+    """Return Triton's extensions loaded by this process, by their path in Triton's cache."""
     try:
         lines = MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -22,7 +22,7 @@ def loaded_extensions() -> dict[str, Path]:
 
 
 def install(extensions: Mapping[str, bytes]) -> None:
-    """Put extensions where Triton looks for them, in each folder that lacks them."""
+    """Copy extensions to where Triton looks for them, in each folder that lacks them."""
     for folder in _caches() if extensions else []:
         for place, content in extensions.items():
             path = folder / place
@@ -32,7 +32,7 @@ def install(extensions: Mapping[str, bytes]) -> None:
 
 
 def _caches() -> list[Path]:
-    """Return the folders that Triton's cache may be in: as it is now, and as Inductor sets it."""
+    """Return the folders that Triton's cache may use: the current one, and Inductor's."""
     import torch
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
     from triton import knobs  # type: ignore[import-untyped]

@@ -1,4 +1,4 @@
-"""What compiled code depends on beside its graph: releases, processor, GPU and driver."""
+"""What compiled code depends on besides its graph: releases, processor, GPU and driver."""
 
 import hashlib
 import platform
@@ -11,7 +11,7 @@ import torch
 
 from backend_kwargs.requirements import machine
 
-# In the words of `load`; what differs there is compiled anew.
+# The names that `load` prints; code is compiled again if one of these differs.
 WORDS = {
     "cpu": "instruction sets of the processor",
     "git": "torch's sources",
@@ -43,7 +43,7 @@ def fingerprint(device: torch.device) -> dict[str, str]:
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """Return what differs, in words."""
+    """Return the differences as text."""
     return [
         f"{WORDS.get(name, name)}: {there.get(name, 'none')} in the bundle, {here.get(name, 'none')} here"
         for name in sorted(there.keys() | here.keys())
@@ -53,7 +53,7 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
 
 @cache
 def _instruction_sets() -> str:
-    """Return a hash of what the processor can do: Inductor compiles for the very one it runs on."""
+    """Return a hash of the processor's features: Inductor compiles for the processor that it runs on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

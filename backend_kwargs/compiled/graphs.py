@@ -1,7 +1,7 @@
-"""The compiled graphs of one module: kept as they are made, found again by what they compute.
+"""The compiled graphs of one module: kept when they are made, and looked up by what they compute.
 
-A graph is kept as AOTAutograd's own result, which torch's precompilation pickles too. The C++ libraries of its
-generated code go with it, and the code names them by their hash: neither a cache folder nor a compiler is needed.
+A graph is kept as AOTAutograd's result, which torch's precompilation pickles too. The C++ libraries of its generated
+code are kept with it, and the code refers to them by hash: loading needs neither a cache folder nor a compiler.
 """
 
 import ast
@@ -32,20 +32,20 @@ from backend_kwargs.options import check
 from backend_kwargs.trust import untrusted
 
 BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
-# AOTAutograd keeps no graph with a private function, not knowing that its arguments say all; of these they do.
+# AOTAutograd caches no graph with a private function unless it is known to depend on its arguments only; these do.
 AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 CACHEABLE = {"unsafe_marked_cacheable_functions": dict.fromkeys(AUTOCAST, "1")}
 
 
 class CannotKeepError(Exception):
-    """A compiled graph has no form that another process could load."""
+    """A compiled graph cannot be saved for another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One compiled graph: `code` is a pickle, "" where it could not be kept, for the reason `why`.
+    """One compiled graph: `code` is a pickle, "" if it could not be kept; `why` is then the reason.
 
-    `libraries` are its shared libraries by their SHA-256, and `decision` is auto's, None where auto was not asked.
+    `libraries` are its shared libraries by SHA-256; `decision` is auto's, None if auto was not used.
     """
 
     code: bytes = b""
@@ -55,28 +55,29 @@ class Graph:
 
 
 class GraphBackend:
-    """A backend of one CompiledModule: it keeps each graph that it compiles, and returns those that are kept already.
+    """The backend of one CompiledModule: it keeps each graph that it compiles, and returns graphs that it has kept.
 
-    Compared by identity: dynamo then never gives one module's code to another.
+    Compared by identity, so that dynamo never uses one module's code for another.
     """
 
     def __init__(self, backend: Backend, graphs: dict[str, Graph], *, keep: bool, folder: Path) -> None:
         self.backend, self.graphs, self.keep, self.folder = backend, graphs, keep, folder
         self.compiler_name = self.__name__ = backend.compiler_name
-        # Code objects on which dynamo hung this module's code, with the globals that its bytecode calls graphs by.
+        # Code objects with this module's code in dynamo's cache, and the globals through which its bytecode calls
+        # graphs.
         self.frames: list[tuple[Any, dict[str, Any]]] = []
         self.made: list[Callable[..., Any]] = []
-        self.loaded: list[str] = []  # keys of graphs that were returned from those kept
+        self.loaded: list[str] = []  # keys of graphs that were loaded
         self.compiled: list[str] = []  # keys of graphs that were compiled
 
     def __call__(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-        """Compile the graph `gm`, or load it, as dynamo asks."""
+        """Compile the graph `gm` for dynamo, or load it."""
         self._note_frame()
         self.made.append(self._loaded_or_compiled(key_of(gm, example_inputs), gm, example_inputs, kwargs))
         return self.made[-1]
 
     def reset(self) -> None:
-        """Drop what compiling keeps in this process; torch._dynamo.reset() calls it."""
+        """Free what compiling keeps in this process; torch._dynamo.reset() calls it."""
         self.backend.reset()
 
     def get_compiler_config(self) -> dict[str, Any]:
@@ -84,17 +85,17 @@ class GraphBackend:
         return self.backend.get_compiler_config()
 
     def forget(self) -> None:
-        """Free this module's code, on whichever code object dynamo hung it, and nobody else's."""
+        """Free this module's code in dynamo's caches, and no other code."""
         from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
         from torch._dynamo.guards import DeletedGuardManagerWrapper
 
         for code, scope in self.frames:
             for entry in _debug_get_cache_entry_list(code):
                 state = getattr(entry.guard_manager, "extra_state", None)
-                # torch.compile wraps what it is given.
+                # torch.compile wraps the backend that it is given.
                 if getattr(entry.backend, "compiler_fn", entry.backend) is self and state is not None:
                     state.invalidate(entry, DeletedGuardManagerWrapper("the CompiledModule was deactivated"))
-            # Where another frame's cache holds the bytecode still, it must not hold the graph.
+            # If another frame's cache still has the bytecode, that must not keep the graph alive.
             for name, value in [*scope.items()]:
                 if name.startswith("__compiled_fn") and self._is_own(value):
                     scope[name] = None
@@ -143,7 +144,7 @@ class GraphBackend:
         elif compiler := (decision or {}).get("compiler"):
             self.graphs[key] = Graph(why=f"auto chose {compiler} for it, whose code is not kept")
         else:
-            # Of a race's candidates the winner is compiled last.
+            # In a race, the winner is compiled last.
             self.graphs[key] = _kept(made[-1] if made else None, decision)
         return compiled
 
@@ -159,7 +160,7 @@ class GraphBackend:
             except CannotLoadError:
                 raise
             except Exception as error:
-                warn_once(f"A graph that was saved does not load and is compiled anew: {error_text(error)}.")
+                warn_once(f"A saved graph does not load and is compiled again: {error_text(error)}.")
                 raise CannotLoadError from error
             loads.append(key)
             return loaded
@@ -175,18 +176,18 @@ class GraphBackend:
 
 
 class CannotLoadError(Exception):
-    """A kept graph does not serve these inputs."""
+    """A kept graph does not work for these inputs."""
 
 
 def key_of(gm: Any, example_inputs: Sequence[Any]) -> str:
-    """Return 64 hexadecimal digits for what a graph computes from which inputs, the same in each process."""
+    """Return 64 hexadecimal digits for a graph's computation and its inputs, the same in each process."""
     held = [(name, _content(tensor)) for name, tensor in _held(gm)]
     said = [structure(gm), signature(gm, example_inputs), ambient(), held]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _held(gm: Any) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors that a graph holds itself: their values end up in its code."""
+    """Return the tensors that the graph contains itself: their values become part of its code."""
     names = [str(node.target) for node in gm.graph.nodes if node.op == "get_attr"]
     found = [(name, _attribute(gm, name)) for name in names]
     return [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
@@ -205,10 +206,10 @@ def _content(tensor: torch.Tensor) -> str:
 
 
 def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
-    """Return the backend that compiles as auto did after its race, without a race."""
+    """Return the backend that compiles with auto's decision, without a race."""
     fixed = {name: value for name, value in backend.options.items() if name not in _auto_options()}
     clones = True if fixed.get("clone_outputs") is None else fixed["clone_outputs"]
-    # A decision from a file chooses among options that are data.
+    # A decision from a file only chooses among options that are data.
     chosen = backend.bind("auto's decision", {**decision["options"], "auto": False}, untrusted(check))
     return chosen.bind("fixed", {**fixed, "clone_outputs": clones, "auto": False})
 
@@ -236,16 +237,16 @@ def _kept(compiled: Callable[..., Any] | None, decision: Mapping[str, Any] | Non
         return Graph(decision=decision, why="its backend is not Inductor, or ran it in eager")
     try:
         return _graph(compiled, decision)
-    except Exception as error:  # noqa: BLE001 - whatever cannot be kept is compiled anew elsewhere
+    except Exception as error:  # noqa: BLE001 - a graph that cannot be kept is compiled again elsewhere
         return Graph(decision=decision, why=error_text(error) if not isinstance(error, CannotKeepError) else str(error))
 
 
 def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> Graph:
     serialize = getattr(compiled, "serialize", None)
     if serialize is None:
-        raise CannotKeepError("torch has no form to keep it in")
+        raise CannotKeepError("torch cannot serialize it")
     with torch._functorch.config.patch(BUNDLED):
-        result = pickle.loads(pickle.dumps(serialize()))  # noqa: S301 - a copy of what this process made
+        result = pickle.loads(pickle.dumps(serialize()))  # noqa: S301 - pickled in this line
     if result.compiled_bw is not None:
         raise CannotKeepError("it has a backward graph")
     inductor = result.compiled_fw.result
@@ -269,7 +270,7 @@ def _module(graph: Any) -> ModuleType:
 
 
 def _with_named_libraries(source: str, module: ModuleType) -> tuple[str, dict[str, bytes]]:
-    """Return generated code that loads its C++ functions by the hash of their library, and these libraries."""
+    """Return generated code that loads its C++ functions by their library's hash, and these libraries."""
     lines = source.splitlines(keepends=True)
     libraries: dict[str, bytes] = {}
     for node in reversed(ast.parse(source).body):
@@ -289,7 +290,7 @@ def _with_named_libraries(source: str, module: ModuleType) -> tuple[str, dict[st
 
 
 def _library_of(value: Any) -> Path | None:
-    """Return the shared library of a C++ function that Inductor made, None for anything else."""
+    """Return the shared library of one of Inductor's C++ functions, None for anything else."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     owner = getattr(value, "__self__", None)
@@ -309,7 +310,7 @@ def _loaded(kept: Graph, example_inputs: Sequence[Any], folder: Path, options: M
     result = pickle.loads(kept.code)  # noqa: S301 - trusted, or this process made it
     symints = AOTAutogradCache._filter_backed_symints(list(example_inputs))
     if result.guards_expr and not AOTAutogradCache.evaluate_guards(result.guards_expr, symints):
-        raise CannotLoadError  # these sizes were excluded when it was compiled
+        raise CannotLoadError  # compiled with guards that exclude these sizes
     inductor = result.compiled_fw.result
     path = folder / f"{inductor.cache_key}.py"
     path.write_text(inductor.source_code, encoding="utf-8")
@@ -331,9 +332,9 @@ def _loaded(kept: Graph, example_inputs: Sequence[Any], folder: Path, options: M
 
 
 class Folder:
-    """A folder for what a process unpacks of a bundle, removed with this object."""
+    """A folder for unpacked parts of a bundle, removed with this object."""
 
-    # Not TemporaryDirectory, which warns where it is not closed by hand.
+    # Not TemporaryDirectory, which warns if it is not closed explicitly.
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="backend_kwargs_"))
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)

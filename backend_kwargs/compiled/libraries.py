@@ -1,4 +1,4 @@
-"""Shared libraries of bundled code, by their SHA-256: generated code of a bundle loads its C++ functions here."""
+"""Shared libraries of bundled code, by SHA-256: a bundle's generated code loads its C++ functions here."""
 
 import importlib.machinery
 import importlib.util
@@ -11,7 +11,7 @@ _paths: dict[str, Path] = {}
 
 
 def provide(digest: str, content: bytes, folder: Path) -> None:
-    """Put a library into `folder`, from which it is loaded; its content was verified."""
+    """Write a verified library into `folder`, from which it is loaded."""
     path = folder / f"{digest}.so"
     if not path.exists():
         path.write_bytes(content)
@@ -19,12 +19,12 @@ def provide(digest: str, content: bytes, folder: Path) -> None:
 
 
 def library(digest: str, module: str, function: str) -> Any:
-    """Return `function` of the library with the hash `digest`, which calls itself `module`."""
+    """Return `function` of the library with the hash `digest`, whose module is named `module`."""
     from torch._C import _dynamo
 
     name = f"backend_kwargs_{digest}.{module}"
     if name not in sys.modules:
-        # As Inductor hands its libraries torch's way to a tensor's memory, at each load.
+        # Inductor passes its libraries torch's function for a tensor's memory in this way, at each load.
         os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
             _dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
         )

@@ -1,4 +1,4 @@
-"""Putting saved weights and metadata back: all that fits, or nothing."""
+"""Loading saved weights and metadata: all of it, or an error and no change."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ SHOWN = 3  # names in an error
 
 
 def loaded_from(config: CompileConfig, module: torch.nn.Module, state: Mapping[str, Any]) -> Built:
-    """Load the module's state of a `to_dict()` and return what is known of it."""
+    """Load the module state of a `to_dict()` and return the built module's data."""
     try:
         samples, weights = list(state["samples"]), state["module"]
         dtypes = dtypes_of(state["output_dtypes"])
@@ -33,7 +33,7 @@ def dtypes_of(names: Any) -> tuple[torch.dtype | None, ...]:
 
 
 def load_weights(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy `weights` into the module; raise, with nothing copied, unless all names, shapes and dtypes are its own."""
+    """Copy `weights` into the module; raise, with nothing copied, unless all names, shapes and dtypes match its own."""
     state = module.state_dict()
     for what, names in (("lack", state.keys() - weights.keys()), ("have unknown", weights.keys() - state.keys())):
         if names:

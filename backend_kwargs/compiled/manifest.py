@@ -1,4 +1,4 @@
-"""The manifest of a bundle: what it holds, each part's SHA-256, and who signed it. Data, checked as it is read."""
+"""The manifest of a bundle: its contents, each part's SHA-256, and its signer. Data, validated when it is read."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ ExtensionPath = Annotated[str, msgspec.Meta(pattern=r"^[A-Z2-7]{20,80}/[A-Za-z0-
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a bundle, which lies under its hash: so no path stands in a manifest."""
+    """One file of a bundle, named by its hash: so a manifest contains no path."""
 
     sha256: Digest
     size: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class GraphPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One compiled graph: its code and libraries, or why it has none; auto's decision."""
+    """One compiled graph: its code and libraries, or the reason why it has none; auto's decision."""
 
     key: Digest
     code: Part | None = None
@@ -35,7 +35,7 @@ class GraphPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that a bundle says of itself. `factory` is what `backend-kwargs build` was given, "" otherwise."""
+    """The description of a bundle. `factory` is the argument of `backend-kwargs build`, "" otherwise."""
 
     schema: int
     kind: Literal["inductor", "aoti"]
@@ -72,12 +72,12 @@ class _Versioned(msgspec.Struct):
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """Return the manifest's file."""
+    """Return the content of the manifest file."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
 def decoded(content: bytes, path: Path) -> Manifest:
-    """Read a manifest's file; raise where it is none, or a later release's."""
+    """Parse the content of a manifest file; raise if it is not valid, or from a later release."""
     try:
         schema = msgspec.json.decode(content, type=_Versioned).schema
         if schema != SCHEMA:
@@ -98,7 +98,7 @@ def digest(content: bytes) -> str:
 
 
 def signed(content: bytes, key: Any) -> bytes:
-    """Return the Ed25519 signature of a manifest's file."""
+    """Return the Ed25519 signature of a manifest's content."""
     ed25519, _ = _cryptography()
     private = _key(key, "private")
     if not isinstance(private, ed25519.Ed25519PrivateKey):
@@ -107,7 +107,7 @@ def signed(content: bytes, key: Any) -> bytes:
 
 
 def signer(content: bytes, signature: bytes, keys: Sequence[Any]) -> Any | None:
-    """Return that of the public `keys` which signed a manifest's file, None where none did."""
+    """Return the one of the public `keys` that signed a manifest's content, None if none did."""
     ed25519, invalid_signature = _cryptography()
     for key in keys:
         public = _key(key, "public")

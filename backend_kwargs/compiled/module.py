@@ -19,13 +19,13 @@ DICT_VERSION = 1
 
 
 class CompiledModule:
-    """A module compiled under a CompileConfig, with a life: built, active, inactive, saved, loaded, deployed.
+    """A module compiled with a CompileConfig, through the states built, active, inactive, saved, loaded, deployed.
 
-    Which call is allowed in which state is the table in `states.py`, AITune's. For inference: calls record no gradient.
-    Any number of threads may call it at once.
+    The table in `states.py` lists the calls allowed in each state, as in AITune. For inference: calls record no
+    gradient. Any number of threads may call it at once.
 
     Attributes:
-        config: what it is compiled under.
+        config: the configuration.
 
     """
 
@@ -42,17 +42,17 @@ class CompiledModule:
 
     @property
     def name(self) -> str:
-        """The name that errors call it by."""
+        """The name used in errors."""
         return type(self).__name__
 
     @property
     def state(self) -> State:
-        """Where it is in its life."""
+        """The current state."""
         return self._state
 
     @property
     def is_active(self) -> bool:
-        """Whether it is in state ACTIVE; a deployed one is ready too."""
+        """Whether the state is ACTIVE; a deployed module is ready too."""
         return self._state is State.ACTIVE
 
     @property
@@ -65,9 +65,9 @@ class CompiledModule:
     ) -> "CompiledModule":
         """Compile `module` for the samples in `data` and return this object, active.
 
-        A copy of the module is compiled and called once for each sample, and its numbers are compared with those of
-        float64, else float32. The module itself, the samples and torch's random generators stay as they are. Where it
-        raises, nothing has changed, and it may be called again.
+        A copy of the module is compiled and called once for each sample, and its results are compared with those of
+        float64, else float32. The module itself, the samples and torch's random generators do not change. If it raises,
+        nothing has changed, and it may be called again.
 
         Args:
             module: the module, on the device where it will run.
@@ -85,7 +85,7 @@ class CompiledModule:
         return self
 
     def activate(self) -> None:
-        """Make it ready for inference; what was compiled before is not compiled again."""
+        """Make the module ready for inference; code that was compiled before is not compiled again."""
         with self._lock:
             state = self._after("activate")
             if self._state is not state:
@@ -97,7 +97,7 @@ class CompiledModule:
                 self._ready(state)
 
     def deactivate(self) -> None:
-        """Free the compiled code and its memory, of this module alone; activate() brings it back."""
+        """Free this module's compiled code and its memory; activate() brings it back."""
         with self._lock:
             state = self._after("deactivate")
             if self._state is state:
@@ -107,18 +107,18 @@ class CompiledModule:
             if running:
                 running.free()
             del running
-        gc.collect()  # compiled code hangs together in cycles
+        gc.collect()  # compiled code consists of reference cycles
 
     def deploy(self, device: Any = None, *, guards: bool = True) -> None:
-        """Make a loaded one ready to serve, for good, at the least cost per call.
+        """Make a loaded module ready to serve, for good, at the lowest cost per call.
 
         Inputs must be like the samples (dtype, shape, device and layout of each tensor), or BackendKwargsError is
         raised. No gradient mode is switched and the process's state (autocast, threads, ...) is not compared.
 
         Args:
             device: where it runs; None: the device that it was built for.
-            guards: whether dynamo compares the module with what was compiled, at each call. Without them a change of
-                the module other than to its parameters' values is unseen; all samples must be alike.
+            guards: whether dynamo checks at each call that the module is still as it was compiled. Without them changes
+            to the module go unnoticed, except changes of its parameters' values; all samples must be alike.
 
         """
         with self._lock:
@@ -136,7 +136,7 @@ class CompiledModule:
             self._state = state
 
     def infer(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module gives, without gradients."""
+        """Return the module's output, without gradients."""
         return self._call(*args, **kwargs)
 
     __call__ = infer
@@ -144,7 +144,7 @@ class CompiledModule:
     def save(self, path: str | Path, *, signing_key: Any = None) -> None:
         """Write a bundle: config, weights, samples' metadata, compiled code, and a manifest with each part's SHA-256.
 
-        An old bundle at `path` stays as it is until the new one is whole. `signing_key` is an Ed25519 private key of
+        An old bundle at `path` stays intact until the new one is complete. `signing_key` is an Ed25519 private key of
         the package cryptography, or the path of its PEM file.
         """
         with self._lock:
@@ -163,12 +163,12 @@ class CompiledModule:
         trusted_keys: Iterable[Any] = (),
         device: Any = None,
     ) -> "CompiledModule":
-        """Load a bundle's weights into `module`, and return what activate() or deploy() makes ready.
+        """Load a bundle's weights into `module`, and return a CompiledModule to activate() or deploy().
 
-        A bundle's compiled code is code: it is loaded with `trust=True`, or if one of `trusted_keys` (Ed25519 public
-        keys of the package cryptography, or paths of PEM files) signed the bundle. Otherwise, or where this machine is
-        not like the one that built it, the module is compiled anew; `describe()` says why. Where it raises, `module` is
-        as it was.
+        A bundle's compiled code can run anything, so it is loaded only with `trust=True`, or if one of `trusted_keys`
+        (Ed25519 public keys of the package cryptography, or paths of PEM files) signed the bundle. Otherwise, or if
+        this machine differs from the one that built it, the module is compiled again; `describe()` gives the reason. If
+        it raises, `module` is unchanged.
         """
         from backend_kwargs.compiled.bundle import load
 
@@ -178,7 +178,7 @@ class CompiledModule:
         return loaded
 
     def to_dict(self) -> dict[str, Any]:
-        """Return config, samples' metadata and the module's state, without compiled code: save() writes that too."""
+        """Return config, samples' metadata and the module's state; the compiled code is written only by save()."""
         self._after("to_dict")
         built = self._known()
         return {
@@ -195,7 +195,7 @@ class CompiledModule:
     def from_dict(
         cls, module: "torch.nn.Module", state_dict: Mapping[str, Any], *, trust: bool = False
     ) -> "CompiledModule":
-        """Make one of what `to_dict` gave, loaded: it compiles when it is activated or deployed.
+        """Make a loaded module from the data of `to_dict`: it compiles when it is activated or deployed.
 
         The module's state must fit exactly. `trust` as in `CompileConfig.from_dict`.
         """
@@ -219,7 +219,7 @@ class CompiledModule:
         return made
 
     def describe(self) -> str:
-        """Return the config's changed fields, then what is known of the code, a line each."""
+        """Return the config's changed fields, then facts about the code, one per line."""
         head = f"{self.name}({self.config.describe()})"
         if self._built is None:
             return f"{head}\nstate: {self._state.value}"

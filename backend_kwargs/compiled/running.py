@@ -1,4 +1,4 @@
-"""A module compiled and ready to be called: by torch.compile, with a code object of its own, or ahead of time."""
+"""A compiled module ready to be called: by torch.compile, with its own code object, or as an ahead-of-time package."""
 
 import itertools
 import threading
@@ -18,7 +18,7 @@ from backend_kwargs.compiled.graphs import Graph, GraphBackend
 from backend_kwargs.compiled.samples import InputCheck, Sample, made, sizes_differ
 
 Dtypes = Sequence[torch.dtype | None]
-# The state of the whole process, which dynamo compares at each call: gradient mode, autocast, threads, and the like.
+# Guards on global state, which dynamo checks at each call: gradient mode, autocast, threads, and the like.
 GLOBAL_GUARDS = ("GLOBAL_STATE", "GRAD_MODE")
 TIMED_CHECKS = 200
 _numbers = itertools.count()
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Built:
-    """What is known of a module once it was built or loaded: all that `running` needs to run it."""
+    """The data of a module that was built or loaded: everything that `running` needs to run it."""
 
     config: CompileConfig
     module: torch.nn.Module
@@ -38,24 +38,24 @@ class Built:
     package: Path | None = None
     cold_s: float | None = None
     notes: list[str] = field(default_factory=list)
-    keep_alive: Any = None  # removes `folder` once nothing needs it
+    keep_alive: Any = None  # removes `folder` when it is freed
 
     @property
     def dynamic(self) -> bool | None:
-        """Return torch.compile's `dynamic`: what the config says, else True where the samples' sizes differ."""
+        """Return torch.compile's `dynamic`: the config's value, else True if the samples' sizes differ."""
         return self.config.dynamic if self.config.dynamic is not None else sizes_differ(self.samples) or None
 
 
 @dataclass
 class Running:
-    """A callable, and what to free when it is no longer wanted."""
+    """A callable, and what to free with it."""
 
     call: Callable[..., Any]
     backend: GraphBackend | None = None
     notes: list[str] = field(default_factory=list)
 
     def free(self) -> None:
-        """Free the compiled code, and nobody else's."""
+        """Free this compiled code, and no other."""
         self.call = _freed
         if self.backend is not None:
             self.backend.forget()
@@ -66,23 +66,23 @@ def _freed(*args: Any, **kwargs: Any) -> Any:
 
 
 def import_compiler() -> None:
-    """Import what torch compiles with, seconds of a process's life that are no part of a compile."""
+    """Import torch's compilers, which takes seconds that are not part of a compile."""
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401 - for its own sake
 
 
 def entry(config: CompileConfig, device: torch.device, output_dtypes: Dtypes, name: str) -> FunctionType:
-    """Return the function `(module, *args, **kwargs)` that is compiled; its code object is nobody else's.
+    """Return the function `(module, *args, **kwargs)` to compile, with a code object that nothing else uses.
 
-    dynamo keeps compiled code on the code object, so that two modules of one class would share one cache, with its
-    limit of recompiles, and could only be forgotten together.
+    dynamo stores compiled code on the code object: otherwise two modules of one class would share a cache and its limit
+    of recompiles, and could only be freed together.
     """
     enabled, dtype, where = config.autocast_enabled, config.autocast_dtype, device.type
 
     def plain(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         return module(*args, **kwargs)
 
-    # Traced with the module, so that neither autocast nor a cast costs anything per call.
+    # Traced with the module, so that autocast and casts cost nothing per call.
     def cast(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(where, dtype=dtype, enabled=enabled):
             result = module(*args, **kwargs)
@@ -91,15 +91,15 @@ def entry(config: CompileConfig, device: torch.device, output_dtypes: Dtypes, na
         return pytree.tree_unflatten([leaf if to is None else leaf.to(to) for leaf, to in pairs], structure)
 
     call: Any = cast if enabled or any(output_dtypes) else plain
-    # A name of its own too: dynamo remembers by file, line and name which sizes varied.
+    # Its own name too, since dynamo remembers by file, line and name which sizes varied.
     code = call.__code__.replace(co_name=f"compiled_{name}_{next(_numbers)}")
     return FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
 
 
 def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = "all") -> Running:
-    """Return `module` compiled, or what the bundle holds of it; it is compiled at its first call.
+    """Return `module` compiled, or its code from the bundle; it is compiled at its first call.
 
-    `guards` are "all", "local" (not those of the process's state), or "none".
+    `guards` is "all", "local" (without those on global state), or "none".
     """
     if built.package is not None:
         index = -1 if built.device.index is None else built.device.index
@@ -122,7 +122,7 @@ def _local(guards: Sequence[Any]) -> list[bool]:
 
 
 def without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` under torch.no_grad(), for a tenth of that context manager's cost."""
+    """Return `call` under torch.no_grad(), at a tenth of that context manager's cost."""
     enabled, switch = torch.is_grad_enabled, torch._C._set_grad_enabled
 
     def infer(*args: Any, **kwargs: Any) -> Any:
@@ -148,9 +148,9 @@ def checked(call: Callable[..., Any], check: InputCheck) -> Callable[..., Any]:
 
 
 class FirstCalls:
-    """What a deployed module is called by until each structure of its samples came once.
+    """The callable of a deployed module until each structure of its samples was called once.
 
-    These calls compile or load, without gradients, as the module was built; afterwards `lean` is enough.
+    These calls compile or load, without gradients, as in the build; afterwards `lean` is used.
     """
 
     def __init__(self, lean: Callable[..., Any], structures: int, swap: Callable[[Callable[..., Any]], None]) -> None:
@@ -158,7 +158,7 @@ class FirstCalls:
         self._left, self._seen, self._lock = structures, set[Any](), threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call without gradients, and hand over to the lean callable after the last first call."""
+        """Call without gradients; after the last first call, switch to the lean callable."""
         result = self._first(*args, **kwargs)
         shapes = [tuple(each.shape) for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         with self._lock:
@@ -169,7 +169,7 @@ class FirstCalls:
 
 
 def seconds_of(check: InputCheck, built: Built) -> float:
-    """Return what a check of inputs such as the first sample costs."""
+    """Return the seconds of an input check, for inputs like the first sample."""
     args, kwargs = made(built.samples[0], built.device)
     check(args, kwargs)
     began = time.perf_counter()
@@ -179,7 +179,7 @@ def seconds_of(check: InputCheck, built: Built) -> float:
 
 
 def first_output_dtypes(config: CompileConfig, plain: Any) -> Dtypes:
-    """Return what each output of the first sample is cast to, None where it stays: () where no output is cast."""
+    """Return the dtype to which each output of the first sample is cast, None for no cast; () if there are no casts."""
     if config.output_dtype is None and not config.autocast_enabled:
         return ()
     leaves = pytree.tree_leaves(plain)
@@ -188,5 +188,5 @@ def first_output_dtypes(config: CompileConfig, plain: Any) -> Dtypes:
 
 
 def run_all(call: Callable[..., Any], samples: Sequence[Sample]) -> list[Any]:
-    """Return what `call` gives for each sample, in their order."""
+    """Return the results of `call` for each sample, in order."""
     return [call(*sample.args, **sample.kwargs) for sample in samples]

@@ -1,4 +1,4 @@
-"""Samples: what a module is called with, their metadata as JSON, and a check of later inputs against them."""
+"""Samples: the arguments of calls, their metadata as JSON, and the check of later inputs against them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class Sample(NamedTuple):
 
 
 def samples_of(data: Any) -> list[Sample]:
-    """Read a list of samples: each a tensor, a tuple of arguments, a dict of keywords, or a pair of the two."""
+    """Convert a list of samples: each a tensor, a tuple of arguments, a dict of keywords, or a pair of the two."""
     if not isinstance(data, list) or not data:
         raise wrong_value("build's `data`", "a list of at least one sample", data)
     return [_sample(each) for each in data]
@@ -38,7 +38,7 @@ def _sample(given: Any) -> Sample:
 
 
 def cloned(sample: Sample) -> Any:
-    """Return `sample` with its tensors copied, so that a module which changes its inputs changes the copies."""
+    """Return `sample` with copies of its tensors, so that a module that changes its inputs changes the copies."""
     return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, sample)
 
 
@@ -46,7 +46,7 @@ def cloned(sample: Sample) -> Any:
 
 
 def described(value: Any) -> Any:
-    """Return what JSON can hold of a sample: of tensors what they are like, plain values themselves."""
+    """Return a sample's description as JSON values: properties of tensors, and plain values themselves."""
     if isinstance(value, torch.Tensor):
         stride = list(value.stride()) if value.layout == torch.strided else None
         return {"tensor": [list(value.shape), stride, *_kind(value)]}
@@ -64,7 +64,7 @@ def _kind(tensor: torch.Tensor) -> tuple[str, str, str]:
 
 
 def made(metadata: Any, device: torch.device) -> Any:
-    """Return a value such as `metadata` describes, tensors of zeros; raise where one is of a kind it cannot hold."""
+    """Return the value that `metadata` describes, with zeros in tensors; raise if it is of an unknown kind."""
     ((kind, value),) = metadata.items()
     if kind == "tensor":
         shape, stride, dtype, where, layout = value
@@ -79,11 +79,11 @@ def made(metadata: Any, device: torch.device) -> Any:
         return items if kind == "list" else tuple(items)
     if kind == "value":
         return value
-    raise BackendKwargsError(f"A sample holds a {value}, which cannot be made anew from the bundle.")
+    raise BackendKwargsError(f"A sample contains a {value}, which cannot be created from the bundle.")
 
 
 def sizes_differ(metadata: Sequence[Any]) -> bool:
-    """Tell whether two samples of one structure differ in the sizes of a tensor, and in nothing else."""
+    """Return whether two samples of one structure differ in the sizes of a tensor, and in nothing else."""
     seen: dict[str, Any] = {}
     for each in metadata:
         leaves, structure = pytree.tree_flatten(each, is_leaf=_is_leaf)
@@ -103,7 +103,7 @@ def _is_leaf(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """What a tensor must be like; None in `shape` is any size, and `stride` None any stride."""
+    """The required properties of a tensor; None in `shape` allows any size, and `stride` None any stride."""
 
     dtype: torch.dtype
     device: torch.device
@@ -112,7 +112,7 @@ class Like:
     stride: tuple[int, ...] | None
 
     def fits(self, value: Any) -> bool:
-        """Tell whether `value` is such a tensor."""
+        """Return whether `value` is such a tensor."""
         return (
             isinstance(value, torch.Tensor)
             and value.dtype is self.dtype
@@ -132,12 +132,12 @@ class Like:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """What an argument that is no tensor must be: the sample's value, which the compiled code holds."""
+    """The required value of an argument that is not a tensor: the sample's, which is part of the compiled code."""
 
     value: Any
 
     def fits(self, value: Any) -> bool:
-        """Tell whether `value` is the same."""
+        """Return whether `value` is equal."""
         return same(value, self.value)
 
     def __str__(self) -> str:
@@ -152,8 +152,8 @@ def _like(value: torch.Tensor) -> Like:
 class InputCheck:
     """Whether a call's inputs are like one of the samples: dtype, shape, device and layout of each tensor.
 
-    Where sizes are `dynamic`, those in which the samples differ (of a single sample, all) may be any, and strides are
-    not compared. Where `values` is true, what is no tensor must equal the sample's.
+    If sizes are `dynamic`, those in which the samples differ (all of a single sample) may have any value, and strides
+    are not compared. If `values` is true, arguments that are not tensors must equal the sample's.
     """
 
     def __init__(self, metadata: Sequence[Any], device: torch.device, *, dynamic: bool, values: bool) -> None:
@@ -163,7 +163,7 @@ class InputCheck:
             self._known.setdefault(structure, []).append(leaves)
         if dynamic:
             self._known = {structure: [_merged(leaves)] for structure, leaves in self._known.items()}
-        # The common call, tensors by position, is compared without a walk through the arguments.
+        # The common case, tensors by position, is compared without flattening the arguments.
         structure, leaves = next(iter(self._known.items()))
         positional = structure == pytree.tree_flatten(((None,) * len(leaves[0]), {}))[1]
         tensors = [each for each in leaves[0] if isinstance(each, Like) and each.stride is not None]
@@ -171,7 +171,7 @@ class InputCheck:
         self._exact = [(each.dtype, each.device, each.shape, each.stride) for each in tensors] if plain else []
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise BackendKwargsError where an input is like that of no sample."""
+        """Raise BackendKwargsError if the inputs match no sample."""
         exact = self._exact
         if not kwargs and exact and len(args) == len(exact):
             for value, (dtype, device, shape, stride) in zip(args, exact, strict=False):
@@ -198,7 +198,7 @@ class InputCheck:
 
 
 def _likes(metadata: Any, device: torch.device, *, values: bool) -> Any:
-    """Return the structure that `metadata` describes, with what each argument must be in its place, None for any."""
+    """Return the structure that `metadata` describes, with each argument's requirement, None for any value."""
     ((kind, value),) = metadata.items()
     if kind == "tensor":
         shape, stride, dtype, where, layout = value
@@ -217,7 +217,7 @@ def _torch(name: str) -> Any:
 
 
 def _merged(samples: list[list[Like | Same | None]]) -> list[Like | Same | None]:
-    """Return one list of what samples of one structure are like, with the sizes in which they differ left open."""
+    """Return one list of requirements for samples of one structure, with any value for sizes in which they differ."""
     return [_opened(leaves) for leaves in zip(*samples, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""The life of a CompiledModule: which call is allowed in which state, and where it leads. AITune's, cell by cell."""
+"""The states of a CompiledModule: which call is allowed in which state, and the next state, as in AITune."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Call = Literal["build", "activate", "deactivate", "deploy", "infer", "save", "to
 
 
 class State(Enum):
-    """Where a CompiledModule is in its life."""
+    """A state of a CompiledModule."""
 
     INIT = "init"
     ACTIVE = "active"
@@ -22,15 +22,15 @@ class State(Enum):
 
 
 class StateError(BackendKwargsError, RuntimeError):
-    """A call that a CompiledModule does not take in its state."""
+    """A call that is not allowed in the CompiledModule's state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one call does in one state.
+    """The effect of one call in one state.
 
-    `to` is the state that it leads to (the same state: it changes nothing), None where it raises `error`. `seed` quotes
-    AITune's Backend; `why` says why this deviates from it, "" where it does not.
+    `to` is the next state (the same state: the call has no effect), None if it raises `error`. `seed` quotes AITune's
+    Backend; `why` is the reason for a deviation from it, "" if there is none.
     """
 
     to: State | None
@@ -83,7 +83,7 @@ TABLE: Mapping[Call, Mapping[State, Cell]] = MappingProxyType(
                 None,
                 "Cannot deactivate {name}: it was loaded and not yet activated.",
                 "Cannot deactivate backend {self.name}, backend has already been deployed",
-                "raises too, but says what is the case: in this state nothing was deployed",
+                "raises too, but with the right reason: in this state nothing was deployed",
             ),
             DEPLOYED: Cell(
                 None,
@@ -124,7 +124,7 @@ TABLE: Mapping[Call, Mapping[State, Cell]] = MappingProxyType(
 
 
 def after(call: Call, state: State, name: str) -> State:
-    """Return the state that `call` leads to from `state`; raise StateError where it is not allowed."""
+    """Return the next state of `call` in `state`; raise StateError if it is not allowed."""
     cell = TABLE[call][state]
     if cell.to is None:
         raise StateError(cell.error.format(call=call, name=name, state=state.value))

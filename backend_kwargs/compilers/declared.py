@@ -1,7 +1,7 @@
-"""A compiler without templates, whose options are the fields of a dataclass."""
+"""Base of the compilers without templates, whose options are the fields of a dataclass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,12 +15,12 @@ from backend_kwargs.trust import Check
 
 @dataclass(frozen=True)
 class DeclaredCompiler(ABC):
-    """What such compilers share, under one of the names that a spec may spell each by."""
+    """What such compilers share; each has one of the names by which a spec can refer to it."""
 
     name: str
 
     takes_inductor_options: ClassVar[bool] = False
-    registered: ClassVar[str]  # by dynamo
+    registered: ClassVar[str]  # its name in dynamo's registry
     line: ClassVar[str]
     declared: ClassVar[Mapping[str, Option]]
     rules: ClassVar[tuple[Rule, ...]]
@@ -53,8 +53,16 @@ class DeclaredCompiler(ABC):
     def option(self, name: str) -> Option: ...
 
     @abstractmethod
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None: ...
+
+    @abstractmethod
+    def compile(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]: ...
+
+    @abstractmethod
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
-        """Return `value` as the option's type, or raise."""
+        """Return `value` converted to the option's type, or raise."""
 
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")

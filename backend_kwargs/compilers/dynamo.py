@@ -1,4 +1,4 @@
-"""Any other backend: kwargs bound to whatever its signature takes."""
+"""Any other backend: keyword arguments bound to the signature of its function."""
 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """What a compiler_fn takes beside `(gm, example_inputs)`: options by name, a mapping called `options`, anything."""
+    """What a compiler_fn accepts besides `(gm, example_inputs)`: named options, a mapping `options`, or anything."""
 
     named: Mapping[str, Option]
     required: tuple[str, ...]
@@ -30,7 +30,7 @@ class Takes:
 
     @property
     def unchecked(self) -> str:
-        """What it takes besides `named`, "" where that is nothing."""
+        """What it accepts besides `named`, "" if nothing."""
         return "anything in `options`" if self.mapping else "any keyword argument" if self.anything else ""
 
     def __str__(self) -> str:
@@ -39,11 +39,11 @@ class Takes:
 
 
 class _NamedAsRegistered:
-    """An entry of dynamo's registry, under no name that can be looked up: equal to all whose `compiler_name` is there.
+    """An entry in dynamo's registry that is equal to every backend whose `compiler_name` is registered.
 
-    After a compile dynamo drops its references to the caller's tensors, which else keep `torch.utils.swap_tensors` from
-    working, for the compilers of its registry alone: up to torch 2.14 those whose `compiler_name` is in it, since then
-    those that equal one of its values.
+    After a compile dynamo drops its references to the caller's tensors, which would otherwise break
+    `torch.utils.swap_tensors`, but only for compilers in its registry: up to torch 2.14 those with a registered
+    `compiler_name`, since then those that equal a value of the registry. Its key cannot be looked up as a backend.
     """
 
     __hash__ = object.__hash__
@@ -58,7 +58,7 @@ _BY_NAME = _NamedAsRegistered()
 
 
 def count_as_registered() -> None:
-    """Let dynamo treat backends of this package as it treats those that their `compiler_name` names."""
+    """Make dynamo treat this package's backends like the registered ones that their `compiler_name` names."""
     from torch._dynamo.backends import registry
 
     registry._COMPILER_FNS.setdefault("backend_kwargs, by compiler_name", _BY_NAME)  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def count_as_registered() -> None:
 class DynamoCompiler:
     """A dynamo backend `compiler_fn(gm, example_inputs, **kwargs)`, known as `name`.
 
-    `registered` says that `name` is dynamo's; otherwise it is "module:function".
+    If `registered`, `name` is in dynamo's registry; otherwise it is "module:function".
     """
 
     name: str
@@ -78,7 +78,7 @@ class DynamoCompiler:
     takes_inductor_options: ClassVar[bool] = False
 
     def __eq__(self, other: object) -> bool:
-        # One function reached by two spellings is one compiler.
+        # One function found by two spellings is one compiler.
         return isinstance(other, DynamoCompiler) and self.compiler_fn == other.compiler_fn
 
     def __hash__(self) -> int:
@@ -89,7 +89,7 @@ class DynamoCompiler:
             return True
         try:
             return pkgutil.resolve_name(self.name) is self.compiler_fn
-        except (ImportError, AttributeError, ValueError):  # a lambda, a function within another, an object
+        except (ImportError, AttributeError, ValueError):  # a lambda, a nested function, an object
             return False
 
     @cached_property
@@ -106,7 +106,7 @@ class DynamoCompiler:
     def option(self, name: str) -> Option:
         if name in self.takes.named:
             return self.takes.named[name]
-        # A mode is torch.compile's own argument, and no option to be slipped into a mapping.
+        # A mode is an argument of torch.compile itself, so it is not put into a mapping of options.
         if self.takes.anything or (self.takes.mapping and name != "mode"):
             return Option(name)
         nearest = get_close_matches(str(name), list(self.takes.named), n=1)
@@ -164,7 +164,7 @@ class DynamoCompiler:
 def _takes(compiler_fn: Callable[..., Any]) -> Takes:
     try:
         parameters = list(_signature(compiler_fn).parameters.values())
-    except (TypeError, ValueError):  # some callables written in C have none
+    except (TypeError, ValueError):  # some callables written in C have no signature
         return Takes({}, (), mapping=False, anything=True)
     graph_and_inputs = [p for p in parameters if p.kind in POSITIONAL][:2]
     named = [p for p in parameters if p.kind in BY_NAME and p not in graph_and_inputs]
@@ -179,17 +179,17 @@ def _takes(compiler_fn: Callable[..., Any]) -> Takes:
 def _option(parameter: Parameter) -> Option:
     hint = Any if parameter.annotation is Parameter.empty else parameter.annotation
     if parameter.default is None:
-        hint = Union[hint, None]  # noqa: UP007 - may be no class
+        hint = Union[hint, None]  # noqa: UP007 - `hint` may not be a class
     return Option(parameter.name, hint, None if parameter.default is Parameter.empty else parameter.default)
 
 
 def _signature(compiler_fn: Callable[..., Any]) -> Signature:
     try:
         return signature(compiler_fn, eval_str=True)
-    except Exception:  # noqa: BLE001 - annotations may name what is imported for type checkers only
+    except Exception:  # noqa: BLE001 - annotations may name imports that only type checkers make
         return signature(compiler_fn)
 
 
 def _drops_kwargs(compiler_fn: Callable[..., Any]) -> bool:
-    # torch's own debug backends and AotAutograd accept **kwargs, log that they ignore them, and go on.
+    # torch's own debug backends and AotAutograd accept **kwargs, and only log that they ignore them.
     return str(getattr(compiler_fn, "__module__", "")).startswith("torch._dynamo")

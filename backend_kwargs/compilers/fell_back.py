@@ -9,7 +9,7 @@ ATTEMPTS = "openvino_attempts"
 
 
 def left_to_eager(compiled: Callable[..., Any]) -> str:
-    """Return why none of a graph runs by the compiler that it was given to, "" where some does or nobody knows."""
+    """Return why no part of a graph runs on its compiler, "" if some part does or it is unknown."""
     for name in SUMMARIES:
         if (summary := getattr(compiled, name, None)) is not None and not summary.partitions:
             reasons = [f"{op}: {reason}" for op, reason in summary.fallbacks.items()]

@@ -1,4 +1,4 @@
-"""Give Inductor parameters to freeze: dynamo hands them over as inputs, and Inductor freezes attributes only."""
+"""Give Inductor parameters to freeze: dynamo passes them as inputs, and Inductor freezes only attributes."""
 
 import functools
 from collections import defaultdict
@@ -18,9 +18,9 @@ from backend_kwargs.compilers.graphs import copy_of_graph, may_be_written, origi
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
-# The key of the FX-graph cache holds only the shape of most frozen tensors, while Inductor writes 0-dimensional ones
-# into the code as numbers and its C++ GEMM keeps packed weights in the entry: a hit gave one module another's numbers
-# (observed on 2.13, where plain Inductor with a global `freezing` does the same; the code is alike from 2.11 to 2.15).
+# The key of the FX-graph cache has only the shape of most frozen tensors, while Inductor writes 0-dimensional ones into
+# the code as numbers, and its C++ GEMM keeps packed weights in the entry. So a hit gave one module another's weights
+# (observed on 2.13, also with plain Inductor and a global `freezing`; the code is the same from 2.11 to 2.15).
 UNCACHED: Mapping[str, bool] = MappingProxyType({"fx_graph_cache": False, "fx_graph_remote_cache": False})
 
 
@@ -28,8 +28,8 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
     """Call `compile_gm` on `gm` with its parameters as attributes; return a callable that takes all of `gm`'s inputs.
 
     For use inside dynamo's call of a backend, with grad disabled; `compile_gm` sets Inductor's `freezing` and UNCACHED.
-    Each parameter taken is guarded by identity and by its memory, so another module, a replaced parameter, or one whose
-    `.data` was replaced, compiles anew. In-place changes of a frozen tensor made outside this graph are unseen, as with
+    Each parameter is guarded by identity and by its memory: another module, a replaced parameter or a replaced `.data`
+    recompiles. In-place changes of a frozen tensor outside this graph go unnoticed, as with Inductor's own freezing.
     Inductor's own freezing.
     """
     frozen_gm, kept = reattach_parameters(gm, example_inputs)
@@ -39,7 +39,7 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
 
 
 def noting_constants(inner_compile: Callable[..., Any], constants: list[torch.Tensor]) -> Callable[..., Any]:
-    """Add to `constants` what a frozen graph returns as it is: the same memory at each call."""
+    """Append to `constants` those that a frozen graph returns directly: each call returns the same memory."""
 
     def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         sources = [
@@ -53,12 +53,12 @@ def noting_constants(inner_compile: Callable[..., Any], constants: list[torch.Te
 
 
 def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
-    """Return a copy of `gm` with the parameters that dynamo lifted as attributes, and the positions of the inputs left.
+    """Return a copy of `gm` with the lifted parameters as attributes, and the positions of the remaining inputs.
 
-    `gm` itself comes back where it has no such parameters, outside dynamo, where nothing guards their identity, and
-    where inputs share memory that the graph writes, which Inductor's own freezing gets wrong.
+    Returns `gm` itself if it has no such parameters, outside dynamo, where nothing guards their identity, and if inputs
+    share memory that the graph writes, which Inductor's own freezing handles wrongly.
     """
-    lifted = _lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
+    lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
     if not lifted or _writes_shared_memory(gm, example_inputs):
         return gm, list(range(len(example_inputs)))
     frozen_gm = copy_of_graph(gm)
@@ -69,7 +69,8 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple
     return frozen_gm, [i for i in range(len(placeholders)) if i not in lifted]
 
 
-def _lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Return the parameters and buffers that dynamo made inputs of `gm`, by position."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     return {
         position: value
@@ -79,18 +80,18 @@ def _lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[i
 
 
 def _is_parameter_source(source: Source | None) -> bool:
-    # `_dynamo_static_input_type` would also match what a user marked with mark_static_address() and plain tensor
-    # attributes of modules; both may change in place between calls.
+    # `_dynamo_static_input_type` would also match tensors marked with mark_static_address() and plain tensor attributes
+    # of modules; both may change in place between calls.
     return isinstance(source, DictGetItemSource) and isinstance(source.base, UnspecializedParamBufferSource)
 
 
 def _can_freeze(value: Any) -> bool:
-    # The exact types leave out fake tensors (nothing to freeze yet: DDPOptimizer) and subclasses (DTensor, quantized).
+    # The exact types exclude fake tensors (DDPOptimizer: nothing to freeze yet) and subclasses (DTensor, quantized).
     return type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta
 
 
 def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    # AOTAutograd then puts a common base ahead of all inputs; Inductor's freeze() counts parameters from the front.
+    # AOTAutograd puts a common base before all inputs, while Inductor's freeze() counts parameters from the front.
     sharing = defaultdict(list)
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
         if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided:
@@ -100,7 +101,7 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
 
 def _any_written(shared: Sequence[tuple[Node, torch.Tensor]]) -> bool:
     mode = FakeTensorMode()
-    fresh = [mode.from_tensor(value) for _, value in shared]  # all alive, so that they share memory too
+    fresh = [mode.from_tensor(value) for _, value in shared]  # all alive, so that shared memory is detected
     return any(may_be_written(node, fake._version) for (node, _), fake in zip(shared, fresh, strict=True))
 
 
@@ -119,25 +120,38 @@ def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tenso
     attribute.meta = {key: value for key, value in placeholder.meta.items() if key != "grapharg"}
     placeholder.replace_all_uses_with(attribute)
     gm.graph.erase_node(placeholder)
-    _guard(source.make_guard(GuardBuilder.ID_MATCH))
+    guard_identity(source)
     return source
+
+
+def guard_identity(source: Source) -> None:
+    """Recompile if `source` refers to another object."""
+    _guard(source.make_guard(GuardBuilder.ID_MATCH))
+
+
+def guard_versions(source: Source, parameters: list[torch.Tensor]) -> None:
+    """Recompile once one of `parameters` was changed in place, or its memory replaced."""
+    _guard(source.make_guard(_same_memory(parameters, versions=True)))
 
 
 def _guard(guard: Guard) -> None:
     TracingContext.get().guards_context.dynamo_guards.add(guard)
 
 
-def _same_memory(parameters: list[torch.Tensor]) -> Callable[[GuardBuilder, Guard], None]:
-    """Return what makes a guard that fails once the `.data` of any of `parameters` is replaced.
+def _same_memory(parameters: list[torch.Tensor], *, versions: bool = False) -> Callable[[GuardBuilder, Guard], None]:
+    """Return a guard function that fails once the `.data` of one of `parameters` is replaced.
 
-    One guard for all: a call into Python for each would cost three times as much.
+    With `versions`, also once one is changed in place. One guard for all, since one call into Python per parameter
+    would cost three times as much.
     """
     addresses = [parameter.data_ptr() for parameter in parameters]
+    counts = [parameter._version for parameter in parameters] if versions else []
 
     def same_memory(_: Any) -> bool:
-        return [*map(torch.Tensor.data_ptr, parameters)] == addresses
+        same = [*map(torch.Tensor.data_ptr, parameters)] == addresses
+        return same and (not versions or [parameter._version for parameter in parameters] == counts)
 
-    # Kept alive, else new memory could lie where the old one was.
+    # Kept alive, since new memory could get the old address.
     same_memory.storages = [parameter.untyped_storage() for parameter in parameters]  # type: ignore[attr-defined]
 
     def frozen_memory(builder: GuardBuilder, guard: Guard) -> None:
@@ -154,8 +168,9 @@ def _unused_name(gm: GraphModule, name: str) -> str:
 
 
 def _taking_all_inputs(compiled: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:
-    # A wrapper in the hot path: unused placeholders in its place would lose their static status in Inductor's freeze(),
-    # so that CUDA graphs copied every weight at each replay, and Inductor walks them in Python at each call.
+    # This wrapper is in the hot path. Unused placeholders instead would lose their static status in Inductor's
+    # freeze(): CUDA graphs would copy every weight at each replay, and Inductor would process them in Python at each
+    # call.
     @functools.wraps(compiled)
     def call(*inputs: Any) -> Any:
         return compiled(*[inputs[i] for i in kept])

@@ -1,7 +1,7 @@
-"""OpenVINO: the dynamo backend it brings, with checked options, and with what fell back from it known.
+"""OpenVINO: the dynamo backend that OpenVINO provides, with checked options and reported fallbacks.
 
-That backend gives a graph that it cannot compile to Inductor, and runs a partition that fails in eager. It logs both
-below the level that its loggers let through.
+That backend hands a graph that it cannot compile to Inductor, and runs a partition that fails in eager. It logs both
+below its loggers' level.
 """
 
 import inspect
@@ -21,7 +21,7 @@ from backend_kwargs.trust import OPENVINO_DATA, Check
 
 KIND = "OpenVINO option"
 BACKEND = "openvino.frontend.pytorch.torchdynamo.backend"
-PARTITION = "fused_"  # how the names of OpenVINO's partitions begin
+PARTITION = "fused_"  # the prefix of the names of OpenVINO's partitions
 LOG = f"logging.getLogger({BACKEND!r}).setLevel(logging.DEBUG) makes OpenVINO log why"
 
 
@@ -29,13 +29,13 @@ LOG = f"logging.getLogger({BACKEND!r}).setLevel(logging.DEBUG) makes OpenVINO lo
 class Settings:
     """Every option that OpenVINO documents for torch.compile, with its default."""
 
-    device: Annotated[str, "where to run: CPU, GPU, GPU.0, NPU, as openvino.Core().available_devices has it"] = "CPU"
-    aot_autograd: Annotated[bool, "capture by AOTAutograd, for dynamic shapes, training and inputs that change"] = False
+    device: Annotated[str, "where to run: CPU, GPU, GPU.0, NPU; one of openvino.Core().available_devices"] = "CPU"
+    aot_autograd: Annotated[bool, "capture with AOTAutograd, for dynamic shapes, training and mutated inputs"] = False
     model_caching: Annotated[bool, "save compiled models to files, for later processes"] = False
-    cache_dir: Annotated[str, "the folder of these files"] = "./cache"
-    decompositions: Annotated[list[Callable[..., Any]], "further operators to decompose"] = field(default_factory=list)
+    cache_dir: Annotated[str, "folder of the files that model_caching saves"] = "./cache"
+    decompositions: Annotated[list[Callable[..., Any]], "more operators to decompose"] = field(default_factory=list)
     disabled_ops: Annotated[
-        list[str | Callable[..., Any]], "operators left to eager, such as torch.ops.aten.add.Tensor"
+        list[str | Callable[..., Any]], "operators to run in eager, such as torch.ops.aten.add.Tensor"
     ] = field(default_factory=list)
     config: Annotated[dict[str, Any], "OpenVINO's own properties, such as {'PERFORMANCE_HINT': 'LATENCY'}"] = field(
         default_factory=dict
@@ -53,7 +53,7 @@ def _without_files(value: Callable[[str], Any]) -> str:
 class OpenVINOCompiler(DeclaredCompiler):
     """The dynamo backend of the installed OpenVINO."""
 
-    registered: ClassVar[str] = "tmpl-openvino"  # OpenVINO's own "openvino" is another
+    registered: ClassVar[str] = "tmpl-openvino"  # "openvino" is the name that OpenVINO registers itself
     line: ClassVar[str] = "OpenVINO under options; each fallback to Inductor or to eager is reported"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = (Rule("cache_dir", unless=_without_files),)
@@ -89,32 +89,32 @@ class OpenVINOCompiler(DeclaredCompiler):
 
 
 class Attempt:
-    """What OpenVINO made of one forward or backward graph; a partition may fail at any call."""
+    """How OpenVINO compiled one forward or backward graph; a partition may fail at any call."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         model = inspect.getclosurevars(call).nonlocals["compiled_model"] if call.__module__ == BACKEND else None
         self.by_inductor = model is None
-        # The partitioned graph; a model that was read from a file is OpenVINO's as a whole.
+        # The partitioned graph; there is none for a model read from a file, which OpenVINO runs as a whole.
         self._gm = model if hasattr(model, "named_children") else None
 
     @property
     def partitions(self) -> int:
-        """How many pieces of the graph OpenVINO took, those included that run in eager since they failed."""
+        """The number of OpenVINO's partitions of the graph, with those that failed and now run in eager."""
         return int(not self.by_inductor) if self._gm is None else len(self._pieces())
 
     @property
     def failed(self) -> int:
-        """How many of them failed."""
+        """The number of partitions that failed."""
         return sum(not hasattr(piece, "graph") and piece.perm_fallback for piece in self._pieces())
 
     @property
     def in_eager(self) -> tuple[str, ...]:
-        """The operators in no partition."""
+        """The operators that are in no partition."""
         nodes = self._gm.graph.nodes if self._gm is not None else ()
         return tuple(dict.fromkeys(str(node.target) for node in nodes if hasattr(node.target, "_schema")))
 
     def _pieces(self) -> list[Any]:
-        # Read anew each time: OpenVINO replaces them at the first call.
+        # Read each time, since OpenVINO replaces them at the first call.
         children = self._gm.named_children() if self._gm is not None else ()
         return [child for name, child in children if name.startswith(PARTITION)]
 
@@ -124,7 +124,8 @@ def _attempt(
 ) -> Callable[..., Any]:
     theirs = _backend()
     with _no_options_of_others(theirs):
-        # OpenVINO documents operators here and looks them up by text. It writes into `config`.
+        # OpenVINO documents operators as values of `disabled_ops` and compares them as text. It also writes into
+        # `config`.
         disabled = [op if isinstance(op, str) else f"torch.ops.{op}" for op in options.get("disabled_ops", ())]
         call = theirs.fx_openvino(
             gm, list(example_inputs), {**options, "disabled_ops": disabled, "config": dict(options.get("config", {}))}
@@ -134,7 +135,7 @@ def _attempt(
         warn_once(f"OpenVINO failed to compile a graph, which Inductor compiled instead; {LOG}.")
         return call  # type: ignore[no-any-return]
 
-    # A partition fails in a call, and only then.
+    # A partition fails only when it is called.
     def run(*args: Any) -> Any:
         result = call(*args)
         if attempt.failed:
@@ -149,7 +150,7 @@ def _attempt(
 def _aot(
     attempts: list[Attempt], options: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any]
 ) -> Callable[..., Any]:
-    """Do what OpenVINO does under aot_autograd, but for keeping `options` for every later graph of the process."""
+    """Do what OpenVINO does under aot_autograd, except that it keeps `options` for all later graphs of the process."""
     from torch._decomp import get_decompositions
     from torch._dynamo.backends.common import aot_autograd
 
@@ -161,7 +162,7 @@ def _aot(
 
 @contextmanager
 def _no_options_of_others(theirs: Any) -> Iterator[None]:
-    """Hide what a graph compiled by OpenVINO's own name under aot_autograd left there: it would beat our options."""
+    """Hide the options that an earlier graph of OpenVINO's own backend left behind: they would override ours."""
     left, theirs.openvino_options = theirs.openvino_options, {}
     try:
         yield
@@ -171,11 +172,11 @@ def _no_options_of_others(theirs: Any) -> Iterator[None]:
 
 @cache
 def _backend() -> Any:
-    """Import OpenVINO's backend, and leave dynamo's config as it was."""
+    """Import OpenVINO's backend, and restore the option of dynamo that the import changes."""
     from torch._dynamo import config
 
     with warnings.catch_warnings():
-        # From torch 2.13 on the option that it sets does nothing but warn.
+        # Since torch 2.13, setting that option only warns.
         warnings.simplefilter("ignore", FutureWarning)
         inlines = config.inline_inbuilt_nn_modules
         try:

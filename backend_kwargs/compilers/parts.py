@@ -100,6 +100,7 @@ def writes_in_place(gm: GraphModule) -> str:
 
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
+    """Return the fake tensors that a node computes."""
     value = node.meta.get("val")
     values: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
     return [value for value in values if isinstance(value, torch.Tensor)]
@@ -135,7 +136,7 @@ def _computes(part: Partition) -> bool:
 
 @contextmanager
 def _random_in_order(gm: GraphModule) -> Iterator[None]:
-    """Chain the random operators while the graph is cut and sorted anew: they draw in turn, as in eager."""
+    """Chain the random operators while the graph is split and sorted: they must draw in eager's order."""
     for earlier, later in pairwise(random_nodes(gm)):
         later.kwargs = {**later.kwargs, MARK: earlier}
     yield

@@ -17,9 +17,9 @@ Count = Annotated[int, Where("of at least 0", lambda count: count >= 0)]
 class Settings:
     """Options that Torch-TensorRT 2.x documents for torch.compile, with their defaults."""
 
-    enabled_precisions: Annotated[set[Any], "types that kernels may compute in, such as {torch.float32, torch.half}"] = (
-        field(default_factory=set)
-    )
+    enabled_precisions: Annotated[
+        set[Any], "types that kernels may compute in, such as {torch.float32, torch.half}"
+    ] = field(default_factory=set)
     min_block_size: Annotated[Count, "operators that a part must have to be TensorRT's"] = 5
     torch_executed_ops: Annotated[set[Any], "operators left to eager, such as 'torch.ops.aten.add.Tensor'"] = field(
         default_factory=set
@@ -73,4 +73,6 @@ class TensorRTCompiler(DeclaredCompiler):
     ) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend
 
-        return lookup_backend("torch_tensorrt")(gm, list(example_inputs), options=dict(options))
+        compiler_fn: Callable[..., Any] = lookup_backend("torch_tensorrt")
+        compiled: Callable[..., Any] = compiler_fn(gm, list(example_inputs), options=dict(options))
+        return compiled

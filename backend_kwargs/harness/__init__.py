@@ -1,1 +1,1 @@
-"""How `compare` and the benchmark suite run one model several ways: what is right, each way on trial, each isolated."""
+"""How `compare` and the benchmark suite run one model several ways: reference results, trials, isolation."""

@@ -1,7 +1,8 @@
-"""Isolation: each `torch.compile` compiles for itself, and the graphs that reach its backend are counted."""
+"""Isolation: each `torch.compile` compiles separately, and the graphs that reach its backend are counted."""
 
 import contextlib
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -13,13 +14,15 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.report import Ran, report
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 
+_LINES = itertools.count(1_000_000)
+
 
 def _can_isolate() -> bool:
     return "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
 def room_to_compile() -> contextlib.AbstractContextManager[Any]:
-    """Lift the limit on variants of one code object where torch (before 2.13) cannot count them apart."""
+    """Lift the limit on recompiles of one code object, since torch before 2.13 counts all variants together."""
     import torch._dynamo.config as dynamo_config
 
     if _can_isolate():
@@ -37,15 +40,16 @@ def isolated(model: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
 
-    code = forward.__code__.replace(co_name="forward")
+    # By file, line and name dynamo knows sizes of before, and takes other ones for dynamic.
+    code = forward.__code__.replace(co_name="forward", co_firstlineno=next(_LINES))
     own = types.FunctionType(code, globals(), "forward", None, forward.__closure__)
     return cast("Callable[..., Any]", compiler(own, **kwargs))
 
 
 class Counted:
-    """A backend that counts the graphs it compiles and returns them as they are: the hot path has no wrapper.
+    """A backend that counts the graphs it compiles and returns them unchanged: the hot path has no wrapper.
 
-    `returned` counts those that the backend returned as it got them.
+    `returned` counts the graphs that the backend returned uncompiled.
     """
 
     def __init__(self, backend: Callable[..., Any]) -> None:
@@ -53,7 +57,7 @@ class Counted:
         self.graphs = self.returned = 0
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
-        """Compile as the backend does, and count."""
+        """Compile with the backend, and count."""
         code = gm.code
         compiled = self._backend(gm, example_inputs, **kwargs)
         self.graphs += 1
@@ -61,8 +65,8 @@ class Counted:
         return compiled
 
     def ran(self, call: Callable[..., Any]) -> Ran | None:
-        """Return what ran `call`, which was compiled by this, in place of the backend; None where nothing did."""
-        with contextlib.suppress(BackendKwargsError):  # of backends that are not ours there is no report
+        """Return what ran `call`, compiled by this, in place of the backend; None if the backend ran it."""
+        with contextlib.suppress(BackendKwargsError):  # there is no report of other packages' backends
             if (told := report(call)).graphs:
                 return told.ran
         if isinstance(self._backend, torch._TorchCompileInductorWrapper):
@@ -70,7 +74,7 @@ class Counted:
         return RETURNED if self.returned else UNKNOWN
 
     def __getattr__(self, name: str) -> Any:
-        # torch asks a backend for its compiler_name, config and reset().
+        # torch reads compiler_name, config and reset() from a backend.
         if name == "_backend":
             raise AttributeError(name)
         return getattr(self._backend, name)
@@ -82,7 +86,7 @@ def counted(
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
 ) -> tuple[Counted, dict[str, Any]]:
-    """Return the counted backend and the arguments left for `torch.compile`, which binds those of "inductor" itself."""
+    """Return the counted backend and the arguments for `torch.compile`, which itself binds those of "inductor"."""
     from torch._dynamo.backends.registry import lookup_backend
 
     options = dict(options) if options else None
@@ -98,6 +102,6 @@ def start_inductor(device: torch.device) -> None:
     """Start Inductor's compile processes and build its headers, so that no candidate's compile time includes them."""
     import torch._inductor.compile_fx
 
-    # Where Inductor cannot work, each candidate reports it.
+    # If Inductor cannot work, each candidate reports it.
     with contextlib.suppress(Exception):
         isolated(lambda x: x + 1, backend="inductor")(torch.ones(8, device=device))

@@ -68,9 +68,9 @@ def _declare_torchvision() -> None:
     if _torchvision or spec is None or spec.origin is None:
         return
     try:
-        torch.ops.load_library(Path(spec.origin).parent / "_C.so")
+        torch.ops.load_library(Path(spec.origin).parent / "_C.so")  # type: ignore[no-untyped-call]
     except OSError:
-        library = torch.library.Library("torchvision", "FRAGMENT")
+        library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
             if not hasattr(torch.ops.torchvision, name):
                 library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -91,7 +91,7 @@ def _value(text: str) -> Any:
 
 def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
     transformers = imported("transformers")
-    kind = getattr(transformers, name, None)
+    kind: Any = getattr(transformers, name, None)
     config_class = getattr(kind, "config_class", None)
     if config_class is None:
         raise unknown("model of transformers", name, set(_classes(transformers)) - {name})

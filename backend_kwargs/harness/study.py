@@ -1,4 +1,4 @@
-"""One model and its inputs: what eager and the reference make of them, whether a result is right, the step to time."""
+"""One model and its inputs: eager's and the reference's results, the check of a result, and the step to time."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ FRESH = (1, 2)  # seeds of the inputs before and after timing
 
 
 class Subject(NamedTuple):
-    """What is called, the model whose state a call changes, and the optimizer of its parameters."""
+    """The callable, the model whose state a call changes, and the optimizer of its parameters."""
 
     call: Callable[..., Any]
     model: Callable[..., Any]
@@ -40,10 +40,11 @@ class Truth:
 
 @dataclass
 class Study:
-    """A model in a mode: "fwd", "fwd_bwd" with cotangents, or "train", a step of the optimizer that `optimizer` makes.
+    """A model in a mode: "fwd", "fwd_bwd" with cotangents, or "train", a step of the optimizer made by `optimizer`.
 
-    `changed` names what a call changes in place, and holds the values from which each check starts; inputs have none,
-    since each check has inputs of its own. `tolerance` is `measure.check`'s, None for its default.
+    `changed` has, by name, the tensors that a call changes in place, with their values at the start of each check; not
+    inputs, since each check has inputs of its own. `tolerance` is passed to `measure.check`; None is its default.
+    `max_error` accepts results beyond it, by the relative error to the reference.
     """
 
     model: Callable[..., Any]
@@ -53,12 +54,13 @@ class Study:
     dtype: torch.dtype | None = None
     optimizer: Callable[[Any], Optimizer] | None = None
     tolerance: float | None = None
+    max_error: float | None = None
     cotangents: list[torch.Tensor] = field(default_factory=list)
     changed: dict[str, torch.Tensor | None] = field(default_factory=dict)
     truths: list[Truth] = field(default_factory=list)
 
     def prepare(self) -> None:
-        """Run eager once to learn which outputs require grad and what a call changes."""
+        """Run eager once to find which outputs require grad and what a call changes."""
         model, inputs = self.subject().model, copy.deepcopy(self.inputs)
         before = {name: (tensor, tensor._version) for name, tensor in _state(model, inputs).items()}
         output = self.bound(model, inputs)()
@@ -73,7 +75,7 @@ class Study:
                 self.changed[name] = tensor.detach().clone() if name in kept else None
 
     def learn(self) -> Accuracy:
-        """Learn eager's results and the reference's; return whether eager agrees with itself."""
+        """Compute eager's and the reference's results; return whether two runs of eager agree."""
         self.prepare()
         self.truths = [self._truth(measure.fresh_inputs(self.inputs, seed)) for seed in FRESH]
         return measure.worst([self.verify(self.subject(), at) for at in range(len(FRESH))])
@@ -81,12 +83,12 @@ class Study:
     def _truth(self, inputs: Inputs) -> Truth:
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
-        # The upcast copy of the model needs an optimizer of its own.
+        # The upcast copy of the model needs its own optimizer.
         precise = measure.reference(subject.model, inputs, run=lambda fn, wide: self.observe(self._of(fn), wide))
         return Truth(inputs, eager, precise)
 
     def subject(self) -> Subject:
-        """Return the model to run or compile: in "train" a copy, since steps change its parameters."""
+        """Return the model to run or compile; in "train" a copy, since steps change its parameters."""
         return self._of(copy.deepcopy(self.model) if self.mode == "train" else self.model)
 
     def _of(self, model: Callable[..., Any]) -> Subject:
@@ -122,7 +124,7 @@ class Study:
         return {what: pytree.tree_map(_kept, tree) for what, tree in seen.items()}
 
     def gradients(self, output: Any, leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of `leaves`, without touching their `.grad`."""
+        """Return the gradients of `leaves` without changing their `.grad`."""
         outputs, cotangents = self._paired(output)
         return torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
 
@@ -138,10 +140,10 @@ class Study:
         return outputs, [c.to(o.dtype) for c, o in zip(self.cotangents, outputs, strict=True)]
 
     def step(self, subject: Subject) -> Callable[[], object]:
-        """Return the callable that is timed; its result holds the output, as the variable of a user's loop does.
+        """Return the callable to time; its result keeps the output alive, as a variable in a user's loop does.
 
-        All share its inputs, also those that calls change: a copy for each would fill a GPU. Their values drift, and no
-        check reads them.
+        All share its inputs, also those that calls change, since a copy for each would fill a GPU. Their values drift,
+        but no check uses them.
         """
         bound = self.bound(subject.call, self.inputs)
         if self.mode == "fwd":
@@ -161,20 +163,36 @@ class Study:
         return train if self.mode == "train" else fwd_bwd
 
     def verify(self, subject: Subject, at: int) -> Accuracy:
-        """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's."""
+        """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's results."""
         truth = self.truths[at]
         seen = self.observe(subject, copy.deepcopy(truth.inputs))
         judge = partial(measure.check, dtype=self.dtype, training=self.mode != "fwd", tol=self.tolerance)
         precise = truth.reference or {}
-        return measure.worst([judge(seen[what], truth.eager[what], precise.get(what), what=what) for what in seen])
+        accuracy = measure.worst([judge(seen[what], truth.eager[what], precise.get(what), what=what) for what in seen])
+        if accuracy.passed or self.max_error is None or truth.reference is None:
+            return accuracy
+        return self._within_bound(seen, truth, self.max_error)
+
+    def _within_bound(self, seen: dict[str, Any], truth: Truth, max_error: float) -> Accuracy:
+        judged = []
+        for what, leaves in seen.items():
+            precise = (truth.reference or {})[what]
+            if what == "gradients":
+                names = list(leaves)
+                pair = ([leaves[name] for name in names], [precise.get(name) for name in names])
+                judged.append(measure.check_gradients(*pair, max_error))
+            else:
+                judged.append(measure.check_error(leaves, truth.eager[what], precise, max_error, what=what))
+        failed = [accuracy for accuracy in judged if not accuracy.passed]
+        return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)
 
 
 def move(model: Callable[..., Any], device: torch.device, *, training: bool) -> bool:
-    """Move a module to `device` and set its mode, without dropout in training; return whether it had dropout there."""
+    """Move a module to `device` and set its mode, in training without dropout; return whether it had dropout."""
     if not isinstance(model, torch.nn.Module):
         return False
     model.to(device).train(training)
-    # Inductor draws other masks than eager, which cannot be compared.
+    # Inductor's random masks differ from eager's and cannot be compared.
     dropouts = [m for m in model.modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.training and m.p]
     for dropout in dropouts:
         dropout.p = 0.0
@@ -187,7 +205,7 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 def _kept(leaf: Any) -> Any:
-    # A CUDA graph writes its next result over this one.
+    # Copied, since a CUDA graph writes its next result to the same memory.
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -203,7 +221,7 @@ def _differentiable(output: Any) -> list[torch.Tensor]:
 
 
 def _state(model: Callable[..., Any], inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
-    """Return what a call may change in place: parameters, buffers, and the input tensors."""
+    """Return the tensors that a call may change in place: parameters, buffers, and inputs."""
     held: dict[str, torch.Tensor] = {}
     if isinstance(model, torch.nn.Module):
         held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -211,7 +229,7 @@ def _state(model: Callable[..., Any], inputs: Inputs | None = None) -> dict[str,
 
 
 def _leaves(model: Callable[..., Any], inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
-    """Return what a backward pass computes gradients of, by name."""
+    """Return the tensors whose gradients a backward pass computes, by name."""
     held: dict[str, torch.Tensor] = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
     held |= {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
     return {name: tensor for name, tensor in held.items() if tensor.requires_grad}

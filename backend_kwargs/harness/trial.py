@@ -1,4 +1,4 @@
-"""One way to run a study's model: compiled, called, warmed up, checked, timed, checked again."""
+"""One way to run a study's model: compile, call, warm up, check, time, check again."""
 
 import contextlib
 import gc
@@ -19,24 +19,24 @@ WARM_CALLS = 3
 
 
 class TrialError(BackendKwargsError):
-    """A trial ends with this status; the message is its reason."""
+    """Ends a trial with this status; the message is the reason."""
 
     status: Status = "fail_to_run"
 
 
 class UnavailableError(TrialError):
-    """What was asked for does not exist here."""
+    """Something that was requested does not exist here."""
 
     status = "unavailable"
 
 
 @dataclass(eq=False)
 class Trial:
-    """What a subclass compiles, on its way through the study's checks, with its status and figures.
+    """The run of one way to compile, through the study's checks, with its status and figures.
 
-    `compile_s` is the first call in seconds, None where nothing is compiled. `peak_bytes` is the most memory that a
-    call holds above what was held before (on CUDA before the compile), None where that is unknown or hidden by what the
-    process freed meanwhile. `subject` and `step` go when it fails.
+    `compile_s` is the time of the first call, None if nothing is compiled. `peak_bytes` is the peak memory of a call
+    beyond what was allocated before (on CUDA before the compile), None if it is unknown, or hidden by memory that the
+    process freed meanwhile. `subject` and `step` are dropped on failure.
     """
 
     study: Study
@@ -51,45 +51,45 @@ class Trial:
     step: Callable[[], object] = field(init=False)
 
     def compile(self, model: Callable[..., Any]) -> tuple[Callable[..., Any], Counted | None]:
-        """Return the callable for `model`, and what counts its graphs: None where nothing is compiled."""
+        """Return the callable for `model`, and the counter of its graphs: None if nothing is compiled."""
         return model, None
 
     def first_call(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of the first call, in which Inductor has the cache that it should have."""
+        """Return the context of the first call, which sets up Inductor's cache."""
         return contextlib.nullcontext()
 
     timed: ClassVar[frozenset[Status]] = frozenset({"pass"})  # the statuses under which it is timed
 
     @property
     def passed(self) -> bool:
-        """Say whether it may be timed."""
+        """Return whether it may be timed."""
         return self.status in self.timed
 
     @property
     def graphs(self) -> int:
-        """Return how many graphs its backend has compiled."""
+        """Return the number of graphs that its backend has compiled."""
         return self.counted.graphs if self.counted else 0
 
     def attempt(self, what: Callable[[], object]) -> None:
-        """Do `what`; a failure becomes the status."""
+        """Call `what`; a failure sets the status."""
         try:
             what()
-        except Exception as error:  # noqa: BLE001 - the status tells it
+        except Exception as error:  # noqa: BLE001 - reported by the status
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Take the status from an error."""
+        """Set the status from an error."""
         self.end(*((error.status, str(error)) if isinstance(error, TrialError) else measure.status_of(error)))
 
     def end(self, status: Status, reason: str) -> None:
-        """Take a status other than "pass", and free what it holds where that is not to be timed."""
+        """Set a status other than "pass", and free the model and step unless it is still timed."""
         self.status, self.reason = status, reason
         if self.passed:
             return
         self.subject = self.step = None  # type: ignore[assignment]
         gc.collect()
         if self.study.device.type == "cuda":
-            with contextlib.suppress(Exception):  # after a sticky error, which the next call tells
+            with contextlib.suppress(Exception):  # after a sticky CUDA error, which the next call reports
                 torch.cuda.empty_cache()
 
     def start(self) -> None:
@@ -102,7 +102,7 @@ class Trial:
     def build(self) -> None:
         """Compile, warm up and count memory."""
         study = self.study
-        gc.collect()  # what an earlier trial left in cycles would count as memory in use, and be freed meanwhile
+        gc.collect()  # leftovers of an earlier trial would count as memory in use, and be freed meanwhile
         held = torch.cuda.memory_allocated(study.device) if study.device.type == "cuda" else None
         subject = study.subject()
         call, self.counted = self.compile(subject.model)
@@ -119,10 +119,10 @@ class Trial:
 
     def _warm(self) -> None:
         for _ in range(WARM_CALLS):
-            self.step()  # dropped at once: results that are kept would count
+            self.step()  # the result is dropped at once, since it would count
 
     def verify(self, at: int) -> None:
-        """Check the very callable that is timed on the study's inputs `at`."""
+        """Check the callable that is timed, on the study's inputs `at`."""
         accuracy = self.study.verify(self.subject, at)
         if self.accuracy is None or self.accuracy.passed:
             self.accuracy = accuracy
@@ -130,12 +130,12 @@ class Trial:
             self.end(accuracy.status, accuracy.reason)
 
     def check_what_ran(self) -> None:
-        """End where something else than its backend ran, or might have."""
+        """Fail if something other than its backend ran, or may have run."""
         if self.status == "pass" and self.counted and (ran := self.counted.ran(self.subject.call)):
             self.end(ran.status, ran.what)
 
     def finish(self) -> None:
-        """Check after timing, on other inputs, that it is right and was compiled all along."""
+        """Check after timing, on other inputs, that results are right and that nothing was recompiled."""
         self.verify(1)
         if self.passed and self.graphs > self.settled:
             raise TrialError(f"recompiled {self.graphs - self.settled} times while it was timed")
@@ -143,11 +143,11 @@ class Trial:
 
 
 def learn(study: Study, trials: Sequence[Trial]) -> None:
-    """Learn what is right; where eager itself fails or differs from itself, every trial ends."""
+    """Compute the expected results; if eager fails or is not reproducible, end every trial."""
     try:
         accuracy = study.learn()
         ending: tuple[Status, str] = ("eager_two_runs_differ", accuracy.reason)
-    except Exception as error:  # noqa: BLE001 - the trials tell it
+    except Exception as error:  # noqa: BLE001 - reported by the trials
         status, reason = measure.status_of(error)
         accuracy, ending = None, (status, f"eager failed: {reason}")
     if accuracy is None or not accuracy.passed:

@@ -1,1 +1,1 @@
-"""What a framework needs beside the name of a backend; each module imports its framework."""
+"""What a framework needs besides the name of a backend; each module imports its framework."""

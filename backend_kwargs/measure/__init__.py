@@ -1,7 +1,8 @@
-"""The one way this package times, compares numbers and counts memory; the benchmark suite uses it too."""
+"""Timing, comparison of results and memory, for this package and for the benchmark suite."""
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.measure.accuracy import Accuracy, Status, check, reference, worst
+from backend_kwargs.measure.bound import check_error, check_gradients
 from backend_kwargs.measure.environment import environment
 from backend_kwargs.measure.failures import status_of
 from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
@@ -15,6 +16,8 @@ __all__ = [
     "Interval",
     "Status",
     "check",
+    "check_error",
+    "check_gradients",
     "cotangents",
     "device_seconds",
     "environment",

@@ -1,4 +1,4 @@
-"""Whether a result is right: compared with eager, and with eager's own error to a reference in higher precision."""
+"""The accuracy check: a result against eager's, relative to eager's own error to a higher-precision reference."""
 
 import contextlib
 import copy
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs.measure.inputs import upcast
 
-# "fell_back": right numbers, but something else ran in place of the backend; "unknown": nobody can tell what ran.
+# "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran.
 Status = Literal[
     "pass",
     "unknown",
@@ -30,16 +30,17 @@ REFERENCE_DTYPES = (torch.float64, torch.float32)
 WELL_CONDITIONED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 LOWEST_COSINE = 0.99
 LARGEST_GROWTH = 0.05
-PRECISE = 0.1  # an eager error of so much of a leaf's size leaves something of it to compare
-MANY = 32  # elements; of fewer, eager's error to the reference is small by chance
+PRECISE = 0.1  # the largest eager error, relative to a leaf's size, at which the leaf can be compared
+MANY = 32  # elements; with fewer, eager's error to the reference may be small by chance
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One comparison: its verdict, why, and the figures of the worst tensor.
+    """One comparison: its verdict, the reason, and the figures of the worst tensor.
 
     `rmse` and `reference_rmse` are the root mean square errors of the result and of eager to the reference; without a
-    reference `rmse` is the distance to eager and `reference_rmse` is None. `max_error` is absolute, to eager.
+    reference `rmse` is the distance to eager and `reference_rmse` is None. `max_error` is absolute, to eager. `error`
+    is the relative RMSE to a reference, and `bound` the largest that was allowed, where one was given.
     """
 
     status: Status = "pass"
@@ -48,10 +49,12 @@ class Accuracy:
     reference_rmse: float | None = None
     max_error: float | None = None
     cosine: float | None = None
+    error: float | None = None
+    bound: float | None = None
 
     @property
     def passed(self) -> bool:
-        """Say whether the result may be timed."""
+        """Return whether the result may be timed."""
         return self.status == "pass"
 
 
@@ -64,11 +67,11 @@ def call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 def reference(fn: Callable[..., Any], args: Any, run: Callable[[Any, Any], Any] = call) -> Any | None:
     """Return `run(fn, args)` computed in float64, else float32, else None; `fn` and `args` are copied, not changed.
 
-    `fn` is upcast if it is a module, `args` is any pytree. A model that fails in both (a kernel without float64, no
-    memory left) has no reference, and `check` then asks for the cosine.
+    `fn` is upcast if it is a module; `args` is any pytree. A model that fails in both dtypes (a kernel without float64,
+    too little memory) has no reference, and `check` then compares the cosine.
     """
     for dtype in REFERENCE_DTYPES:
-        # Whatever stops one reference, the next best serves.
+        # Whatever prevents one reference, the next precision is tried.
         with contextlib.suppress(Exception):
             return run((copy.deepcopy(fn).to(dtype) if isinstance(fn, torch.nn.Module) else fn), upcast(args, dtype))
     return None
@@ -84,18 +87,18 @@ def check(
     what: str = "output",
     tol: float | None = None,
 ) -> Accuracy:
-    """Compare two pytrees of outputs leaf by leaf and return the worst.
+    """Compare two pytrees of outputs leaf by leaf and return the worst comparison.
 
-    Same structure, types, shapes and devices; equal non-floating values. Floating ones pass if they are close to
-    eager's, or if `RMSE(reference, result) <= m * RMSE(reference, eager) + tol / 10`, with m = 2 (3 for half
-    precision and below) and `tol` by default 1e-3 (1e-2 in training); without a reference, if their cosine to eager is
-    at least 0.99 and their RMS within 5 %. `dtype` is what the model computes in, by default each leaf's own. NaN and
-    infinity may stand only where eager has them. The absolute part of tol shrinks with the largest output when all are
-    below 1, and with each leaf of many elements that eager computes well, or zeros would pass for small numbers; `what`
-    names the pytree in a reason. Source: `torch._dynamo.utils.same`, the rule of pytorch's own benchmarks, which lets
-    small leaves go.
+    Structure, types, shapes, devices and non-floating values must be equal. A floating leaf passes if it is close to
+    eager's, or if `RMSE(reference, result) <= m * RMSE(reference, eager) + tol / 10`, with m = 2 (3 for half precision
+    and below) and `tol` by default 1e-3 (1e-2 in training); without a reference, if its cosine to eager's is at least
+    0.99 and the RMS within 5 %. `dtype` is the dtype the model computes in, by default each leaf's own. NaN and inf
+    may occur only where eager has them. The absolute part of `tol` shrinks with the largest output if all are below 1,
+    and with each leaf of many elements that eager computes well; otherwise zeros would pass for small numbers. `what`
+    names the pytree in a reason. Source: `torch._dynamo.utils.same`, the rule of PyTorch's benchmarks, which
+    in contrast tolerates errors in small leaves.
     """
-    results, expected, precise = (dict(_walk(what, tree)) for tree in (result, eager, reference))
+    results, expected, precise = (dict(walk(what, tree)) for tree in (result, eager, reference))
     if results.keys() != expected.keys():
         odd = min(results.keys() ^ expected.keys())
         return _failed(f"the structure of the result differs from eager's at {odd}")
@@ -111,7 +114,7 @@ def check(
 
 
 def worst(accuracies: list[Accuracy]) -> Accuracy:
-    """Return the first that failed, else the one with the largest error."""
+    """Return the first comparison that failed, else the one with the largest error."""
     failed = next((a for a in accuracies if not a.passed), None)
     return failed or max(accuracies, key=lambda a: a.rmse if a.rmse is not None else -1.0, default=Accuracy())
 
@@ -120,21 +123,23 @@ def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:
     return dataclasses.replace(figures, status="fail_accuracy", reason=reason)
 
 
-def _walk(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
+def walk(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each leaf of a pytree, of dataclasses too, with its path."""
     for keys, leaf in pytree.tree_flatten_with_path(tree)[0]:
         name = path + pytree.keystr(keys)
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for field in dataclasses.fields(leaf):
-                yield from _walk(f"{name}.{field.name}", getattr(leaf, field.name))
+                yield from walk(f"{name}.{field.name}", getattr(leaf, field.name))
         else:
             yield name, leaf
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Tell whether a leaf is a tensor of floating or complex numbers."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _wide(value: torch.Tensor) -> torch.Tensor:
+def wide(value: torch.Tensor) -> torch.Tensor:
     """Return the values as one row of float64; complex numbers become pairs."""
     dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
     real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
@@ -142,13 +147,14 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 
 def _rms(value: Any) -> float:
-    if not _is_number(value) or not value.numel():
+    if not is_number(value) or not value.numel():
         return 0.0
-    wide = _wide(value)
-    return _root_mean_square(wide[wide.isfinite()])
+    values = wide(value)
+    return root_mean_square(values[values.isfinite()])
 
 
-def _root_mean_square(error: torch.Tensor) -> float:
+def root_mean_square(error: torch.Tensor) -> float:
+    """Return the root mean square, 0 of nothing."""
     return float(error.square().mean().sqrt()) if error.numel() else 0.0
 
 
@@ -158,15 +164,16 @@ def _check_leaf(
     if isinstance(result, float) and isinstance(eager, float):
         result, eager = (torch.tensor(value, dtype=torch.float64) for value in (result, eager))
         reference = torch.tensor(reference, dtype=torch.float64) if isinstance(reference, float) else None
-    if mismatch := _mismatch(result, eager):
-        return _failed(f"{path}: {mismatch}")
-    if not _is_number(eager):
+    if reason := mismatch(result, eager):
+        return _failed(f"{path}: {reason}")
+    if not is_number(eager):
         equal = torch.equal(result, eager) if isinstance(eager, torch.Tensor) else bool(result == eager)
         return Accuracy() if equal else _failed(f"{path}: the values differ from eager's")
     return _check_numbers(path, result, eager, reference, dtype or eager.dtype, tolerance)
 
 
-def _mismatch(result: Any, eager: Any) -> str:
+def mismatch(result: Any, eager: Any) -> str:
+    """Say in what a leaf differs from eager's beside its values, "" where in nothing."""
     if not isinstance(eager, torch.Tensor) or not isinstance(result, torch.Tensor):
         same = type(result) is type(eager)
         return "" if same else f"eager gives {type(eager).__name__}, this one {type(result).__name__}"
@@ -186,13 +193,13 @@ def _check_numbers(
     dtype: torch.dtype,
     tolerance: tuple[float, float],
 ) -> Accuracy:
-    got, want = _wide(result), _wide(eager)
+    got, want = wide(result), wide(eager)
     finite = want.isfinite()
     if not torch.equal(got[~finite].nan_to_num(nan=0.5), want[~finite].nan_to_num(nan=0.5)) or not bool(
         got[finite].isfinite().all()
     ):
         return _failed(f"{path}: NaN or infinity where eager has none, or the other way round")
-    precise = _wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
+    precise = wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
     if precise is not None:
         finite &= precise.isfinite()
         precise = precise[finite]
@@ -209,6 +216,9 @@ def _judge(
 ) -> Accuracy:
     tol, floor = tolerance
     figures = _figures(got, want, precise)
+    size = 0.0 if precise is None else root_mean_square(precise)
+    if size and figures.rmse is not None:
+        figures = dataclasses.replace(figures, error=figures.rmse / size)
     if figures.reference_rmse is not None:
         floor = min(floor, _own_floor(want, figures.reference_rmse, max(tol, *(torch.finfo(d).eps for d in dtypes))))
     error, cosine = figures.rmse or 0.0, figures.cosine or 0.0
@@ -219,26 +229,28 @@ def _judge(
         if cosine < LOWEST_COSINE:
             return _failed(close, figures)
         # A cosine alone would pass an output of twice its size.
-        size, wanted = _root_mean_square(got), _root_mean_square(want)
-        apart = abs(size - wanted) > LARGEST_GROWTH * wanted + floor
-        return _failed(f"{path}: RMS {size:.3g}, eager's is {wanted:.3g}", figures) if apart else figures
+        found, wanted = root_mean_square(got), root_mean_square(want)
+        apart = abs(found - wanted) > LARGEST_GROWTH * wanted + floor
+        return _failed(f"{path}: RMS {found:.3g}, eager's is {wanted:.3g}", figures) if apart else figures
     multiplier = 2.0 if dtypes[0] in WELL_CONDITIONED else 3.0
     allowed = multiplier * (figures.reference_rmse or 0.0) + floor / 10
     far = f"{path}: RMSE to the reference {error:.3g}, at most {allowed:.3g} allowed"
-    return figures if error <= allowed else _failed(far, figures)
+    if error <= allowed:
+        return figures
+    return _failed(far, dataclasses.replace(figures, bound=allowed / size) if size else figures)
 
 
 def _own_floor(want: torch.Tensor, reference_rmse: float, tol: float) -> float:
     """Return the floor by a leaf's own size; none where it is of few numbers, or made of rounding errors."""
-    size = _root_mean_square(want)
+    size = root_mean_square(want)
     told = size > 0 and reference_rmse <= PRECISE * size and want.numel() >= MANY
     return tol * size if told else math.inf
 
 
 def _figures(got: torch.Tensor, want: torch.Tensor, precise: torch.Tensor | None) -> Accuracy:
     return Accuracy(
-        rmse=_root_mean_square(got - (want if precise is None else precise)),
-        reference_rmse=None if precise is None else _root_mean_square(want - precise),
+        rmse=root_mean_square(got - (want if precise is None else precise)),
+        reference_rmse=None if precise is None else root_mean_square(want - precise),
         max_error=float((got - want).abs().max()) if got.numel() else 0.0,
         cosine=_cosine(got, want),
     )

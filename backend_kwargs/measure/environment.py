@@ -1,4 +1,4 @@
-"""Where a figure was measured."""
+"""The environment of a measurement."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from backend_kwargs.requirements import installed_version
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:
-    """Return what a reader needs to place a figure: torch, python, device, CPU, threads, triton, CUDA."""
+    """Return what a reader needs to judge a figure: torch, Python, device, CPU, threads, Triton, CUDA."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""What an exception says of the callable that raised it: a status word and one line."""
+"""The status of an exception: a word and a reason in one line."""
 
 import subprocess
 
@@ -26,7 +26,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _said(error: subprocess.CalledProcessError) -> str:
-    """Return what a program, a compiler say, gave as its error: its first line that names one, else its last."""
+    """Return the error of a program, such as a compiler: its first line that mentions an error, else its last."""
     output = error.stderr or error.output or ""
     text = output.decode(errors="replace") if isinstance(output, bytes) else output
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Inputs to compare and time callables on: other ones of the same kind, in another precision, and cotangents."""
+"""Inputs for comparing and timing: fresh ones of the same kind, in another precision, and cotangents."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ def upcast(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def cotangents(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
-    """Return what to begin a backward pass with: random normal numbers for each output, 1 for a scalar, a loss.
+    """Return the gradients to start a backward pass with: normal random numbers for each output, 1 for a scalar.
 
-    Laid out as the outputs are: of another layout each backward pass would first make a copy.
+    They have the strides of the outputs; otherwise each backward pass would first make a copy.
     """
     generator = torch.Generator().manual_seed(seed)
     return [
@@ -34,10 +34,10 @@ def cotangents(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Ten
 
 
 def fresh_inputs(inputs: Any, seed: int) -> Any:
-    """Return other inputs of the same shapes, strides, types and ranges, so that a remembered result is found out.
+    """Return other inputs of the same shapes, strides, types and ranges, so that a cached result is detected.
 
-    Floating values are shuffled among themselves (a constant tensor is scaled, element by element, by 0.5 to 1); where
-    no floating tensor can change, integer ones are shuffled. Masks and single integers stay. Any pytree.
+    Floating-point values are shuffled (those of a constant tensor are scaled by 0.5 to 1 instead); if no floating-point
+    tensor can change, integers are shuffled. Masks and single integers stay. Accepts any pytree.
     """
     generator = torch.Generator().manual_seed(seed)
     leaves, spec = pytree.tree_flatten(inputs)
@@ -49,7 +49,7 @@ def fresh_inputs(inputs: Any, seed: int) -> Any:
 def _fresh(leaf: Any, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> Any:
     if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
         return copy.deepcopy(leaf)
-    # Expanded dimensions stay expanded: other strides would recompile.
+    # Expanded dimensions stay expanded, since other strides would recompile.
     narrow = leaf.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in leaf.stride())]
     made = torch.empty_strided(narrow.shape, narrow.stride(), dtype=leaf.dtype, device=leaf.device)
     made.copy_(changes(narrow, generator))
@@ -57,7 +57,7 @@ def _fresh(leaf: Any, changes: Callable[..., torch.Tensor], generator: torch.Gen
 
 
 def _bytes_of_float8(values: torch.Tensor) -> torch.Tensor:
-    # A GPU neither compares nor indexes float8.
+    # CUDA neither compares nor indexes float8.
     return values.view(torch.uint8) if values.is_floating_point() and values.itemsize == 1 else values
 
 
@@ -77,7 +77,7 @@ def _shuffled_integers(values: torch.Tensor, generator: torch.Generator) -> torc
 
 
 def _permuted(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    # On the device: a host draws a thousand million numbers in half a minute.
+    # Drawn on the device: a CPU needs half a minute for a thousand million numbers.
     own = torch.Generator(values.device).manual_seed(int(torch.randint(1 << 31, (1,), generator=generator)))
     order = torch.randperm(values.numel(), generator=own, device=values.device)
     return values.flatten()[order].reshape(values.shape)

@@ -1,4 +1,4 @@
-"""The most memory that one call takes."""
+"""The peak memory of a call."""
 
 import ctypes
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from backend_kwargs.measure.timing import synchronize
 def peak_memory(call: Callable[[], object], device: torch.device, held: int | None = None) -> int | None:
     """Return the peak memory in bytes while `call` runs, above what was in use before, or None.
 
-    On CUDA the allocator's own count (`held` moves its start, say to before a compile, so that the pools of CUDA
-    graphs count); on Linux's CPUs the growth of the resident set, after the heap's free pages went back: it sees every
-    allocator, in pages, and is not disturbed by what ran earlier in this process, as a process-wide maximum would be.
-    Elsewhere None. Both reset a peak counter of this process.
+    On CUDA it is the allocator's count; `held` moves its start, for instance to before a compile, so that the pools of
+    CUDA graphs count. On Linux's CPUs it is the growth of the resident set after the heap's free pages were returned:
+    this includes every allocator, in pages, and does not depend on what ran earlier in this process, as a process-wide
+    maximum would. Elsewhere it is None. Both reset a peak counter of this process.
     """
     if device.type == "cuda":
         synchronize(device)
@@ -30,7 +30,7 @@ def peak_memory(call: Callable[[], object], device: torch.device, held: int | No
 def _peak_resident(call: Callable[[], object]) -> int | None:
     try:
         ctypes.CDLL(None).malloc_trim(0)
-        # 5 resets VmHWM to the present size: proc_pid_clear_refs(5).
+        # Writing 5 resets VmHWM to the current size: proc_pid_clear_refs(5).
         Path("/proc/self/clear_refs").write_text("5")
         before = _resident("VmRSS")
     except (OSError, AttributeError, TypeError, KeyError):

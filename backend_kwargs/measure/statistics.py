@@ -1,4 +1,4 @@
-"""Statistics without trimming: medians, ratios and their bootstrap intervals, and the noise that they must exceed."""
+"""Statistics without trimming: medians, ratios with bootstrap intervals, and the noise that they must exceed."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -18,7 +18,7 @@ def percentile(samples: Sequence[float], q: float) -> float:
 def median_interval(samples: Sequence[float]) -> Interval:
     """Return the median and its bootstrap 95 % interval; no sample is trimmed and the seed is fixed.
 
-    Raises ValueError where there are no samples.
+    Raises ValueError if there are no samples.
     """
     if not samples:
         raise ValueError("median_interval requires at least one sample, got none.")
@@ -31,7 +31,7 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
 @cache
 def _median_ranks(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return between which two ranks the median of each resample of `count` samples lies."""
+    """Return the two ranks between which the median of each resample of `count` samples lies."""
     picks = torch.randint(count, (RESAMPLES, count), generator=torch.Generator().manual_seed(0)).sort(dim=1).values
     return picks[:, (count - 1) // 2], picks[:, count // 2]
 
@@ -39,17 +39,17 @@ def _median_ranks(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def ratio_interval(baseline: Sequence[float], candidate: Sequence[float]) -> Interval:
     """Return the candidate's speedup, `baseline / candidate` paired round by round: above 1 is faster.
 
-    Rounds are paired because the clock of the machine drifts between them. Raises ValueError where the lengths differ.
+    Rounds are paired because the machine's clock drifts between them. Raises ValueError if the lengths differ.
     """
     return median_interval([b / c for b, c in zip(baseline, candidate, strict=True)])
 
 
 def noise_floor(interval: Interval) -> Interval:
-    """Return the band that an A/A ratio spans, made symmetric: a baseline 3 % fast could as well have been 3 % slow."""
+    """Return the interval of an A/A ratio, made symmetric: a baseline 3 % fast could as well have been 3 % slow."""
     reach = max(interval.high, 1 / interval.low, 1.0)
     return Interval(1.0, 1 / reach, reach)
 
 
 def within_noise(interval: Interval, noise: Interval) -> bool:
-    """Say whether a speedup's interval meets the noise floor, so that it shows nothing."""
+    """Return whether a speedup's interval overlaps the noise floor, so that it is not significant."""
     return interval.low <= noise.high and noise.low <= interval.high

@@ -1,4 +1,4 @@
-"""Timing of callables: interleaved rounds by the wall's clock, and the seconds that a device works."""
+"""Timing of callables: interleaved rounds in wall time, and the time that a device works."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,13 +8,13 @@ from functools import partial
 import torch
 
 SHORTEST_SAMPLE_S = 1e-3
+MOST_REPEATS = 1_000_000
 QUEUED_S = 5e-3
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize()
+    """Wait until the device has finished all queued work."""
+    torch.get_device_module(device).synchronize()
 
 
 def interleave(
@@ -31,13 +31,13 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Time every call once per round and return its samples: seconds of wall time per call, one per round.
 
-    Each order is run forward and then backward, and rotated, so that each call comes before and after each other one,
+    Each order is run forward and then backward, and rotated, so that each call runs before and after each other one,
     and in each place, equally often. A sample repeats its call until it lasts about 1 ms, waits for the device, and is
-    divided by the repeats; where it repeats, one call goes before the clock, to be its own predecessor in the caches.
-    `hold` keeps each call's result until its next call has returned, as `out = call()` in a loop does; otherwise
-    results are dropped at once. `budget_s` ends the rounds early, never before the first is whole. `progress` receives
-    the fraction done, `repeated` the number of calls per sample. A call that raises is no longer timed and its
-    exception goes to `failed`; without `failed` it propagates.
+    divided by the repeats; with repeats, one untimed call comes first, so that its caches are its own. `hold` keeps
+    each call's result until its next call has returned, as `out = call()` in a loop does; otherwise results are dropped
+    at once. `budget_s` ends the rounds early, but not before the first is complete. `progress` receives the fraction
+    done, `repeated` the number of calls per sample. A call that raises is no longer timed, and its exception goes to
+    `failed`; without `failed` it propagates.
     """
     race = _Race(dict(calls), failed, device, hold)
     for name in calls:
@@ -57,12 +57,12 @@ def interleave(
 
 
 def order(names: Sequence[str], done: int) -> list[str]:
-    """Return the order of a round, which the next one reverses.
+    """Return the order of a round; the next round reverses it.
 
     Over twice as many rounds as names, each name is in each place and follows each other one equally often.
     """
-    # A plain rotation keeps everybody's neighbours, and who follows its like runs some per cent faster: zigzag
-    # (Williams 1949) meets all neighbours.
+    # A plain rotation keeps each call's neighbours, and a call after a similar one runs some per cent faster. A zigzag
+    # (Williams 1949) makes all pairs neighbours.
     size = len(names)
     zigzag = [size - 1 - at // 2 if at % 2 else at // 2 for at in range(size)]
     rotated = [names[(at + done // 2) % size] for at in zigzag]
@@ -71,13 +71,13 @@ def order(names: Sequence[str], done: int) -> list[str]:
 
 @dataclass
 class Calls:
-    """Calls that are timed by name; one that raises leaves, and its exception goes to `failed`, if there is one."""
+    """Calls that are timed by name; one that raises is removed, and its exception goes to `failed`, if given."""
 
     calls: dict[str, Callable[[], object]]
     failed: Callable[[str, Exception], None] | None
 
     def guard(self, name: str, step: Callable[[], None]) -> None:
-        """Do `step`, on behalf of the call."""
+        """Run `step` for the call, and handle its exception."""
         try:
             step()
         except Exception as error:
@@ -99,9 +99,9 @@ class _Race(Calls):
 
     def prepare(self, name: str, warmup: int) -> None:
         self.run(name, warmup)
-        while (seconds := self.timed(name)) < SHORTEST_SAMPLE_S and self.repeats[name] < 1_000_000:
+        while (seconds := self.timed(name)) < SHORTEST_SAMPLE_S and self.repeats[name] < MOST_REPEATS:
             grown = SHORTEST_SAMPLE_S / max(seconds, 1e-9)
-            self.repeats[name] = min(int(self.repeats[name] * min(max(grown * 1.2, 2), 100)), 1_000_000)
+            self.repeats[name] = min(int(self.repeats[name] * min(max(grown * 1.2, 2), 100)), MOST_REPEATS)
 
     def run(self, name: str, times: int) -> None:
         call, out = self.calls[name], self.held.pop(name, None)
@@ -126,19 +126,19 @@ class _Race(Calls):
 
 
 def device_seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that the device works for one call: time between its kernels, while it waits, is left out.
+    """Return the seconds that the device works for one call, without the gaps between its kernels.
 
-    The device is kept busy until all launches are queued. On a CPU, which runs what it launches, the least of three
-    calls by the clock. For a decision, not for a report: few calls, on a warm L2.
+    The device is kept busy until all launches are queued. A CPU runs kernels as they are called: there it is the least
+    wall time of three calls. Meant for decisions, not for reports: few calls, on a warm L2.
     """
     call()
     synchronize(device)
     if device.type != "cuda":
         return min(_host_seconds(call) for _ in range(3))
-    host_s = _host_seconds(call)  # of the launches: nothing is waited for
+    host_s = _host_seconds(call)  # time of the launches, without waiting for the device
     synchronize(device)
     calls = min(max(int(QUEUED_S / max(host_s, 1e-7)), 1), 20)
-    cycles_per_s = 2e9  # no GPU has a faster clock; a slower one is kept busy for longer
+    cycles_per_s = 2e9  # no GPU has a faster clock; a slower one is kept busy longer
     for covered_s in (1.5 * calls * host_s, 6 * calls * host_s):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda._sleep(int(covered_s * cycles_per_s))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""After compiling: what was really generated, why, and what to change."""
+"""Report after compiling: what was generated, why, and what to change."""
 
 import inspect
 import re
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backend_kwargs.compile_records import WRAPPER, Record, records
-from backend_kwargs.compilers.generated_code import comparable
+from backend_kwargs.compilers.generated_code import comparable, rewritten_in
 from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.report.advice import advice_on, reason_and_hint
@@ -36,7 +36,7 @@ __all__ = ["Break", "Code", "EngineShare", "Graph", "OpenVINO", "Partition", "Ra
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What torch.compile made of one callable; `advice` has each trouble's cause and what to change."""
+    """The compiled graphs of one callable; `advice` has the cause of each problem and what to change."""
 
     graphs: tuple[Graph, ...]
     advice: tuple[str, ...]
@@ -44,28 +44,28 @@ class Report:
 
     @property
     def breaks(self) -> tuple[Break, ...]:
-        """Where graphs end early, each once."""
+        """The places where graphs end early, each once."""
         return tuple(dict.fromkeys(graph.ended_by for graph in self.graphs if graph.ended_by))
 
     @property
     def recompiles(self) -> tuple[str, ...]:
-        """The guard that failed, for each graph compiled again."""
+        """The guard that failed, for each recompiled graph."""
         return tuple(graph.recompiled for graph in self.graphs if graph.recompiled)
 
     @property
     def seconds(self) -> float:
-        """What the backend took, backward included where torch still knows."""
+        """The time spent in the backend, with backward graphs if torch still knows it."""
         return seconds_of(self.graphs)
 
     @property
     def tuning(self) -> str:
-        """Whether TVM runs kernels that were "tuned", or all are "untuned"; "" where TVM has none."""
+        """Whether TVM's kernels are "tuned" or "untuned"; "" if there are none."""
         parts = [graph.relax for graph in self.graphs if graph.relax and graph.relax.partitions]
         return ("tuned" if any(part.tuned for part in parts) else "untuned") if parts else ""
 
     @property
     def ran(self) -> Ran | None:
-        """What ran some graph in place of its backend, or that this is unknown; None where all ran by their own."""
+        """What ran a graph in place of its backend, or that this is unknown; None if each ran on its own backend."""
         return worst(graph.ran for graph in self.graphs)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Report:
         return [*self.notes, *(f"advice: {advice}" for advice in self.advice)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, without the generated code; a value that JSON has no form for is left to the writer."""
+        """Return plain data, without the generated code; values that JSON cannot represent are kept as they are."""
         data = asdict(self) | {"breaks": [asdict(each) for each in self.breaks], "seconds": self.seconds}
         for code in (code for graph in data["graphs"] for code in graph["codes"]):
             del code["source"]
@@ -93,13 +93,13 @@ class Report:
 
 
 def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None = None) -> Report:
-    """Report what became of `compiled`, as torch.compile returned it, once it has been called.
+    """Return a report on `compiled`, the result of torch.compile, after it has been called.
 
-    `against` is another one, such as the same model under the default: each code then tells whether it differs.
+    `against` is another such callable, such as the same model under default: each code then shows whether it differs.
 
     Raises:
-        BackendKwargsError: where `compiled` is no such callable, or no backend of this package compiled for it. Where
-            dynamo had no graph for one, the report has none either, and `advice` says why.
+        BackendKwargsError: if `compiled` is no such callable, or no backend of this package compiled for it. If dynamo
+        captured no graph for one, the report has none either, and `advice` has the reason.
 
     """
     owner = _owner(compiled)
@@ -139,7 +139,7 @@ def _why_no_graph(owner: Any) -> str:
 
 
 def _owner(compiled: Any) -> Any:
-    """Return what torch.compile was given, as its own wrapper holds it."""
+    """Return the argument of torch.compile, which its wrapper keeps."""
     import torch
 
     call = compiled
@@ -151,7 +151,7 @@ def _owner(compiled: Any) -> Any:
 
 
 def _code(owner: Any) -> Any:
-    """Return the code that dynamo compiles for `owner`."""
+    """Return the code object that dynamo compiles for `owner`."""
     import torch
 
     module = _called(owner)
@@ -159,12 +159,12 @@ def _code(owner: Any) -> Any:
 
 
 def _called(owner: Any) -> Any:
-    """Return the module that `owner` calls, or what it is itself."""
+    """Return the module that `owner` calls, or `owner` itself."""
     return getattr(_given(owner), "__self__", _given(owner))
 
 
 def _given(owner: Any) -> Any:
-    return getattr(owner, "__wrapped__", owner)  # torch's own modules are all called through one function
+    return getattr(owner, "__wrapped__", owner)  # torch calls all of its own modules through one function
 
 
 def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
@@ -186,8 +186,16 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         _race(record),
         openvino,
         ran_of(record, codes, relax, openvino, engine),
+        rewritten_in(record.compiled(), _rewrites(record)),
+        record.precision,
         engine,
     )
+
+
+def _rewrites(record: Record) -> Sequence[str]:
+    """Return the rewrites that a graph was compiled with: asked for, or decided."""
+    options = record.options if record.decision is None else record.decision.options
+    return options.get("rewrites") or ()
 
 
 def _race(record: Record) -> Race | None:
@@ -203,12 +211,12 @@ def _differs(code: Code, other: Sequence[Code]) -> bool:
 
 
 def _unseen_breaks(graphs: Sequence[Graph]) -> Iterator[str]:
-    """Tell of breaks before the first operation of a frame: no graph was handed to a backend there."""
+    """Yield a line for each break before the first operation of a frame: no graph reached a backend there."""
     seen = {graph.ended_by.place.rpartition(":")[2] for graph in graphs if graph.ended_by}
     for function in dict.fromkeys(graph.function for graph in graphs):
         resumed = re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_(\d+)", function)
         if resumed and resumed[2] not in seen:
             yield (
                 f"A graph break in {resumed[1]} at line {resumed[2]} comes before any operation; "
-                "TORCH_LOGS=graph_breaks tells why."
+                "TORCH_LOGS=graph_breaks shows why."
             )

@@ -1,4 +1,4 @@
-"""The four troubles, graph breaks, recompiles, no CUDA graphs, slow compiles: what caused each, what to change."""
+"""Four problems, with their causes and remedies: graph breaks, recompiles, no CUDA graphs, slow compiles."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from backend_kwargs.report.graphs import Graph, number, seconds_of, times
 
 SLOW_S = 30.0
 COMPILE_ID = re.compile(r"^\d+/\d+(?:_\d+)?: ")
-# A cause found in the guard that failed, as a pattern, and what would change it.
+# A pattern for a guard that failed, the cause, and the remedy.
 RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (
         re.compile(r"tensor '(?P<name>.+)' size mismatch at index (?P<dim>\d+)"),
@@ -18,38 +18,38 @@ RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (
         re.compile(r"tensor '(?P<name>.+)' (?P<what>dtype|rank|stride|requires_grad|dispatch key set) mismatch"),
         "the {what} of {name} changed {times}",
-        "hand in tensors of one {what}",
+        "pass tensors of one {what}",
     ),
     (
         re.compile(r"GLOBAL_STATE changed: *(?P<what>\w+)"),
         "{what} changed {times}",
-        "call it under one such state, as with torch.no_grad() round every call",
+        "call it in one such state, for instance always under torch.no_grad()",
     ),
     (
         re.compile(r"^(?P<name>[\w.\[\]'\"]+) == (?P<value>[^ ]+)"),
         "{name} was {value} and changed {times}",
-        "hand it in as a tensor, or torch.compile(..., dynamic=True)",
+        "pass it as a tensor, or torch.compile(..., dynamic=True)",
     ),
 )
 SKIPS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile("mutat"), "write to no input in place: return the new value, or keep it in a buffer of the module"),
+    (re.compile("mutat"), "write to no input in place: return the new value, or store it in a buffer of the module"),
     (re.compile("no tensor"), "run on a GPU"),
     (re.compile("cpu|multiple devices"), "put every tensor of the graph on one GPU"),
-    (re.compile("dynamic|symbolic"), "torch.compile(..., dynamic=False) where the shapes are few"),
+    (re.compile("dynamic|symbolic"), "torch.compile(..., dynamic=False) if there are few shapes"),
 )
-OTHER_SKIP = "TORCH_LOGS=cudagraphs tells more"
+OTHER_SKIP = "TORCH_LOGS=cudagraphs shows more"
 TUNING = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
 
 
 def reason_and_hint(text: str, otherwise: str = "") -> tuple[str, str]:
-    """Return the first line of what dynamo tells of a break, and its first hint."""
+    """Return the first line of dynamo's reason for a break, and its first hint."""
     lines = [line.strip() for line in text.splitlines()]
     hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
     return lines[0], hints[0] if hints else otherwise
 
 
 def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
-    """Tell each trouble of `graphs`, with its cause and the change that would end it."""
+    """Yield each problem of `graphs`, with its cause and the change that solves it."""
     for each in dict.fromkeys(graph.ended_by for graph in graphs if graph.ended_by):
         change = each.hint or "take it out of the compiled code"
         yield f"graph break at {each.place}: {each.reason} -> {change}"
@@ -80,7 +80,7 @@ def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
 def _cause(guard: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
     for pattern, seen, change in RECOMPILES:
         if match := pattern.search(guard):
-            # The value that was expected differs from one recompile to the next; the cause is one.
+            # Recompiles with one cause differ only in the expected value.
             return seen, change, tuple(match.groupdict().items())
     return "{guard} failed {times}", "keep it as it was at the first call", (("guard", guard),)
 
@@ -94,7 +94,7 @@ def _cudagraphs_advice(graphs: Sequence[Graph]) -> Iterator[str]:
 
 def _slow_advice(graphs: Sequence[Graph]) -> Iterator[str]:
     for why in dict.fromkeys(graph.cache for graph in graphs if graph.cache.startswith("bypass")):
-        yield f"cache {why}: each process compiles anew -> leave out what cannot be cached"
+        yield f"cache {why}: each process compiles again -> leave out what cannot be cached"
     seconds = seconds_of(graphs)
     if seconds < SLOW_S:
         return
@@ -108,4 +108,4 @@ def _slow_advice(graphs: Sequence[Graph]) -> Iterator[str]:
 def _tuning_advice(graphs: Sequence[Graph]) -> Iterator[str]:
     lost = [graph.relax.tuned for graph in graphs if graph.relax and not graph.options.get("work_dir")]
     if sum(lost):
-        yield f"{number(sum(lost), 'kernel')} tuned, for this process alone -> work_dir='tuning/' keeps the results"
+        yield f"{number(sum(lost), 'kernel')} tuned, for this process only -> work_dir='tuning/' keeps the results"

@@ -1,4 +1,4 @@
-"""What Inductor generated for a graph, read on demand."""
+"""The code that Inductor generated for a graph, read on demand."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +8,7 @@ from backend_kwargs.compile_records import Record
 from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
 from backend_kwargs.report.graphs import Code, times
 
-# How generated code makes a kernel, or calls one: what follows `async_compile.`, and what we call it.
+# How generated code makes or calls a kernel: the name after `async_compile.`, and our word for its kind.
 MADE: Mapping[str, str] = {
     "triton": "Triton",
     "multi_kernel": "Triton multi-kernel",
@@ -31,7 +31,7 @@ FORWARD_SKIPPED = "skipped with the forward graph's"
 
 
 def codes_of(record: Record) -> list[Code]:
-    """Return what Inductor generated for a graph, forward before backward; nothing where another compiler did it."""
+    """Return Inductor's code for a graph, forward before backward; nothing if another compiler made it."""
     return sorted(
         (_direction(record, graph) for graph in compiled_graphs(record.compiled())),
         key=lambda code: code.direction,
@@ -40,7 +40,7 @@ def codes_of(record: Record) -> list[Code]:
 
 
 def unknown_here() -> str:
-    """Say that this torch does not tell."""
+    """Return the text for what this torch does not report."""
     import torch
 
     return f"unknown on torch {torch.__version__}"
@@ -60,7 +60,7 @@ def _direction(record: Record, graph: Any) -> Code:
 
 
 def _kernels(source: str) -> dict[str, tuple[str, ...]]:
-    """Return the names of the kernels that `source` makes and of the library functions it calls, by kind."""
+    """Return the names of the kernels that `source` defines and of the library functions it calls, by kind."""
     source = comparable(source)
     made = [(MADE.get(how, how), name) for name, how in MADE_HERE.findall(source)]
     named = [(kind, name) for kind, pattern in KERNELS for name in pattern.findall(source)]
@@ -69,20 +69,20 @@ def _kernels(source: str) -> dict[str, tuple[str, ...]]:
 
 
 def _backward_metrics(record: Record) -> tuple[float | None, str]:
-    """Return the seconds and the cache's outcome of a backward graph, which is compiled after its forward one."""
+    """Return the seconds and the cache status of a backward graph, which is compiled after its forward graph."""
     from torch._dynamo.utils import get_compilation_metrics
 
     kept = get_compilation_metrics()
     later = [m for m in kept if (m.start_time_us or 0) > record.at]
     found = next((m for m in later if m.compile_id == record.compile_id and not m.is_forward), None)
-    if found is None:  # compiled or loaded along with its forward graph, where torch would still know of another time
+    if found is None:  # compiled or loaded with its forward graph, or dropped from torch's list of recent compiles
         return None, record.cache if len(later) < len(kept) else "unknown: torch keeps its last compiles only"
     counts = (("hit", found.inductor_fx_local_cache_hit_count), ("miss", found.inductor_fx_local_cache_miss_count))
     return (found.duration_us or 0) / 1e6, next((word for word, count in counts if count), record.cache)
 
 
 def _cudagraphs(record: Record, graph: Any, mode: str) -> str:
-    """Tell what became of CUDA graphs: torch decides at compile time, and again at the first calls."""
+    """Return the status of CUDA graphs: torch decides at compile time, and again at the first calls."""
     why = graph.disabled_cudagraphs_reason or "; ".join(
         getattr(graph.cudagraph_info, "cudagraph_fail_reasons", ()) or ()
     )
@@ -112,7 +112,7 @@ def _recordings(compile_id: str, mode: str, device: int) -> str:
             return "skipped: mutated inputs"
     except AttributeError:
         return unknown_here()
-    return f"recorded {times(count)}" if count else "not recorded so far: the first call warms up, the next records"
+    return f"recorded {times(count)}" if count else "not recorded yet: the first call warms up, the next records"
 
 
 def _nodes(roots: Iterable[Any]) -> Iterator[Any]:

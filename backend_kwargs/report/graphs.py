@@ -1,4 +1,4 @@
-"""What a report holds: the compiled graphs, the code of each, and how they are printed."""
+"""Parts of a report: the compiled graphs, the code of each, and their text."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.compilers.engines.summary import EnginePart
+from backend_kwargs.compilers.precision.bounds import Used
 from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.registry import decided
 
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What Inductor generated for one direction of a graph.
+    """Inductor's code for one direction of a graph.
 
-    `kernels` has their names by kind: "Triton", "C++", "CUTLASS", and "extern" for calls into libraries. `cudagraphs`
-    is "off", "skipped: why", "recorded N times", or what is not known. `differs` tells whether the code is other than
-    that of the callable reported `against`, None where there was none to compare.
+    `kernels` has their names by kind: "Triton", "C++", "CUTLASS", and "extern" for library calls. `cudagraphs` is
+    "off", "skipped: why", "recorded N times", or a note that it is unknown. `differs` is whether the code differs
+    from that of the callable passed as `against`, None if there was none.
     """
 
     direction: str
@@ -34,23 +35,23 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Relax:
-    """What TVM has of a graph, and why eager has the rest, by operator."""
+    """TVM's part of a graph, and the reasons why operators run in eager."""
 
     partitions: tuple[Partition, ...]
     fallbacks: Mapping[str, str]
 
     @property
     def tuned(self) -> int:
-        """How many kernels run as a search left them."""
+        """The number of kernels with a schedule from a search."""
         return sum(each.tuned for each in self.partitions)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVINO:
-    """What OpenVINO has of a graph so far.
+    """OpenVINO's part of a graph, up to now.
 
-    Of its `partitions` those that `failed` run in eager, as the operators `in_eager` do; `by_inductor` counts graphs,
-    forward and backward, that Inductor compiled since OpenVINO failed to.
+    Those of its `partitions` that `failed` run in eager, like the operators `in_eager`; `by_inductor` counts the
+    forward and backward graphs that Inductor compiled because OpenVINO failed to.
     """
 
     partitions: int
@@ -61,7 +62,7 @@ class OpenVINO:
 
 @dataclass(frozen=True, slots=True)
 class EngineShare:
-    """What ONNX Runtime or OpenVINO's own compiler has of a graph, and why eager has the rest, by operator."""
+    """ONNX Runtime's or OpenVINO's own compiler's part of a graph, and the reasons why operators run in eager."""
 
     engine: str
     partitions: tuple[EnginePart, ...]
@@ -70,7 +71,7 @@ class EngineShare:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What ran a graph in place of its backend ("fell_back"), or that nobody can tell ("unknown")."""
+    """What ran a graph in place of its backend ("fell_back"), or that this is unknown ("unknown")."""
 
     status: Literal["fell_back", "unknown"]
     what: str
@@ -78,9 +79,9 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What auto chose for a graph: the winner, its options beside the user's; the race's seconds, rows, and table.
+    """The choice of auto for a graph: the winner, its options besides the user's, and the race's seconds and table.
 
-    `compiler` names the winner's where that is not Inductor.
+    `compiler` is the winner's, "" for Inductor.
     """
 
     winner: str
@@ -93,7 +94,7 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Where a graph ended early, and why."""
+    """The place where a graph ended early, and the reason."""
 
     place: str
     reason: str
@@ -102,11 +103,12 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One compiled graph; `recompiled` is the guard that failed, "" on a first compile.
+    """One compiled graph; `recompiled` is the guard that failed, "" for a first compile.
 
-    `codes` are Inductor's, `relax` is TVM's, `openvino` is OpenVINO's and `engine` ONNX Runtime's or that of OpenVINO's
-    own compiler: another backend leaves none. `race` tells
-    why auto chose as it did; `ran` is None where the graph runs by its own backend.
+    `codes` are Inductor's, `relax` is TVM's, `openvino` is OpenVINO's, and `engine` is ONNX Runtime's or
+    that of OpenVINO's own compiler; other backends report none. `race` has the reasons of auto's choice; `ran` is None
+    if the graph runs on its own backend. `rewritten` counts the replacements of each rewrite; `precision` is what was
+    used of the lower precision that was requested, or that won.
     """
 
     compile_id: str
@@ -122,10 +124,12 @@ class Graph:
     race: Race | None = None
     openvino: OpenVINO | None = None
     ran: Ran | None = None
+    rewritten: Mapping[str, int] = field(default_factory=dict)
+    precision: Used | None = None
     engine: EngineShare | None = None
 
     def inductor_config(self) -> dict[str, Any]:
-        """Return `Backend.inductor_config()` of what compiled this graph: under auto, of what was decided for it."""
+        """Return `Backend.inductor_config()` of this graph's backend; under auto, with the winner's options."""
         if self.race is None:
             return find_backend(self.backend).bind("report", self.options).inductor_config()
         fixed = {name: value for name, value in self.options.items() if name not in auto.OPTIONS}
@@ -133,20 +137,24 @@ class Graph:
 
 
 def seconds_of(graphs: Iterable[Graph]) -> float:
-    """Return what compiling took, backward included where it is known."""
+    """Return the total compile time, with backward graphs if it is known."""
     backward = (code.seconds or 0.0 for graph in graphs for code in graph.codes if code.direction == "backward")
     return sum(graph.seconds for graph in graphs) + sum(backward)
 
 
 def lines_of(graph: Graph) -> Iterator[str]:
-    """Tell a graph in lines."""
+    """Yield the lines that describe a graph."""
     yield f"graph {graph.compile_id} {graph.function}: {graph.backend}, {graph.seconds:.1f} s, cache {graph.cache}"
     if graph.options:
         yield f"  options: {', '.join(f'{name}={value!r}' for name, value in graph.options.items())}"
     if graph.recompiled:
         yield f"  recompiled: {graph.recompiled.splitlines()[0]}"
+    if graph.precision:
+        yield f"  {graph.precision}"
     race = graph.race.table.splitlines() if graph.race else []
     yield from (f"  {line}" for line in (*race, *map(_code_line, graph.codes)))
+    if graph.rewritten:
+        yield f"  rewritten: {', '.join(f'{name} {times(count)}' for name, count in graph.rewritten.items())}"
     if graph.relax:
         yield from (f"  {line}" for line in _relax_lines(graph.relax))
     if graph.openvino:
@@ -174,7 +182,10 @@ def _relax_lines(relax: Relax) -> Iterator[str]:
 
 
 def _engine_lines(share: EngineShare) -> Iterator[str]:
-    operators, seconds = sum(each.operators for each in share.partitions), sum(each.seconds for each in share.partitions)
+    operators, seconds = (
+        sum(each.operators for each in share.partitions),
+        sum(each.seconds for each in share.partitions),
+    )
     where = f"{number(operators, 'operator')} in {number(len(share.partitions), 'partition')}"
     yield f"{where} of {share.engine}; {seconds:.1f} s" if share.partitions else f"no partition of {share.engine}"
     yield from (f"in eager: {op}, because {reason}" for op, reason in share.fallbacks.items())

@@ -1,4 +1,4 @@
-"""What ran a graph, where that is not plainly the backend it was compiled by."""
+"""What ran a graph, if it may not be the backend that compiled it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,12 +6,12 @@ from backend_kwargs.compile_records import Record
 from backend_kwargs.compilers.fell_back import ATTEMPTS, ENGINE_SUMMARY
 from backend_kwargs.report.graphs import Code, EngineShare, OpenVINO, Ran, Relax, number
 
-RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph as it was")
-UNKNOWN = Ran("unknown", "unknown what runs it: this backend does not tell whether it fell back")
+RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph unchanged")
+UNKNOWN = Ran("unknown", "unknown what runs it: this backend does not report whether it fell back")
 
 
 def openvino_of(record: Record) -> OpenVINO | None:
-    """Return what OpenVINO has of a graph so far, None where another compiler did it."""
+    """Return OpenVINO's part of a graph up to now, None if another compiler made it."""
     attempts = getattr(record.compiled(), ATTEMPTS, None)
     if attempts is None:
         return None
@@ -24,7 +24,7 @@ def openvino_of(record: Record) -> OpenVINO | None:
 
 
 def engine_of(record: Record) -> EngineShare | None:
-    """Return what ONNX Runtime or OpenVINO's own compiler has of a graph, None where another compiler did it."""
+    """Return ONNX Runtime's or OpenVINO's own compiler's part of a graph, None if another compiler made it."""
     summary = getattr(record.compiled(), ENGINE_SUMMARY, None)
     if summary is None:
         return None
@@ -38,7 +38,7 @@ def ran_of(
     openvino: OpenVINO | None,
     engine: EngineShare | None = None,
 ) -> Ran | None:
-    """Return what ran a graph, None where it was its own backend."""
+    """Return what ran a graph, None if it was its own backend."""
     if engine:
         return None if engine.partitions else Ran("fell_back", f"ran in eager: no partition of {engine.engine}")
     if openvino:

@@ -1,4 +1,4 @@
-"""What TVM has of a graph: read off the summary that the compiled callable carries."""
+"""TVM's part of a graph, from the summary of the compiled callable."""
 
 from backend_kwargs.compile_records import Record
 from backend_kwargs.report.graphs import Relax
@@ -7,7 +7,7 @@ SUMMARY = "tvm_summary"
 
 
 def relax_of(record: Record) -> Relax | None:
-    """Return what TVM has of a graph, None where another compiler did it; a backward graph adds to it when it comes."""
+    """Return TVM's part of a graph, None if another compiler made it; its backward graph is added once compiled."""
     summary = getattr(record.compiled(), SUMMARY, None)
     if summary is None:
         return None

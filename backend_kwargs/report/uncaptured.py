@@ -1,4 +1,4 @@
-"""Why no graph of a callable reached a backend, where dynamo still knows it."""
+"""Why no graph of a callable reached a backend, if dynamo still knows the reason."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 from backend_kwargs.report.advice import reason_and_hint
 
 COMPILE_IT = "torch.compile(module), or call it in a function or a module of your own"
-LOG = "TORCH_LOGS=graph_breaks tells more"
+LOG = "TORCH_LOGS=graph_breaks shows more"
 
 
 def why_no_graph(owner: Callable[..., Any], module: Any, code: Any) -> str | None:
-    """Return the cause and what to change for `owner`, which torch.compile was given; None where nothing is known.
+    """Return the cause and the remedy for `owner`, which torch.compile was given; None if the cause is unknown.
 
-    `module` is what it calls, and `code` what dynamo compiles for that.
+    `module` is what it calls, and `code` is the code object that dynamo compiles for that.
     """
     import torch
 
     inside = list(module.modules()) if isinstance(module, torch.nn.Module) else []
     attempts = _attempts(owner, code)
     if hasattr(owner, "__wrapped__"):
-        # torch calls its own modules through one function, whose frame it is for all of them.
+        # torch calls all of its own modules through one function, so they share its frame.
         names = [type(each).__name__ for each in inside]
         attempts = [each for each in attempts if any(name in (each.fail_reason or "") for name in names)]
         inside = inside[1:] if isinstance(module, torch.nn.parallel.DistributedDataParallel) else []
@@ -36,7 +36,7 @@ def why_no_graph(owner: Callable[..., Any], module: Any, code: Any) -> str | Non
 
 
 def _attempts(owner: Callable[..., Any], code: Any) -> list[Any]:
-    """Return dynamo's metrics of the frames of `owner` and `code`, for as long as it keeps them."""
+    """Return dynamo's metrics of the frames of `owner` and `code`, as long as it keeps them."""
     from torch._dynamo.utils import get_compilation_metrics
 
     codes = filter(None, (getattr(owner, "__code__", None), code))
@@ -45,13 +45,13 @@ def _attempts(owner: Callable[..., Any], code: Any) -> list[Any]:
 
 
 def _one(reasons: Iterable[str | None]) -> str:
-    """Return the reason where there is one, "" where there are several: some may be of other callables."""
+    """Return the reason if there is only one, "" if there are several, since some may belong to other callables."""
     found = set(filter(None, reasons))
     return found.pop() if len(found) == 1 else ""
 
 
 def _skipped(module: Any) -> bool:
-    """Tell whether dynamo compiles no frame of the module's forward."""
+    """Return whether dynamo compiles no frame of the module's forward."""
     from torch._dynamo import trace_rules
 
     forward = getattr(module.forward, "__func__", module.forward)

@@ -1,1 +1,1 @@
-"""What follows from the records: verdicts, comparisons, reports and plots."""
+"""Analysis of the records: verdicts, comparisons, reports and plots."""

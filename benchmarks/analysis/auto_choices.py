@@ -1,6 +1,6 @@
-"""What auto chose for each case, and how it stands against the modes of torch.compile that a user could name instead.
+"""The choice of auto for each case, compared with the modes of torch.compile that a user could name instead.
 
-Times are the wall's: what a user waits for.
+Times are wall times, as users see them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,11 +19,11 @@ LEAST = 0.97  # of the best mode's speed, on every case
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one auto chose for one case.
+    """The choice of one auto for one case.
 
-    `winner` says so where the graph was not raced. `race_s` is how long it took to decide, `compile_s` until the first
-    result. `over` are its speedups over each mode that passes, by name; `modes_s` the compiles of those together.
-    `fresh`: each compile had a process of its own.
+    `winner` notes if the graph was not raced. `race_s` is the time to decide, `compile_s` the time to the first result.
+    `over` are auto's speedups over each mode that passes, by name; `modes_s` is the compile time of these modes
+    together. `fresh`: each compile had its own process.
     """
 
     peer: str
@@ -39,27 +39,27 @@ class Choice:
 
     @property
     def best(self) -> str:
-        """Return the fastest mode: that over which the speedup is least."""
+        """Return the fastest mode: the one over which the speedup is lowest."""
         return min(self.over, key=lambda mode: self.over[mode].median, default="")
 
     @property
     def mark(self) -> Mark | None:
-        """Say whether it wins against the best mode; None where no mode passes."""
+        """Return the mark against the best mode, None if no mode passes."""
         return verdicts.mark(self.over[self.best], self.noise) if self.over else None
 
     @property
     def too_slow(self) -> bool:
-        """Say whether it is slower than it may be, beyond noise."""
+        """Return whether it is slower than LEAST allows, beyond the noise."""
         return self.mark == "loss" and self.over[self.best].median < LEAST
 
     @property
     def too_late(self) -> bool:
-        """Say whether deciding took longer than compiling all modes."""
+        """Return whether deciding took longer than compiling all modes."""
         return self.modes_s is not None and self.race_s is not None and self.race_s > self.modes_s
 
 
 def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
-    """Return what each auto chose, by peer, case by case; older files tell no winner."""
+    """Return each auto's choices, by peer and case; older files have no winner."""
     found: dict[str, list[Choice]] = {}
     for peers in verdicts.latest_results(cells).values():
         for peer, runs in peers.items():
@@ -70,9 +70,9 @@ def choices(cells: Sequence[Cell]) -> dict[str, list[Choice]]:
 
 
 def _choice(runs: list[LatestResult]) -> Choice:
-    """Return one row: the first compile's decision, the ratios over all compiles."""
+    """Return one row: the first compile's decision, and the ratios over all compiles."""
     cells = [one.cell for one in runs]
-    clock: verdicts.Clock = "wall" if any(cell.wall_s for cell in cells) else "dropped"  # all that older files have
+    clock: verdicts.Clock = "wall" if any(cell.wall_s for cell in cells) else "dropped"  # older files have only that
     modes = [mode for one in runs for mode in _modes(one.group)]
     known = [mode.compile.cold_s for mode in modes if mode.compile.cold_s is not None]
     decided: list[dict[str, Any]] = [cell.decided or {"options": {}, "seconds": None} for cell in cells]

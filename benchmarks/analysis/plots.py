@@ -1,4 +1,4 @@
-"""Three plots: who is faster on which case, how near to the limit, and what a speedup costs to compile."""
+"""Three plots: speedups by case, closeness to the limit, and compile time against speedup."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ Box = tuple[float, float, float, float]
 Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
 Label = tuple[float, float, str, str]  # of the point at x and y: text, colour
 
-# Okabe and Ito's colours: told apart by the colour-blind; a marker says the same again.
+# Okabe and Ito's colours, which colour-blind readers can tell apart; markers repeat the distinction.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.72"
 WIDTH, DPI = 10.0, 130
-SLOWEST = 0.4  # what is slower stands at the edge: templates that are no faster by intent would squeeze the others
+SLOWEST = 0.4  # slower points are drawn at the edge: templates that are slow on purpose would squeeze the others
 EDGE = 1e-3
 STEP = 10**0.15  # between cases beyond that edge
 NEAR = 16  # pixels
@@ -39,9 +39,9 @@ KINDS: Mapping[str, tuple[str, str]] = {
 
 
 def draw(tables: Tables, out: Path) -> dict[str, Path]:
-    """Write the plots beside `out`, as PNG, and return them by title; raise BackendKwargsError without matplotlib."""
+    """Write the plots next to `out`, as PNG, and return them by title; raise BackendKwargsError without matplotlib."""
     try:
-        from matplotlib.figure import Figure  # a figure without pyplot draws by Agg
+        from matplotlib.figure import Figure  # without pyplot a figure uses the Agg renderer
     except ImportError as error:
         raise BackendKwargsError('report draws with matplotlib: pip install "backend-kwargs[plot]".') from error
     makers: dict[str, tuple[str, Callable[[Tables], Any]]] = {
@@ -67,7 +67,7 @@ def draw(tables: Tables, out: Path) -> dict[str, Path]:
 
 
 def speedups(make: Any, tables: Tables) -> Any | None:
-    """Return a row for each case, a panel for each clock: every peer a dot, three of them named."""
+    """Return a figure with a row per case and a panel per clock: a dot for every peer, three of them named."""
     tables = {
         clock: rows
         for clock, found in tables.items()
@@ -112,9 +112,9 @@ def _clipped(of: Interval) -> Interval:
 
 
 def roles(timed: Sequence[Entry]) -> dict[str, Entry | None]:
-    """Return the entries that are named: torch.compile's default, the fastest template, the fastest of the others.
+    """Return the named entries: torch.compile's default, the fastest template, the fastest of the other peers.
 
-    Fastest over the eager of its own process: times of two processes do not compare.
+    Fastest means over eager in the same process: times of two processes are not comparable.
     """
 
     def fastest(kinds: Iterable[str]) -> Entry | None:
@@ -142,7 +142,7 @@ def _dot(axes: Any, found: Interval, y: float, colour: str, marker: str) -> None
 
 
 def roofline(make: Any, tables: Tables) -> Any | None:
-    """Return each case at its arithmetic intensity, as a share of the roof above it; None where none is scored."""
+    """Return a plot of each case at its arithmetic intensity, as a share of the roof; None if no case is scored."""
     cases = tables.get("device", {})
     found = {key: shares for key, table in cases.items() if (shares := _shares(table))}
     if not found:
@@ -183,7 +183,7 @@ def roofline(make: Any, tables: Tables) -> Any | None:
 
 
 def _shares(table: Sequence[Entry]) -> dict[str, float]:
-    """Return per cent of the limit of eager and of those that are named, by role, where these are scored."""
+    """Return eager's and the named peers' per cent of the limit, by role, where it is scored."""
     eager = next((e.share.median for e in table if e.cell.peer == BASELINE and e.share), None)
     if eager is None:
         return {}
@@ -192,7 +192,7 @@ def _shares(table: Sequence[Entry]) -> dict[str, float]:
 
 
 def _intensities(found: Mapping[Key, Sequence[Entry]]) -> dict[Key, float]:
-    """Return how far right of the ridge each case is; those that hardly compute stand side by side at the left."""
+    """Return each case's distance to the ridge; cases with hardly any arithmetic are side by side at the left."""
     balances = {key: table[0].limit.balance if table[0].limit else 0.0 for key, table in found.items()}
     idle = [key for key in found if balances[key] < EDGE]
     return {key: min(of, 1 / EDGE) for key, of in balances.items()} | {
@@ -204,7 +204,7 @@ def _intensities(found: Mapping[Key, Sequence[Entry]]) -> dict[Key, float]:
 
 
 def compile_time(make: Any, tables: Tables) -> Any | None:
-    """Return each compiled peer by its median compile and its mean speedup, a panel for each clock."""
+    """Return a plot of each compiled peer's median compile time and mean speedup, with a panel per clock."""
     found = {clock: points for clock, of in tables.items() if (points := _costs(of))}
     if not found:
         return None
@@ -257,7 +257,7 @@ def _called(key: Key) -> str:
 
 
 def _ratio_axis(axes: Any, which: str) -> None:
-    """Make an axis of ratios: doubling is a step, and 1 is marked."""
+    """Make a logarithmic axis of ratios, with 1 marked."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     getattr(axes, f"set_{which}scale")("log", base=2)
@@ -282,7 +282,7 @@ def _seconds_axis(axes: Any) -> None:
 
 
 def _frame(figure: Any, title: str, more: str, marks: Mapping[str, tuple[str, str]]) -> None:
-    """Give a figure its title, which says what is better, and its legend."""
+    """Give a figure its title, which says which direction is better, and its legend."""
     from matplotlib.lines import Line2D
 
     figure.suptitle(f"{title}\n{more}", fontsize=11, x=0.01, ha="left")
@@ -291,8 +291,8 @@ def _frame(figure: Any, title: str, more: str, marks: Mapping[str, tuple[str, st
 
 
 def _label(figure: Any, axes: Any, labels: Sequence[Label], marks: Sequence[tuple[float, float]] = ()) -> None:
-    """Write each point's name where it covers no other name, point or mark, with a line to it where that is far off."""
-    figure.draw_without_rendering()  # settles the layout, which the names leave as it is
+    """Write each point's name without overlap with names, points or marks, with a line to it if it is far away."""
+    figure.draw_without_rendering()  # fixes the layout, which names do not change
     to_pixels = axes.transData.transform
     points = [to_pixels((x, y)) for x, y, _, _ in labels]
     taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in [*points, *map(to_pixels, marks)]]
@@ -322,7 +322,7 @@ def _label(figure: Any, axes: Any, labels: Sequence[Label], marks: Sequence[tupl
 
 
 def _boxes(x: float, y: float, size: tuple[float, float], frame: Any, taken: Sequence[Box]) -> Iterator[Box]:
-    """Give the places of a name round its point, in the frame and free, nearest first; at last one that is not free."""
+    """Yield positions for a name around its point, in the frame and free, nearest first; the last may overlap."""
     width, height = size
     places = [
         (x + (radius + width / 2) * math.cos(turn), y + (radius + height / 2) * math.sin(turn))
@@ -336,5 +336,5 @@ def _boxes(x: float, y: float, size: tuple[float, float], frame: Any, taken: Seq
 
 
 def overlap(one: Box, other: Box) -> bool:
-    """Say whether two boxes of x0, y0, x1, y1 cover a point in common."""
+    """Return whether two boxes of x0, y0, x1, y1 overlap."""
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

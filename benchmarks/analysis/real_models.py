@@ -1,4 +1,4 @@
-"""How auto stands on real models: in a loop that holds results and in one that drops them, and at the first call."""
+"""The performance of auto on real models: in loops that keep or drop results, and at the first call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from benchmarks.workloads.peers import MODELS, TEMPLATES
 
 AUTO = f"{TEMPLATES}auto"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-# The modes whose results stay as they are: without CUDA graphs, or cloned by their caller.
+# Modes whose results are not overwritten: without CUDA graphs, or cloned by the caller.
 KEPT = ("default", "max-autotune-no-cudagraphs", "reduce-overhead+clone", "max-autotune+clone")
 
 
 @dataclass(frozen=True, slots=True)
 class RealModel:
-    """One model whose peers were timed together: `cells` are those that passed, by peer, `failed` the others."""
+    """One model whose peers were timed together: `cells` has those that passed, by peer, `failed` the others."""
 
     name: str
     cells: Mapping[str, Cell]
@@ -28,7 +28,7 @@ class RealModel:
     noise: Interval
 
     def held(self, peer: str) -> float | None:
-        """Return the median seconds of a call whose result is held until the next one returns."""
+        """Return the median seconds of a call whose result is kept until the next call returns."""
         return measure.percentile(self.cells[peer].wall_s, 0.5) if self._timed(peer, "wall_s") else None
 
     def dropped(self, peer: str) -> float | None:
@@ -39,12 +39,12 @@ class RealModel:
         return peer in self.cells and bool(getattr(self.cells[peer], clock))
 
     def best(self, peers: Sequence[str]) -> str:
-        """Return the fastest of some peers in the loop that holds results, "" where none was timed."""
+        """Return the fastest of some peers in the loop that keeps results, "" if none was timed."""
         timed = {peer: seconds for peer in peers if (seconds := self.held(peer)) is not None}
         return min(timed, key=lambda peer: timed[peer], default="")
 
     def over(self, peer: str) -> Interval | None:
-        """Return auto's speedup over a peer in the loop that holds results."""
+        """Return auto's speedup over a peer in the loop that keeps results."""
         if not (self._timed(peer, "wall_s") and self._timed(AUTO, "wall_s")):
             return None
         return measure.ratio_interval(self.cells[peer].wall_s, self.cells[AUTO].wall_s)
@@ -55,31 +55,31 @@ class RealModel:
 
     @property
     def modes_s(self) -> float | None:
-        """Return what the first calls of all four modes take together; None where one of them is not known."""
+        """Return the total of the first calls of all four modes, None if one of them is unknown."""
         known = [seconds for mode in MODES if (seconds := self.first_s(mode)) is not None]
         return sum(known) if len(known) == len(MODES) else None
 
     @property
     def stored_over_alone(self) -> float | None:
-        """Return auto's first call with a stored decision over that of its winner alone, kernels stored for both."""
+        """Return auto's first call with a stored decision, relative to its winner's alone, both with stored kernels."""
         made = self.cells[AUTO].compile if AUTO in self.cells else None
         return made.warm_s / made.alone_s if made and made.warm_s and made.alone_s else None
 
     @property
     def winner(self) -> str:
-        """Return what auto chose."""
+        """Return auto's choice."""
         decided = self.cells[AUTO].decided if AUTO in self.cells else None
         return decided["winner"] if decided else ""
 
     @property
     def too_slow(self) -> bool:
-        """Say whether auto is slower than it may be beside the best mode whose outputs the caller clones."""
+        """Return whether auto is slower than LEAST allows against the best mode whose outputs the caller clones."""
         ratio = self.over(self.best(KEPT))
         return ratio is not None and ratio.median < LEAST
 
 
 def real_models(cells: Sequence[Cell]) -> list[RealModel]:
-    """Return the real models among the cases, each from the group that stands for its auto, or for eager."""
+    """Return the real models among the cases, each from the group used for its auto, or for eager."""
     found = []
     for of in verdicts.latest_results(cells).values():
         one = next((of[peer][0] for peer in (AUTO, "eager") if peer in of), None)
@@ -98,6 +98,6 @@ def mean_over(models: Sequence[RealModel], peers: Sequence[str]) -> float | None
 
 
 def middle_and_most(seconds: Sequence[float | None]) -> tuple[float, float] | None:
-    """Return the median and the maximum of what is known; None for nothing."""
+    """Return the median and the maximum of the known values, None if there are none."""
     known = [each for each in seconds if each is not None]
     return (median(known), max(known)) if known else None

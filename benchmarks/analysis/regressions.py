@@ -1,4 +1,4 @@
-"""Two result files, cell by cell: whose speedup over eager became higher or lower beyond the noise of both."""
+"""Compare two result files, cell by cell: whose speedup over eager rose or fell beyond the noise of both."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from benchmarks.workloads.peers import chooses_by_times
 
 SAME, REGRESSION, NOT_COMPARABLE = 0, 1, 2
 COLOURS = {"FAST": "green", "SLOW": "red", "AMBIGUOUS": "yellow", "SAME": "dim"}
-HARMLESS = ("pass", "unavailable")  # a peer that cannot be had here did not become worse
+HARMLESS = ("pass", "unavailable")  # a peer that is unavailable here has not become worse
 DEVICE = {"device": "device_name", "torch": "torch"}
 HOST = {"number of CPUs": "cpus", "number of threads": "threads"}
 PARTS = ("case", "mode", "dtype", "L2", "scale")  # of a key
-LEAST_COMPILES = 3  # of a peer that times its kernels while it compiles: what it takes differs from compile to compile
-NARROW = 1.1  # what lies within a wider band is not called the same
-# By the wall's clock A/A says little of another process: on the host of an H200, of 93 pairs of one peer in two
-# processes 57 lie within 2 % of each other and 92 within 10 %.
+LEAST_COMPILES = 3  # of a peer that times kernels while it compiles: its choices differ between compiles
+NARROW = 1.1  # with a wider band, equal is no verdict
+# In wall time, A/A says little about another process: on the host of an H200, of 93 pairs of one peer in two processes
+# 57 are within 2 % of each other and 92 within 10 %.
 TEN_PER_CENT = (Interval(1.0, 1 / 1.1, 1.1),)
 APART: Mapping[Clock, Sequence[Interval]] = {"device": (), "wall": TEN_PER_CENT, "dropped": TEN_PER_CENT}
 CLOCK_NAMES: Mapping[Clock, str] = {
@@ -40,10 +40,10 @@ Fact = tuple[str, set[str], set[str]]  # what, in the old file, in the new
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One peer of one case on one clock: its speedup over eager, the new file's over the old one's, and its verdict.
+    """One peer of one case on one clock: its speedup over eager, the ratio of new to old, and its verdict.
 
-    Eager itself has its own time's, and no verdict: it moves with the machine. Where a peer was not timed beside eager
-    in both files, `verdict` is "", `clock` too, and `note` says what it was and what it is.
+    Eager's line has the ratio of its own times and no verdict, since it changes with the machine. If a peer was not
+    timed with eager in both files, `verdict` and `clock` are "", and `note` has its old and new status.
     """
 
     case: str
@@ -57,7 +57,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Regressions:
-    """What `compare` found: `code` is its exit status (0 same or faster, 1 regression, 2 not comparable)."""
+    """The result of `compare`: `code` is its exit status (0 same or faster, 1 regression, 2 not comparable)."""
 
     code: int
     reason: str
@@ -75,11 +75,11 @@ class Regressions:
 
 
 def compare_files(old: Path, new: Path) -> Regressions:
-    """Compare two files of one device, one torch and equal versions of their cases; each clock for itself.
+    """Compare two files of one device, one torch and equal case versions, on each clock separately.
 
-    As clocks cannot be locked, a peer is held against eager in its own process; of several compiles the interval
-    reaches over all, and of one that tunes fewer than three a side tell no FAST and no SLOW. Raises BackendKwargsError
-    where a file cannot be read.
+    Since clocks cannot be locked, a peer is compared with eager in its own process. Over several compiles the interval
+    covers all; a peer that tunes needs at least three per side for FAST or SLOW. Raises BackendKwargsError if a file
+    cannot be read.
     """
     before, after = records.read(old), records.read(new)
     was, now = _peers(before), _peers(after)
@@ -105,7 +105,7 @@ def _eager(lines: list[Line]) -> Iterator[str]:
 
 
 def _differs(old: Results, new: Results) -> str:
-    """Return what forbids a comparison, "" for nothing."""
+    """Return what prevents a comparison, "" if nothing does."""
     on_cpu = any(env.get("device") == "cpu" for env in old.environments)
     versions = [{c.case: c.case_version for c in results.cells} for results in (old, new)]
     facts = _facts(DEVICE | HOST if on_cpu else DEVICE, old, new) + [
@@ -116,7 +116,7 @@ def _differs(old: Results, new: Results) -> str:
 
 
 def _apart(old: Iterable[tuple[Key, str]], new: Iterable[tuple[Key, str]]) -> str:
-    """Return why there is nothing to judge."""
+    """Return why there is nothing to compare."""
     facts = [(what, {key[i] for key, _ in old}, {key[i] for key, _ in new}) for i, what in enumerate(PARTS)]
     disjoint = (fact for fact in facts if fact[1].isdisjoint(fact[2]))
     return next(
@@ -168,26 +168,26 @@ def _lines(old: list[LatestResult], new: list[LatestResult], judged: Sequence[Cl
 
 
 def _beside_eager(runs: list[LatestResult], clock: Clock) -> list[tuple[list[float], list[float]]]:
-    """Return eager's samples and the peer's, of each process that has timed both."""
+    """Return eager's and the peer's samples, for each process that timed both."""
     cells = [(eager, one.cell) for one in runs for eager in one.group if eager.peer == BASELINE]
     pairs = [(verdicts.comparable(eager, clock), verdicts.comparable(peer, clock)) for eager, peer in cells]
     return [pair for pair in pairs if all(pair)]
 
 
 def _moved(*sides: list[tuple[list[float], list[float]]]) -> tuple[Interval, Interval]:
-    """Return how much faster the peer became over eager, and eager by its own time."""
+    """Return how much faster the peer became over eager, and eager in its own time."""
     was, now = (verdicts.over_compiles([measure.ratio_interval(*pair) for pair in side]) for side in sides)
     before, after = (verdicts.over_compiles([measure.median_interval(eager) for eager, _ in side]) for side in sides)
     return _over(now, was), _over(before, after)
 
 
 def _over(a: Interval, b: Interval) -> Interval:
-    """Return a ratio, whose interval is the widest that the two allow."""
+    """Return the ratio of two figures, with the widest possible interval."""
     return Interval(a.median / b.median, a.low / b.high, a.high / b.low)
 
 
 def _verdict(speedup: Interval, noises: list[Interval], apart: list[Interval]) -> str:
-    """Hold a speedup against both files' noise; FAST and SLOW lie beyond what sets two processes apart as well."""
+    """Judge a speedup against both files' noise; FAST and SLOW also exceed the differences between two processes."""
     if verdicts.judge(speedup, noises) == "SAME" and prod(noise.high for noise in noises) <= NARROW:
         return "SAME"
     verdict = verdicts.judge(speedup, noises + apart)

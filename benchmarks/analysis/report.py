@@ -1,4 +1,4 @@
-"""Results as Markdown: each peer over all cases, each case by each clock, and what they were measured with."""
+"""Results as Markdown: each peer over all cases, each case on each clock, and the measurement conditions."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,51 +33,51 @@ measured on this machine; the figure is the median of the cases that have one. "
 LEAST_ROUNDS = 30
 MOST_COMMANDS = 6
 SUMMARY = """\
-A speedup is the paired ratio of rounds in one process, above 1 is faster. Where several processes have timed a case, a
-peer's row is of the latest that holds it, and so are its ratios and its noise floor; eager, torch's modes and the
-controls are of the latest that holds most modes. Geometric means are over the cases that pass, unclipped; one with an
-asterisk is over fewer cases than others of its column, so not to be held against them. "Strongest" is the fastest of
-the other peers that a user has without this package, told where the process holds all of those that pass; a win, tie or
-loss is against it, and inside the noise floor is a tie. fast_p is the share of cases that are right and, beyond noise,
-more than p times as fast as eager. Worst is the lowest speedup over eager. Compiles are in processes of their own;
-those marked ~ were made beside the peers, where what was compiled before costs less. Memory is the peak over eager's,
-where both reach 1 MiB and were measured alike. Where either is known of fewer cases than pass, it says in how many.
+A speedup is the paired ratio of rounds in one process; above 1 is faster. If several processes have timed a case, a
+peer's row, its ratios and its noise floor are from the latest one with that peer; eager, torch's modes and the controls
+are from the latest one with most modes. Geometric means are over the cases that pass, unclipped; one with an asterisk
+is over fewer cases than others in its column, so they cannot be compared. "Strongest" is the fastest of the other peers
+that a user has without this package, given if the process has all of those that pass; a win, tie or loss is against it,
+and a difference within the noise floor is a tie. fast_p is the share of cases that are right and, beyond noise, more
+than p times as fast as eager. Worst is the lowest speedup over eager. Compiles have their own processes; those marked ~
+share one with other peers, where earlier compiles make later ones cheaper. Memory is the peak over eager's, if both
+reach 1 MiB and were measured in the same way. If either is known for fewer cases than pass, the number is given.
 Classes of numerics are not compared with each other. A dagger †: launch-bound, device time includes host
 gaps; it enters no ratio and no plot."""
 CASES = """\
-Medians with bootstrap 95 % intervals, nothing trimmed, then the 20th and 80th percentile of the samples, in the unit of
-the time. Where a peer was compiled several times, the median of the compiles and an interval over all of them. Where
-several processes have timed a case, a peer's row is of the latest that holds it, and so are its ratios and its noise
-floor; eager, torch's modes and the controls are of the latest that holds most modes; times of two processes do not
-compare. In *italics*: within the noise floor, so that it shows nothing. A dagger †: launch-bound,
-device time includes host gaps, and enters no ratio. Limits are of the best ceilings over all runs.
-A wall time is of a loop that holds each result until the next call has returned; "results dropped" is of one that drops
-it at once. Kernels are those that one call launches or replays."""
+Medians with bootstrap 95 % intervals, untrimmed, then the 20th and 80th percentile of the samples, in the unit of the
+time. For a peer compiled several times, the median of the compiles and an interval over all of them. If several
+processes have timed a case, a peer's row, its ratios and its noise floor are from the latest one with that peer; eager,
+torch's modes and the controls are from the latest one with most modes; times of two processes are not comparable. In
+*italics*: within the noise floor, so not significant. A dagger †: launch-bound,
+device time includes host gaps, and enters no ratio. Limits use the best ceilings over all runs.
+Wall time is that of a loop that keeps each result until the next call has returned; "results dropped" is that of one
+that drops it at once. Kernels are those that one call launches or replays."""
 CHOICES = """\
-Wall time, in older files of results dropped at once, of what `auto` chose over each mode of torch.compile and the
-fastest of them, all in the latest process that holds this `auto`: above 1 is faster. The race is how long it took to
-decide; beside its compile, which holds the race, stand the compiles of all modes that pass, together. In *italics*:
+Speedup in wall time (in older files with results dropped) of `auto`'s choice over each mode of torch.compile and the
+fastest of them, all in the latest process with this `auto`: above 1 is faster. "Race" is the time to decide. The
+compile time, which includes the race, is given next to the total compile time of all modes that pass. In *italics*:
 within the noise floor."""
 REAL = """\
-Wall time of models from transformers and timm, medians in ms. In the loop each result is held until the next call has
-returned; "dropped" are the same calls whose results are dropped at once. "Kept" is the fastest mode whose results stay
-as they are: one without CUDA graphs, or one with them whose caller clones each output; "raw" is the fastest of the four
-modes as they are. Speedups are of `auto` in the loop, above 1 is faster; in *italics*: within the noise floor. In
-training outputs are cloned, gradients are not."""
+Wall time of models from transformers and timm, medians in ms. The loop keeps each result until the next call has
+returned; "dropped" is the time of the same calls with results dropped at once. "Kept" is the fastest mode whose results
+are not overwritten: without CUDA graphs, or with the outputs cloned by the caller; "raw" is the fastest of the four
+modes without clones. Speedups are those of `auto` in the loop, above 1 is faster; in *italics*: within the noise floor.
+In training outputs are cloned, gradients are not."""
 FIRST = """\
-Seconds of the first call, nothing compiled before, each compile in a process of its own. "Stored" is the first call of
+Seconds of the first call with nothing compiled before, each compile in its own process. "Stored" is the first call of
 `auto` with its decision and its kernels stored, "alone" that of its winner with the same kernels stored. Memory is the
-most that a call holds above what was held before the compile, in MiB."""
+peak of a call beyond what was allocated before the compile, in MiB."""
 FINE = ("pass", "unavailable")
 OVER = "**over 100 %: a bug of the suite until explained**"
 NUMBERS: tuple[tuple[float, float, str], ...] = ((1, 1, "s"), (1e-3, 1e3, "ms"), (0, 1e6, "µs"))
 
 
 def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Path:
-    """Write the report of result files of one device and one torch to `out`; beside it its plots, and each case.
+    """Write the report on result files of one device and one torch to `out`, with plots and a page of all cases.
 
-    What stands below "## Reading" in an earlier report is kept. Raises BackendKwargsError where a file cannot be read
-    or the files are of different machines, or hold what no table may pool.
+    The text below "## Reading" in an earlier report is kept. Raises BackendKwargsError if a file cannot be read, or if
+    the files are of different machines or otherwise must not be pooled.
     """
     results = records.read(*files)
     _check_alike(results)
@@ -86,7 +86,7 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
     out.parent.mkdir(parents=True, exist_ok=True)
     drawn: Mapping[str, Path] = {}
     if plots:
-        from benchmarks.analysis.plots import draw  # matplotlib is asked for here alone
+        from benchmarks.analysis.plots import draw  # only plots need matplotlib
 
         drawn = draw(tables, out)
     earlier = out.read_text() if out.exists() else ""
@@ -98,12 +98,12 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
 
 
 def _place(cell: Cell) -> int:
-    """Return where a case stands in the table of cases; those that are not in it come last."""
+    """Return a case's position in the table of cases; unknown cases come last."""
     return next((at for at, name in enumerate(TABLE) if name == cell.case), len(TABLE))
 
 
 def cases_of(out: Path) -> Path:
-    """Return the file beside a report that holds the table of each case."""
+    """Return the path of the page with each case's table."""
     return out.with_name(f"{out.stem}_cases.md")
 
 
@@ -122,14 +122,14 @@ def _check_alike(results: Results) -> None:
 
 
 def ceilings_of(results: Results) -> Ceilings | None:
-    """Return the best of each ceiling over all runs, which are of one kind of device; None where none were measured."""
+    """Return the best of each ceiling over all runs, which are of one kind of device; None if none were measured."""
     return Ceilings.best([Ceilings.from_json(each) for each in results.ceilings]) if results.ceilings else None
 
 
 def tables_of(results: Results) -> Tables:
-    """Return the tables of each case by the clocks that any peer was timed by; the wall's where none was.
+    """Return the tables of each case for the clocks that timed any peer; wall time if none did.
 
-    Times of results dropped have tables of their own only where no result was held, in older files; else a column.
+    Times with results dropped are a column, or have their own tables in older files, where no results were kept.
     """
     tables = {clock: verdicts.entries(results.cells, clock, ceilings_of(results)) for clock in CLOCKS}
     timed = {clock: found for clock, found in tables.items() if any(entry.time for entry in _entries(found))}
@@ -169,7 +169,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def _overview(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[str]:
-    """Return one line for the models, and one for each family of kernels."""
+    """Yield one line for the models, and one for each family of kernels."""
     families: dict[str, list[Mapping[str, Entry]]] = {}
     for (case, *_), entries in tables.items():
         group = TABLE[case].group if case in TABLE else "others"
@@ -384,7 +384,7 @@ def _choice_rows(found: Sequence[Choice], modes: Sequence[str]) -> Iterator[list
 
 
 def _seconds(found: Sequence[Choice]) -> list[str]:
-    """Return what all races, compiles, and compiles of modes took, over the cases of which all three are known."""
+    """Return the total seconds of races, compiles, and compiles of modes, over the cases where all three are known."""
     known = [of for of in found if None not in (of.race_s, of.compile_s, of.modes_s)]
     fresh, many = all(of.fresh for of in known), f" in {len(known)}" if len(known) < len(found) else ""
     sums = [sum(getattr(of, what) or 0.0 for of in known) for what in ("race_s", "compile_s", "modes_s")]
@@ -478,7 +478,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _controls(tables: Tables) -> Iterator[str]:
-    """Say how wide the noise is on each clock, where the injected work does not show, and what is over a limit."""
+    """Yield the noise on each clock, cases where the injected work does not show, and results above the limit."""
     for clock, found in tables.items():
         floors = [e.noise.high - 1 for e in _entries(found) if e.cell.peer == AGAIN and math.isfinite(e.noise.high)]
         middle, widest = (f"{percentile(floors, q):.1%}" if floors else "unknown" for q in (0.5, 1.0))
@@ -510,7 +510,7 @@ def _named(entries: Iterable[Entry]) -> str:
 
 
 def _by_own_ceilings(entries: Iterable[Entry]) -> str:
-    """Say how many are over the limit of their own run's ceilings, which those of another run may exceed."""
+    """Return how many results exceed the limit by their own run's ceilings, which other runs may exceed."""
     own = [(100 * e.cell.limit_s / e.time.median, e.cell) for e in entries if e.share and e.time and e.cell.limit_s]
     over = [each for each in own if each[0] > 100]
     if not over:
@@ -525,7 +525,7 @@ def _entries(tables: Mapping[Key, Sequence[Entry]]) -> list[Entry]:
 
 
 def _commands(results: Results) -> list[str]:
-    """Return the commands as typed; many are folded away."""
+    """Return the commands as typed; a long list is collapsed."""
     typed = dict.fromkeys(str(each["command"]) for each in results.environments if each.get("command"))
     fenced = ["```", *typed, "```", ""]
     if len(typed) <= MOST_COMMANDS:

@@ -1,4 +1,4 @@
-"""What cells show beyond their noise: each peer of a case against the others, each peer over all cases, two files."""
+"""What cells show beyond their noise: each peer of a case against the others, and each peer over all cases."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,17 +21,17 @@ Against = Literal["eager", "default", "strongest"]
 Mark = Literal["win", "tie", "loss"]
 Key = tuple[str, str, str, str, str]
 
-# "wall" holds each result until the next call returns, as a loop of a user does; "dropped" is the wall time without.
+# "wall" keeps each result until the next call returns, as in a user's loop; "dropped" is wall time without that.
 CLOCKS: tuple[Clock, ...] = ("device", "wall", "dropped")
 AGAINST: tuple[Against, ...] = ("eager", "default", "strongest")
 DEFAULT = "default"
 RIVALS = ("eager", "graph", "mode", "hand", "tvm")  # what a user could pick without this package
 BESIDE_MODES = ("eager", "graph", "mode", "control")
 SAMPLED: Mapping[Clock, str] = {"device": "events", "wall": "wall", "dropped": "dropped"}
-# A/A is of one compile and one place in memory: on an H200 it spans down to 0.05 %, while of 52 pairs of equal code,
-# each compiled for itself, 51 lie within 1 % of each other on the device's clock.
+# A/A is of one compile and one memory address: on an H200 it goes down to 0.05 %, while of 52 pairs of equal code,
+# compiled separately, 51 are within 1 % of each other in device time.
 LEAST_REACH = 1.01
-LEAST_PEAK = 2**20  # bytes: below it a peak is a few pages of a CPU's, or an allocator's smallest blocks
+LEAST_PEAK = 2**20  # bytes: a smaller peak is a few pages on a CPU, or an allocator's smallest blocks
 UNKNOWN = Interval(1.0, 0.0, math.inf)  # the noise of a group without its control
 
 
@@ -41,19 +41,19 @@ def samples(cell: Cell, clock: Clock) -> list[float]:
 
 
 def comparable(cell: Cell, clock: Clock) -> list[float]:
-    """Return the samples that ratios rest on: none on the device's clock where these hold time of the host."""
+    """Return the samples for ratios: none in device time if they include host time."""
     return [] if clock == "device" and cell.exposed else samples(cell, clock)
 
 
 def clock_name(clock: Clock, tables: Iterable[Key]) -> str:
-    """Return what a clock shows, in tables of one state of the L2."""
+    """Return the name of a clock's times, for tables with one state of the L2."""
     if clock == "device":
         return f"Device time, {next(iter(tables))[3]} L2"
     return "Wall time" if clock == "wall" else "Wall time, results dropped at once"
 
 
 def key(cell: Cell) -> Key:
-    """Return what makes a table: cells of one key compute the same."""
+    """Return the key of a table: cells with one key compute the same."""
     return cell.case, cell.mode, cell.dtype, cell.l2, cell.scale
 
 
@@ -61,10 +61,10 @@ def key(cell: Cell) -> Key:
 
 
 def judge(speedup: Interval, noises: Iterable[Interval]) -> Verdict:
-    """Hold a speedup against the noise floors of the files that it rests on, whose reaches multiply.
+    """Judge a speedup against the noise floors of the files behind it, which are multiplied.
 
-    All of the interval outside the band is FAST or SLOW, all of it inside SAME; what straddles is AMBIGUOUS, which is
-    nobody's failure.
+    An interval entirely outside the band is FAST or SLOW, one entirely inside is SAME; any other is AMBIGUOUS, which is
+    not a failure.
     """
     reach = prod(noise.high for noise in noises)
     if speedup.low > reach:
@@ -82,12 +82,12 @@ def judge(speedup: Interval, noises: Iterable[Interval]) -> Verdict:
 class Entry:
     """One peer of one case on one clock, over all its compiles.
 
-    With several compiles the middle is the median of theirs and the interval reaches over all: the compile is the unit.
-    `speedups` hold no baseline of another numerics class. `share` is per cent of the limit, None on the wall's clock.
-    `repeats` is how many calls a sample is, 0 where not known; `exposed` that a device time holds the host's, for which
-    there is neither speedup nor share. `dropped` is the time of results dropped, beside the wall time. `fresh` says
-    that each compile had a process of its own; where some had, `cold_s` is theirs. `spread` are the 20th and 80th
-    percentile of all samples, `memory` is the peak over eager's.
+    With several compiles the figure is their median and the interval covers all: the compile is the unit. `speedups`
+    has no baseline of another numerics class. `share` is per cent of the limit, None for wall time. `repeats` is the
+    number of calls per sample, 0 if unknown; `exposed` means that a device time includes host time, so that it has
+    neither speedup nor share. `dropped` is the time with results dropped, next to the wall time. `fresh`: each compile
+    had its own process; if only some had, `cold_s` is theirs. `spread` is the 20th and 80th percentile of all samples,
+    `memory` the peak over eager's.
     """
 
     cell: Cell
@@ -112,12 +112,12 @@ class Entry:
 
     @property
     def over(self) -> bool:
-        """Say whether it is faster than the device can be, which is a bug of the suite."""
+        """Return whether it is faster than the device can be, which is a bug of the suite."""
         return self.limit is not None and over(self.limit, self.share)
 
 
 class LatestResult(NamedTuple):
-    """A cell that stands, and the group that timed it; `whole`: every rival that passes anywhere passes in it."""
+    """A cell that is used, and the group that timed it; `whole`: the group has every rival that passes anywhere."""
 
     cell: Cell
     group: list[Cell]
@@ -126,7 +126,7 @@ class LatestResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """What one timing process says of one peer."""
+    """One timing process's figures for one peer."""
 
     cell: Cell
     time: Interval | None
@@ -136,7 +136,7 @@ class _Timed:
 
 
 def noise(group: Sequence[Cell], clock: Clock) -> Interval:
-    """Return the noise floor of one timing process: what its baseline, timed twice, shows against itself."""
+    """Return the noise floor of one timing process: its baseline, timed twice, against itself."""
     found = {cell.peer: comparable(cell, clock) for cell in group if cell.peer in (BASELINE, AGAIN)}
     if len(found) < 2 or not all(found.values()):
         return UNKNOWN
@@ -150,11 +150,11 @@ def widest(runs: Iterable[LatestResult], clock: Clock) -> Interval:
 
 
 def latest_results(cells: Iterable[Cell]) -> dict[Key, dict[str, list[LatestResult]]]:
-    """Return what stands, by what is computed and by peer, one for each run: of the latest group that holds the peer.
+    """Return the cells that are used, by computation and by peer, one per run: of the latest group with the peer.
 
-    A group is what one process has timed; ratios and noise floors are its own. The latest is the one read last; where
-    it says that the peer could not be had, one that had it. Eager, modes and controls are of the group that has most
-    modes, the latest of these: one that was run for the sake of a template or two does not stand for default.
+    A group is what one process has timed; ratios and noise floors are its own. The latest is the one read last, except
+    that a group with the peer is preferred to one where it was unavailable. Eager, modes and controls are taken from
+    the group with most modes, the latest of these: a run of only a template or two does not replace default.
     """
     runs: dict[Key, dict[int, dict[str, list[Cell]]]] = {}
     for cell in cells:
@@ -193,7 +193,7 @@ def _timed(of: LatestResult, clock: Clock) -> _Timed:
 
 
 def _memory(of: LatestResult) -> float | None:
-    """Return the peak over eager's: both in processes of their own, where libraries' workspaces count, or neither."""
+    """Return the peak over eager's, if both or neither were measured in fresh processes, with libraries' workspaces."""
     own, eager = of.cell.compile, next((c.compile for c in of.group if c.peer == BASELINE), None)
     if eager is None or own.fresh != eager.fresh or min(own.peak_bytes or 0, eager.peak_bytes or 0) < LEAST_PEAK:
         return None
@@ -242,7 +242,7 @@ def _entry(runs: list[_Timed], clock: Clock, ceilings: Ceilings | None) -> Entry
 
 
 def _of_samples(ok: list[_Timed], clock: Clock) -> dict[str, Any]:
-    """Return what an entry has of all samples of the runs that passed."""
+    """Return an entry's fields from all samples of the runs that passed."""
     timed = [sample for run in ok for sample in samples(run.cell, clock)]
     dropped = [run.cell.dropped_s for run in ok if clock == "wall" and run.cell.dropped_s]
     return {
@@ -254,7 +254,7 @@ def _of_samples(ok: list[_Timed], clock: Clock) -> dict[str, Any]:
 
 
 def _of_compiles(made: list[Compile]) -> dict[str, Any]:
-    """Return what an entry has of the compiles: of those in a process of their own, where there are any."""
+    """Return an entry's fields from the compiles: from those in fresh processes, if there are any."""
     compiles = [each for each in made if each.fresh] or made
     return {
         "cold_s": middle(c.cold_s for c in compiles),
@@ -265,18 +265,18 @@ def _of_compiles(made: list[Compile]) -> dict[str, Any]:
 
 
 def over_compiles(found: Sequence[Interval]) -> Interval:
-    """Return the median of several compiles and an interval over all of them: the compile is the unit."""
+    """Return the median of several compiles and an interval that covers all: the compile is the unit."""
     return Interval(median(i.median for i in found), min(i.low for i in found), max(i.high for i in found))
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """Return the median of what is known, None for nothing."""
+    """Return the median of the known values, None if there are none."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
 def mark(speedup: Interval, noise: Interval) -> Mark:
-    """Hold a speedup against its group's noise floor."""
+    """Judge a speedup against its group's noise floor."""
     if measure.within_noise(speedup, noise):
         return "tie"
     return "win" if speedup.median > 1 else "loss"
@@ -289,11 +289,11 @@ def mark(speedup: Interval, noise: Interval) -> Mark:
 class PeerSummary:
     """One peer over the cases of one numerics class on one clock.
 
-    `cases` are those that it is available for; one that fails counts as slow in `fast`, and so does one that is faster
-    within noise; one that passes and has no speedup does not count. Geometric means are over the cases that pass, as
-    many as `counts` tells, never clipped. `worst` is the lowest speedup over eager and its case. Compile seconds are
-    medians over `compiled` cases: those with a process of their own, where these are most of what is known; `memory`
-    is a mean over `peaks` cases.
+    `cases` is the number of cases where it is available; one that fails counts as slow in `fast`, as does one that is
+    faster within noise; one that passes without a speedup does not count. Geometric means are over the cases that pass,
+    as many as `counts` says, never clipped. `worst` is the lowest speedup over eager and its case. Compile seconds are
+    medians over `compiled` cases: those in fresh processes, if these are the majority; `memory` is a mean over `peaks`
+    cases.
     """
 
     peer: str
@@ -356,7 +356,7 @@ def _summary(entries: list[Entry]) -> PeerSummary:
 
 
 def _compiled_alike(passed: list[Entry]) -> list[Entry]:
-    """Return the entries whose compile seconds may stand together: fresh ones, where these are most of the known."""
+    """Return the entries whose compile seconds are comparable: those in fresh processes, if these are the majority."""
     known = [entry for entry in passed if entry.cold_s is not None]
     fresh = [entry for entry in known if entry.fresh]
     return fresh if len(fresh) > len(known) / 2 else known
@@ -368,5 +368,5 @@ def _fast(entries: list[Entry], failed: int) -> dict[float, float]:
 
 
 def name(cell: Cell) -> str:
-    """Return how a case is called in a table: its name, and its mode if it is more than a forward."""
+    """Return a case's name in a table, with its mode if it is not a plain forward."""
     return cell.case if cell.mode == "fwd" else f"{cell.case} {cell.mode}"

@@ -1,1 +1,1 @@
-"""How it is measured: processes, trials, timers, and the records that they write."""
+"""Execution of measurements: processes, trials, timers, and the records that they write."""

@@ -1,4 +1,4 @@
-"""What the device can do at best, measured as the cases are: bandwidths, matmuls, launches."""
+"""The best rates of the device, measured in the same way as the cases: bandwidths, matmuls, launches."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the attempts at each ceiling are: bytes of a buffer, and sides of square matmuls on each unit."""
+    """The sizes of the attempts at each ceiling: bytes of a buffer, and sides of square matmuls for each unit."""
 
     bytes: tuple[int, ...]
     sides: Mapping[str, tuple[int, ...]]
@@ -35,10 +35,10 @@ CPU = Sizes((2**26,), {"fp32": (512, 1024), "bf16": (512,)})
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One ceiling: its best attempt, with an interval, and which attempt that was.
+    """One ceiling: its best attempt, with an interval, and the name of that attempt.
 
-    Of times and bandwidths the median with its bootstrap 95 % interval. Of arithmetic the fastest sample: under a
-    sustained load of matmuls the clock falls, and a case that runs between others is cooler.
+    For times and bandwidths it is the median with its bootstrap 95 % interval. For arithmetic it is the fastest sample:
+    under a sustained load of matmuls the clock drops, and a case between others runs cooler.
     """
 
     value: float
@@ -50,10 +50,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The figures of one device by name, and the bytes of its L2; a figure that the device cannot give is not there.
+    """The figures of one device by name, and the bytes of its L2; figures that the device cannot have are absent.
 
     "copy", "read", "write": B/s. "bf16", "fp16", "tf32", "fp32", "fp8": FLOP/s of a matmul. "launch", "graph_replay":
-    seconds that an empty kernel takes the device, alone and in a CUDA graph.
+    seconds of an empty kernel on the device, alone and in a CUDA graph.
     """
 
     device: str
@@ -66,13 +66,13 @@ class Ceilings:
 
     @classmethod
     def from_json(cls, written: Mapping[str, Any]) -> "Ceilings":
-        """Read what `to_json` gave."""
+        """Read the values of `to_json`."""
         figures = {name: Figure(**figure) for name, figure in written["figures"].items()}
         return cls(written["device"], written["l2_bytes"], figures)
 
     @classmethod
     def best(cls, several: Sequence["Ceilings"]) -> "Ceilings":
-        """Return the best figure of each name: what one device of a kind can do, the kind can."""
+        """Return the best figure of each name: devices of one kind share a ceiling."""
         figures: dict[str, Figure] = {}
         for name, figure in (pair for each in several for pair in each.figures.items()):
             figures[name] = _better(figures.get(name, figure), figure)
@@ -81,7 +81,7 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One way to reach a ceiling: what is called, and how much it does (0: the time itself is the figure)."""
+    """One way to reach a ceiling: the call, and its amount of work (0: the time itself is the figure)."""
 
     figure: str
     how: str
@@ -91,7 +91,7 @@ class _Attempt:
 
 
 def measure_ceilings(device: torch.device, rounds: int = ROUNDS, sizes: Sizes | None = None) -> Ceilings:
-    """Measure each ceiling by several attempts on random data, with the timer of the cases; the best of them stands."""
+    """Measure each ceiling by several attempts on random data, with the timer of the cases, and keep the best."""
     sizes = sizes or (CPU if device.type == "cpu" else GPU)
     torch.manual_seed(0)
     best: dict[str, Figure] = {}
@@ -108,7 +108,7 @@ def _better(one: Figure, other: Figure) -> Figure:
 
 def _race(attempts: list[_Attempt], rounds: int, device: torch.device) -> Iterator[tuple[str, Figure]]:
     calls = {f"{attempt.figure} {attempt.how}": attempt.call for attempt in attempts}
-    # A dtype that this device does not multiply leaves the race, and its figure is not there.
+    # A dtype that this device cannot multiply is dropped, and its figure is absent.
     samples = device_timer.device_times(calls, rounds, device, failed=lambda name, error: None)
     for attempt in attempts:
         if times := samples.get(f"{attempt.figure} {attempt.how}"):
@@ -128,7 +128,7 @@ def _figure(attempt: _Attempt, times: Sequence[float]) -> Figure:
 
 
 def _groups(device: torch.device, sizes: Sizes) -> Iterator[list[_Attempt]]:
-    """Return attempts that race together; the buffers of one group are freed before the next."""
+    """Yield attempts that are timed together; the buffers of one group are freed before the next."""
     for size in sizes.bytes:
         yield list(_bandwidths(size, device))
     for unit, sides in sizes.sides.items():
@@ -182,7 +182,7 @@ def _launches(device: torch.device) -> Iterator[_Attempt]:
     if device.type == "cuda":
         graph = torch.cuda.CUDAGraph()
         one.fill_(1.5)
-        # One kernel that does nothing: torch warns of a graph of none.
+        # One empty kernel, since torch warns about an empty graph.
         with torch.cuda.graph(graph):
             one.fill_(1.5)
         yield _Attempt("graph_replay", "of a graph of that", graph.replay, 0, "s")

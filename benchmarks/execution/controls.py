@@ -1,8 +1,8 @@
-"""Planted peers whose outcome is known: where one comes out otherwise, no other figure of the run is to be believed.
+"""Planted peers with a known outcome: if one has another outcome, no other figure of the run can be trusted.
 
-`timed` ones run in every group: the baseline again, whose ratio is the noise floor, and the baseline with 5 % more
-work, which must be seen, and at its size. The `FAULTY` ones are wrong in one way each, and a check must say so:
-`expected` is its status.
+The `timed` controls run in every group: the baseline again, whose ratio is the noise floor, and the baseline with 5 %
+more work, which must show at its size. The `FAULTY` ones are wrong in one way each, and a check must report it:
+`expected` is the status.
 """
 
 import functools
@@ -25,7 +25,7 @@ from benchmarks.workloads.peers import Peer
 BASELINE = "eager"
 SLOWED = "+5 %"
 INJECTED = 0.05
-BELIEVED = (0.03, 0.12)  # the launch alone is a tenth of the shortest calls
+BELIEVED = (0.03, 0.12)  # the launch alone takes a tenth of the shortest calls
 CALIBRATING_ROUNDS, CALIBRATING_S = 10, 2.0
 SPIN_CYCLES = 1_000_000
 
@@ -48,13 +48,13 @@ class Timer:
 
 
 def timed(call: Callable[[], object], timer: Timer) -> dict[str, Callable[[], object]]:
-    """Return the controls that are timed beside the baseline `call`, which they repeat; `timer` sizes the injected."""
+    """Return the controls timed with the baseline `call`, which they repeat; `timer` measures the injected work."""
     return {AGAIN: call, SLOWED: slowed(call, timer)}
 
 
 @dataclass(frozen=True, slots=True)
 class Slowed:
-    """A call with more work behind it; `injected` is the share of the call's time that this was measured to take."""
+    """A call with more work after it; `injected` is the measured share of that work in the call's time."""
 
     call: Callable[[], object]
     spin: Callable[[], None]
@@ -70,25 +70,25 @@ class Slowed:
 def slowed(call: Callable[[], object], timer: Timer, share: float = INJECTED) -> Slowed:
     """Return `call` with `share` more work.
 
-    A launch of its own takes some 2 µs, which are part of the share: the shortest calls get more than asked.
+    Its own launch takes some 2 µs, which are part of the share: the shortest calls get more than requested.
     """
     alone, launched = _beside(Slowed(call, spinning(0.0, timer.device)), timer)
-    launch = max(min(launched) - min(alone), 0.0)  # what disturbs a sample makes it longer
+    launch = max(min(launched) - min(alone), 0.0)  # disturbances only make a sample longer
     slower = Slowed(call, spinning(max(share * min(alone) - launch, 0.0), timer.device))
     alone, slow = _beside(slower, timer)
     return replace(slower, injected=ratio_interval(slow, alone).median - 1)
 
 
 def _beside(slower: Slowed, timer: Timer) -> tuple[list[float], list[float]]:
-    """Time the call, and itself with more behind it."""
+    """Time the call, with and without the additional work."""
     samples = timer.samples({"call": slower.call, "slower": slower})
     return samples["call"], samples["slower"]
 
 
 def is_seen(speedup: Interval, noise: Interval, injected: float) -> bool:
-    """Say whether a speedup over the baseline shows the injected share, give or take the noise.
+    """Return whether a speedup over the baseline shows the injected share, within the noise.
 
-    A share that itself came out far from the one asked for proves a timer blind, or the machine too busy to tell.
+    An injected share far from the requested one means that the timer is wrong, or the machine too busy.
     """
     least, most = BELIEVED
     wanted = 1 / (1 + injected)
@@ -96,7 +96,7 @@ def is_seen(speedup: Interval, noise: Interval, injected: float) -> bool:
 
 
 def spinning(seconds: float, device: torch.device) -> Callable[[], None]:
-    """Return a call that keeps the device busy for so long."""
+    """Return a call that keeps the device busy for `seconds`."""
     if device.type == "cuda":
         return functools.partial(torch.cuda._sleep, int(seconds * _cycles_per_second(device)))
 
@@ -118,17 +118,17 @@ def _cycles_per_second(device: torch.device) -> float:
 
 
 def sound(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Function:
-    """Compute what is asked."""
+    """Compile correctly."""
     return gm.forward
 
 
 def wrong_result(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Function:
-    """Compute what is asked, five per cent too large."""
+    """Return results that are five per cent too large."""
     return lambda *args: _mapped(lambda leaf: leaf * 1.05, gm(*args))
 
 
 def cached_result(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Function:
-    """Compute at the first call, and give that result ever after."""
+    """Compute at the first call, and return that result at every later call."""
     results: list[Any] = []
 
     def run(*args: Any) -> Any:
@@ -140,7 +140,7 @@ def cached_result(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Functi
 
 
 def no_op(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Function:
-    """Learn the outputs' shapes at the first call, and compute nothing at any."""
+    """Record the outputs' shapes at the first call, and compute nothing."""
     remembered = cached_result(gm, example_inputs)
     return lambda *args: _mapped(torch.zeros_like, remembered(*args))
 
@@ -170,7 +170,7 @@ def slow_while_held(fn: Function, spin: Callable[[], None]) -> Function:
 
 
 def breaking(fn: Function) -> Function:
-    """Return `fn` with a graph break behind it, and something to compute after that."""
+    """Return `fn` with a graph break after it, and an operation after that."""
 
     def broken(*args: Any) -> Any:
         result = fn(*args)
@@ -197,14 +197,14 @@ def _as_it_is(fn: Function) -> Function:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A backend at fault, or a function that a sound one cannot keep whole, and the status that must come out."""
+    """A faulty backend, or a function that does not stay one graph, and the expected status."""
 
     expected: Status
     backend: Backend = sound
     plant: Callable[[Function], Function] = _as_it_is
 
     def peer(self, name: str) -> Peer:
-        """Return it as a peer, which compiles what `plant` makes of the case's function."""
+        """Return it as a peer, which compiles the case's function as changed by `plant`."""
         return Peer(name, "control", self.backend)
 
 

@@ -1,8 +1,8 @@
-"""Device time of many calls, interleaved, each with a cold L2: how long the device works, launches not counted.
+"""Device time of many calls, interleaved, each with a cold L2: the time that the device works, without launches.
 
 Wall time, with guards, launches and copies of inputs, is `backend_kwargs.measure.interleave`'s; the two never mix.
-Neither marks steps of CUDA-graph trees: that changes a counter of the process, after which a loop that holds its
-results records anew at each call. dynamo begins a generation at each call of a compiled function anyway.
+Neither marks steps of CUDA-graph trees: that would change a counter of the process, after which a loop that keeps
+its results records again at each call. dynamo begins a generation at each call of a compiled function anyway.
 """
 
 import time
@@ -37,12 +37,12 @@ def device_times(
     """Return seconds per call between two events on the device, one sample per call and round, none trimmed.
 
     A round queues one sample of every call, in the order of `measure.order`, then waits once. Before a sample the L2 is
-    overwritten and read, with no wait before the start event: the launches of the call are queued behind it, and the
-    events see the device alone. Calls whose launches take longer are covered for longer, up to some 15 ms. "cold"
-    samples are one call; "warm" ones are repeated after an uncounted call, the L2 as it left it. `budget_s`, `failed`
-    and `repeated` are as in `measure.interleave`. `exposed` hears of calls whose launches outlast the longest cover:
-    their samples hold time of the host. On the CPU, which runs what it launches, a sample is read from the clock of
-    the process.
+    overwritten and read, without a wait before the start event: the launches of the call are queued behind it, and the
+    events measure only the device. Calls with longer launches get a longer cover, up to some 15 ms. "cold" samples are
+    one call; "warm" ones are repeated after an untimed call, with the L2 as it left it. `budget_s`, `failed` and
+    `repeated` are as in `measure.interleave`. `exposed` is called with calls whose launches exceed the longest cover:
+    their samples include host time. A CPU runs kernels as they are called: there a sample is read from the clock of the
+    process.
     """
     bench = _Bench(dict(calls), failed, device, l2)
     for name in calls:
@@ -61,7 +61,7 @@ def device_times(
 
 
 def l2_bytes(device: torch.device) -> int:
-    """Return the size of the L2 in bytes; on a CPU, whose caches differ, a size that its second level stays below."""
+    """Return the size of the L2 in bytes; for a CPU, whose caches vary, an upper bound of its second level."""
     if device.type == "cpu":
         return CPU_CACHE_BYTES
     properties = torch.get_device_module(device).get_device_properties(device)
@@ -69,27 +69,27 @@ def l2_bytes(device: torch.device) -> int:
 
 
 class _Instant:
-    """What an event is on a device, for the CPU: a reading of its clock."""
+    """The counterpart of an event for the CPU: a reading of its clock."""
 
     def record(self, stream: None) -> None:
         self.at = time.perf_counter()
 
     def query(self) -> bool:
-        return False  # nothing that is launched runs before its launch is over
+        return False  # on a CPU, nothing runs before its launch is complete
 
     def elapsed_time(self, end: "_Instant") -> float:
         return (end.at - self.at) * 1e3
 
 
 class Scratch:
-    """A buffer four times the L2: to go through it leaves nothing else in there."""
+    """A buffer four times the size of the L2: passing through it evicts everything else."""
 
     def __init__(self, device: torch.device) -> None:
         self.buffer = torch.empty(l2_bytes(device), dtype=torch.float32, device=device)
         self.total = torch.empty((), device=device)
 
     def flush(self) -> None:
-        """Overwrite the buffer, then read it: the lines that were written go back to memory on nobody's time."""
+        """Overwrite the buffer, then read it, so that written lines return to memory outside of a sample."""
         self.buffer.zero_()
         torch.sum(self.buffer, dim=0, out=self.total)
 
@@ -122,7 +122,7 @@ class _Bench(measure.Calls):
             self.exposed.add(name)
 
     def probe(self, name: str) -> tuple[bool, float]:
-        """Take a sample; say whether it began before all of it was launched, and how long a call took."""
+        """Take a sample; return whether it began before everything was launched, and the time of a call."""
         measure.synchronize(self.device)
         start, end = self.sample(name)
         exposed = start.query()

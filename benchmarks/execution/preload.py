@@ -1,8 +1,8 @@
-"""What the server that forks the suite's processes has imported, so that none of them pays for it; no CUDA yet."""
+"""Imports of the server that forks the suite's processes, so that none of them pays for these; no CUDA yet."""
 
 import os
 
-# Asked the other way, torch starts CUDA in the server, and no fork of it could use the GPU.
+# Otherwise torch initializes CUDA in the server, and no fork of it could use the GPU.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import torch._dynamo

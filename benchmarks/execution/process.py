@@ -1,4 +1,4 @@
-"""A step of the suite in a process of its own, which may crash, hang or run out of memory without harm to the rest."""
+"""A step of the suite in its own process, which may crash, hang or run out of memory without harm to the rest."""
 
 import contextlib
 import fcntl
@@ -18,17 +18,17 @@ from backend_kwargs.measure import Status, status_of
 
 Tell = Callable[[str], None]
 EXIT_S = 3
-START_S = 120  # imports are nobody's step
+START_S = 120  # for imports, which belong to no step
 POLL_S, TELL_S = 0.02, 30.0
 PRELOAD = "benchmarks.execution.preload"
-METHODS = ("forkserver", "spawn")  # the second where CUDA does not survive the first
+METHODS = ("forkserver", "spawn")  # the second if CUDA does not survive the first
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a process: its value, or its status and the step that it was at.
+    """The result of a process: its value, or its status and the step it had reached.
 
-    `out_of_time` says that it was ended because the whole run is over, not its step.
+    `out_of_time` means that the whole run's time was over, not its step's.
     """
 
     value: Any = None
@@ -39,13 +39,13 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Say whether there is a value."""
+        """Return whether there is a value."""
         return self.status == "pass"
 
 
 @cache
 def context(method: str, preload: str = PRELOAD) -> Any:
-    """Return the way in which processes start; the server of "forkserver" has imported `preload`, and so torch."""
+    """Return the way to start processes; the server of "forkserver" has imported `preload`, and so torch."""
     found = multiprocessing.get_context(method)
     if method == "forkserver":
         found.set_forkserver_preload([preload])
@@ -62,10 +62,10 @@ def run(
     method: str = METHODS[0],
     preload: str = PRELOAD,
 ) -> Outcome:
-    """Return what `target(tell, *args)` gives in a new process, which is killed with all that it started.
+    """Return the result of `target(tell, *args)` in a new process, which is killed with all its children.
 
-    The process says with `tell(step)` what it is at; a step that lasts longer than `step_s` is a timeout. `deadline`
-    is a time of `time.monotonic`.
+    The process reports its step with `tell(step)`; a step that takes longer than `step_s` is a timeout. `deadline` is a
+    time of `time.monotonic`.
     """
     receiver, sender = context(method, preload).Pipe(duplex=False)
     child = context(method, preload).Process(target=_main, args=(sender, str(log or os.devnull), target, args))
@@ -108,9 +108,9 @@ def _listen(receiver: Connection, child: Any, step_s: float, deadline: float, he
 
 @contextlib.contextmanager
 def taking_turns(lock: Path | None, wait_on: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Share the file `lock` with other processes; the function that it yields waits until this process has it alone.
+    """Share the file `lock` with other processes; the function yielded waits until this process has it exclusively.
 
-    A process that waits holds nothing, and calls `wait_on` now and then. None: there are no others.
+    A waiting process holds no lock, and calls `wait_on` now and then. None: there are no other processes.
     """
     if lock is None:
         yield lambda: None
@@ -141,10 +141,10 @@ def _main(sender: Connection, log: str, target: Callable[..., Any], args: tuple[
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _write_to(log)
-    sender.send(("at", ""))  # from here on the clock of a step runs
+    sender.send(("at", ""))  # starts the clock of the first step
     try:
         value = target(lambda step: sender.send(("at", step)), *args)
-    except BaseException as error:  # noqa: BLE001 - the parent tells it
+    except BaseException as error:  # noqa: BLE001 - reported by the parent
         sender.send(("failed", *status_of(error)))
     else:
         sender.send(("done", value))

@@ -1,4 +1,4 @@
-"""One cell of the results, the JSON lines that it is kept in, and the record of PyTorch's HUD."""
+"""One cell of the results, its JSON lines, and the records for PyTorch's HUD."""
 
 import json
 import os
@@ -11,17 +11,17 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Status
 
 VERSION = 1
-AGAIN = "A/A"  # the peer that is a baseline's own callable, timed a second time: the noise floor
+AGAIN = "A/A"  # the peer that is the baseline's own callable, timed a second time: the noise floor
 
 
 @dataclass(slots=True)
 class Compile:
     """One fresh compile of a peer: seconds to the first result, bytes at the peak, kernels launched per call.
 
-    `fresh` says that it had a process of its own; else it was compiled beside its peers, and its seconds depend on the
-    order: what the process has compiled before costs less. `shares` names the peer of equal options
-    that was compiled in its place. `beside` is how many others compiled when it began. `alone_s` is of an auto: what
-    compiling its winner alone takes where `warm_s` is what the auto takes with its decision and its kernels stored.
+    `fresh`: it had its own process; otherwise it was compiled with its peers, and its seconds depend on the order,
+    since earlier compiles make later ones cheaper. `shares` names the peer with equal options that was compiled in its
+    place. `beside` is the number of other compiles running when it began. `alone_s` is for an auto: the time to compile
+    its winner alone, to compare with `warm_s`, the auto's time with its decision and its kernels stored.
     """
 
     cold_s: float | None = None
@@ -36,16 +36,15 @@ class Compile:
 
 @dataclass(slots=True)
 class Cell:
-    """One peer of one case in one mode: its status, raw samples of each clock, and what the figures rest on.
+    """One peer of one case in one mode: its status, raw samples of each clock, and the conditions.
 
-    `wall_s`, `dropped_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the
-    other cells of the same `group_id` (one timing process). `wall_s` is of a loop that holds each result until the next
-    call returns, `dropped_s` of one that drops results at once; older files have only the latter. `device_s` is
-    empty where the device has no events. A cell that did not pass has no samples. `repeats` says by clock, "wall",
-    "dropped" or "events", how many calls a sample is the mean of; it is empty in older files. `exposed`: launches
-    are not hidden, so that `device_s` holds time of the host. `one_cache`: peers shared what they compiled.
-    `decided` is what auto's race came to: winner, options, seconds, and rows of name, status, seconds, compile_s,
-    reason, whom it met, and its speedup over it: low, median, high.
+    `wall_s`, `dropped_s` and `device_s` are seconds per call, one per round, untrimmed, paired by round with the other
+    cells of the same `group_id` (one timing process). `wall_s` is of a loop that keeps each result until the next call
+    returns, `dropped_s` of one that drops results at once; older files have only the latter. `device_s` is empty if the
+    device has no events. A cell that did not pass has no samples. `repeats` is the number of calls per sample by clock,
+    "wall", "dropped" or "events"; it is empty in older files. `exposed`: launches are not hidden, so that `device_s`
+    includes host time. `one_cache`: peers shared a cache. `decided` is the result of auto's race: winner, options,
+    seconds, and rows of name, status, seconds, compile_s, reason, opponent, and the speedup over it: low, median, high.
     """
 
     case: str
@@ -77,30 +76,30 @@ class Cell:
 
     @property
     def passed(self) -> bool:
-        """Say whether there is a latency."""
+        """Return whether there is a latency."""
         return self.status == "pass"
 
 
 @dataclass(slots=True)
 class Results:
-    """What one or more files hold: their environments and ceilings, one per run, and the cells of whole groups."""
+    """The content of one or more files: environments and ceilings, one per run, and the cells of whole groups."""
 
     environments: list[dict[str, Any]] = field(default_factory=list)
     ceilings: list[dict[str, Any]] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
     compiles: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key: Compile, status, reason
-    groups: set[str] = field(default_factory=set)  # keys of what need not be run again
+    groups: set[str] = field(default_factory=set)  # keys of finished groups
 
 
 # ---- JSON lines
 
 
 def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Append records to a file and wait until the disk has them."""
+    """Append records to a file and wait until they are on disk."""
     text = "".join(json.dumps(line, default=str) + "\n" for line in lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
-        # What a killed run left unfinished must not swallow the line after it.
+        # An incomplete line of a killed run must not swallow the next one.
         file.write((b"" if _ends_whole(path) else b"\n") + text.encode())
         file.flush()
         os.fsync(file.fileno())
@@ -120,14 +119,14 @@ def line_of(cell: Cell) -> dict[str, Any]:
 
 
 def group_line(key: str, group_ids: Sequence[str]) -> dict[str, Any]:
-    """Return the record that ends a group: without it, the cells before it are those of an interrupted one."""
+    """Return the record that ends a group: without it, the cells before it belong to an interrupted one."""
     return {"record": "group", "key": key, "group_ids": list(group_ids)}
 
 
 def read(*paths: str | Path) -> Results:
-    """Return what files hold, less their broken lines and the cells of groups that were not finished.
+    """Return the content of files, without broken lines and cells of unfinished groups.
 
-    Raises BackendKwargsError where a file cannot be read or is of another version.
+    Raises BackendKwargsError if a file cannot be read or has another version.
     """
     results, cells, whole, shared = Results(), [], set(), set()
     for line in (line for path in paths for line in _lines(Path(path))):
@@ -152,7 +151,7 @@ def read(*paths: str | Path) -> Results:
 
 
 def _hides_seconds(cell: Cell) -> bool:
-    """Say whether a compile is without its time: older files tell in no other way that a group shared one cache."""
+    """Return whether a compile has no time: only this shows in older files that a group shared one cache."""
     return cell.passed and cell.kind in ("mode", "template", "auto") and cell.compile.cold_s is None
 
 
@@ -179,7 +178,7 @@ def _cell(line: dict[str, Any]) -> Cell:
     known = {each.name for each in fields(Cell)}
     held = {name: value for name, value in line.items() if name in known}
     if "dropped_s" not in line:
-        # Before results were held, all were dropped.
+        # Files from before results were kept have only dropped ones.
         held["wall_s"], held["dropped_s"] = [], held.get("wall_s", [])
         held["repeats"] = {"dropped" if clock == "wall" else clock: n for clock, n in held.get("repeats", {}).items()}
     return Cell(**held | {"compile": Compile(**line.get("compile") or {})})
@@ -203,7 +202,7 @@ def _given(value: float | None) -> list[float]:
 
 
 def to_hud(results: Results) -> list[dict[str, Any]]:
-    """Return the records of PyTorch's HUD, one per metric of a cell; a cell that did not pass has its status alone.
+    """Return the records for PyTorch's HUD, one per metric of a cell; a cell that did not pass has only its status.
 
     Source: the benchmark results format, v3, of the PyTorch wiki's "PyTorch OSS benchmark infra".
     """

@@ -1,4 +1,4 @@
-"""The least time that the device needs for a case's work, what bounds it, and how near a peer comes.
+"""The least time that the device needs for a case's work, what bounds it, and how close a peer comes.
 
 T_limit = max(flops / peak[unit], bytes / bandwidth, launch floor)
 """
@@ -12,16 +12,16 @@ from benchmarks.execution.ceilings import BANDWIDTHS, Ceilings, Figure
 from benchmarks.workloads.case import Work
 
 Bound = Literal["compute", "memory", "launch", "L2"]
-OTHERWISE = {"tf32": "fp32"}  # a device without such a unit, a CPU say, computes in the other
+OTHERWISE = {"tf32": "fp32"}  # a device without tf32 units, such as a CPU, computes in fp32
 
 
 @dataclass(frozen=True, slots=True)
 class PhysicalLimit:
-    """The least seconds, what bounds them, and how uncertain the ceiling behind them is (0.02: two per cent).
+    """The least seconds, what bounds them, and the relative uncertainty of the ceiling behind them (0.02: 2 %).
 
-    `balance` is the time of the arithmetic over that of the memory: where a case stands to the ridge of the roofline.
-    "L2": memory would bound it, but all of it fits in there, so that the memory's bandwidth is no limit and it is not
-    scored. Compute and launches bound a small working set as they do a large one.
+    `balance` is the time of the arithmetic over that of the memory: the case's position relative to the ridge of the
+    roofline. "L2": memory would bound it, but everything fits in the L2, so the memory's bandwidth is no limit and it
+    is not scored. Compute and launches bound a small working set like a large one.
     """
 
     seconds: float
@@ -31,12 +31,12 @@ class PhysicalLimit:
 
     @property
     def scored(self) -> bool:
-        """Say whether a per cent of this limit means anything."""
+        """Return whether a per cent of this limit is meaningful."""
         return self.bound != "L2"
 
 
 def limit(work: Work | None, ceilings: Ceilings) -> PhysicalLimit | None:
-    """Return the limit of `work` on the device of `ceilings`; None where the work or its unit's peak is not known."""
+    """Return the limit of `work` on the device of `ceilings`; None if the work or its unit's peak is unknown."""
     peak = work and (ceilings.figures.get(work.unit) or ceilings.figures.get(OTHERWISE.get(work.unit, "")))
     if not work or not peak:
         return None
@@ -55,7 +55,7 @@ def limit(work: Work | None, ceilings: Ceilings) -> PhysicalLimit | None:
 
 
 def per_cent(limit: PhysicalLimit, time: Interval) -> Interval | None:
-    """Return how much of the limit a device time reaches, in per cent; None where it is not scored."""
+    """Return the share of the limit that a device time reaches, in per cent; None if it is not scored."""
     if not limit.scored:
         return None
     # The longest time is the lowest share.
@@ -63,17 +63,17 @@ def per_cent(limit: PhysicalLimit, time: Interval) -> Interval | None:
 
 
 def over(limit: PhysicalLimit, share: Interval | None) -> bool:
-    """Say whether a per cent of the limit is beyond 100, interval and uncertainty of the ceiling taken off: our bug."""
+    """Return whether a share of the limit exceeds 100 beyond interval and uncertainty, which is a bug of the suite."""
     return share is not None and share.low > 100 * (1 + limit.tolerance)
 
 
 def _bandwidth(work: Work, ceilings: Ceilings) -> Figure:
-    """Return the bandwidth that fits: reading, writing, or both, as the case does; the best where that is not known."""
+    """Return the bandwidth for the case's mix of reading and writing; the best one if the mix is unknown."""
     copy, read, write = (ceilings.figures[name] for name in BANDWIDTHS)
     if work.written is None:
         return max((copy, read, write), key=lambda figure: figure.value)
     share = work.written / work.bytes if work.bytes else 0.0
-    # A copy writes half of its bytes. Between what was measured, seconds per byte add up.
+    # Half of a copy's bytes are written. For other mixes, the seconds per byte are added up.
     one, other, at = (read, copy, 2 * share) if share <= 0.5 else (copy, write, 2 * share - 1)
     value = 1 / ((1 - at) / one.value + at / other.value)
     widest = max(one, other, key=_tolerance)

@@ -1,4 +1,4 @@
-"""One run of the suite: which cases, in which shard, until when; each group of cells is on the disk before the next."""
+"""One run of the suite: its cases, shard and deadline; each group of cells is on disk before the next starts."""
 
 import hashlib
 import shutil
@@ -34,20 +34,20 @@ Say = Callable[[str, float], None]
 ROUNDS = {"smoke": 5, "dev": 30, "start": 30, "full": 30, MODELS: 30}
 CEILING_ROUNDS = {"smoke": 3}
 HEADLINE_COMPILES = 3
-SHARED = "all"  # the folder of what groups of one cache compile
+SHARED = "all"  # the folder for compiled code of groups that share one cache
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run. None where the case, the suite or the device decides.
+    """What to run. None means that the case, the suite or the device decides.
 
-    `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has a process of its
-    own, `jobs` at a time of those that time nothing meanwhile, `tuners` of those that time kernels, then autos one by
-    one; the peers of `ahead` groups compile before the first of these groups is timed. `beside` compiles in the timing
-    process alone, and under `one_cache` all share what they compile, once, so that no compile time is told. `shard` is
-    (i, n), from 1; `also` are files whose groups are done too. `step_s` bounds one peer's compile, or the timing of a
-    group; `budget_s` the run.
+    `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has its own process,
+    `jobs` at a time for peers that time nothing meanwhile, `tuners` for those that time kernels, then autos one by one;
+    the peers of `ahead` groups compile before the first of these groups is timed. `beside` compiles only in the timing
+    process; with `one_cache` all share one cache, so that compile times are not reported. `shard` is (i, n), from 1;
+    `also` are files whose groups count as done. `step_s` limits one peer's compile, or the timing of a group;
+    `budget_s` the run.
     """
 
     cases: tuple[Case, ...]
@@ -96,7 +96,7 @@ class Plan:
         return self.out.with_suffix(".cache")
 
     def compiles_of(self, case: Case) -> int:
-        """Return how many fresh compiles a case is worth."""
+        """Return the number of fresh compiles for a case."""
         if self.one_cache:
             return 1
         if self.compiles is not None:
@@ -105,14 +105,14 @@ class Plan:
 
     @property
     def apart(self) -> bool:
-        """Say whether each compile has a process of its own."""
+        """Return whether each compile has its own process."""
         beside = self.suite not in ("full", MODELS) if self.beside is None else self.beside
         return not (beside or self.one_cache)
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run came: groups done before and now, those left, and whether it ended for lack of time."""
+    """The state of a run: groups done before and now, those left, and whether it ended for lack of time."""
 
     done: int = 0
     total: int = 0
@@ -128,9 +128,9 @@ class OutOfTimeError(Exception):
 
 
 def select(cases: Mapping[str, Case], suite: str, globs: Sequence[str], device: str) -> tuple[Case, ...]:
-    """Return the cases of a suite that globs name and the device can do; raise where a glob names none at all.
+    """Return the cases of a suite that match globs and that the device can run; raise if a glob matches none at all.
 
-    The suite "full" has all cases but the real models, which have a suite of their own.
+    The suite "full" has all cases except the real models, which have their own suite.
     """
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in cases):
@@ -141,9 +141,9 @@ def select(cases: Mapping[str, Case], suite: str, globs: Sequence[str], device: 
 
 
 def groups(plan: Plan) -> list[Job]:
-    """Return what is timed together, in the order of the table, for this shard."""
+    """Return the groups of this shard, each timed together, in the order of the table."""
     at, of = plan.shard
-    # Every case once, and those to start with first, for a budget that ends before the rest.
+    # Every case once, and the START cases first, in case the budget ends early.
     return sorted(_groups(plan), key=lambda job: (job.run, _rank(job.case)))[at - 1 :: of]
 
 
@@ -175,7 +175,7 @@ def _groups(plan: Plan) -> Iterator[Job]:
 
 
 def key_of(job: Job) -> str:
-    """Return what makes a group the same one in a later run."""
+    """Return the key that identifies a group in a later run."""
     asked = (f"{job.case.name}@{job.case.version}", job.mode, str(job.dtype), job.scale, job.l2, f"run{job.run}")
     asked += (*(["one-cache"] if job.one_cache else []), *(["apart"] if job.apart else []))
     return " ".join((*asked, *job.clocks, str(job.rounds), ",".join((*job.globs, *(p.name for p in job.extra)))))
@@ -185,9 +185,9 @@ def key_of(job: Job) -> str:
 
 
 def run(plan: Plan, say: Say = lambda doing, fraction: None) -> Progress:
-    """Run what the file does not hold yet; every finished group is in the file, whatever happens next.
+    """Run what the file lacks; every finished group is in the file, whatever happens next.
 
-    Raises BackendKwargsError where the file is there and `resume` is not set.
+    Raises BackendKwargsError if the file exists and `resume` is not set.
     """
     return _Run(plan, say, time.monotonic() + plan.budget_s).go()
 
@@ -209,8 +209,8 @@ class _Run:
         left = [job for job in jobs if key_of(job) not in held.groups]
         self.progress.total, self.progress.done = len(jobs), len(jobs) - len(left)
         shared = self.plan.where / SHARED
-        if not self.plan.out.exists():  # else it is what an interrupted run compiled
-            shutil.rmtree(shared, ignore_errors=True)  # another run's: it would hold old decisions
+        if not self.plan.out.exists():  # otherwise its content was compiled by the interrupted run
+            shutil.rmtree(shared, ignore_errors=True)  # of another run, with old decisions
         self.plan.where.mkdir(parents=True, exist_ok=True)
         try:
             if left:
@@ -252,7 +252,7 @@ class _Run:
         self._say("environment")
         found = self._process(worker.environment, self.plan.device, doing="environment")
         if not found.passed:
-            # A server that has touched CUDA cannot fork a process that uses it.
+            # In a child process: a server that has initialized CUDA cannot fork a process that uses it.
             self.method = process.METHODS[1]
             found = self._process(worker.environment, self.plan.device, doing="environment")
         if not found.passed:
@@ -278,7 +278,7 @@ class _Run:
             list(pool.map(self._group, placed))
 
     def _placed(self, job: Job) -> Job:
-        # Named after the group, so that a resumed run finds what an interrupted one compiled.
+        # Named after the group, so that a resumed run finds the code of an interrupted one.
         folder = SHARED if job.one_cache else hashlib.sha256(key_of(job).encode()).hexdigest()[:16]
         lock = self.plan.where.absolute() / "timing.lock" if self.plan.ahead > 1 else None
         return replace(job, cache=job.cache / folder, lock=lock)
@@ -287,7 +287,7 @@ class _Run:
         doing = f"{job.case.name} {job.mode}"
         self._say(doing)
         cells = self._timed(job, doing)
-        # A peer that found no memory beside the others may have its turn beside the baselines alone.
+        # A peer that ran out of memory next to the others gets a second try with only the baselines.
         crowded = [c.peer for c in cells if c.status == "oom" and job.compiled.get(c.peer, Compiled()).status == "pass"]
         if crowded and any(cell.passed and cell.peer not in peers.BASELINES for cell in cells):
             cells = [cell for cell in cells if cell.peer not in crowded]
@@ -303,12 +303,12 @@ class _Run:
             shutil.rmtree(job.cache, ignore_errors=True)
 
     def _compiled(self, jobs: Sequence[Job], held: records.Results) -> list[Job]:
-        """Compile each peer in processes of its own, peers of equal options once; each is on the disk at once.
+        """Compile each peer in its own processes, peers with equal options once; each result is on disk at once.
 
-        What eager takes of memory is learnt in the same way; where that fails, it is not known.
+        Eager's memory is measured in the same way; it is unknown if that fails.
         """
         wanted = [one for job in jobs for one in _compiles(job)]
-        # What another machine compiled is told of, but not here.
+        # Compiles by another machine are reported, but cannot be reused here.
         there = [one for one in wanted if not one.peer.compiles or one.job.folder(one.peer.name).is_dir()]
         made = {one.key: _read_compiled(held.compiles[one.key]) for one in there if one.key in held.compiles}
 
@@ -325,7 +325,7 @@ class _Run:
             if self.plan.suite == MODELS and found.decided:
                 alone = replace(one.job, extra=(*one.job.extra, peers.winner(found.decided, one.peer)))
                 both = [(self._warm_s(one.job, one.peer.name), self._warm_s(alone, peers.WINNER)) for _ in range(2)]
-                # The first of each may not find its graph among what the race has compiled.
+                # Cold compiles first: they must not find graphs that a race has compiled.
                 seconds = {"warm_s": _least(warm for warm, _ in both), "alone_s": _least(its for _, its in both)}
             else:
                 seconds = {"warm_s": self._warm_s(one.job, one.peer.name)}
@@ -336,7 +336,7 @@ class _Run:
         autos = [one for one in tuners if one.peer.kind == "auto"]
         modes = [one for one in tuners if one not in autos]
         self._stage((cold, [one for one in left if one not in tuners], self.plan.jobs), (cold, modes, self.plan.tuners))
-        # What an auto times decides, so that nothing else of this shard runs meanwhile.
+        # An auto decides by its timing, so nothing else of this shard runs meanwhile.
         self._stage((cold, autos, 1))
         warm_left = [one for one in wanted if one.key in made and self._wants_warm(one, made[one.key])]
         self._stage((warm, warm_left, self.plan.jobs))
@@ -345,11 +345,11 @@ class _Run:
 
     def _wants_warm(self, one: "_Compile", made: Compiled) -> bool:
         there = made.status == "pass" and made.compile.warm_s is None and one.job.folder(one.peer.name).is_dir()
-        # Of real models the modes' warm compiles would take minutes, and no goal asks for them.
+        # For real models the modes' warm compiles would take minutes, and no goal uses them.
         return there and not one.job.run and (self.plan.suite != MODELS or one.peer.kind == "auto")
 
     def _stage(self, *parts: tuple[Callable[["_Compile"], None], list["_Compile"], int]) -> None:
-        """Do something with each of a list, so many at a time; lists beside each other where groups compile ahead."""
+        """Call a function on each of a list, so many at a time; several lists in parallel if groups compile ahead."""
 
         def do(part: tuple[Callable[[_Compile], None], list[_Compile], int]) -> None:
             what, them, count = part
@@ -375,10 +375,10 @@ class _Run:
         return replace(made, compile=replace(made.compile, beside=beside))
 
     def _timed(self, job: Job, doing: str) -> list[Cell]:
-        """Time a group; a peer that hangs or takes its process down is left out, and the others run again."""
+        """Time a group; a peer that hangs or crashes the process is left out, and the others run again."""
         job = replace(job, compiled=dict(job.compiled), group_id=f"{job.case.name}/{job.mode}/{uuid.uuid4().hex[:12]}")
         while True:
-            if not job.apart and not job.one_cache:  # compile times are told: they begin with nothing
+            if not job.apart and not job.one_cache:  # compile times are reported, so they start without a cache
                 shutil.rmtree(job.cache, ignore_errors=True)
             outcome = self._process(worker.time_group, job, doing=f"{doing},")
             if outcome.passed:
@@ -396,7 +396,7 @@ class _Run:
 
 
 def _check_continues(here: Mapping[str, Any], held: Sequence[Mapping[str, Any]]) -> None:
-    """Raise where results of another torch or device would stand beside these; warn where the code was another."""
+    """Raise if results of another torch or device are in the file; warn if the code had another revision."""
     for name in ("torch", "device_name"):
         if others := sorted({str(each[name]) for each in held if each.get(name)} - {str(here[name])}):
             raise BackendKwargsError(
@@ -409,7 +409,7 @@ def _check_continues(here: Mapping[str, Any], held: Sequence[Mapping[str, Any]])
 
 @dataclass(frozen=True, slots=True)
 class _Compile:
-    """One peer of one group, to compile in processes of its own."""
+    """One peer of one group, to compile in its own processes."""
 
     job: Job
     peer: Peer
@@ -441,16 +441,16 @@ def _read_compiled(line: Mapping[str, Any]) -> Compiled:
 
 
 def _lost(job: Job, peer: Peer, outcome: Outcome) -> Cell:
-    """Return the cell of a peer whose whole group came to nothing."""
+    """Return the cell of a peer whose whole group failed."""
     reason = f"at {outcome.at or 'its start'} the group's process ended: {outcome.reason}"
     return worker.cell_of(job, peer, numerics="", status=outcome.status, reason=reason)
 
 
-# ---- where it ran
+# ---- the environment
 
 
 def about(command: str) -> dict[str, Any]:
-    """Return what a reader needs beside torch's environment: revision, package, driver and clocks, command, time."""
+    """Return the conditions besides torch's environment: revision, package, driver and clocks, command, time."""
     return {
         "command": command or " ".join(sys.argv),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -466,7 +466,7 @@ def _smi(fields: str) -> str | None:
 
 
 def _said(*command: str) -> str | None:
-    """Return the first line that a command prints, None where it cannot run."""
+    """Return the first line that a command prints, None if it cannot run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):

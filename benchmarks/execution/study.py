@@ -1,4 +1,4 @@
-"""A case in one mode as a study: built from its seed, in its mode, a sweep where it is one."""
+"""A case in one mode as a study: built from its seed, in its mode, possibly a sweep over inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,20 +34,20 @@ class CaseStudy(Study):
 
     @property
     def unit(self) -> str:
-        """Return the arithmetic that the case is for: that of its products, where it has none that of its dtype."""
+        """Return the unit of the case's arithmetic: that of its products, or else of its dtype."""
         words = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
         work = self.problem.work
         return work.unit if work and work.flops else words.get(self.dtype, str(self.dtype))
 
     def bound(self, call: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
-        """Return `call` bound to `inputs`, in a sweep to each of them in turn."""
+        """Return `call` bound to `inputs`, in a sweep to each of them in sequence."""
         if not self.problem.sweep:
             return super().bound(call, inputs)
         calls = [partial(call, each) for each in inputs[0]]
         return lambda: [each() for each in calls]
 
     def observe(self, subject: Subject, inputs: Inputs) -> dict[str, Any]:
-        """Observe as any study does; of a sweep, copies, since a CUDA graph's result is gone at the next call."""
+        """Observe as any study does; in a sweep, copies, since the next call overwrites a CUDA graph's result."""
         if not self.problem.sweep:
             return super().observe(subject, inputs)
         copied = lambda each: pytree.tree_map_only(torch.Tensor, torch.clone, subject.call(each))  # noqa: E731
@@ -55,7 +55,7 @@ class CaseStudy(Study):
 
 
 def _require_gradients(args: tuple[Any, ...]) -> None:
-    """Have the floating arguments of a function require gradients, unless the case says which do."""
+    """Let the floating-point arguments of a function require gradients, unless the case says which do."""
     tensors = [tensor for tensor in tensors_of(args) if tensor.is_floating_point()]
     if not any(tensor.requires_grad for tensor in tensors):
         for tensor in tensors:

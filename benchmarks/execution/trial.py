@@ -1,4 +1,4 @@
-"""One peer in one process: compiled as a user would, counted, checked, and the callable that is timed."""
+"""One peer in one process: compiled as a user would, counted, checked, and timed."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from benchmarks.workloads.peers import Peer
 
 @dataclass(eq=False)
 class PeerTrial(Trial):
-    """A peer of a case, which compiles with its cache in the folder `cache`; `decided` is what auto chose."""
+    """A peer of a case, which compiles with its cache in the folder `cache`; `decided` is auto's choice."""
 
     study: CaseStudy
     peer: Peer
@@ -32,11 +32,11 @@ class PeerTrial(Trial):
     decided: dict[str, Any] | None = None
 
     def build(self) -> None:
-        """Compile, and learn what that took."""
+        """Compile, and measure the time and memory."""
         if reason := peers.why_not(self.peer, self.study.case, self.study.mode, self.study.device.type):
             raise UnavailableError(reason)
         if self.peer.compiles:
-            peers.resolved(self.peer)  # raises where this template cannot act here
+            peers.resolved(self.peer)  # raises if this template has no effect here
         super().build()
         self.compiled = Compile(cold_s=self.compile_s, peak_bytes=self.peak_bytes)
 
@@ -55,7 +55,7 @@ class PeerTrial(Trial):
 
     @contextlib.contextmanager
     def first_call(self) -> Iterator[None]:
-        """Give it its cache, and demand one graph."""
+        """Set its cache, and require one graph."""
         with cache_at(self.cache) if self.counted else contextlib.nullcontext():
             yield
         if self.graphs > 1:
@@ -64,13 +64,13 @@ class PeerTrial(Trial):
             self.decided = decided(self.subject.call)
 
     def start(self) -> None:
-        """Compile and check; what compiles again for inputs of the same shapes has no time."""
+        """Compile and check; fail if it compiles again for inputs of the same shapes."""
         super().start()
         if self.passed and self.graphs > 1:
             raise TrialError(f"compiled {self.graphs} times, expected once: it recompiled")
 
     def check_what_ran(self) -> None:
-        """Check it of what a user would pick: a control is planted to be something else."""
+        """Check it for peers that a user would pick: a control is supposed to be something else."""
         if self.peer.kind != "control":
             super().check_what_ran()
 
@@ -94,7 +94,7 @@ class PeerTrial(Trial):
         return kernel
 
     def forget_seconds(self) -> None:
-        """Tell no compile time: what a peer found compiled by others is not its own."""
+        """Drop the compile times: a peer that found a cache of others has none of its own."""
         self.compiled.cold_s = None
         if self.decided:
             rows = [[name, status, seconds, None, *rest] for name, status, seconds, _, *rest in self.decided["rows"]]
@@ -102,7 +102,7 @@ class PeerTrial(Trial):
 
 
 def decided(compiled: Callable[..., Any]) -> dict[str, Any] | None:
-    """Return what auto chose for the one graph of `compiled`, and by what race; None where that is not known."""
+    """Return auto's choice for the one graph of `compiled`, and its race; None if unknown."""
     race = report(compiled).graphs[-1].race
     columns = ("name", "status", "seconds", "compile_s", "reason", "against")
     return race and {
@@ -120,8 +120,8 @@ def _figures(speedup: Interval | None) -> list[float] | None:
 class Replayed:
     """Eager, recorded in a CUDA graph at its first call.
 
-    Arguments are copied in, as for compiled graphs, and those that calls change are copied out again: of them it holds
-    a second set.
+    Arguments are copied in, as for compiled graphs, and those that calls change are copied back: for these it keeps a
+    second set.
     """
 
     def __init__(self, fn: Callable[..., Any], *, mutates: bool) -> None:
@@ -157,7 +157,7 @@ class Replayed:
 
 
 def _cloned(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `compiled` with its outputs cloned, as a caller has to who keeps a CUDA graph's result."""
+    """Return `compiled` with its outputs cloned, as needed by a caller who keeps a CUDA graph's result."""
 
     def call(*args: Any) -> Any:
         return pytree.tree_map_only(torch.Tensor, torch.clone, compiled(*args))
@@ -173,7 +173,7 @@ def _break() -> str:
 
 @contextlib.contextmanager
 def cache_at(folder: Path) -> Iterator[None]:
-    """Have Inductor, Triton and `auto` keep what they compile and decide in `folder`, and forget what they hold."""
+    """Let Inductor, Triton and `auto` store compiled code and decisions in `folder`, and clear their memory."""
     from torch._inductor.utils import clear_caches
 
     from backend_kwargs.compilers.auto.decide import forget_process
@@ -191,7 +191,7 @@ def cache_at(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # These alone: what torch sets meanwhile, the path of its ptxas say, stays as it does for a user.
+        # Only these variables: what torch sets meanwhile, such as the path of its ptxas, stays as for a user.
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         clear_caches()
@@ -199,7 +199,7 @@ def cache_at(folder: Path) -> Iterator[None]:
 
 
 def restart_workers(folder: Path) -> None:
-    """Start Inductor's compile workers anew, with the cache in `folder`: they would go on filling their first one."""
+    """Restart Inductor's compile workers with the cache in `folder`: otherwise they keep using their first one."""
     from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
 
     with cache_at(folder):
@@ -209,7 +209,7 @@ def restart_workers(folder: Path) -> None:
 
 
 def kernels_per_call(step: Callable[[], object], device: torch.device) -> int | None:
-    """Return how many kernels one call launches, or replays; None where the device has none."""
+    """Return the number of kernels that one call launches or replays; None if the device has none."""
     if device.type != "cuda":
         return None
     from torch.autograd import DeviceType

@@ -1,4 +1,4 @@
-"""What the suite's processes do: compile one peer, time all peers of a case beside each other, learn of the device."""
+"""The suite's processes: compile one peer, time all peers of a case together, measure the device."""
 
 import contextlib
 import dataclasses
@@ -32,9 +32,9 @@ TIMING = "timing"  # the step of a process in which all peers run
 
 @dataclass
 class Timed:
-    """What was timed together: by clock and name seconds per call and calls per sample; on whom the host shows.
+    """Results of one timing: seconds per call and calls per sample, by clock and name; peers with exposed launches.
 
-    "dropped" is the wall's clock where results are dropped at once.
+    "dropped" is wall time with results dropped.
     """
 
     seconds: dict[Clock, dict[str, list[float]]] = field(default_factory=dict)
@@ -43,11 +43,11 @@ class Timed:
     injected: dict[str, float] = field(default_factory=dict)  # the share of work that a control adds
 
     def names(self) -> list[str]:
-        """Return who was timed."""
+        """Return the names of all that was timed."""
         return list(dict.fromkeys(name for found in self.seconds.values() for name in found))
 
     def of(self, name: str) -> dict[str, Any]:
-        """Return a cell's fields."""
+        """Return the fields of a cell."""
         fields = {"wall_s": "wall", "dropped_s": "dropped", "device_s": "events"}
         found = {field: self.seconds.get(clock, {}).get(name, []) for field, clock in fields.items()}
         return {**found, "repeats": dict(self.repeats.get(name, {})), "exposed": name in self.exposed}
@@ -55,7 +55,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a compile in a process of its own came to; `decided` is what an auto chose in it."""
+    """The result of a compile in its own process; `decided` is an auto's choice in it."""
 
     compile: Compile = field(default_factory=Compile)
     status: Status = "pass"
@@ -65,12 +65,12 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One case in one mode with its peers: all that a process needs to know of it.
+    """One case in one mode with its peers: everything that a process needs.
 
-    `cache` is the folder in which each peer has its own, or which all share where `one_cache` says so. `apart`: peers
-    compile in processes of their own first, of which `compiled` tells, by peer; those that failed, or hung before, are
-    not tried again. `extra` are peers beside the table's. `lock` is a file by which this group is timed while no other
-    group compiles or is timed.
+    `cache` is the folder in which each peer has its own cache, or which all share if `one_cache` is set. `apart`: peers
+    compile in their own processes first, with results in `compiled`, by peer; those that failed or hung before are not
+    tried again. `extra` are peers besides the table's. While a group with a `lock` file is timed, no other group
+    compiles or is timed.
     """
 
     case: Case
@@ -97,15 +97,15 @@ class Job:
         return CaseStudy.of(self.case, self.mode, torch.device(self.device), self.dtype, self.scale)
 
     def peers(self) -> list[Peer]:
-        """Return those of the table that are asked for."""
+        """Return the requested peers of the table."""
         found = [peer for peer in peers.peers().values() if peers.wanted(peer.name, self.globs)]
-        # Who is asked for by name is run wherever it can be.
+        # A peer requested by name is run wherever it can be.
         return [
             dataclasses.replace(p, cases=("*",), suite="full") if p.name in self.globs else p for p in found
         ] + list(self.extra)
 
     def folder(self, peer: str) -> Path:
-        """Return where a peer's compiled code is kept."""
+        """Return the folder of a peer's compiled code."""
         return self.cache if self.one_cache else self.cache / "".join(c if c.isalnum() else "_" for c in peer)
 
 
@@ -113,13 +113,13 @@ def _settle(job: Job) -> None:
     import torch._dynamo.config
 
     job.cache.mkdir(parents=True, exist_ok=True)
-    # Else what a template traces would lie in the user's folder.
+    # Otherwise traces of a template would be written to the user's folder.
     torch._dynamo.config.debug_dir_root = str(job.cache / "debug")
     torch.set_grad_enabled(job.mode != "fwd")
 
 
 def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
-    """Compile one peer and say what it took; `cold` empties its cache first."""
+    """Compile one peer and return its cost; `cold` empties its cache first."""
     tell(name)
     study = job.study()
     study.prepare()
@@ -133,7 +133,7 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
     trial = PeerTrial(study, peer, folder)
     trial.attempt(trial.build)
     if trial.passed:
-        with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
+        with contextlib.suppress(Exception):  # a profiler that cannot start is not the peer's fault
             trial.compiled.kernels = kernels_per_call(trial.step, study.device)
     made = trial.compiled
     seconds = {"cold_s": made.cold_s} if cold else {"cold_s": None, "warm_s": made.cold_s}
@@ -141,7 +141,7 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
 
 
 def time_group(tell: Tell, job: Job) -> list[Cell]:
-    """Compile and check each peer, time all of them in turn on both clocks, check again; return their cells."""
+    """Compile and check each peer, time all interleaved on both clocks, check again; return their cells."""
     with taking_turns(job.lock, partial(tell, TIMING)) as alone:
         return _time_group(tell, job, alone)
 
@@ -162,7 +162,7 @@ def _time_group(tell: Tell, job: Job, alone: Callable[[], None]) -> list[Cell]:
 
 
 def _started(tell: Tell, job: Job) -> list[PeerTrial]:
-    """Return a trial of each peer, compiled, checked, and with its kernels counted, where it passed so far."""
+    """Return a trial of each peer, compiled, checked, and with its kernels counted if it passed."""
     study = job.study()
     own = peers.hand_written(study.problem.peers)
     chosen = [*job.peers(), *(peer for name, peer in own.items() if peers.wanted(name, job.globs))]
@@ -175,7 +175,7 @@ def _started(tell: Tell, job: Job) -> list[PeerTrial]:
         _start(trial, job, shares[trial.peer.name])
     _share(trials, shares)
     for trial in (trial for trial in trials if trial.passed and trial.compiled.kernels is None):
-        with contextlib.suppress(Exception):  # a profiler that cannot start is no fault of the peer
+        with contextlib.suppress(Exception):  # a profiler that cannot start is not the peer's fault
             trial.compiled = dataclasses.replace(trial.compiled, kernels=kernels_per_call(trial.step, study.device))
     return trials
 
@@ -192,7 +192,7 @@ def _start(trial: PeerTrial, job: Job, first: str) -> None:
     if made is not None:
         trial.compiled = made.compile
     if not trial.passed:
-        # An error that sticks to the device would be told of every later peer; it ends the process with this one.
+        # A sticky device error would be reported for every later peer; it ends the process with this one.
         measure.synchronize(trial.study.device)
 
 
@@ -204,16 +204,16 @@ def _share(trials: list[PeerTrial], shares: Mapping[str, str]) -> None:
 
 
 def _start_compilers(chosen: list[Peer], job: Job) -> None:
-    """Pay once, on no peer's clock, for what Inductor starts: its compile processes, its headers."""
+    """Start Inductor's compile processes and headers now, so that no peer's time includes it."""
     if any(map(peers.uses_inductor, chosen)):
         with cache_at(job.cache.parent / "start"):
             start_inductor(torch.device(job.device))
 
 
 def _time(job: Job, racing: Mapping[str, PeerTrial]) -> Timed:
-    """Time on each clock, with the baseline's controls; a peer that fails meanwhile leaves all.
+    """Time on each clock, with the baseline's controls; a peer that fails is dropped from all.
 
-    Wall time is measured twice: with each result held until the next call returns, and with results dropped at once.
+    Wall time is measured twice: with each result kept until the next call returns, and with results dropped at once.
     """
     device = torch.device(job.device)
     calls = {name: trial.step for name, trial in racing.items()}
@@ -265,7 +265,7 @@ def _cell(job: Job, trial: PeerTrial, timed: Timed) -> Cell:
 
 
 def cell_of(job: Job, peer: Peer, **fields: Any) -> Cell:
-    """Return the cell of a peer in a job; `fields` are what is known beside which cell it is."""
+    """Return the cell of a peer in a job; `fields` are the results."""
     return Cell(
         case=job.case.name,
         case_version=job.case.version,
@@ -298,17 +298,17 @@ def _options(peer: Peer) -> dict[str, Any]:
 
 
 def _control(cell: Cell, name: str, timed: Timed) -> Cell:
-    """Return the cell of what was timed beside its baseline, `cell`."""
+    """Return the cell of a control that was timed with its baseline, `cell`."""
     options = {"injected": timed.injected[name]} if name in timed.injected else {}
     return dataclasses.replace(cell, peer=name, kind="control", compile=Compile(), options=options, **timed.of(name))
 
 
 def environment(tell: Tell, device: str) -> dict[str, Any]:
-    """Return where this runs."""
+    """Return the environment of this process."""
     return measure.environment(torch.device(device))
 
 
 def ceilings(tell: Tell, device: str, rounds: int) -> dict[str, Any]:
-    """Measure what the device can do at best."""
+    """Measure the device's best rates."""
     with torch.no_grad():
         return measure_ceilings(torch.device(device), rounds).to_json()

@@ -1,1 +1,1 @@
-"""Measurements beside the suite, each with a page of results of its own."""
+"""Measurements besides the suite, each with its own page of results."""

@@ -1,7 +1,7 @@
-"""First calls out of a bundle beside the compile that made it: built in one process, served in a fresh one.
+"""First calls from a bundle, compared with the compile that made it: built in one process, served in a fresh one.
 
 The serving process has empty cache folders, compilers that exit with 1 first on PATH and in CC and CXX, and every
-start of a process is written down.
+start of a process is logged.
 """
 
 import json
@@ -25,7 +25,7 @@ CASES = {
     ),
     "cpu": tuple((model, kind, None) for model in ("bert", "llama", "vit") for kind in ("inductor", "aoti")),
 }
-# Layers and widths: a GPU has more to do.
+# Layers and widths, larger for a GPU.
 SIZES = {"cuda": (4, 768), "cpu": (4, 256)}
 
 
@@ -53,7 +53,7 @@ def made(model: str, device: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def build(model: str, kind: Any, mode: str | None, device: str, bundle: Path) -> dict[str, Any]:
-    """Compile, save, and return the seconds of it."""
+    """Compile, save, and return the seconds of both."""
     import backend_kwargs as bk
 
     net, args = made(model, device)
@@ -67,7 +67,7 @@ def build(model: str, kind: Any, mode: str | None, device: str, bundle: Path) ->
 
 
 def serve(model: str, device: str, bundle: Path) -> dict[str, Any]:
-    """Load, call once, compare with eager, and return the seconds and what was started."""
+    """Load, call once, compare with eager, and return the seconds and the processes started."""
     started: list[str] = []
     sys.addaudithook(lambda event, args: started.append(f"{event} {args[:2]}"[:200]) if event in STARTS else None)
     import torch
@@ -104,7 +104,7 @@ def serve(model: str, device: str, bundle: Path) -> dict[str, Any]:
 
 
 def barren(folder: Path) -> dict[str, str]:
-    """Return the environment of a machine that cannot compile and has nothing cached."""
+    """Return the environment of a machine that cannot compile and has empty caches."""
     programs = folder / "bin"
     programs.mkdir()
     for name in COMPILERS:
@@ -115,13 +115,13 @@ def barren(folder: Path) -> dict[str, str]:
         "PATH": f"{programs}:{os.environ['PATH']}",
         "CXX": str(programs / "g++"),
         "CC": str(programs / "gcc"),
-        "HOME": str(folder),  # where Triton keeps what it compiled
+        "HOME": str(folder),  # Triton's cache is below it
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
 
 
 def worked(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    """Return what a process of this module printed last, as JSON, or its error."""
+    """Return the JSON that a process of this module printed last, or its error."""
     command = [sys.executable, "-m", "benchmarks.studies.bundles", *arguments]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
@@ -130,7 +130,7 @@ def worked(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
 
 
 def measure_bundles(device: str, out: Path | None) -> None:
-    """Run the device's cases, print a line for each as it is done, and write all figures to the file `out`."""
+    """Run the device's cases, print a line for each when it is done, and write all figures to the file `out`."""
     rows = []
     print(f"{'model':6} {'kind':9} {'mode':27} {'cold s':>8} {'first s':>8} {'ratio':>7}  starts accuracy", flush=True)
     for model, kind, mode in CASES[device]:
@@ -160,7 +160,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def main(step: str, device: str, model: str, kind: str, mode: str, bundle: str) -> None:
-    """Do one step of one case in this process, and print what it took as JSON."""
+    """Run one step of one case in this process, and print its cost as JSON."""
     path = Path(bundle)
     if step == "build":
         print(json.dumps(build(model, kind, None if mode == "-" else mode, device, path)))

@@ -1,4 +1,4 @@
-"""The studies as commands of `python -m benchmarks`: their arguments, handed to the study, which loads torch."""
+"""The studies as commands of `python -m benchmarks`: their arguments; each study imports torch late."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from benchmarks.arguments import Device, device_of
 
 
 def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] = 300) -> None:
-    """Measure what the package costs beside plain torch.compile with equal options."""
+    """Measure the package's overhead over plain torch.compile with equal options."""
     from backend_kwargs.cli.console import console
     from benchmarks.studies.overhead import as_table, measure_overhead
 
@@ -22,10 +22,10 @@ def templates(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="templates.md and templates.json are written there.")],
     evidence: Annotated[Path | None, typer.Option(metavar="FILE", help="What tests/gpu saw.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 30,
-    cases: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
-    budget_s: Annotated[float, typer.Option(help="Begin no case after this.")] = 480.0,
+    cases: Annotated[str, typer.Option(help="Only cases whose name contains this.")] = "",
+    budget_s: Annotated[float, typer.Option(help="Seconds after which no further case starts.")] = 480.0,
 ) -> None:
-    """Time each template on a GPU, on a case for it and on one against it."""
+    """Time each template on a GPU, on a case where it should help and on one where it should not."""
     from benchmarks.studies.templates import write_page
 
     if device_of(None) == "cpu":
@@ -35,14 +35,14 @@ def templates(
 
 def tvm_speed(
     device: Device = None,
-    model: Annotated[list[str] | None, typer.Option(help="Only such models; may be given again.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Only such models; repeatable.")] = None,
     trials: Annotated[int, typer.Option(min=0, help="Schedules to measure for the tuned rows; 0 for none.")] = 64,
     rounds: Annotated[int, typer.Option(min=1)] = 60,
     threads: Annotated[int, typer.Option(min=1)] = 1,
-    work_dir: Annotated[Path | None, typer.Option(help="Where tuning is kept; else a temporary folder.")] = None,
+    work_dir: Annotated[Path | None, typer.Option(help="Folder for tuning results; default: a temporary one.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file for the table.")] = None,
 ) -> None:
-    """Time tmpl-tvm beside eager and Inductor."""
+    """Time tmpl-tvm against eager and Inductor."""
     from benchmarks.studies.tvm_speed import MODELS, Asked, write_table
 
     if unknown := [name for name in model or () if name not in MODELS]:
@@ -55,10 +55,10 @@ def tune_kernels(
     out: Annotated[Path, typer.Option(metavar="FILE", help="JSON of every configuration's time.")] = Path("tuned.json"),
     case: Annotated[str, typer.Option(help="Glob of cases.")] = "*",
     scale: Annotated[str, typer.Option(help="full or smoke.")] = "full",
-    jobs: Annotated[int, typer.Option(help="Processes that compile; 0: leave that to the timing.")] = 8,
-    budget: Annotated[float, typer.Option(help="Seconds after which no further case is begun.")] = 210.0,
-    each: Annotated[float, typer.Option(help="Seconds after which one case is given up.")] = 60.0,
-    report: Annotated[Path | None, typer.Option(help="Run nothing; write what --out holds as Markdown.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that compile; 0: the timing process compiles.")] = 8,
+    budget: Annotated[float, typer.Option(help="Seconds after which no further case starts.")] = 210.0,
+    each: Annotated[float, typer.Option(help="Seconds after which a case is abandoned.")] = 60.0,
+    report: Annotated[Path | None, typer.Option(help="Run nothing; write the results in --out as Markdown.")] = None,
 ) -> None:
     """Tune the Triton kernels on this machine's GPU."""
     from benchmarks.studies.tune_kernels import tune, write_report
@@ -73,10 +73,40 @@ def bundles(
     device: Device = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of every figure.")] = None,
 ) -> None:
-    """Time the first call out of a bundle, in a fresh process that cannot compile, beside the compile that made it."""
+    """Time the first call from a bundle, in a fresh process that cannot compile, and the compile that made it."""
     from benchmarks.studies.bundles import measure_bundles
 
     measure_bundles(device_of(device), out)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels, bundles)
+def rewrites(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON of every figure.")],
+    cases: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
+    patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, no races.")] = False,
+    rounds: Annotated[int, typer.Option(min=1)] = 40,
+    race_s: Annotated[float, typer.Option(help="Seconds for each race.")] = 30.0,
+    budget_s: Annotated[float, typer.Option(help="Begin no case after this.")] = 480.0,
+) -> None:
+    """Time rewrites of the graph on a GPU: each alone inside a compiled graph, or raced on whole cases."""
+    from benchmarks.studies.rewrites import run
+
+    if device_of(None) == "cpu":
+        raise BackendKwargsError("rewrites needs a GPU: its cases are of sizes for one.")
+    run(out, cases, rounds, race_s, budget_s, patterns=patterns)
+
+
+def precision(
+    device: Device = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Of the prompt; 4096 on a GPU, 64 on a CPU.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1)] = 30,
+    budget_s: Annotated[float, typer.Option(help="Of each race.")] = 60.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="A file for the page.")] = None,
+) -> None:
+    """Time Llama's prefill in float8 beside the modes of bfloat16, with the error of each."""
+    from benchmarks.studies.precision import write_page
+
+    where = device_of(device)
+    write_page(where, tokens or (4096 if where == "cuda" else 64), rounds, budget_s, out)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels, bundles, rewrites, precision)

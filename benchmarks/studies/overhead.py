@@ -1,4 +1,4 @@
-"""What the package costs beside plain torch.compile under equal options: per call, on import, and to look a name up."""
+"""The package's overhead over plain torch.compile with equal options: per call, at import, and for a name's look-up."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ import backend_kwargs
 from backend_kwargs import measure
 
 PLAIN, AGAIN = "torch.compile", "torch.compile again"
-# An option of no effect on a graph this small, so that every peer carries one.
+# An option without effect on a graph this small, so that every peer has one.
 OPTIONS = {"max_fusion_size": 32}
 PEERS: Mapping[str, Callable[[], dict[str, Any]]] = {
     PLAIN: lambda: {"backend": "inductor", "options": OPTIONS},
@@ -27,7 +27,7 @@ PEERS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "make_backend": lambda: {"backend": backend_kwargs.make_backend("tmpl-inductor", OPTIONS)},
     "auto, decided": lambda: {"backend": backend_kwargs.make_backend("tmpl-inductor:auto", OPTIONS, race="never")},
 }
-# What copies of CUDA graphs' results cost, of a graph with two.
+# The cost of copying CUDA graphs' results, for a graph with two.
 CUDA_GRAPHS = "CUDA graphs, two results"
 COPYING: Mapping[str, Callable[[], dict[str, Any]]] = {
     CUDA_GRAPHS: lambda: {"backend": "inductor", "options": {"triton.cudagraphs": True}},
@@ -37,7 +37,7 @@ COPYING: Mapping[str, Callable[[], dict[str, Any]]] = {
 }
 COUNTED_CALLS = 10
 EVENTS = {"call": "python_calls", "c_call": "c_calls", "opcode": "bytecodes"}
-# Each list runs in a fresh process; what has a name is timed.
+# Each list runs in a fresh process; steps with a name are timed.
 IMPORT = ("import torch", "import torch")
 LISTS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("import backend_kwargs, no torch", "import backend_kwargs"),),
@@ -68,7 +68,7 @@ for step in sys.argv[1:]:
 def measure_overhead(
     device: str | torch.device = "cpu", *, rounds: int = 300, processes: int = 3
 ) -> list[dict[str, Any]]:
-    """Return one row per figure, as JSON takes it; `kind` is "call" or "step": an import or a look-up.
+    """Return one row per figure, as JSON values; `kind` is "call" or "step": an import or a look-up.
 
     A call's row has the wall time of calling an almost empty graph (the device's work included), its difference to
     plain torch.compile paired by round (to plain CUDA graphs, for those with copied results), both in nanoseconds with
@@ -94,7 +94,7 @@ def call_counts(call: Callable[[], object]) -> dict[str, float]:
     """Return what one call executes, on average: Python calls, C calls from Python, bytecode instructions."""
     call()
     seen: Counter[str] = Counter()
-    # Two passes: the tracer's own frames would be calls to the profiler.
+    # Two passes, since the profiler would count the tracer's own frames.
     for hook, count in ((sys.setprofile, partial(_profiled, seen)), (sys.settrace, partial(_traced, seen))):
         with _hooked(hook, count):
             for _ in range(COUNTED_CALLS):
@@ -144,7 +144,7 @@ def _two_steps(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _fresh(function: FunctionType) -> FunctionType:
-    """Return a copy with code of its own: dynamo keeps one list of compiled graphs per code object, and walks it."""
+    """Return a copy with its own code object: dynamo keeps and walks one list of compiled graphs per code object."""
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
@@ -173,7 +173,7 @@ def _nanoseconds(seconds: list[float]) -> list[float]:
 
 def _step_rows(processes: int) -> Iterator[dict[str, Any]]:
     seconds: dict[str, list[float]] = {name: [] for steps in LISTS for name, _ in steps if name}
-    for steps in LISTS:  # leaves the bytecode of every module behind, as an installation has it
+    for steps in LISTS:  # writes the bytecode of every module, as an installation does
         _in_fresh_process([step for _, step in steps])
     for _, steps in itertools.product(range(processes), LISTS):
         for (name, _), elapsed in zip(steps, _in_fresh_process([step for _, step in steps]), strict=True):

@@ -1,9 +1,9 @@
-"""What each template gains and costs on a GPU: timed against default on a case for it and on one against it.
+"""Gain and cost of each template on a GPU: timed against default on a case where it should help and one where not.
 
     BACKEND_KWARGS_EVIDENCE=seen.jsonl python -m pytest tests/gpu
     python -m benchmarks templates --evidence seen.jsonl --out benchmarks/results/h200
 
-writes `templates.md` and the samples, `templates.json`. What stands below "## Reading" in an earlier `templates.md` is
+writes `templates.md` and the samples, `templates.json`. The text below "## Reading" in an earlier `templates.md` is
 kept. All peers of a case run in one process, interleaved; a row that is wrong, or does not compile, has no time.
 """
 
@@ -38,7 +38,7 @@ Made = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True)
 class TemplateCase:
-    """A function with its inputs, the templates that it is for, and those that it is against."""
+    """A function with its inputs, the templates that should help it, and those that should not."""
 
     make: Callable[[], Made]
     good_for: tuple[str, ...]
@@ -46,7 +46,7 @@ class TemplateCase:
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Return normal data: an H200 is faster on zeros."""
+    """Return normal random data, since an H200 is faster on zeros."""
     return torch.randn(*shape, device="cuda", dtype=dtype)
 
 
@@ -56,12 +56,12 @@ def relu_of_mm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def gate_and_norm(x: torch.Tensor) -> torch.Tensor:
-    """Do pointwise work and a reduction, bound by memory."""
+    """Compute pointwise operators and a reduction, bound by memory."""
     return nn.functional.layer_norm(nn.functional.gelu(x) * torch.sigmoid(x), x.shape[-1:])
 
 
 def chain(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Take steps that eager rounds one by one."""
+    """Compute steps that eager rounds one by one."""
     return ((a * b + c) * a - b) / (c * c + 1)
 
 
@@ -82,7 +82,7 @@ def conv_net() -> nn.Module:
 
 
 def images() -> torch.Tensor:
-    """Return a batch in the layout that convolutions like."""
+    """Return a batch in channels_last."""
     return random(32, 64, 56, 56, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
 
 
@@ -123,7 +123,7 @@ CASES: dict[str, TemplateCase] = {
 
 
 def measure(rounds: int, wanted: str, budget_s: float) -> Iterator[tuple[str, Comparison]]:
-    """Race default and each case's templates; cases that the budget does not reach are left out."""
+    """Time default and each case's templates; cases beyond the budget are left out."""
     started = time.perf_counter()
     for name, case in CASES.items():
         if wanted not in name:
@@ -218,7 +218,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def write_page(out: Path, evidence: Path | None, rounds: int, wanted: str, budget_s: float) -> None:
-    """Measure the cases whose name holds `wanted`, and write the page and the samples anew after each."""
+    """Measure the cases whose name contains `wanted`, and rewrite the page and the samples after each."""
     seen = [json.loads(line) for line in evidence.read_text().splitlines()] if evidence else []
     out.mkdir(parents=True, exist_ok=True)
     written = out / "templates.md"

@@ -1,11 +1,11 @@
-"""Run each Triton kernel of the suite in every configuration, check it, and time it beside the libraries.
+"""Run each Triton kernel of the suite in every configuration, check it, and time it against the libraries.
 
     python -m benchmarks tune-kernels --out tuned.json
     python -m benchmarks tune-kernels --out tuned.json --report benchmarks/results/h200/kernels.md
 
-A first pass compiles in several processes; a second, alone on the GPU, checks and times. A configuration that does not
-compile, run or agree is a line of the result and ends nothing else; after an error that sticks to the device, and after
-a case that hangs, the next case has a new process.
+A first pass compiles in several processes; a second, alone on the GPU, checks and times. A configuration that does
+not compile, run or agree is a line of the result and does not stop the rest; after a sticky device error, and after a
+case that hangs, the next case gets a new process.
 """
 
 import fnmatch
@@ -30,11 +30,11 @@ from benchmarks.workloads.cases import attention, elementwise, gemm, norms
 
 CASES = {case.name: case for module in (gemm, norms, attention, elementwise) for case in module.CASES}
 MODULES = ("attention", "cross_entropy", "elementwise", "matmul", "norms", "softmax")
-# Of an H200, as measured with random data; fp8 is twice the rate of bf16 by its datasheet.
+# Measured on an H200 with random data; fp8 is twice the rate of bf16 by its datasheet.
 BYTES_PER_S = 4.3e12
 FLOPS_PER_S = {"bf16": 790e12, "fp16": 790e12, "fp8": 1580e12, "fp32": 60e12}
 TIMED = 15  # rounds
-CLOSE = 0.02  # of a time: two within it are called equal
+CLOSE = 0.02  # relative difference of two times that count as equal
 REPORT = """# Hand-written kernels beside the libraries
 
 Written by:
@@ -69,12 +69,12 @@ Line = dict[str, Any]
 
 
 def write_report(found: Path, out: Path) -> None:
-    """Write what `tune` found as Markdown."""
+    """Write the results of `tune` as Markdown."""
     out.write_text(markdown(json.loads(found.read_text())))
 
 
 def tune(out: Path, case: str, scale: str, jobs: int, budget: float, each: float) -> None:
-    """Check and time every configuration of the cases' kernels, and write what is found to `out`."""
+    """Check and time every configuration of the cases' kernels, and write the results to `out`."""
     started = time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     names = [name for name in CASES if fnmatch.fnmatch(name, case) and has_kernels(name)]
@@ -101,7 +101,7 @@ def has_kernels(name: str) -> bool:
 
 
 def compile_all(names: list[str], device: str, scale: str, jobs: int, patience: float) -> None:
-    """Fill Triton's cache from several processes; what fails here is told by the timing."""
+    """Fill Triton's cache from several processes; failures are reported by the timing."""
     started = time.monotonic()
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
     waiting = [pool.submit(compile_case, name, device, scale) for name in names]
@@ -113,7 +113,7 @@ def compile_all(names: list[str], device: str, scale: str, jobs: int, patience: 
 
 
 def stop(pool: ProcessPoolExecutor) -> None:
-    """End a pool with whatever its processes are at."""
+    """Stop a pool with its running processes."""
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
@@ -121,7 +121,7 @@ def stop(pool: ProcessPoolExecutor) -> None:
 
 
 class Worker:
-    """One process that times, replaced when it is lost."""
+    """One process that times, replaced when it crashes or hangs."""
 
     def __enter__(self) -> "Worker":
         self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
@@ -131,11 +131,11 @@ class Worker:
         stop(self.pool)
 
     def run(self, name: str, device: str, scale: str, patience: float) -> list[Line]:
-        """Return a case's rows, or one that says why there are none."""
+        """Return a case's rows, or one with the reason why there are none."""
         job: Future[list[Line]] = self.pool.submit(time_case, name, device, scale)
         try:
             rows = job.result(timeout=patience)
-        except Exception as error:  # noqa: BLE001 - the row tells it, and the next case goes on
+        except Exception as error:  # noqa: BLE001 - reported in the row, and the next case goes on
             rows = [{"case": name, "error": f"{type(error).__name__}: {error}", "lost": True}]
         if any(row.get("lost") for row in rows):
             stop(self.pool)
@@ -198,7 +198,7 @@ def prepared(name: str, device: str, scale: str) -> tuple[Case, Problem, dict[st
 
 
 def make_call(case: Case, problem: Problem, fn: Callable[..., Any]) -> Callable[[], Any]:
-    """Return what is timed: the call, and the gradients where the case has them."""
+    """Return the callable to time: the call, and the gradients if the case has them."""
     if case.modes != ("fwd_bwd",):
         return lambda: fn(*problem.args)
     leaves = [tensor for tensor in problem.args if tensor.requires_grad]
@@ -224,7 +224,7 @@ def tuners() -> dict[str, Any]:
 
 
 def variants(call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
-    """Return the call under each configuration of each kernel that it launches, the others in their first."""
+    """Return the call with each configuration of each kernel that it launches, other kernels in their first."""
     everything = {name: (tuner, tuner.configs) for name, tuner in tuners().items()}
     for tuner, configs in everything.values():
         tuner.configs, tuner.best_config = configs[:1], None
@@ -242,13 +242,13 @@ def variants(call: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
 
 
 def brief(config: Any) -> str:
-    """Return a configuration as its kernel's table has it."""
+    """Return a configuration in the form of its kernel's table."""
     blocks = ", ".join(f"{name}={value}" for name, value in config.kwargs.items())
     return f"config({config.num_warps}, {config.num_stages}, {blocks})"
 
 
 def pinned(call: Callable[[], Any], choice: dict[str, tuple[Any, Any]]) -> Callable[[], Any]:
-    """Return the call with a configuration for each kernel, so that nothing is searched."""
+    """Return the call with a fixed configuration for each kernel, so that nothing is searched."""
 
     def run() -> Any:
         kept = [(tuner, tuner.configs) for tuner, _ in choice.values()]
@@ -264,11 +264,11 @@ def pinned(call: Callable[[], Any], choice: dict[str, tuple[Any, Any]]) -> Calla
 
 
 def attempt(run: Callable[[], Any], device: torch.device) -> str:
-    """Run and wait; return what went wrong, in a line."""
+    """Run and wait; return the error in a line, "" if there is none."""
     try:
         wrong = run()
         measure.synchronize(device)
-    except Exception as error:  # noqa: BLE001 - the row tells it
+    except Exception as error:  # noqa: BLE001 - reported in the row
         return measure.status_of(error)[1]
     return wrong if isinstance(wrong, str) else ""
 
@@ -279,11 +279,11 @@ def differs(run: Callable[[], Any], expected: Any, case: Case) -> str:
 
 
 def lost(device: torch.device) -> bool:
-    """Say whether an error sticks to the device."""
+    """Return whether the device has a sticky error."""
     try:
         measure.synchronize(device)
         torch.ones(1, device=device).item()
-    except Exception:  # noqa: BLE001 - whatever it is, the device does no more
+    except Exception:  # noqa: BLE001 - whatever it is, the device is unusable
         return True
     return False
 
@@ -302,7 +302,7 @@ def limit_us(work: Work | None) -> float | None:
 
 
 def table(rows: list[Line]) -> str:
-    """Return a case's rows as text: the libraries, and each kernel's configurations from the fastest on."""
+    """Return a case's rows as text: the libraries, and each kernel's configurations, fastest first."""
     lines = []
     order = sorted(rows, key=lambda row: (row.get("peer", ""), row.get("us") or float("inf")))
     for peer, group in itertools.groupby(order, key=lambda row: row.get("peer", "")):
@@ -340,7 +340,7 @@ def best_line(row: Line) -> str:
 
 
 def reading(best: list[Line]) -> str:
-    """Return, case by case, how the best kernel stands to the best library, eager among those."""
+    """Return, case by case, the best kernel against the best library, including eager."""
     found: dict[str, list[str]] = {"faster": [], "as fast": [], "slower": []}
     for (case,), rows in grouped(best, "case").items():
         ours, theirs = (
@@ -363,5 +363,5 @@ def grouped(rows: list[Line], *names: str) -> dict[tuple[Any, ...], list[Line]]:
 
 
 def fastness(row: Line) -> float:
-    """Return what to sort rows by, the fastest first."""
+    """Return a sort key for rows, fastest first."""
     return float(row["us"])

@@ -1,4 +1,4 @@
-"""The speed of tmpl-tvm beside eager and Inductor.
+"""The speed of tmpl-tvm against eager and Inductor.
 
     python -m benchmarks tvm-speed [--device cuda] [--trials 64] [--out FILE]
 
@@ -30,7 +30,7 @@ HEADER = ("model", "candidate", "speedup over eager (95 %)", "latency", "compile
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for: where, how many schedules are measured for the tuned rows, and how it is timed."""
+    """The arguments: the device, the number of schedules to measure for the tuned rows, and the timing."""
 
     device: str
     trials: int
@@ -89,7 +89,7 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]
 
 
 def candidates(asked: Asked, work_dir: str) -> dict[str, Any]:
-    """Return each candidate's backend and options; where tuning is asked for, it is done while compiling."""
+    """Return each candidate's backend and options; tuning, if requested, is part of compiling."""
     found: dict[str, Mapping[str, Any]] = {"untuned": {}, "untuned, freeze": {"freeze": True}}
     found["untuned, products and convolutions in ATen"] = {"aten_ops": IN_ATEN}
     if asked.device == "cuda":
@@ -104,7 +104,7 @@ def candidates(asked: Asked, work_dir: str) -> dict[str, Any]:
 
 
 class Watched:
-    """tmpl-tvm, and what of a model it ran."""
+    """tmpl-tvm, with a record of which parts of a model it ran."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = options

@@ -1,1 +1,1 @@
-"""What is measured, and under what: cases, networks and kernels of the suite, and its peers."""
+"""Workloads: cases, networks and kernels of the suite, and the peers that run them."""

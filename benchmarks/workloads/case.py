@@ -1,4 +1,4 @@
-"""What the suite measures: a case, what one instance of it holds, and the least work that it must do."""
+"""A case of the suite, one instance of it, and the least work that it must do."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,10 +28,10 @@ class Work:
 class Problem:
     """One instance of a case, on its device: what is compiled, what it is called with, and peers written by hand.
 
-    `fn` is a module or a function of `args`. Each of `peers` takes the same arguments and gives the same results, and
-    is timed as it is, never compiled. `work` is None where no limit is known.
-    `optimizer` is what "train" steps after the backward pass: it takes the parameters. `sweep` says that a
-    call is one of `fn` with each of `args`, under a single dynamic compile.
+    `fn` is a module or a function of `args`. Each of `peers` takes the same arguments and returns the same results; it
+    is timed uncompiled. `work` is None if no limit is known. `optimizer` makes the optimizer that "train" steps after
+    the backward pass: it takes the parameters. `sweep`: a call runs `fn` on each of `args`, with a single dynamic
+    compile.
     """
 
     fn: Callable[..., Any]
@@ -47,8 +47,8 @@ class Case:
     """One row of the suite's table.
 
     `build(device, dtype, scale)` makes the Problem with random normal data, seeded by the caller; `scale` is "full" or
-    "smoke", the same computation at sizes that a CPU does in milliseconds. `version` changes when the numbers of two
-    versions may not be compared. `suites` are those that it belongs to beside "full": "smoke" runs in CI, "dev" is the
+    "smoke", the same computation at sizes that a CPU runs in milliseconds. `version` changes when results of two
+    versions are not comparable. `suites` are those that it belongs to besides "full": "smoke" runs in CI, "dev" is the
     set on which candidates are developed. The Problem's work is that of the first of `modes`.
     """
 

@@ -1,4 +1,4 @@
-"""Every peer of the suite, in one table: what a user would pick in place of a template, and each template."""
+"""All peers of the suite, in one table: the alternatives that a user has, and each template."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from benchmarks.workloads.case import Case, Mode
 Kind = Literal["eager", "graph", "mode", "clone", "template", "auto", "winner", "hand", "tvm", "control"]
 TEMPLATES = "tmpl-inductor:"
 HAND = "hand:"
-BASELINES = ("eager", "default")  # timed in each group, so that every ratio is of one process
+BASELINES = ("eager", "default")  # timed in each group, so that every ratio is within one process
 WINNER = "winner"
 MODELS = "models"  # the suite of real models
 GLOBS: Mapping[str, tuple[str, ...]] = {
@@ -24,12 +24,12 @@ GLOBS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One way to run a case: `torch.compile`'s backend, mode and options; none of them for what is not compiled.
+    """One way to run a case: `torch.compile`'s backend, mode and options; none of them if it is not compiled.
 
-    "eager" and "graph" run the case as it is, "hand" a kernel of the case's own. "clone" is a mode whose caller clones
-    the outputs of each call, "winner" what auto chose, compiled alone. `devices` are those on which the peer differs
-    from every other, `cases` globs of those that it is run on, `suite` the one that they are of, `cache` the peer whose
-    compiled code it finds.
+    "eager" and "graph" run the case uncompiled, "hand" a kernel of the case's own. "clone" is a mode whose caller
+    clones the outputs of each call, "winner" is auto's choice, compiled alone. `devices` are those on which the peer
+    differs from all others, `cases` globs of the cases that it runs on, `suite` the suite that it belongs to, `cache`
+    the peer whose compiled code it uses.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Peer:
 
     @property
     def compiles(self) -> bool:
-        """Say whether it goes through torch.compile."""
+        """Return whether it uses torch.compile."""
         return self.backend is not None
 
 
@@ -66,13 +66,14 @@ FIXED: tuple[Peer, ...] = (
         for mode in ("reduce-overhead", "max-autotune")
     ),
 )
-# Templates too slow to compile for every case with an empty cache: about 100 s of nvcc, 45 s of g++, 300 s of Triton.
+# Templates that compile too slowly for every case with an empty cache: about 100 s of nvcc, 45 s of g++, 300 s of
+# Triton.
 SLOW: Mapping[str, tuple[str, ...]] = {
     "cutlass": ("gemm_prefill", "gemm_decode_16"),
     "cpp_wrapper": ("gemm_*", "linear_*", "rms_*", "softmax", "swiglu"),
     "triton": ("*", "!llama_train"),
 }
-# All of a graph in TVM, or no figure; but what reads by indices is eager's by its nature, as it raises.
+# TVM for the whole graph, or no figure, except for reading by indices, which always runs in eager, as it may raise.
 IN_TVM: Mapping[str, Any] = {
     "fallback": "error",
     "aten_ops": ("embedding", "gather", "index", "index_put", "index_select"),
@@ -93,7 +94,7 @@ LAST: tuple[Peer, ...] = (
 
 
 def peers() -> dict[str, Peer]:
-    """Return all but the kernels that cases bring along, by name."""
+    """Return all peers by name, without the kernels of cases."""
     named = (
         Peer(TEMPLATES + name, "template", TEMPLATES + name, cases=SLOW.get(name, ("*",)))
         for name in list_templates()
@@ -103,18 +104,18 @@ def peers() -> dict[str, Peer]:
 
 
 def hand_written(kernels: Mapping[str, Callable[..., Any]]) -> dict[str, Peer]:
-    """Return the peers that a case brings along."""
+    """Return the hand-written peers of a case."""
     return {HAND + name: Peer(HAND + name, "hand", hand=kernel) for name, kernel in kernels.items()}
 
 
 def wanted(name: str, globs: Sequence[str]) -> bool:
-    """Say whether a name is asked for: exactly, or by a glob while none that begins with "!" names it."""
+    """Return whether a name is requested: exactly, or by a glob without a "!" glob that matches it."""
     without = any(fnmatchcase(name, glob[1:]) for glob in globs if glob.startswith("!"))
     return name in globs or (not without and any(fnmatchcase(name, glob) for glob in globs))
 
 
 def globs_of(text: str) -> tuple[str, ...]:
-    """Read globs such as "tmpl-*,!*:debug": those with "!" alone are of all; raise where one names no peer."""
+    """Parse globs such as "tmpl-*,!*:debug": "!" globs alone apply to all; raise if one matches no peer."""
     globs = tuple(text.split(","))
     for glob in globs:
         named = glob.removeprefix("!")
@@ -124,14 +125,14 @@ def globs_of(text: str) -> tuple[str, ...]:
 
 
 def winner(decided: Mapping[str, Any], auto: Peer) -> Peer:
-    """Return what an auto has chosen as a peer that compiles it alone, with what the auto has compiled at hand."""
+    """Return auto's choice as a peer that compiles it alone, with the auto's compiled code in its cache."""
     if decided["winner"] == "eager":
         return Peer(WINNER, "winner", "eager", cache=auto.name)
     return Peer(WINNER, "winner", TEMPLATES.removesuffix(":"), options=decided["options"], cache=auto.name)
 
 
 def why_not(peer: Peer, case: Case, mode: Mode, device: str) -> str:
-    """Return why a peer cannot be had for a case, a mode and a device, "" where it can."""
+    """Return why a peer is unavailable for a case, a mode and a device, "" if it is available."""
     if device not in peer.devices:
         return f"no peer of its own on {device}"
     if peer.suite not in ("full", *case.suites):
@@ -144,7 +145,7 @@ def why_not(peer: Peer, case: Case, mode: Mode, device: str) -> str:
 
 
 def resolved(peer: Peer) -> dict[str, Any]:
-    """Return the options that a compiled peer's compiler is given; raise UnavailableError where it cannot act here."""
+    """Return the options of a compiled peer's compiler; raise UnavailableError if it has no effect here."""
     if peer.backend == "inductor":
         from torch._inductor import list_mode_options
 
@@ -159,12 +160,12 @@ def resolved(peer: Peer) -> dict[str, Any]:
 
 
 def uses_inductor(peer: Peer) -> bool:
-    """Say whether Inductor compiles it."""
+    """Return whether Inductor compiles it."""
     return isinstance(peer.backend, str) and peer.backend.startswith(("inductor", TEMPLATES))
 
 
 def compiler_key(peer: Peer) -> str:
-    """Return what two peers have in common where they ask one compiler for the same."""
+    """Return a key that is equal for peers with the same compiler and options."""
     if not peer.compiles:
         return peer.name
     family = "inductor" if uses_inductor(peer) else peer.name
@@ -175,19 +176,19 @@ TUNERS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordi
 
 
 def tunes(peer: Peer) -> bool:
-    """Say whether compiling it times kernels on the device, which nothing may disturb."""
+    """Return whether compiling it times kernels on the device, which must not be disturbed."""
     if not peer.compiles:
         return False
     return not isinstance(peer.backend, str) or chooses_by_times(peer.kind, resolved(peer))
 
 
 def chooses_by_times(kind: Kind, options: Mapping[str, Any]) -> bool:
-    """Say whether such a peer's kernels are chosen by how long they take, so that two compiles may differ."""
+    """Return whether such a peer chooses kernels by timing, so that two compiles may differ."""
     return kind in ("auto", "tvm") or any(options.get(name) for name in TUNERS)
 
 
 def sharing(chosen: Sequence[Peer]) -> dict[str, str]:
-    """Return, by name, the first peer that compiles with the same options; peers that cannot be had stand alone."""
+    """Return, by name, the first peer that compiles with the same options; unavailable peers share with none."""
     first: dict[str, str] = {}
     shares = {}
     for peer in chosen:
@@ -200,14 +201,14 @@ def sharing(chosen: Sequence[Peer]) -> dict[str, str]:
 
 
 def numerics(peer: Peer, unit: str, *, module: bool) -> str:
-    """Return the class within which speeds may be compared: the arithmetic's, or "frozen" where weights are folded."""
+    """Return the class within which speeds are comparable: the arithmetic's, or "frozen" if weights are folded."""
     options = resolved(peer) if peer.compiles else {}
     folds = module and bool(options.get("freezing") or options.get("freeze"))
     return "frozen" if folds else unit
 
 
 def backend_of(peer: Peer) -> tuple[Any, dict[str, Any]]:
-    """Return torch.compile's backend, and the mode and options to hand it: what a user would write, strictly."""
+    """Return torch.compile's backend, and its mode and options, as a user would write them, with `strict`."""
     if peer.backend == "inductor" or not isinstance(peer.backend, str):
         given = {"mode": peer.mode, "options": dict(peer.options) or None}
         return peer.backend, {name: value for name, value in given.items() if value is not None}
@@ -215,6 +216,6 @@ def backend_of(peer: Peer) -> tuple[Any, dict[str, Any]]:
 
 
 def _strict(peer: Peer) -> dict[str, bool]:
-    """Return what keeps a template from falling back: it would be timed as what it is not."""
+    """Return the option that prevents a template's fallback, which would be timed under its name."""
     ours = isinstance(peer.backend, str) and peer.backend.startswith(TEMPLATES)
     return {"strict": True} if ours and peer.kind == "template" else {}

@@ -1,4 +1,4 @@
-"""Cases of models that a user names: of transformers and timm by their configurations alone, or of a factory."""
+"""Cases of models that a user names: of transformers and timm by their configurations, or by a factory."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,12 +17,12 @@ from benchmarks.workloads.nets.libraries import Called
 
 
 def model_case(spec: str, mode: Mode = "fwd") -> Case:
-    """Return the case of the model that `spec` names; the same text makes the same model in each process.
+    """Return the case of the model that `spec` names; the same text gives the same model in each process.
 
-    transformers:CLASS?... makes the class from its configuration under the options given, timm:NAME?... what
-    timm.create_model makes; both with random weights, without a download. `batch`, and for texts `tokens`, size the
-    inputs. FILE:FACTORY or MODULE:FACTORY is what `backend-kwargs compare` takes. Models run in eval mode in every
-    mode: dropout would differ between peers.
+    transformers:CLASS?... builds the class from its configuration with the given options, timm:NAME?... calls
+    timm.create_model; both with random weights, without a download. `batch`, and for texts `tokens`, size the inputs.
+    FILE:FACTORY or MODULE:FACTORY is as in `backend-kwargs compare`. Models run in eval mode in every mode, since
+    dropout would differ between peers.
     """
     _, colon, rest = spec.partition(":")
     if not colon or not rest:

@@ -1,4 +1,4 @@
-"""What a process holds that a race could change: `python census.py NAME` prints it as JSON after a race of that name.
+"""The state of a process that a race could change: `python census.py NAME` prints it as JSON after the race NAME.
 
 `python census.py interrupts SECONDS SHARD SHARDS CANDIDATE...` interrupts a race of these candidates at each line of
 ours that it comes to, each in a fork of its own, and prints for each what is otherwise afterwards: all lines of MUST,
@@ -43,7 +43,7 @@ SECONDS_A_CHILD = 30
 
 
 def census() -> dict[str, Any]:
-    """Return what of this process outlives a call: each value as JSON has it."""
+    """Return the state of this process that outlives a call, as JSON values."""
     trees = getattr(cudagraph_trees.local, "tree_manager_containers", {})
     configs = {"dynamo": torch._dynamo.config, "inductor": torch._inductor.config, "functorch": torch._functorch.config}
     return {
@@ -162,7 +162,7 @@ PLANTED = {"compile": fails_to_compile, "accuracy": fails_accuracy, "call": fail
 
 
 def after_a_race(name: str) -> dict[str, Any]:
-    """Return the census after a race that default wins: "race" has no other candidate, others one that fails there."""
+    """Return the census after a race that default wins: "race" has no other candidate, the others one that fails."""
     race.better = lambda *_: True  # type: ignore[assignment]
     candidates = [name] if name in PLANTED else []
     if candidates:
@@ -185,7 +185,7 @@ def after(backend: Any) -> dict[str, Any]:
 
 
 def interrupts(seconds: float, shard: int, shards: int, candidates: list[str]) -> Iterator[dict[str, Any]]:
-    """Interrupt one line after the other: tell whether the race came to it, and what it left."""
+    """Interrupt the race at one line after the other: yield whether it reached the line, and what remained."""
     torch.set_num_threads(1)  # forks do not inherit the threads of OpenMP
     head_to_head.BOUT = head_to_head.LEAST_ROUNDS = head_to_head.ROUNDS = 2
     race.better = lambda *_: True  # type: ignore[assignment]
@@ -222,7 +222,7 @@ Point = tuple[str, int, int]
 
 
 def _lines_of(run: Callable[[], None]) -> list[Point]:
-    """Return each line of ours that `run` comes to: its first time, its last where there are more."""
+    """Return each line of this package that `run` executes: its first execution, and its last if there are several."""
     times: dict[tuple[str, int], int] = {}
 
     def seen(file: str, line: int) -> None:
@@ -252,12 +252,12 @@ def _traced(seen: Callable[[str, int], None]) -> Iterator[None]:
 
 
 def _in_a_fork(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, Any]]:
-    """Interrupt a race at `point`; tell whether it came there, and what is otherwise than before."""
+    """Interrupt a race at `point`; return whether it got there, and the differences from before."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
-        faulthandler.dump_traceback_later(SECONDS_A_CHILD, exit=True)  # what hangs says where, and ends
+        faulthandler.dump_traceback_later(SECONDS_A_CHILD, exit=True)  # a hanging child prints where, and ends
         with os.fdopen(writing, "w") as pipe:
             try:
                 json.dump(_interrupted(point, run), pipe)

@@ -1,4 +1,4 @@
-"""Races with a store of their own, and templates planted to be wrong, slow or broken."""
+"""Races with a separate store, and templates planted to be wrong, slow or broken."""
 
 import logging
 import time
@@ -41,7 +41,7 @@ def doubled(graph):
 
 
 def through(op):
-    """Return what lets each output go through `op` last."""
+    """Return a pass that applies `op` to each output."""
 
     def change(graph):
         (output,) = graph.find_nodes(op="output")
@@ -77,7 +77,7 @@ def store(tmp_path, monkeypatch, fresh_dynamo):
 
 @pytest.fixture
 def default_wins(monkeypatch):
-    """Let the last candidate that is right win, however fast eager is on this machine."""
+    """Let the last candidate that passes the check win, however fast eager is on this machine."""
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
 
 
@@ -95,7 +95,7 @@ class Races:
 
 @pytest.fixture
 def races(monkeypatch):
-    """Run no race: what stands round them is tested in no time."""
+    """Replace races, so that the code around them is tested quickly."""
     stand_in = Races()
     monkeypatch.setattr(race, "race", stand_in)
     return stand_in
@@ -112,7 +112,7 @@ def auto():
     """Return a compile of a model by auto among `candidates`, with options."""
 
     def compiled(model, candidates=(), **options):
-        options = {"budget_s": 300.0} | options  # no test of something else ends early on a slow machine
+        options = {"budget_s": 300.0} | options  # large, so that other tests are not cut short on a slow machine
         backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=list(candidates), **options)
         return torch.compile(model, backend=backend)
 

@@ -1,4 +1,4 @@
-"""What the tests of auto compile, keep and read."""
+"""Functions and helpers of the tests of auto."""
 
 import sqlite3
 
@@ -28,12 +28,12 @@ def rows_of(store):
 
 
 def told(log):
-    """Return the last line of the log that names a decision."""
+    """Return the last line of the log with a decision."""
     return [line for line in log.messages if line.startswith("auto: ")][-1].splitlines()[0]
 
 
 def spoil(store, key):
-    """Let what is stored under `key` be no decision."""
+    """Make the row stored under `key` invalid."""
     with sqlite3.connect(store) as connection:
         connection.execute("UPDATE decisions SET seconds = '3' WHERE key = ?", (key,))
     connection.close()

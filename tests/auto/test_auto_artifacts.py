@@ -1,4 +1,4 @@
-"""Decisions that came with cache artifacts stand for those of a store."""
+"""Decisions loaded with cache artifacts are used like those of a store."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from backend_kwargs.compilers.auto import decide
 
 @pytest.fixture
 def elsewhere(races, monkeypatch, tmp_path):
-    """Return the artifacts of a process that decided on `fast_compile`; this one knows nothing, and has no store."""
+    """Return the artifacts of a process that chose `fast_compile`; this process has no decision and no store."""
     races.winner, races.options = "fast_compile", dict(bk.get_template("fast_compile").options)
     winner_of_chain()
     data, _ = bk.save_cache_artifacts()
@@ -28,20 +28,20 @@ def winner_of_chain(candidates=("fast_compile",), **options):
 
 @pytest.mark.parametrize("race", ["missing", "never"])
 def test_loaded_decision_is_followed(elsewhere, races, race):
-    """A graph takes the decision that was loaded, without a race."""
+    """A graph uses the loaded decision, without a race."""
     bk.load_cache_artifacts(elsewhere)
     assert winner_of_chain(race=race) == "fast_compile"
     assert races.count == 1
 
 
 def test_loaded_decision_is_asked_for_by_the_request(elsewhere, races):
-    """A decision for other candidates answers another question."""
+    """A loaded decision for other candidates is not used."""
     bk.load_cache_artifacts(elsewhere)
     assert winner_of_chain(candidates=["aten"], race="never") == "default"
 
 
 def test_loaded_decision_is_not_known_to_a_comparison(elsewhere, races):
-    """Where races begin with nothing decided, what was loaded is set aside, and is there again afterwards."""
+    """While races start without decisions, loaded ones are set aside; afterwards they are back."""
     bk.load_cache_artifacts(elsewhere)
     with decide.nothing_decided():
         winner_of_chain()
@@ -51,7 +51,7 @@ def test_loaded_decision_is_not_known_to_a_comparison(elsewhere, races):
 
 
 def test_race_leaves_no_artifact_of_a_loser(auto, default_wins):
-    """What torch saves after a race is the winner's code alone, here one graph's."""
+    """After a race torch saves only the winner's code, here one graph's."""
     from torch.compiler._cache import CacheArtifactManager
 
     with CacheArtifactManager.with_fresh_cache(), torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a key is made of: the graph, its inputs, torch, the machine, the question."""
+"""The parts of a key: the graph, its inputs, torch, the machine, the question."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def test_another_graph_is_another_decision(auto, races, store, change):
 
 
 def test_an_input_that_stays_is_another_decision(auto, races):
-    """An input marked as static is copied for no replay, so that CUDA graphs pay sooner: it is part of the key."""
+    """CUDA graphs do not copy static inputs, so they pay off sooner: being static is part of the key."""
     x = torch.randn(8, 64)
     auto(chain)(x)
     torch._dynamo.reset()
@@ -53,7 +53,7 @@ def test_an_input_that_stays_is_another_decision(auto, races):
     ],
 )
 def test_another_question_is_another_decision(auto, races, options):
-    """What a race was asked is part of the key: a loose decision answers no strict question."""
+    """The settings of a race are part of the key: a decision with a loose tolerance is not used for a strict one."""
     for asked in ({}, options):
         auto(chain, **asked)(torch.randn(8, 64))
         torch._dynamo.reset()
@@ -68,7 +68,7 @@ def threads():
 
 
 def test_other_threads_are_another_decision(auto, races, threads):
-    """How many threads compute is part of the key: what is fastest on one need not be on sixteen."""
+    """The number of threads is part of the key: the winner on one thread may not win on sixteen."""
     for count in (threads, threads + 1):
         torch.set_num_threads(count)
         auto(chain)(torch.randn(8, 64))
@@ -110,7 +110,7 @@ def test_another_state_is_another_decision(auto, races, state):
     ],
 )
 def test_settings_of_the_process_are_part_of_the_key(change, back):
-    """Deterministic algorithms and the precision of float32 products decide what is fast."""
+    """Deterministic algorithms and the precision of float32 products affect speed, so they are part of the key."""
     before = ambient()
     change()
     try:
@@ -120,7 +120,7 @@ def test_settings_of_the_process_are_part_of_the_key(change, back):
 
 
 def test_other_candidates_are_another_decision(auto, races, monkeypatch):
-    """What the table of steps held when a graph was raced is part of the key: a release that tries more races again."""
+    """The table of steps is part of the key: a release with more steps races again."""
     auto(chain)(torch.randn(8, 64))
     torch._dynamo.reset()
     decide.forget_process()
@@ -130,7 +130,7 @@ def test_other_candidates_are_another_decision(auto, races, monkeypatch):
 
 
 def test_names_of_the_user_are_no_part_of_the_key(auto, races):
-    """The same computation under other names is the same graph."""
+    """The same computation with other names has the same key."""
 
     def same(tensor):
         doubled = tensor * 2
@@ -148,7 +148,7 @@ def test_which_of_equal_devices_is_no_part_of_the_key():
 
 
 def test_a_key_is_the_same_in_every_process():
-    """Neither an address nor the order of a set, which is another in each process, is part of it."""
+    """Neither addresses nor the order of sets, which differ between processes, are part of the key."""
     script = (
         "from backend_kwargs.compilers.auto.cache_key import spelled\n"
         "print(spelled([{'a', 'b', 'c'}, spelled, object()]))"
@@ -213,7 +213,7 @@ def kernels():
     ],
 )
 def test_the_source_of_a_triton_kernel_is_part_of_the_key(kernels, one, other, same):
-    """The graph holds a kernel by its number, which another process gives to another kernel."""
+    """A graph refers to a kernel by a number, which may be another kernel's in another process."""
     texts = [structure(calling(kernels[name], n=constant)) for name, constant in (one, other)]
     assert (texts[0] == texts[1]) is same
 
@@ -227,6 +227,6 @@ def test_the_source_of_a_triton_kernel_is_part_of_the_key(kernels, one, other, s
     ],
 )
 def test_kin_differ_in_size_alone(x, asked, same):
-    """The same graph for another type, or raced for something else, is no recompile."""
+    """The same graph with another dtype or other settings is another computation, not a recompile."""
     gm, first = torch.fx.symbolic_trace(chain), torch.randn(8, 64)
     assert (computation_of(gm, [x], asked) == computation_of(gm, [first], {})) is same

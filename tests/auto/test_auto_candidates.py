@@ -1,4 +1,4 @@
-"""The table of steps: which are tried on what graph, and what a graph is seen to hold."""
+"""The table of steps: which are tried on which graph, and the statistics of graphs."""
 
 from dataclasses import fields, replace
 
@@ -8,10 +8,11 @@ from torch._inductor import list_mode_options
 from torch.nn.functional import linear
 
 from backend_kwargs.catalogue import inductor_options
-from backend_kwargs.compilers.auto.candidates import STEPS, candidates_for
+from backend_kwargs.compilers.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, observed_stats
 from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.errors import BackendKwargsError
 
 MARKS = {"device": "cpu", "training": False, "writes": False, "dynamic": False, "bytes_read": 9e7}
 ONE_GEMM = GraphStats(
@@ -48,7 +49,7 @@ def facts_of(run, **marks):
 
 
 def test_each_option_is_inductors():
-    """A step that named an option torch does not have would never run."""
+    """Every option of a step exists in torch; otherwise the step would never run."""
     assert {option for step in STEPS for option in step.options} <= set(inductor_options())
 
 
@@ -70,13 +71,13 @@ def test_the_climb_can_reach_each_mode(mode, graph):
 
 @pytest.mark.parametrize(("ops", "fits"), [pytest.param(24, True, id="few"), pytest.param(100, False, id="many")])
 def test_tuning_many_kernels_takes_longer_than_a_race(ops, fits):
-    """Each kernel is tuned for itself: of a graph of many, compiled in 10 s, no default budget is enough for all."""
+    """Each kernel is tuned separately: for a graph with many, compiled in 10 s, the default budget does not suffice."""
     (step,) = [step for step in STEPS if step.name == "coordinate_descent"]
     assert (step.costs.seconds(10.0, replace(SHORT, ops=ops)) < Settings().budget_s) is fits
 
 
 def test_each_step_says_what_it_saves():
-    """A step without a share of the slack would be tried under no effort."""
+    """Every step has a share of the slack; otherwise it would never be tried."""
     assert all(step.shares and 0 < max(step.shares.values()) <= 1 for step in STEPS)
     assert {part for step in STEPS for part in step.shares} == {field.name for field in fields(Slack)}
 
@@ -90,7 +91,7 @@ def test_each_step_says_what_it_saves():
     ],
 )
 def test_padding_is_tried_where_rows_are_unaligned(facts, tried):
-    """Inductor pads on a GPU alone, and only what is unaligned; padding comes before what is expensive."""
+    """Padding is tried only on a GPU, for unaligned GEMMs, and before expensive steps."""
     assert ("padded" in names(facts)) is tried
     assert not tried or names(facts).index("padded") < names(facts).index("max_autotune")
 
@@ -104,13 +105,13 @@ def test_padding_is_tried_where_rows_are_unaligned(facts, tried):
     ],
 )
 def test_a_cpu_tunes_products_and_convolutions(facts, tried):
-    """Inductor has kernels of its own for these on a CPU too, and for nothing else."""
+    """On a CPU, Inductor has its own kernels only for these."""
     assert ("max_autotune" in names(replace(facts, device="cpu"))) is tried
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_quick_tries_few(graph):
-    """At most ten steps, of which the last is there only if another won after CUDA graphs were tried."""
+    """At most ten steps; the last runs only if another step won after CUDA graphs."""
     assert len(names(GRAPHS[graph])) <= 10
     assert set(names(GRAPHS[graph])) <= set(names(GRAPHS[graph], "full"))
 
@@ -124,7 +125,7 @@ def test_quick_tries_few(graph):
     ],
 )
 def test_little_work_is_tried_on_one_core(marks, tried):
-    """A CPU wakes its other cores for work that takes longer than waking them."""
+    """On a CPU, one thread is tried for little work, where waking other cores takes longer."""
     assert ("one_thread" in names(replace(NORM, bytes_written=0.0, **marks))) is tried
 
 
@@ -138,7 +139,7 @@ def test_little_work_is_tried_on_one_core(marks, tried):
     ],
 )
 def test_rows_and_columns_reduced_at_once_are_tuned(facts, tried):
-    """Wherever a GPU reduces; what it costs beside its gain decides whether it is compiled."""
+    """It is tried for every reduction on a GPU; expected gain and cost decide whether it is compiled."""
     assert ("mix_order_reductions" in names(facts)) is tried
 
 
@@ -158,7 +159,7 @@ def test_many_kernels_are_combined(facts, tried):
 
 @pytest.mark.parametrize("step", ["multi_kernel", "all_directions"])
 def test_what_takes_minutes_is_for_full_effort(step):
-    """What seldom wins and compiles each kernel many times over is tried where all effort is asked for."""
+    """Steps that seldom win and compile each kernel many times are tried only with effort="full"."""
     assert (step in names(NORM), step in names(NORM, "full")) == (False, True)
 
 
@@ -167,15 +168,36 @@ def test_cuda_graphs_are_tried_again_after_all_that_shortens_kernels():
     assert names(SHORT, "full")[-2:] == ["cudagraphs_of_tuned", "cpp_wrapper"]
 
 
+COSTLY = {"triton.cudagraphs": 3, "cpp_wrapper": 3, "max_autotune": 2, "coordinate_descent_tuning": 2}
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step.can_gain(SHORT)], ids=lambda step: step.name)
+def test_ranks_on_a_gpu(step):
+    """Of equals, changed kernels are kept before tuned ones, and these before CUDA graphs and wrappers."""
+    tunes = {"combo_kernels", "triton.multi_kernel"} & set(step.options) and step.name != "persistent_reductions"
+    assert step.rank == max([COSTLY.get(name, 1) for name in step.options] + [2 if tunes else 1])
+
+
 @pytest.mark.parametrize(("device", "rank"), [("cpu", 2), ("cuda", 3)])
 def test_a_named_step_is_that_of_the_device(device, rank):
-    """The C++ wrapper costs more to have on a GPU, where it is another step of the same name."""
+    """The C++ wrapper has a higher rank on a GPU, where it is another step with the same name."""
     (step,) = candidates_for(replace(NORM, device=device), "quick", ["cpp_wrapper"], lambda name: {})
     assert step.rank == rank
 
 
+def absent(name):
+    raise BackendKwargsError(f"Unknown template {name!r}.")
+
+
+def test_a_stored_winner_that_this_process_lacks_is_not_followed():
+    """A template that was listed and is not registered here sets no option, whatever the stored decision says."""
+    allowed = allowed_candidates(["mine"], absent, (), (), None)
+    assert not trusted("mine", {"max_autotune": True}, "", allowed)
+    assert trusted("max_autotune", {"max_autotune": True}, "", allowed)
+
+
 def test_products_of_8_bits_count_no_flops():
-    """Their speed is not that of a product in bf16, by which the limit is told."""
+    """Their speed is not that of a bf16 product, from which the limit is computed."""
     x = torch.ones(32, 32, dtype=torch.int8)
     assert facts_of(lambda: torch._int_mm(x, x)).flops == 0
     assert facts_of(lambda: torch.mm(x.float(), x.float())).flops == 2 * 32**3
@@ -204,20 +226,20 @@ def tensor(*shape, dtype=torch.bfloat16):
 )
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
 def test_unaligned_gemms_are_counted(run, unaligned, mode):
-    """A GEMM counts where rows of an operand or of its result begin off a multiple of 16 bytes."""
+    """A GEMM counts if rows of an operand or of its result do not begin at multiples of 16 bytes."""
     with mode():
         assert facts_of(run).unaligned == unaligned
 
 
 def test_a_backward_is_seen():
-    """What autograd runs counts like what the forward runs."""
+    """Operators of the backward pass count like those of the forward pass."""
     weight = torch.zeros(8, 8, requires_grad=True)
     assert facts_of(lambda: (torch.zeros(4, 8) @ weight).sum().backward()).gemms == 2
 
 
 @torch.no_grad()
 def test_a_graph_in_a_graph_is_opaque():
-    """What a higher-order operator holds is not counted, so that every step may gain and CUDA graphs are tried."""
+    """Operators inside a higher-order one are not counted, so every step may gain and CUDA graphs are tried."""
     seen = []
 
     def branching(x):

@@ -1,4 +1,4 @@
-"""A process after a race is a process that compiled the winner alone, whatever became of the race."""
+"""After a race, a process is as if it had compiled only the winner, whatever happened in the race."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ALLOWED = {
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """Return what starts census.py in a process of its own."""
+    """Return a function that starts census.py in its own process."""
 
     def start(*arguments):
         tmp_path = tmp_path_factory.mktemp("census")
@@ -51,7 +51,7 @@ def unexplained(left):
 
 @pytest.fixture(scope="module")
 def censuses(begun):
-    """Return the census of a process that compiled default alone, and of one for each race, two at a time."""
+    """Return the census of a process that compiled only default, and of one process per race, two at a time."""
     names = ["alone", "race", *census.PLANTED]
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(names, pool.map(lambda name: error_text(begun(name))[0], names), strict=True))
@@ -59,12 +59,12 @@ def censuses(begun):
 
 @pytest.mark.parametrize("name", ["race", *census.PLANTED])
 def test_a_race_leaves_what_the_winner_alone_leaves(censuses, name):
-    """Also where a candidate fails, when it is compiled, checked or called."""
+    """This holds even if a candidate fails when it is compiled, checked or called."""
     assert unexplained(census.differences(censuses["alone"], censuses[name])) == {}
 
 
 def test_an_interrupted_race_leaves_nothing(begun):
-    """Ctrl-C at a line of ours: the process is as before, and nothing hangs."""
+    """After a Ctrl-C at any line of this package, the process is as before, and nothing hangs."""
     every = os.environ.get(EVERY)
     seconds, candidates = (1e9, ["call", "simd_256"]) if every else (SAMPLE_S, [])
     processes = [begun("interrupts", seconds, shard, 2, *candidates) for shard in range(2)]

@@ -49,9 +49,7 @@ def test_a_winner_of_another_compiler_is_remembered(store, monkeypatch):
     forget_process()
     torch._dynamo.reset()
     module = net()
-    compiled = torch.compile(
-        module, backend=bk.make_backend("tmpl-inductor:auto", candidates=[TVM], race="never")
-    )
+    compiled = torch.compile(module, backend=bk.make_backend("tmpl-inductor:auto", candidates=[TVM], race="never"))
     with torch.no_grad():
         compiled(INPUT)
     graph = bk.report(compiled).graphs[0]
@@ -137,9 +135,7 @@ def test_a_wrong_candidate_raises_at_once(candidate):
         pytest.param("default", "tmpl-tvm", {}, ("default",), False, id="a step's name"),
     ],
 )
-def test_a_stored_decision_may_name_another_compiler_only_where_it_is_listed(
-    winner, compiler, options, listed, wanted
-):
+def test_a_stored_decision_may_name_another_compiler_only_where_it_is_listed(winner, compiler, options, listed, wanted):
     """A file of decisions cannot choose what the caller did not ask for."""
     assert trusted(winner, options, options_of, listed, compiler) is wanted
 

@@ -1,4 +1,4 @@
-"""auto under DistributedDataParallel with several buckets: dynamo cuts the graph, and each part has a decision."""
+"""auto under DistributedDataParallel with several buckets: dynamo splits the graph, and each part has a decision."""
 
 import copy
 import gc
@@ -16,7 +16,7 @@ from backend_kwargs.compilers.auto import race
 
 
 class Masked(nn.Module):
-    """Buckets that get tokens, a mask and positions of earlier ones, and drop out."""
+    """A model whose buckets get tokens, a mask and positions from earlier ones, with dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def models():
 
 
 def trained(model, tokens):
-    """Return the loss of a step, with what it leaves in the model: gradients and running means."""
+    """Return the loss of a step, with the model's gradients and running means after it."""
     loss = model(tokens).square().mean()
     loss.backward()
     return loss, [each.grad for each in model.parameters()], [each.clone() for each in model.buffers()]
@@ -56,7 +56,7 @@ def trained(model, tokens):
 
 @pytest.mark.parametrize("winner", ["default", "eager"])
 def test_each_bucket_is_decided(wrapped, races, winner):
-    """Each bucket has a race of its own, whoever wins, and training gives eager's numbers."""
+    """Each bucket has its own race, whichever candidate wins, and training gives eager's numbers."""
     races.winner = winner
     model, reference, tokens = models()
     expected = trained(wrapped(reference), tokens)
@@ -68,7 +68,7 @@ def test_each_bucket_is_decided(wrapped, races, winner):
 
 
 def test_a_race_gets_what_a_bucket_gets(wrapped, monkeypatch):
-    """The inputs of a bucket's race are those of its call, though dynamo has fake ones; none stays alive."""
+    """A bucket's race gets the real inputs of its call, although dynamo has fake ones; none stays alive."""
     raced, activations = [], []
 
     def watched(request, tick):

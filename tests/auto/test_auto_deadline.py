@@ -1,4 +1,4 @@
-"""Tuning that ends by a time, in one thread alone."""
+"""The deadline of tuning, for one thread."""
 
 import math
 import threading
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._inductor.runtime.benchmarking import benchmarker
 
-from backend_kwargs.compilers.auto import race
+from backend_kwargs.compilers.auto import deadline, race
 from backend_kwargs.compilers.auto.deadline import TIMERS, OutOfTime, capped, capped_backward
 from backend_kwargs.compilers.auto.store import Store
 
@@ -19,20 +19,28 @@ def time_a_kernel():
 
 
 def test_a_kernel_is_timed_until_then():
-    """Before the end kernels are timed as ever; after it the next one is not."""
+    """Before the deadline kernels are timed as usual; after it no further one is."""
     with capped(math.inf):
         assert time_a_kernel() >= 0
     with capped(time.perf_counter() - 1), pytest.raises(OutOfTime):
         time_a_kernel()
 
 
+def test_backward_graphs_are_found_behind_views():
+    """Compiled backward graphs are found through views; inputs without a gradient are skipped."""
+    weight = torch.ones(2, requires_grad=True)
+    compiled = torch.compile(torch.sin, backend="aot_eager")(weight)
+    found = deadline._compiled([(compiled.view(1, 2) * torch.ones(2)).grad_fn, (weight * weight).grad_fn, None])
+    assert [node.name() for node in found] == [deadline.COMPILED]
+
+
 def test_nothing_drops_it_as_one_kernel():
-    """Inductor drops a kernel for any Exception; the end of all tuning is none."""
+    """Inductor drops a kernel for any Exception, so the deadline raises a BaseException."""
     assert not issubclass(OutOfTime, Exception)
 
 
 def test_other_threads_go_on():
-    """The end is of the thread that races; another one times its kernels meanwhile."""
+    """The deadline applies only to the racing thread; another one continues to time kernels."""
     seen = []
     with capped(time.perf_counter() - 1):
         other = threading.Thread(target=lambda: seen.append(time_a_kernel()))
@@ -43,7 +51,7 @@ def test_other_threads_go_on():
 
 @pytest.fixture(scope="module")
 def tuned_in_backward():
-    """Compile a function whose backward pass, and it alone, times a kernel."""
+    """Compile a function of which only the backward pass times a kernel."""
     library = "backend_kwargs_tests"
 
     @torch.library.custom_op(f"{library}::same", mutates_args=())
@@ -63,7 +71,7 @@ def tuned_in_backward():
 
 @pytest.mark.parametrize("view", [pytest.param(False, id="output"), pytest.param(True, id="view of it")])
 def test_another_threads_backward_pass_ends_too(tuned_in_backward, view):
-    """What autograd runs in a thread of its own has the end of the thread that waits for it, and is rid of it then."""
+    """Autograd's thread gets the deadline of the thread that waits for it, and loses it afterwards."""
     x = torch.ones(4, requires_grad=True)
     with ThreadPoolExecutor(1) as autograds:
         with capped(time.perf_counter() - 1):
@@ -74,7 +82,7 @@ def test_another_threads_backward_pass_ends_too(tuned_in_backward, view):
 
 
 def test_two_races_end_apart():
-    """Of two threads with an end, the first to leave does not lift the other's."""
+    """If two threads have a deadline, the first to finish does not remove the other's."""
     inside, left = threading.Event(), threading.Event()
     ended = []
 
@@ -96,7 +104,7 @@ def test_two_races_end_apart():
 
 
 def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
-    """Tuning that outlasts the budget is ended, its row says so, and the race goes on without a trace of it."""
+    """Tuning beyond the budget is interrupted, the row says so, and the race goes on without side effects."""
     monkeypatch.setattr(race, "capped", lambda ends: capped(ends - 1e6))  # default's tuning never ends
     model, x = torch.nn.Linear(128, 128), torch.randn(128, 128)
     with torch.no_grad():
@@ -104,5 +112,5 @@ def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
         assert torch.allclose(seen, model(x), atol=1e-3)
     (decision,) = Store(store).all()
     (row,) = [row for row in decision.rows if row.name == "max_autotune"]
-    assert (row.status, row.reason) == ("timeout", "its tuning was ended with the budget of 300 s")
+    assert (row.status, row.reason) == ("timeout", "its tuning was interrupted when the budget of 300 s ended")
     assert (decision.cut_s, set(TIMERS) & set(vars(benchmarker))) == (300, set())

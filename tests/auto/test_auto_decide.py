@@ -1,4 +1,4 @@
-"""What stands round a race: when none is run, what is inherited, whose decision holds."""
+"""Decisions: when no race is run, what is inherited, and which decision is used."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ from backend_kwargs.errors import BackendKwargsWarning
 
 
 def stored(store, **changes):
-    """Put one decision, changed, in place of the one that is stored."""
+    """Replace the stored decision by a changed one."""
     (decision,) = Store(store).all()
     Store(store).put(replace(decision, **changes))
     torch._dynamo.reset()
@@ -39,7 +39,7 @@ def test_a_decision_is_remembered(auto, races, store):
 
 
 def test_never_racing_takes_default(auto, store, log):
-    """With race="never" and no decision, default is compiled."""
+    """With race="never" and no stored decision, default is compiled."""
     x = torch.randn(8, 64)
     assert torch.allclose(auto(chain, race="never")(x), chain(x))
     assert told(log) == "auto: default for a graph not raced: race='never', and no decision is stored (0.0 s)"
@@ -47,7 +47,7 @@ def test_never_racing_takes_default(auto, store, log):
 
 
 def test_never_racing_inherits_nothing(auto, races, log):
-    """What another graph's race found is not tried where nothing is to be tried."""
+    """With race="never", the winner of another graph's race is not inherited."""
     races.winner, races.options = "cpp_wrapper", {"cpp_wrapper": True}
     auto(chain)(torch.randn(8, 64))
     auto(torch.sin, race="never")(torch.randn(8))
@@ -55,21 +55,21 @@ def test_never_racing_inherits_nothing(auto, races, log):
 
 
 def test_the_process_has_a_budget(auto, races, log):
-    """When a process has spent its seconds on races, further graphs take default."""
+    """When a process has spent its budget for races, further graphs use default."""
     auto(chain)(torch.randn(8, 64))
     auto(lambda x: chain(x).exp(), process_budget_s=0.0)(torch.randn(8, 64))
     assert told(log) == "auto: default for a graph not raced: the process has spent its 0 s on races (0.0 s)"
 
 
 def test_what_races_take_is_counted(auto, log):
-    """The seconds of a process's races add up, whatever came of them."""
+    """The seconds of a process's races add up, whatever their results."""
     for fn in (chain, lambda x: chain(x).exp()):
         auto(fn, process_budget_s=1e-4)(torch.randn(8, 64))
     assert told(log) == "auto: default for a graph not raced: the process has spent its 0.0001 s on races (0.0 s)"
 
 
 def test_what_stood_in_decides_nothing(auto, races):
-    """A graph that was refused a race is raced when it may be."""
+    """A graph that was not raced for lack of budget is raced later."""
     for budget_s in (0, 60):
         auto(chain, budget_s=budget_s)(torch.randn(8, 64))
         torch._dynamo.reset()
@@ -77,7 +77,7 @@ def test_what_stood_in_decides_nothing(auto, races):
 
 
 def test_the_users_option_beats_the_winners(auto, races):
-    """Of an option that the user and the winner set, the user's value reaches Inductor, with the winner's others."""
+    """If user and winner set the same option, Inductor gets the user's value, with the winner's other options."""
     seen = []
 
     def watch(graph):
@@ -90,7 +90,7 @@ def test_the_users_option_beats_the_winners(auto, races):
 
 
 def test_recompiles_inherit(auto, races, log):
-    """Beyond `most_races`, other sizes of one computation take its last winner without a race."""
+    """Beyond `most_races`, other sizes of one computation reuse the latest winner without a race."""
     compiled = torch.compile(chain, backend=backend_of(most_races=1), dynamic=False)
     for size in (64, 32):
         compiled(torch.randn(8, size))
@@ -99,7 +99,7 @@ def test_recompiles_inherit(auto, races, log):
 
 
 def test_tiny_graphs_inherit(races, log):
-    """After a first race, a graph of two operators on little data takes the winner of its neighbour."""
+    """After a first race, a graph of two operators on little data reuses the latest winner."""
     races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": True}
     torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
     torch.compile(torch.sin, backend=backend_of())(torch.randn(8))
@@ -108,7 +108,7 @@ def test_tiny_graphs_inherit(races, log):
 
 
 def test_tiny_graphs_inherit_when_the_budget_is_spent(races, log):
-    """Also where the process may race no more, a tiny graph takes the winner of its neighbour."""
+    """A tiny graph reuses the latest winner even if the process's budget is spent."""
     races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": True}
     torch.compile(chain, backend=backend_of(process_budget_s=100.0))(torch.randn(8, 64))
     decide.memory().race_seconds.append(100.0)
@@ -117,7 +117,7 @@ def test_tiny_graphs_inherit_when_the_budget_is_spent(races, log):
 
 
 def test_always_races_tiny_graphs_and_all_sizes(races):
-    """Under race="always" no graph takes the winner of another."""
+    """Under race="always" no graph reuses the winner of another."""
     for size in (8, 16, 24):
         backend = backend_of(race="always", most_races=1)
         torch.compile(chain, backend=backend, dynamic=False)(torch.randn(size, 64))
@@ -126,7 +126,7 @@ def test_always_races_tiny_graphs_and_all_sizes(races):
 
 
 def test_a_decision_is_logged_with_its_table_once(races, log):
-    """Compiled once more, as a trainer does between training and evaluation, a graph is told of in one line."""
+    """A graph that is compiled again, as between training and evaluation, is logged in one line."""
     for _ in range(3):
         torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
         torch._dynamo.reset()
@@ -136,11 +136,11 @@ def test_a_decision_is_logged_with_its_table_once(races, log):
 
 
 def test_inputs_without_memory_are_not_raced(races, log):
-    """Where an input is no plain tensor, as DDP's optimizer hands over fakes, default is compiled."""
+    """Where an input is not a plain tensor, as DDP's optimizer hands over fakes, default is compiled."""
     gm = torch.fx.symbolic_trace(chain)
     with torch._subclasses.FakeTensorMode() as mode:
         backend_of()(gm, [mode.from_tensor(torch.randn(8, 64))])
-    assert told(log) == "auto: default for a graph not raced: an input is no plain tensor (0.0 s)"
+    assert told(log) == "auto: default for a graph not raced: an input is not a plain tensor (0.0 s)"
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo asks a tensor with history for it
@@ -153,11 +153,11 @@ def test_an_input_that_trains_and_is_changed_is_not_raced(races, log):
     weight = torch.ones(8, requires_grad=True)
     torch.compile(step, backend=backend_of())(weight * 1).backward()
     assert torch.equal(weight.grad, torch.full((8,), 2.0))
-    assert told(log) == "auto: default for a graph not raced: it changes in place an input that trains (0.0 s)"
+    assert told(log) == "auto: default for a graph not raced: it changes in place an input that requires grad (0.0 s)"
 
 
 def test_a_larger_budget_races_again(auto, races):
-    """A race that its budget cut short holds for budgets no larger, and for race="never"."""
+    """The decision of a race that its budget ended is used for budgets that are not larger, and for race="never"."""
     races.cut, x = True, torch.randn(8, 64)
     for options in ({"budget_s": 1.0}, {"budget_s": 1.0}, {"race": "never"}, {"budget_s": 2.0}):
         torch._dynamo.reset()
@@ -166,7 +166,7 @@ def test_a_larger_budget_races_again(auto, races):
 
 
 def test_a_race_that_fails_falls_back(auto, monkeypatch, store, log):
-    """Where the race itself fails, default is compiled, a warning says why, and nothing is stored."""
+    """If a race fails, default is compiled, a warning gives the reason, and nothing is stored."""
 
     def out_of_memory(request, tick):
         raise torch.OutOfMemoryError("planted")
@@ -182,19 +182,19 @@ def test_a_race_that_fails_falls_back(auto, monkeypatch, store, log):
 
 
 def test_a_stored_winner_that_fails_falls_back(auto, planted, races, log):
-    """A winner that does not compile here any more gives way to default, with a warning."""
+    """If a stored winner no longer compiles, default is compiled, with a warning."""
     races.winner, races.options = "crash", dict(backend_kwargs.make_backend("tmpl-inductor:crash").options)
     x = torch.randn(8, 64)
     with pytest.warns(BackendKwargsWarning) as warned:
         assert torch.allclose(auto(chain)(x), chain(x))
-    why = "crash, which was decided, fails: InductorError: RuntimeError: planted"
+    why = "the chosen crash failed: InductorError: RuntimeError: planted"
     assert str(warned[-1].message) == f"A graph is compiled under default: {why}"
     assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
     assert not decide.memory().decisions
 
 
 def after_a_race(auto, races, **options):
-    """Let "one_thread" win a race among `options`, so that later graphs have a neighbour."""
+    """Let "one_thread" win a race with `options`, so that later graphs can inherit it."""
     races.winner, races.options = "one_thread", {"cpp.threads": 1}
     auto(chain, **options)(torch.randn(8, 64))
     torch._dynamo.reset()
@@ -213,7 +213,7 @@ def after_a_race(auto, races, **options):
 def test_a_tiny_graph_inherits_from_its_own_kind(
     auto, planted, races, log, tmp_path, monkeypatch, options, state, inherits
 ):
-    """What won under other candidates, freezing say, is nothing that a tiny graph may take over."""
+    """A tiny graph does not inherit a winner of a race with other candidates, such as freezing."""
     monkeypatch.chdir(tmp_path)
     after_a_race(auto, races)
     with state():
@@ -223,7 +223,7 @@ def test_a_tiny_graph_inherits_from_its_own_kind(
 
 @pytest.mark.parametrize("race", ["missing", "never"])
 def test_a_store_is_asked_for_itself(auto, races, tmp_path, race):
-    """What this process has decided for one store is not what another holds: it is raced for, or never."""
+    """A decision made for one store is not used for another."""
     x = torch.randn(8, 64)
     auto(chain, store=str(tmp_path / "one.sqlite"))(x)
     torch._dynamo.reset()
@@ -233,7 +233,7 @@ def test_a_store_is_asked_for_itself(auto, races, tmp_path, race):
 
 
 def test_a_template_that_sets_something_else_is_another_candidate():
-    """What a template of one name sets is part of the key, for in another process it may be another."""
+    """A template's options are part of the key, since another process may define it differently."""
 
     def asked(**options):
         tools = Tools(lambda name: options, lambda options: {}, {})
@@ -245,7 +245,7 @@ def test_a_template_that_sets_something_else_is_another_candidate():
 
 
 def test_a_step_over_a_template_is_remembered(auto, races):
-    """What a step won over a template of one's own is compiled again, for one of both sets each option."""
+    """A winner made of a step and a user's template is used again, since one of them sets each option."""
     backend_kwargs.register_template("unfused", {"epilogue_fusion": False})
     races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": False, "cpp_wrapper": True}
     for _ in range(2):
@@ -255,14 +255,14 @@ def test_a_step_over_a_template_is_remembered(auto, races):
 
 
 def test_the_users_options_are_told(auto, races, store):
-    """A decision holds what was asked for beside it, for who pins it."""
+    """A decision contains the user's own options, for export."""
     auto(chain, epilogue_fusion=True)(torch.randn(8, 64))
     (decision,) = Store(store).all()
     assert decision.fixed == {"epilogue_fusion": True}
 
 
 def test_always_means_always(auto, races):
-    """The same size again is no further size."""
+    """With race="always", the same size again is not counted as another size."""
     for _ in range(3):
         auto(chain, race="always", most_races=1)(torch.randn(8, 64))
         torch._dynamo.reset()
@@ -270,7 +270,7 @@ def test_always_means_always(auto, races):
 
 
 def test_a_race_has_what_the_process_has_left(auto, races, store, monkeypatch):
-    """The budget of one graph is no more than what is left of all, and a decision says by which it was cut."""
+    """A graph's budget is at most the rest of the process's, and a decision records the budget that ended its race."""
     budgets = []
     monkeypatch.setattr(
         race, "race", lambda request, tick: budgets.append(request.settings.budget_s) or races(request, tick)
@@ -302,7 +302,7 @@ def checkpointed(p):
 
 
 def test_what_is_drawn_again_is_not_raced(auto, log):
-    """Eager's gradients of a checkpoint are of other random numbers than its output, so that they tell nothing."""
+    """With checkpointing, eager's gradients use other random numbers than its output, so nothing can be compared."""
     x = torch.randn(8, 64, requires_grad=True)
     auto(checkpointed(0.5))(x).backward()
     why = "activation checkpointing with random operators is not reproducible in eager"
@@ -310,7 +310,7 @@ def test_what_is_drawn_again_is_not_raced(auto, log):
 
 
 def test_a_checkpoint_that_draws_nothing_is_raced(auto, store):
-    """Where nothing is drawn, what is recomputed is the same."""
+    """Without random operators, recomputation gives the same result."""
     x = torch.randn(8, 64, requires_grad=True)
     auto(checkpointed(0.0))(x).backward()
     (decision,) = Store(store).all()
@@ -318,32 +318,32 @@ def test_a_checkpoint_that_draws_nothing_is_raced(auto, store):
 
 
 def test_a_graph_with_state_is_not_raced(log):
-    """Modules within a graph of torch.fx, as by calling a backend oneself, would be changed by a race."""
+    """A race would change modules inside a graph, as when a user calls a backend directly."""
     norm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.BatchNorm1d(8)))
     with torch.no_grad():
         backend_of()(norm, [torch.randn(4, 8)])
     assert norm.get_submodule("0").num_batches_tracked == 0
-    why = "it holds tensors of its own, which a race would change"
+    why = "it contains tensors, which a race would change"
     assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 
 def test_no_budget_is_no_race(auto, races, store, log):
-    """Nothing is raced in 0 s, and nothing is decided for good."""
+    """With a budget of 0 s nothing is raced, and no decision is stored."""
     auto(chain, budget_s=0)(torch.randn(8, 64))
     assert told(log) == "auto: default for a graph not raced: its budget is 0 s (0.0 s)"
     assert not store.exists()
 
 
 def test_a_size_unknown_before_it_runs_is_not_raced(auto, log):
-    """No real input has the size of a graph that holds for any."""
+    """A graph for unknown sizes has no real inputs to race on."""
     x = torch.randn(8, 64)
     torch._dynamo.decorators.mark_unbacked(x, 0)
     assert torch.allclose(auto(chain)(x), chain(x))
-    assert told(log) == "auto: default for a graph not raced: a size is not known before it runs (0.0 s)"
+    assert told(log) == "auto: default for a graph not raced: a size is unknown until it runs (0.0 s)"
 
 
 def test_imported_eager_is_no_failure(auto, races, store, log):
-    """A decision without the race's table, as an import leaves it, warns of nothing and claims nothing."""
+    """An imported decision, which has no table, causes no warning."""
     x = torch.randn(8, 64)
     auto(chain)(x)
     stored(store, rows=())
@@ -355,7 +355,7 @@ def test_imported_eager_is_no_failure(auto, races, store, log):
 @pytest.mark.parametrize("imported", [False, True], ids=["raced", "imported"])
 @torch.no_grad()
 def test_aot_compile(races, store, tmp_path, imported):
-    """Eager cannot be saved: `aot_compile()` gets the fastest that was compiled, else default."""
+    """Eager cannot be saved: `aot_compile()` gets the fastest compiled candidate, else default."""
     x = torch.randn(8, 64)
     if imported:
         torch.compile(chain, backend=backend_of())(x)
@@ -368,7 +368,7 @@ def test_aot_compile(races, store, tmp_path, imported):
 
 @torch.no_grad()
 def test_aot_compile_takes_no_strangers_options(races, store, log):
-    """Where eager won, a row of a file whose options are no candidate's is not what `aot_compile()` takes."""
+    """If eager won, `aot_compile()` does not use a stored row whose options are no candidate's."""
     x = torch.randn(8, 64)
     torch.compile(chain, backend=backend_of())(x)
     (decision,) = Store(store).all()
@@ -389,7 +389,7 @@ def test_a_winners_option_of_another_value_is_a_strangers(auto, races, store):
 
 @torch.no_grad()
 def test_aot_compile_takes_the_fastest_that_can_be_saved(monkeypatch, log, tmp_path):
-    """The copies that CUDA graphs are given would be lost on disk: the next in line is saved."""
+    """Copies of CUDA-graph outputs cannot be saved: the next fastest candidate is used."""
     fastest = RaceRow("cudagraphs", {"triton.cudagraphs": True}, seconds=1.0, won=True)
     slower = [
         RaceRow("one_thread", {"cpp.threads": 1}, seconds=2.0),
@@ -406,7 +406,7 @@ def test_aot_compile_takes_the_fastest_that_can_be_saved(monkeypatch, log, tmp_p
 
 
 def test_compare_races_anew(races, store):
-    """Compile seconds that are said to be those of an empty cache hold a race, and the user's store stays as it is."""
+    """With an empty cache, the compile time includes a race, and the user's store does not change."""
     torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
     before = Store(store).all()
     torch._dynamo.reset()
@@ -425,7 +425,7 @@ print("backend_kwargs.compilers.auto.race" in sys.modules)
 
 
 def test_a_stored_decision_loads_no_race(tmp_path):
-    """The process that races loads what races; the next, which finds the decision, does not."""
+    """A process that races imports the race; one that finds a stored decision does not."""
     places = {"BACKEND_KWARGS_STORE": str(tmp_path / "store"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-c", COMPILED]
     loaded = [subprocess.check_output(command, text=True, env=os.environ | places).strip() for _ in range(2)]

@@ -16,7 +16,7 @@ from graphs import KEY, MADE, spoil
 
 from backend_kwargs.compilers.auto import decide
 from backend_kwargs.compilers.auto.decision import packed, plain
-from backend_kwargs.compilers.auto.store import SCHEMA, Store, store_path
+from backend_kwargs.compilers.auto.store import Store, store_path
 from backend_kwargs.errors import BackendKwargsWarning
 
 WRITER = """
@@ -88,7 +88,7 @@ def test_another_programs_database_is_left_alone(store):
     with contextlib.closing(sqlite3.connect(store)) as other:
         other.executescript("CREATE TABLE decisions (what)")
     before = store.read_bytes()
-    with pytest.warns(BackendKwargsWarning, match="it is not a store of decisions, and is left alone"):
+    with pytest.warns(BackendKwargsWarning, match="it is not a store of decisions and was not changed"):
         Store(store).put(MADE)
     assert [path.name for path in store.parent.iterdir()] == [store.name]
     assert store.read_bytes() == before
@@ -97,7 +97,9 @@ def test_another_programs_database_is_left_alone(store):
 def test_looking_up_leaves_an_unreadable_file(store):
     """What only reads warns and changes nothing."""
     store.write_bytes(b"no database " * 100)
-    with pytest.warns(BackendKwargsWarning, match=r"cannot be read: it is not a store of decisions, and is left alone"):
+    with pytest.warns(
+        BackendKwargsWarning, match=r"cannot be read: it is not a store of decisions and was not changed"
+    ):
         assert Store(store).find(KEY) is None
     assert [path.name for path in store.parent.iterdir()] == [store.name]
 
@@ -213,7 +215,7 @@ def test_keeps_that_an_option_has_no_form(store):
 def test_a_store_that_cannot_be_written_warns(tmp_path):
     """Where the folder cannot be made, a decision holds in this process, and a warning says so."""
     (tmp_path / "file").touch()
-    with pytest.warns(BackendKwargsWarning, match="Decisions hold in this process alone"):
+    with pytest.warns(BackendKwargsWarning, match="Decisions are kept in this process only"):
         Store(tmp_path / "file" / "store").put(MADE)
 
 

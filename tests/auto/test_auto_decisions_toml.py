@@ -95,7 +95,7 @@ def test_import_says_that_a_template_is_unknown(tmp_path):
         read_decisions(tmp_path / "d.toml", options_of)
     assert str(error.value) == (
         f"[decisions.{KEY}] is for candidate 'mine'. Unknown template 'mine'. `backend-kwargs list` shows all. "
-        "An installed package makes it known, by the entry-point group 'backend_kwargs.templates'."
+        "An installed package can provide it, by the entry-point group 'backend_kwargs.templates'."
     )
 
 
@@ -106,7 +106,7 @@ def test_import_refuses_what_is_no_number(tmp_path, number):
     text = (tmp_path / "d.toml").read_text().replace('"seconds" = 2.5', f'"seconds" = {number}')
     (tmp_path / "d.toml").write_text(text)
     with pytest.raises(
-        BackendKwargsError, match=r"is no decision: (Expected `float`|Number out of range).* - at `\$\.seconds`\.$"
+        BackendKwargsError, match=r"is not a decision: (Expected `float`|Number out of range).* - at `\$\.seconds`\.$"
     ):
         read_decisions(tmp_path / "d.toml", options_of)
 
@@ -114,15 +114,17 @@ def test_import_refuses_what_is_no_number(tmp_path, number):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("", "holds no [decisions.KEY] table.", id="empty"),
-        pytest.param("[decisions.k]", "[decisions.'k'] is no decision: a key is 64 hexadecimal digits.", id="key"),
+        pytest.param("", "has no [decisions.KEY] table.", id="empty"),
+        pytest.param("[decisions.k]", "[decisions.'k'] is not a decision: a key has 64 hexadecimal digits.", id="key"),
         pytest.param(
             f"[decisions.{KEY}]\ngraph = 1",
-            f"[decisions.{KEY}] is no decision: Expected `str`, got `int` - at `$.graph`.",
+            f"[decisions.{KEY}] is not a decision: Expected `str`, got `int` - at `$.graph`.",
             id="types",
         ),
         pytest.param(
-            f"[decisions]\n{KEY} = 1", f"[decisions.{KEY}] is no decision: 'int' object is not iterable.", id="no table"
+            f"[decisions]\n{KEY} = 1",
+            f"[decisions.{KEY}] is not a decision: 'int' object is not iterable.",
+            id="no table",
         ),
         pytest.param("[decisions", "Cannot read decisions from ", id="syntax"),
     ],
@@ -153,14 +155,15 @@ def test_command_line(store, tmp_path):
     assert run("forget") == "error: Name the decisions to forget, or give --all.\n"
     assert run("forget", "abab") == "1 forgotten.\n"
     assert run("show", "abab") == "error: No decision's key begins with 'abab'; `decisions list` shows all.\n"
-    assert run("import", tmp_path / "d.toml") == f"1 put into {str(store)!r}.\n"
+    assert run("import", tmp_path / "d.toml") == f"1 added to {str(store)!r}.\n"
     assert Store(store).find(KEY) == replace(MADE, rows=())
 
 
 def test_command_line_exports_eager_as_no_template(store, tmp_path):
     """Where eager won there is no template to name."""
     Store(store).add(replace(MADE, winner="eager", options={}))
-    told = f"1 written to {tmp_path / 'd.toml'}, none as a template (1 kept eager, which is no template).\n"
+    kept = "none as a template (1 chose eager or another compiler, which is no template)"
+    told = f"1 written to {tmp_path / 'd.toml'}, {kept}.\n"
     assert run("export", tmp_path / "d.toml") == told
 
 
@@ -177,5 +180,5 @@ def test_command_line_imports_what_joined_templates_won(store, tmp_path):
     """A candidate may be several templates."""
     joined = replace(MADE, winner="aten+freezing", options={"freezing": True}, rows=())
     write_decisions([joined], tmp_path / "d.toml")
-    assert run("import", tmp_path / "d.toml") == f"1 put into {str(store)!r}.\n"
+    assert run("import", tmp_path / "d.toml") == f"1 added to {str(store)!r}.\n"
     assert Store(store).find(KEY) == joined

@@ -103,7 +103,7 @@ def test_a_users_operator_is_raced_unless_told_otherwise(races, log):
     ran.clear()
     torch.compile(lambda x: pure(x) + 2, backend=backend_of(race_custom_ops=False))(x)
     assert (races.count, ran) == (1, ["pure"])
-    why = "it holds operators that are not torch's, and race_custom_ops is False"
+    why = "it has operators that are not torch's, and race_custom_ops is False"
     assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 

@@ -45,7 +45,7 @@ def napping(*naps):
     ],
 )
 def test_what_is_not_clear_is_timed_longer(challenger, least, most):
-    """One bout is enough where the challenger is far off; where noise hides it, the least rounds and more are made."""
+    """One bout suffices for a clear result; if the difference is within noise, more rounds are timed."""
     runners = [
         head_to_head.Runner(Candidate(""), head_to_head.RaceRow(""), call, ()) for call in (challenger, napping(2e-3))
     ]

@@ -113,7 +113,7 @@ def test_without_a_right_candidate_eager_runs_with_a_warning(auto, planted):
 
 
 def test_equal_code_is_not_raced(auto, log, default_wins):
-    """A candidate whose generated code is that of the fastest so far is not timed."""
+    """A candidate with the same generated code as the current best is not timed."""
     backend_kwargs.register_template("same", {"max_autotune_gemm": False})
     auto(chain, ["same"])(torch.randn(64, 4096))
     told = next(line for line in log.text.splitlines() if line.strip().startswith("same "))
@@ -173,7 +173,7 @@ def test_inference_mode(auto, default_wins, store):
 
 
 def test_a_wrong_default_of_a_random_graph_never_wins(auto, planted):
-    """Where eager draws other numbers, default is held against its twin that draws as eager does."""
+    """If eager draws other numbers, default is checked with `fallback_random`, which draws as eager does."""
     backend_kwargs.register_template("wrong_auto", base="auto+wrong")
     backend = backend_kwargs.make_backend("tmpl-inductor:wrong_auto", candidates=[])
     with pytest.warns(
@@ -297,7 +297,7 @@ def test_frozen_weights_bring_a_cpus_own_gemms(store):
 
 
 def test_a_step_leaves_out_what_it_must(monkeypatch, auto, store, default_wins):
-    """A step is laid over the options of the fastest so far, but for those that it is without."""
+    """A step's options are merged onto those of the current best, less those in `without`."""
     one = Candidate("one", {"epilogue_fusion": False, "max_fusion_size": 2})
     two = Candidate("two", {"realize_reads_threshold": 1}, without=("max_fusion_size",))
     monkeypatch.setattr(race, "candidates_for", lambda *_: [one, two])

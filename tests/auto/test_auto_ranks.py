@@ -27,7 +27,7 @@ def test_collectives_are_not_raced(races, log, tmp_path):
         assert torch.allclose(compiled(x), x * 2 + 1)
     finally:
         dist.destroy_process_group()
-    assert told(log) == "auto: default for a graph not raced: other ranks take part in it (0.0 s)"
+    assert told(log) == "auto: default for a graph not raced: it communicates with other ranks (0.0 s)"
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def test_what_may_hide_a_collective_is_not_raced(races, log, op):
     x = torch.randn(8)
     assert torch.allclose(torch.compile(lambda x: op(x * 2) + 1, backend=backend_of())(x), op(x * 2) + 1)
     assert races.count == 0
-    why = "other ranks may take part in an operator of it that is not torch's"
+    why = "it has an operator that is not torch's, which may communicate with other ranks"
     assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 
 def test_a_users_operator_is_raced_where_there_is_one_rank(races):
-    """Without other ranks nobody waits."""
+    """Without other ranks there is nothing to wait for."""
     torch.compile(lambda x: torch.ops.backend_kwargs_tests.nap(x * 2) + 1, backend=backend_of())(torch.randn(8))
     assert races.count == 1
 
@@ -101,7 +101,7 @@ def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, mon
 
 
 def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monkeypatch, log):
-    """Where JSON has no form for the winner's option, all ranks compile default, and none waits."""
+    """If JSON cannot represent the winner's option, all ranks compile default, and none waits."""
     word = torch.distributed.HashStore()
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     backend_kwargs.register_template("mine", {"post_grad_custom_post_pass": print})

@@ -87,7 +87,7 @@ def test_no_part_of_the_slack_exceeds_the_call():
 
 
 def test_an_opaque_graph_may_save_all():
-    """Of what a higher-order operator holds nobody knows what it could save."""
+    """The operators inside a higher-order operator are unknown, so all of its time counts as slack."""
     assert slack_of(pytest.fail, 2.0, facts_of(lambda: None, opaque=True), {}, CPU) == Slack(2.0, 2.0, 2.0)
 
 
@@ -108,6 +108,15 @@ def test_slack_on_a_gpu(monkeypatch, busy, read, activations, slack):
     kernel = product(flops=300.0, activations=activations)  # 3 s at least, and takes 4
     facts = facts_of(lambda: None, device="cuda", bytes_read=read, products=(kernel,))
     assert slack_of(pytest.fail, 10.0, facts, {kernel: 4.0}, CUDA) == slack
+
+
+def test_a_library_kernel_faster_than_its_least_takes_nothing_from_the_others(monkeypatch):
+    """The ceilings are measured: what beats them is at its limit, and what another kernel could save stays."""
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
+    monkeypatch.setattr(measure, "device_seconds", lambda call, device: 8.0)
+    slow, fast = product(flops=300.0), replace(product(flops=300.0), layout="fast")
+    facts = facts_of(lambda: None, device="cuda", bytes_read=5.0, products=(slow, fast))
+    assert slack_of(pytest.fail, 10.0, facts, {slow: 4.0, fast: 2.0}, CUDA).library == 1.0
 
 
 def refused(x):

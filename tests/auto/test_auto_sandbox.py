@@ -52,6 +52,23 @@ def test_what_is_written_is_seen(layout):
     assert x.to(torch.complex64).abs().sum() != 0
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        pytest.param(lambda base: torch.view_as_complex(base.view(-1, 2)), id="complex"),
+        pytest.param(lambda base: torch.view_as_real(torch.view_as_complex(base.view(-1, 2))), id="real"),
+    ],
+)
+def test_a_view_of_another_dtype_becomes_one_of_the_copy(view):
+    """Of inputs that share memory and differ in dtype the copies share theirs."""
+    base = torch.arange(1.0, 9.0)
+    copies = {}
+    made, whole = workload._copied(view(base), copies), workload._copied(base, copies)
+    assert (made.dtype, made.shape) == (view(base).dtype, view(base).shape)
+    assert made.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr() != base.untyped_storage().data_ptr()
+    assert torch.equal(made, view(base))
+
+
 def test_cotangents_are_drawn_once(monkeypatch):
     """A call that is timed goes backward from the cotangents of the first: to draw them waits for the device."""
     draw, drawn = workload._cotangent, []

@@ -1,5 +1,6 @@
 """What a race tries, in which order, and what it leaves out: expected gain, and seconds to get it."""
 
+import contextlib
 import re
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from graphs import chain, rows_of
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import race
+from backend_kwargs.compilers.auto import decide, race
 from backend_kwargs.compilers.auto.candidates import Candidate, Costs
 from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.store import Store
@@ -49,6 +50,19 @@ def test_what_cannot_end_in_time_is_not_begun(raced, store, options):
     reason = r"it is predicted to exceed the budget: about 400 s of compiling, (\d+) s are left"
     assert 0 < int(re.fullmatch(reason, row.reason)[1]) <= 300
     assert decision.cut_s == 300.0
+
+
+def test_progress_rises_to_the_last_candidate(raced, monkeypatch):
+    """Each candidate is announced with the fraction of the candidates that came before it, default among them."""
+    ticks = []
+
+    @contextlib.contextmanager
+    def progress():
+        yield lambda name, fraction: ticks.append((name, fraction))
+
+    monkeypatch.setattr(decide, "progress", progress)
+    raced({"one": (0.5, 1.0), "two": (0.5, 2.0), "three": (0.5, 3.0)})
+    assert ticks == [("one", 0.25), ("two", 0.5), ("three", 0.75)]
 
 
 def test_a_prediction_stands_beside_its_outcome(raced, store):
@@ -122,7 +136,7 @@ def test_what_nothing_is_known_of_is_tried(raced, store, monkeypatch, log):
     monkeypatch.setattr(race, "slack_of", fails)
     raced({"step": (0.0, 1.0)})
     assert rows_of(store)["step"].status != "skipped"
-    assert "What default leaves to save is unknown: RuntimeError: planted" in log.messages
+    assert "The slack of default is unknown: RuntimeError: planted" in log.messages
 
 
 @pytest.mark.parametrize(

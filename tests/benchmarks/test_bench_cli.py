@@ -49,7 +49,7 @@ def test_env():
         (("--budget", "9m"), "--budget must be seconds, such as '540s', got '9m' (str)."),
         (("--budget", "nan"), "--budget must be seconds, such as '540s', got 'nan' (str)."),
         (("--timer", "events"), "--timer events requires a GPU: on a CPU the wall's clock is the only one."),
-        (("--model", "timm:x", "--case", "softmax"), "--model is in place of the cases: leave --case out."),
+        (("--model", "timm:x", "--case", "softmax"), "--model replaces the cases: leave --case out."),
         (("--dtype", "int8"), "--dtype must be 'bf16' or 'fp16' or 'fp32', got 'int8' (str)."),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -120,4 +120,4 @@ def test_budget_ends_with_three(tmp_path):
     """What is left is told by the exit status."""
     done = bench("run", "--device", "cpu", "--suite", "smoke", "--budget", "0s", "--out", tmp_path / "r.jsonl")
     assert done.returncode == 3
-    assert done.stdout.strip().endswith("groups done: --resume goes on.")
+    assert done.stdout.strip().endswith("groups done: continue with --resume.")

@@ -97,7 +97,7 @@ def test_how_far_eager_moved(tmp_path):
 
 @pytest.mark.parametrize(("again", "t"), [(1.08, 1.15), (3.0, 2.5)], ids=["wide", "very wide"])
 def test_noise_is_no_regression(tmp_path, again, t):
-    """Within wide floors a slower median is ambiguous: nobody's failure, and not the same."""
+    """With wide noise floors a slower median is ambiguous: neither a failure nor the same."""
     outcome = compared(tmp_path, times("old", 1, 1, again), times("new", 1, t, again))
     assert outcome.code == 0
     assert verdict_of(outcome) == {"device": "AMBIGUOUS", "wall": "AMBIGUOUS"}
@@ -157,7 +157,7 @@ def test_hosts_that_differ(tmp_path, field, what, device, code, reason):
 
 
 def test_without_eager(tmp_path):
-    """A peer that no eager was timed beside is held against nothing."""
+    """A peer that was timed without eager is not compared."""
     outcome = compared(tmp_path, cells("old"), cells("new")[1:])
     assert (outcome.code, outcome.reason) == (
         2,

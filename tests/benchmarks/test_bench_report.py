@@ -352,7 +352,7 @@ def test_three_plots(results, tmp_path):
 
 
 def test_nothing_timed_draws_nothing(tmp_path):
-    """A file in which nobody passed has its status words, and no plot."""
+    """A file in which no peer passed has a table of statuses, and no plot."""
     cells = [cell("eager", status="oom")]
     out = write_report([write(tmp_path / "bad.jsonl", cells)], tmp_path / "out.md")
     assert "| eager | oom |" in cases_of(out).read_text()

@@ -49,7 +49,7 @@ def test_step_that_hangs_is_killed():
 
 
 def test_deadline_is_no_timeout():
-    """What the end of the run's budget cuts off is nobody's fault."""
+    """A step that the end of the run's budget stops is not a timeout."""
     assert process.run(sleep, 600, step_s=60, deadline=time.monotonic() + 0.5).out_of_time
 
 
@@ -278,21 +278,21 @@ def test_a_real_models_auto_is_held_against_its_winner(tmp_path):
 
 
 def test_compiles_apart_are_not_those_beside(tmp_path):
-    """A run of one way does not take the other's groups for its own; older files' keys are of those beside."""
+    """Groups compiled with --beside and --apart have different keys; those of older files mean --beside."""
     beside, apart = (key_of(groups(plan_of(tmp_path / "r.jsonl", MUTATING, beside=each))[0]) for each in (True, False))
     assert beside == "mutating@1 fwd torch.float32 smoke cold run0 events wall 2 eager,hand:*"
     assert apart == "mutating@1 fwd torch.float32 smoke cold run0 apart events wall 2 eager,hand:*"
 
 
 def test_one_cache_is_one_compile(tmp_path):
-    """A second compile would find all of the first."""
+    """With one cache, a second compile would find everything from the first."""
     headline = replace(MUTATING, headline=True)
     asked = [plan_of(tmp_path / "r.jsonl", headline, suite="full", one_cache=one) for one in (False, True)]
     assert [len(groups(plan)) for plan in asked] == [3, 1]
 
 
 def test_one_cache_begins_and_ends_with_nothing(tmp_path):
-    """What another run left is not found: it would hold old decisions; what this one left is, until its last group."""
+    """The shared cache of another run is removed, with its old decisions; that of an interrupted run is kept."""
     plan = plan_of(tmp_path / "r.jsonl", MUTATING, one_cache=True)
     left = plan.where / SHARED / "decisions"
     left.mkdir(parents=True)

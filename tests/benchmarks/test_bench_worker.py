@@ -1,4 +1,4 @@
-"""One group: every peer checked on what is timed, timed beside the others, and told apart when it goes wrong."""
+"""One group: every peer is checked on the timed callable, timed with the others, and reported if it fails."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_mutated_arguments_are_checked(timed):
 
 
 def test_one_cache_tells_no_compile_time(timed, tmp_path):
-    """Peers that share what they compile have no compile time of their own, and auto's race none either."""
+    """Peers that share a cache have no compile times, and auto's race has no time either."""
     cells = timed(DOUBLE, ("eager", "default"), extra=(QUICK,), one_cache=True)
     assert [cells[peer].status for peer in ("default", "auto")] == ["pass", "pass"]
     assert (cells["default"].compile.cold_s, cells["auto"].decided["seconds"]) == (None, None)
@@ -68,7 +68,7 @@ def test_one_cache_tells_no_compile_time(timed, tmp_path):
 
 
 def test_a_cache_puts_back_what_it_sets(tmp_path, monkeypatch):
-    """Its three variables are as before; what torch sets meanwhile stays, as it does for a user."""
+    """Its three variables are restored; variables that torch sets meanwhile stay, as for a user."""
     monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
     for name in ("TORCHINDUCTOR_CACHE_DIR", "BACKEND_KWARGS_STORE"):
         monkeypatch.delenv(name, raising=False)
@@ -80,7 +80,7 @@ def test_a_cache_puts_back_what_it_sets(tmp_path, monkeypatch):
 
 
 def test_what_is_decided_is_the_folders(tmp_path, monkeypatch):
-    """A decision is known where it was stored, and nowhere else: neither after, nor in another's folder."""
+    """A decision is found only in the folder where it was stored."""
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "mine"))
 
     def seconds(place):
@@ -95,7 +95,7 @@ def test_what_is_decided_is_the_folders(tmp_path, monkeypatch):
 
 
 def test_arguments_that_calls_change_are_not_copied(timed, monkeypatch):
-    """All peers change the same ones while they are timed: a copy for each would fill a GPU."""
+    """All peers are timed on the same arguments, since a copy for each would fill a GPU."""
     steps = []
     make = CaseStudy.step
     monkeypatch.setattr(CaseStudy, "step", lambda *args: steps.append(make(*args)) or steps[-1])
@@ -113,14 +113,14 @@ def test_what_is_fast_only_while_results_are_dropped_loses(timed):
 
 
 def test_a_cell_says_how_many_calls_a_sample_is(timed):
-    """Calls far below a millisecond are repeated, the baseline's controls too; nothing is said of who was not timed."""
+    """Calls far below a millisecond are repeated, also the controls; peers that were not timed have no count."""
     cells = timed(DOUBLE, ("eager", "hand:*"))
     assert min(cells[name].repeats["wall"] for name in ("eager", "hand:add", AGAIN)) > 1
     assert (cells["hand:wrong"].repeats, cells["eager"].exposed) == ({}, False)
 
 
 def test_a_cell_says_on_whom_the_host_shows(job, monkeypatch):
-    """What device times hear of a call stands in its cell alone."""
+    """An exposed call is marked only in its own cell."""
 
     def device_times(calls, rounds, device, l2, *, failed, repeated, exposed):
         exposed("b")
@@ -137,13 +137,13 @@ def test_a_cell_says_on_whom_the_host_shows(job, monkeypatch):
 
 
 def test_no_growth_is_no_peak(timed, monkeypatch):
-    """A peak of nothing above what was held before is not known, rather than none."""
+    """A peak of zero beyond the memory in use before counts as unknown."""
     monkeypatch.setattr(measure, "peak_memory", lambda *args: 0)
     assert timed(DOUBLE, ("eager",))["eager"].compile.peak_bytes is None
 
 
 def test_auto_says_what_it_chose(timed):
-    """The winner, its options and the race stand in its cell alone."""
+    """The winner, its options and the race are only in auto's own cell."""
     cells = timed(SEVERAL, ("eager",), extra=(QUICK,))
     decided = cells["auto"].decided
     assert cells["auto"].status == "pass", cells["auto"].reason
@@ -159,7 +159,7 @@ def test_auto_says_what_it_chose(timed):
 
 
 def test_eager_that_differs_from_itself_stops_the_case(timed):
-    """Where eager cannot be relied on, nobody has a time."""
+    """If eager is not reproducible, no peer is timed."""
     cell = timed(NOISY)["eager"]
     assert (cell.status, cell.wall_s) == ("eager_two_runs_differ", [])
 
@@ -234,13 +234,13 @@ def test_nine_peers_each_compile(timed):
 
 
 def test_what_cannot_be_had_says_why(timed):
-    """A peer for another device is no failure."""
+    """A peer for another device is unavailable, not a failure."""
     cell = timed(DOUBLE, ("eager", "eager+graph"))["eager+graph"]
     assert (cell.status, cell.reason) == ("unavailable", "no peer of its own on cpu")
 
 
 def test_a_template_that_falls_back_is_not_timed(timed):
-    """What a library's kernels would serve in a template's place has no time under the template's name."""
+    """A template that would fall back to library kernels is not timed under its name."""
     options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP", "fx_graph_cache": False}
     peer = Peer("cpp", "template", "tmpl-inductor:default", options=options)
     cell = timed(tiny_cases.PRODUCT, ("eager",), extra=(peer,))["cpp"]
@@ -252,7 +252,7 @@ def test_a_template_that_falls_back_is_not_timed(timed):
 
 
 def test_compile_in_a_process_of_its_own(job):
-    """A fresh compile tells cold seconds and memory; a warm one its seconds alone."""
+    """A cold compile reports seconds and memory, a warm one only seconds."""
     peer = Peer("aot", "control", "aot_eager")
     cold, warm = (compile_peer(lambda step: None, job(DOUBLE, extra=(peer,)), "aot", first) for first in (True, False))
     assert (cold.status, cold.compile.fresh, cold.compile.warm_s, warm.compile.cold_s) == ("pass", True, None, None)
@@ -261,7 +261,7 @@ def test_compile_in_a_process_of_its_own(job):
 
 
 def test_compile_workers_begin_with_the_cache_to_fill(tmp_path):
-    """Workers that were started before would go on with theirs."""
+    """Inductor's workers are restarted, since earlier ones would keep using their cache."""
     from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
     from torch._inductor.compile_worker.subproc_pool import SubprocPool
 

@@ -21,12 +21,12 @@ def test_a_fresh_process_reads_a_case_of_the_table():
 
 
 def test_a_case_of_the_table_stays_the_same_object():
-    """In this process the unpickled case is the table's own."""
+    """In this process unpickling returns the table's own case."""
     assert pickle.loads(pickle.dumps(CASES["softmax"])) is CASES["softmax"]
 
 
 def test_a_changed_case_travels_by_its_fields():
-    """A case that is not the table's, though it has a name of the table, keeps what was changed."""
+    """A changed copy of a table's case, with the same name, keeps its changes."""
     changed = replace(CASES["roberta"], version=7)
     sent = pickle.loads(pickle.dumps(changed))
     assert (sent.name, sent.version, sent.modes) == ("roberta", 7, changed.modes)

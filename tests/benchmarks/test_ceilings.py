@@ -1,4 +1,4 @@
-"""Ceilings: what is measured, in which unit, and that it survives being written."""
+"""Ceilings: what is measured, in which unit, and that they are written and read back."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def test_written_and_read(measured):
     ],
 )
 def test_a_rate_is_amount_over_time(name, amount):
-    """A tenth of a second for an attempt makes its bytes or operations times ten."""
+    """An attempt that takes a tenth of a second has a rate of ten times its bytes or operations."""
     attempts = [*ceilings._bandwidths(2**20, CPU), *ceilings._matmuls("fp32", 16, CPU)]
     attempt = next(each for each in attempts if f"{each.figure} {each.how}" == name)
     figure = ceilings._figure(attempt, [0.1])
@@ -101,7 +101,7 @@ def test_what_a_device_cannot_do_is_not_there():
 
 
 def test_data_are_random(monkeypatch):
-    """An H200 is 13 % faster on zeros."""
+    """Attempts use random data, since an H200 is 13 % faster on zeros."""
     sources = [call.__self__ for _, how, call, *_ in map(_fields, ceilings._bandwidths(2**16, CPU)) if "sum" in how]
     assert sources[0].std() == pytest.approx(1.0, abs=0.1)
 

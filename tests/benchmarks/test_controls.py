@@ -1,4 +1,4 @@
-"""The controls come out as they must: each of these fails when the check behind it is taken out."""
+"""The controls have the expected outcome; each of these tests fails without the check behind it."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def _forward_alone():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_fault_is_caught(name, dtype, tmp_path):
-    """Wrong, idle and remembering backends fail the check of numbers; breaks and recompiles are counted."""
+    """Wrong, idle and caching backends fail the accuracy check; graph breaks and recompiles are counted."""
     trial = tried(FAULTY[name], tmp_path, dtype)
     assert trial.status == FAULTY[name].expected
     assert trial.reason.startswith(REASONS[name])
@@ -59,7 +59,7 @@ def test_a_fault_is_caught(name, dtype, tmp_path):
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_what_is_sound_passes(tmp_path):
-    """The same case with a backend at no fault passes both checks."""
+    """The same case with a correct backend passes both checks."""
     trial = tried(Control("pass"), tmp_path)
     trial.attempt(trial.finish)
     assert (trial.status, trial.reason) == ("pass", "")
@@ -86,7 +86,7 @@ def test_what_becomes_wrong_while_it_is_timed_is_caught(tmp_path):
 
 
 class Clock:
-    """A clock in the place of the machine's: it goes on a little whenever it is read, so that waiting ends."""
+    """A fake clock that advances a little whenever it is read, so that waiting ends."""
 
     def __init__(self):
         self.now = 0.0
@@ -117,7 +117,7 @@ def test_same_is_within_noise_and_five_per_cent_is_seen(monkeypatch):
 
 
 def test_a_short_call_gets_what_a_launch_takes(monkeypatch):
-    """Where launching the work takes longer than its share, nothing is added to that, and it is told how much it is."""
+    """If launching the work takes longer than its share, nothing more is added, and the actual share is recorded."""
     clock = Clock()
     monkeypatch.setattr(timing, "time", clock)
     monkeypatch.setattr(controls, "spinning", lambda seconds, device: lambda: clock.passes(2e-6 + seconds))
@@ -127,20 +127,20 @@ def test_a_short_call_gets_what_a_launch_takes(monkeypatch):
 
 @pytest.mark.parametrize("injected", [0.0, 0.02, 0.5], ids=str)
 def test_a_share_far_from_what_was_asked_is_no_proof(injected):
-    """A timer that is blind to the injected work sees nothing twice, which agrees with itself."""
+    """A timer that cannot measure the injected work is detected, although it is consistent."""
     seen = 1 / (1 + injected)
     assert not is_seen(Interval(seen, seen / 1.001, seen * 1.001), Interval(1, 1 / 1.01, 1.01), injected)
 
 
 @pytest.mark.parametrize(("injected", "seen"), [(0.05, True), (0.06, True), (0.08, False), (0.03, False)], ids=str)
 def test_the_work_must_show_at_its_size(injected, seen):
-    """Five per cent, measured to half a per cent beyond a floor of one, is not eight, nor three."""
+    """Five per cent, measured to half a per cent with a noise floor of one, is neither eight nor three."""
     speedup = Interval(1 / 1.05, 1 / 1.055, 1 / 1.045)
     assert is_seen(speedup, Interval(1, 1 / 1.01, 1.01), injected) is seen
 
 
 def test_injected_work_takes_time():
-    """On the machine's own clock, half as much work again takes half as long again, as near as it calibrates."""
+    """On the real clock, half as much additional work takes half as long again, within the calibration's error."""
 
     def call():
         end = controls.time.perf_counter() + 2e-3
@@ -149,6 +149,12 @@ def test_injected_work_takes_time():
 
     samples = measure.interleave({"": controls.slowed(call, CLOCK, share=0.5)}, rounds=3, device=CPU)
     assert min(samples[""]) >= 2.9e-3
+
+
+def test_a_graph_break_alone_makes_nothing_wrong():
+    """What runs behind the break leaves the numbers: the control is caught by its break and by nothing else."""
+    x = torch.randn(4)
+    assert torch.equal(controls.breaking(torch.sin)(x), x.sin())
 
 
 def test_slowed_gives_the_result():

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """A clock in the place of the machine's: time passes in calls alone, so much in each."""
+    """A fake clock that advances only in calls, by a fixed time each."""
 
     def __init__(self):
         self.now, self.events = 0.0, []
@@ -37,16 +37,23 @@ def clock(monkeypatch):
 
 
 def test_a_sample_is_the_time_of_the_call_alone(clock):
-    """What the flush takes is on nobody's clock, and each round gives each call one sample."""
+    """The flush is not timed, and each round gives each call one sample."""
     calls = {"a": clock.call("a", 0.25), "b": clock.call("b", 0.5)}
     assert device_times(calls, 4, CPU) == {"a": [0.25] * 4, "b": [0.5] * 4}
 
 
 def test_each_cold_sample_is_one_call_behind_a_flush(clock):
-    """Rounds hold a flush, a call, a flush, a call: nothing runs twice on what the first left in the caches."""
+    """Each call in a round follows a flush, so that none finds the caches of an earlier one."""
     device_times({"a": clock.call("a", 0.25), "b": clock.call("b", 0.5)}, 2, CPU, warmup=0)
     rounds = clock.events[4:]  # finding out how long to cover took a sample of each
     assert [event == "flush" for event in rounds] == [True, False] * 4
+
+
+def test_cold_samples_are_one_call_however_short(clock):
+    """On a cold L2 a call of 0.1 ms is not repeated: the second would find what the first has left there."""
+    repeats = {}
+    device_times({"a": clock.call("a", 1e-4)}, 1, CPU, "cold", warmup=0, repeated=repeats.__setitem__)
+    assert repeats == {"a": 1}
 
 
 def test_warm_samples_repeat_after_an_uncounted_call(clock):
@@ -59,7 +66,7 @@ def test_warm_samples_repeat_after_an_uncounted_call(clock):
 
 
 def test_warm_up_calls_come_first(clock):
-    """Three calls are made before any clock: to warm up, to record, to replay."""
+    """Three untimed calls come first: to warm up, to record, to replay."""
     device_times({"a": clock.call("a", 0.1)}, 1, CPU)
     assert clock.events[:4] == ["a", "a", "a", "flush"]
 
@@ -75,7 +82,7 @@ def test_nothing_is_trimmed(clock):
 
 
 def test_launches_that_show_are_covered_for_longer(clock, monkeypatch):
-    """Where the device began before all was launched, more is put before the sample until it does not."""
+    """If the device starts before everything is launched, the cover before the sample is extended."""
     shows = iter([True, True, False])
 
     class Event(device_timer._Instant):
@@ -90,7 +97,7 @@ def test_launches_that_show_are_covered_for_longer(clock, monkeypatch):
 
 
 def test_covering_ends(clock, monkeypatch):
-    """A call that waits for the device can never be covered: it is timed as it is, and told."""
+    """A call that waits for the device cannot be covered: it is timed without, and marked."""
     told = []
     monkeypatch.setattr(device_timer._Instant, "query", lambda self: True)
     device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
@@ -99,7 +106,7 @@ def test_covering_ends(clock, monkeypatch):
 
 
 def test_a_failing_call_leaves_the_race(clock):
-    """One call that breaks while it is timed is told and dropped; the others are timed to the end."""
+    """A call that raises while it is timed is reported and dropped; the others are timed to the end."""
     left, told = iter(range(5)), []
 
     def bad():
@@ -129,7 +136,7 @@ def test_a_cpu_sleeps_as_long_as_it_slept():
 
 
 def test_the_scratch_is_larger_than_the_l2():
-    """Going through it leaves nothing else in the L2."""
+    """Passing through the buffer evicts everything else from the L2."""
     scratch = device_timer.Scratch(CPU)
     assert scratch.buffer.nbytes == 4 * device_timer.l2_bytes(CPU)
     scratch.buffer.fill_(1.0)

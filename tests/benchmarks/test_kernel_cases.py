@@ -131,7 +131,7 @@ def test_triton_kernels_say_why_a_cpu_cannot_run_them(monkeypatch):
 
 
 def test_cases_import_without_triton():
-    """A machine without Triton, a Mac say, lists and builds the cases."""
+    """A machine without Triton, such as a Mac, lists and builds the cases."""
     code = (
         "import sys; sys.modules['triton'] = None; import torch; from benchmarks.workloads.cases.norms import CASES; "
         "[case.build(torch.device('cpu'), torch.float32, 'smoke') for case in CASES]"

@@ -66,7 +66,7 @@ def texts(axes):
 
 @pytest.fixture
 def on_two_days():
-    """A template that gains nothing, on a day when all is twice as fast as on the next, when another gains a tenth."""
+    """A template without gain from a process twice as fast as that of another one, which gains a tenth."""
     first = [cell(peer, 0.7e-3, group="first") for peer in ("eager", AGAIN, "default", "idle")]
     then = [cell(peer, group="then") for peer in ("eager", AGAIN, "default")] + [cell("quick", 0.9e-3, group="then")]
     return {"latest is faster": [*first, *then], "earlier is faster": [*then, *first]}
@@ -74,7 +74,7 @@ def on_two_days():
 
 @pytest.mark.parametrize("order", ["latest is faster", "earlier is faster"])
 def test_both_plots_name_the_fastest_over_its_own_eager(on_two_days, order, tmp_path):
-    """Over all that stands: a process whose device ran faster makes no peer the best one, nor does the latest.
+    """The best peer is chosen by its speedup: neither a faster device nor a later run makes one the best.
 
     Nor does it lift one above eager on the plot of limits, where eager is of another process.
     """
@@ -106,7 +106,7 @@ def test_a_winner_out_of_noise_has_no_name(seconds, said, tmp_path):
 
 
 def test_a_mark_at_the_edge_has_its_value(tmp_path):
-    """What is slower than the axis reaches is told in figures."""
+    """Points slower than the axis are labelled with their value."""
     cells = [cell("eager"), cell(AGAIN), cell("default", 5e-3), cell("t", 1.5e-3, kind="tvm")]
     assert texts(drawn(cells, tmp_path, plots.speedups).axes[0]) == ["0.2x"]
 
@@ -135,6 +135,6 @@ def test_cases_without_arithmetic_stand_side_by_side(tmp_path):
 
 
 def test_the_axis_tells_the_state_of_the_l2(tmp_path):
-    """Times with a warm L2 are not called cold."""
+    """Times with a warm L2 are labelled as warm."""
     cells = [cell(peer, l2="warm") for peer in ("eager", AGAIN, "default")]
     assert drawn(cells, tmp_path, plots.speedups).axes[0].get_xlabel() == "Device time, warm L2: speedup over eager"

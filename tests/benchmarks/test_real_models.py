@@ -45,7 +45,7 @@ def test_the_bar_is_the_best_mode_whose_results_stay(cells):
 
 
 def test_first_calls(cells):
-    """Of auto, of all four modes, and with its decision stored over its winner alone."""
+    """The first call of auto, of all four modes, and of auto with a stored decision over its winner alone."""
     (model,) = real_models(cells)
     assert (model.first_s(AUTO), model.modes_s, model.stored_over_alone) == (20.0, 50.0, 1.05)
 
@@ -62,7 +62,7 @@ def test_other_cases_are_no_real_models(cells):
 
 
 def test_report(cells, tmp_path):
-    """Two tables, and how auto stands against its bars; what failed is named."""
+    """The page has two tables, the goals of auto, and the peers that failed."""
     cells.append(cell("max-autotune+clone", case="gpt2", kind="clone", status="oom", reason="no memory"))
     cells.append(cell("eager", case="deit", status="unavailable", reason="no timm"))
     text = write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False).read_text()
@@ -84,6 +84,6 @@ def test_report(cells, tmp_path):
 
 
 def test_no_table_without_real_models(tmp_path):
-    """A report of other cases says nothing of them."""
+    """A report without real models has no such section."""
     text = write_report([write(tmp_path / "r.jsonl", [cell("eager")])], tmp_path / "out.md", plots=False).read_text()
     assert "Real models" not in text

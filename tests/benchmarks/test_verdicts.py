@@ -77,7 +77,7 @@ def test_templates_are_no_rivals():
 
 
 def test_clocks_are_not_mixed():
-    """What gains on the device alone shows on the device alone."""
+    """A gain in device time only shows only in device time."""
     template = dataclasses.replace(cell("fast", 0.5e-3), wall_s=cell("eager", seed=7).wall_s)
     cells = [cell("eager"), cell(AGAIN), template]
     assert table(cells, "device")["fast"].marks["eager"] == "win"
@@ -85,7 +85,7 @@ def test_clocks_are_not_mixed():
 
 
 def test_numerics_are_not_compared_across():
-    """A peer that computes otherwise has a time, and no ratio to what it is not comparable with."""
+    """A peer with other numerics has a time, but no ratio to peers that are not comparable."""
     found = table([*group(default=0.8e-3), cell("freezing", 0.1e-3, numerics="frozen")])
     assert found["freezing"].time
     assert not found["freezing"].speedups
@@ -130,7 +130,7 @@ def test_the_compile_is_the_unit():
 
 
 def test_fresh_compiles_count_alone():
-    """Seconds of compiles beside others stand where no process had one of its own, and say so."""
+    """Compile seconds from shared processes are used, and marked, if no peer had its own process."""
     fresh, beside = Compile(cold_s=10.0, fresh=True), Compile(cold_s=1.0)
     cells = [cell("t", group=str(run), run=run, compile=c) for run, c in enumerate((fresh, beside))]
     assert (table(cells)["t"].cold_s, table(cells)["t"].fresh) == (10.0, True)
@@ -215,7 +215,7 @@ def two_groups():
 
 
 def test_a_part_that_was_run_again_replaces_its_peers_alone(two_groups):
-    """Each peer stands as the latest group that holds it has timed it, with the ratios of that group."""
+    """Each peer has the figures and ratios of the latest group that timed it."""
     found = table(two_groups)
     assert {peer: found[peer].cell.group_id for peer in found} == {
         **dict.fromkeys(("eager", AGAIN, "default", "auto"), "part gemm"),
@@ -236,7 +236,7 @@ def test_a_part_that_was_run_again_replaces_its_peers_alone(two_groups):
     ],
 )
 def test_eager_and_modes_are_of_the_group_that_has_most_modes(later, stand):
-    """They and the controls stand as timed beside most modes, the latest of these; a template as it was timed last."""
+    """Modes and controls are of the latest group with most modes; a template is of its latest group."""
     whole = [cell(peer, group="earlier") for peer in ("eager", AGAIN, "default", "t")]
     whole.append(cell("mode", kind="mode", group="earlier"))
     part = [cell(peer, status=status, group="later") for peer, status in later.items()]
@@ -254,7 +254,7 @@ def test_a_peer_that_could_not_be_had_replaces_nothing(status, stands):
 
 
 def test_a_peers_noise_is_of_its_own_group():
-    """A group that was timed on a noisier day makes no tie of what another shows."""
+    """The noise of one group does not turn another group's result into a tie."""
     again = [cell("eager", group="later"), cell(AGAIN, 1.1e-3, group="later"), cell("default", group="later")]
     found = table([*group(t=0.95e-3), *again])
     assert (found["t"].marks["eager"], found["t"].noise.high < 1.02) == ("win", True)
@@ -262,7 +262,7 @@ def test_a_peers_noise_is_of_its_own_group():
 
 
 def test_the_strongest_is_told_where_all_rivals_were_timed(two_groups):
-    """Beside some of the rivals nobody has a ratio to the strongest; a rival that fails there is one that lacks."""
+    """A group without all rivals has no ratio to the strongest; a rival that fails there counts as missing."""
     hand = [dataclasses.replace(c, kind="hand") if c.peer == "hand" else c for c in two_groups]
     told = {peer for peer, entry in table(hand).items() if "strongest" in entry.speedups}
     assert told == {"hand", "t"}
@@ -293,7 +293,7 @@ def test_what_auto_chose_is_of_the_group_of_its_row(two_groups):
     ],
 )
 def test_a_winner_without_a_race_says_so(decision, winner):
-    """Where its race failed, or the graph was too small for one, auto has measured nothing."""
+    """If its race failed, or the graph was too small, auto has no measurement."""
     (choice,) = choices([cell("default"), cell("auto", decided=decision)])["auto"]
     assert choice.winner == winner
 

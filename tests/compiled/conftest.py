@@ -43,5 +43,5 @@ def loaded(bundle_of_eager):
 
 @pytest.fixture
 def state_of():
-    """Return what a module's state dict is, for a later comparison."""
+    """Return a copy of a module's state dict, for a later comparison."""
     return lambda module: copy.deepcopy(module.state_dict())

@@ -1,20 +1,24 @@
-"""build: what it compiles, what it checks, and that it changes nothing else."""
+"""build: what it compiles and checks, and that it has no side effects."""
 
 import gc
 import re
+import subprocess
 import sys
 import threading
 import weakref
+import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 from small_module import scaled
 
 import backend_kwargs as bk
+from backend_kwargs.compiled.ahead import load_elsewhere
 
 
 class Counting:
-    """A backend that runs graphs in eager, and counts and keeps weakly what it made."""
+    """A backend that runs graphs in eager, counts them, and keeps weak references to its results."""
 
     def __init__(self):
         self.made = []
@@ -28,7 +32,7 @@ class Counting:
 
 
 class Remembering(torch.nn.Module):
-    """Keeps something between calls, as a model with a cache of keys and values does."""
+    """A module that keeps state between calls, such as a cache of keys and values."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +47,7 @@ class Remembering(torch.nn.Module):
 
 
 class Broken(torch.nn.Module):
-    """A part whose call breaks the graph, in code that all modules of the class share."""
+    """A submodule whose call breaks the graph, in code that all modules of the class share."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +67,7 @@ def wrong(gm, example_inputs):
     return lambda *inputs: [out * 1.5 for out in gm.forward(*inputs)]
 
 
-WRONG = re.compile(r"^The compiled module gives other numbers: .*")
+WRONG = re.compile(r"^The compiled module gives other results: .*")
 
 
 def test_results_are_the_modules(module, x):
@@ -90,14 +94,14 @@ def test_a_sample_is_given_as_one_calls_the_module(sample, module, x):
 
 
 def test_the_module_is_as_it_was():
-    """Neither buffers nor Python state change: each sample ran on copies alone."""
+    """Neither buffers nor Python state change, since samples run only on copies."""
     module, x = Remembering(), torch.randn(4, 8)
     built(module, [x, x])
     assert (module.seen, module.total.tolist()) == ([], [0.0] * 8)
 
 
 def test_samples_run_in_their_order_on_one_copy():
-    """A sample finds what those before it left, in the compiled copy as in eager's: the numbers are the same."""
+    """Samples see the state that earlier ones left, in the compiled copy as in eager's, so results agree."""
     assert built(Remembering(), [torch.randn(4, 8) for _ in range(3)]).is_active
 
 
@@ -110,7 +114,7 @@ def test_samples_and_generators_are_as_they_were(module):
 
 
 def test_the_first_call_compiles_nothing(module, x):
-    """What was compiled on a copy serves the module itself."""
+    """Code compiled on a copy works for the module itself."""
     backend = Counting()
     compiled = built(module, [x], backend=backend)
     compiled(x)
@@ -119,9 +123,7 @@ def test_the_first_call_compiles_nothing(module, x):
 
 def test_wrong_numbers_raise_and_change_nothing(module, x):
     made = bk.CompiledModule(bk.CompileConfig(backend=wrong))
-    with pytest.raises(
-        bk.BackendKwargsError, match=WRONG.pattern + r"With check_numbers='warn' it is built all the same\.$"
-    ):
+    with pytest.raises(bk.BackendKwargsError, match=WRONG.pattern + r"To build it anyway, set check_numbers='warn'\.$"):
         made.build(module, [x])
     assert made.state.value == "init"
 
@@ -201,7 +203,7 @@ def test_an_error_of_the_module_leaves_gradients_on(module, x):
 
 
 def test_deactivate_frees_its_own_code_alone(x):
-    """Of two modules of one class the other compiles nothing anew, and the code of the one is gone."""
+    """With two modules of one class, freeing one's code does not recompile the other."""
     one, other = Counting(), Counting()
     first = built(scaled(0), [x], backend=one)
     second = built(scaled(1), [x], backend=other)
@@ -214,7 +216,7 @@ def test_deactivate_frees_its_own_code_alone(x):
 
 
 def test_deactivate_frees_code_on_shared_code_objects():
-    """Where a part of the module breaks the graph, dynamo hangs code on what all its instances share."""
+    """If a submodule breaks the graph, dynamo attaches code to the code object that all instances share."""
     one, other, x = Counting(), Counting(), torch.randn(4, 8)
     first, second = (built(torch.nn.Sequential(Broken(), Broken()), [x], backend=backend) for backend in (one, other))
     before = len(other.made)
@@ -277,7 +279,7 @@ def calls_of(function, x):
 
 
 def test_a_call_costs_no_more_than_one_of_a_plain_compiled_module(module, x):
-    """Counted in function calls, which no busy machine changes."""
+    """Measured in function calls, which do not depend on the machine's load."""
     plain = torch.compile(module, backend="eager")
     assert calls_of(built(module, [x]), x) <= calls_of(plain, x)
 
@@ -321,3 +323,22 @@ def test_a_dict_of_something_else_is_an_error(change, message, module, x):
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.CompiledModule.from_dict(module, {**state, **change})
     assert str(raised.value) == message
+
+
+def test_a_package_that_crashes_as_it_is_loaded_is_an_error_here(tmp_path):
+    """What would end this process is loaded in another one first."""
+    program = torch.export.export(scaled(), (torch.randn(2, 8),))
+    made = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "sound.pt2"))
+    load_elsewhere(Path(made))
+    (tmp_path / "crash.cpp").write_text("struct Crash { Crash() { __builtin_trap(); } } crash;")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", tmp_path / "crash.so", tmp_path / "crash.cpp"], check=True)
+    with zipfile.ZipFile(made) as sound, zipfile.ZipFile(tmp_path / "crashing.pt2", "w") as crashing:
+        for name in sound.namelist():
+            content = (tmp_path / "crash.so").read_bytes() if name.endswith(".so") else sound.read(name)
+            crashing.writestr(sound.getinfo(name).filename.replace("sound", "crashing"), content)
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        load_elsewhere(tmp_path / "crashing.pt2")
+    assert str(raised.value) == (
+        "The ahead-of-time package crashes when torch loads it (SIGILL): a likely cause is a C++ compiler that links "
+        "libstdc++ statically; give it libstdc++.so, or use kind='inductor'."
+    )

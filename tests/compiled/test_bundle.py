@@ -17,7 +17,7 @@ from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledMod
 
 HERE = str(Path(__file__).parent)
 ROOT = str(Path(__file__).parents[2])
-NOT_TRUSTED = "its compiled code is not loaded, as it is not trusted, and the module is compiled anew"
+NOT_TRUSTED = "its compiled code is not loaded, as it is not trusted, and the module is compiled again"
 
 
 def manifest_of(bundle):
@@ -76,7 +76,7 @@ def test_code_of_other_configs_is_loaded(fields, samples, tmp_path):
 
 
 def test_untrusted_code_is_compiled_anew(bundle_with_code, x):
-    """Without trust the config and the weights are taken, and the code is not."""
+    """Without trust only the config and the weights are used, not the code."""
     with pytest.warns(BackendKwargsWarning, match=NOT_TRUSTED):
         loaded, result, _ = served(bundle_with_code, x)
     torch.testing.assert_close(result, scaled()(x).detach())
@@ -84,13 +84,13 @@ def test_untrusted_code_is_compiled_anew(bundle_with_code, x):
 
 
 def test_another_release_is_compiled_anew(bundle_with_code, x, tmp_path):
-    """Where torch is another, load says so and the module is compiled."""
+    """With another torch, load says so and the module is compiled."""
     bundle = copied(bundle_with_code, tmp_path)
     write_manifest(bundle, environment={**manifest_of(bundle)["environment"], "torch": "2.0.0"})
     with pytest.warns(BackendKwargsWarning) as warned:
         loaded, _, _ = served(bundle, x, trust=True)
     assert str(warned[0].message) == (
-        f"Bundle {str(bundle)!r}: the module is compiled anew, as its code is for another machine: "
+        f"Bundle {str(bundle)!r}: the module is compiled again, as its code is for another machine: "
         f"torch: 2.0.0 in the bundle, {torch.__version__} here."
     )
     assert "graphs loaded in this process: 0, compiled: 1" in loaded.describe()
@@ -140,7 +140,7 @@ def test_weights_fit_exactly_or_nothing_is_loaded(module, message, bundle_of_eag
 
 
 def test_a_new_bundle_takes_the_place_of_the_old(tmp_path, x):
-    """What only the old one needs is gone."""
+    """Parts that only the old bundle needs are removed."""
     for seed in (0, 1):
         built = CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(seed), [x])
         built.save(tmp_path / "bundle")
@@ -154,7 +154,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, loaded):
     with pytest.raises(BackendKwargsError) as raised:
         loaded.save(tmp_path)
     assert str(raised.value) == (
-        f"Cannot write bundle {str(tmp_path)!r}: the folder holds 'thesis.txt', which is no part of a bundle; "
+        f"Cannot write bundle {str(tmp_path)!r}: the folder contains 'thesis.txt', which is not part of a bundle; "
         "name another."
     )
 
@@ -199,7 +199,7 @@ def test_keys_may_be_pem_files(bundle_with_code, keys, tmp_path, x):
         pytest.param(lambda bundle: None, "is signed by none of the trusted keys, or was changed since.", id="key"),
         pytest.param(
             lambda bundle: write_manifest(bundle, made="later"),
-            "is not signed; pass trust=True if you trust who wrote it.",
+            "is not signed; pass trust=True if you trust its author.",
             id="changed manifest",
         ),
     ],
@@ -347,7 +347,7 @@ def test_an_ahead_of_time_package_serves_elsewhere(serve_elsewhere, tmp_path, x)
 
 
 def test_the_choice_of_auto_serves_elsewhere_without_a_race(tmp_path, x, monkeypatch):
-    """What auto decided goes with the graph, and the store of decisions is not asked."""
+    """auto's decision is saved with the graph, and the store of decisions is not read."""
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "one.sqlite"))
     config = bk.CompileConfig(backend="tmpl-inductor:auto", options={"candidates": ["aten"], "race": "always"})
     CompiledModule(config).build(scaled(), [x]).save(tmp_path / "bundle")

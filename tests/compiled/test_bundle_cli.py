@@ -55,7 +55,7 @@ def test_run_imports_no_factory_that_is_not_trusted(folder):
     ran = call(folder, "run", "bundle")
     assert (ran.returncode, ran.stderr) == (
         2,
-        "error: A bundle's factory is code: pass FACTORY, or --trust, or --key of who signed it.\n",
+        "error: A bundle's factory is code: pass FACTORY, or --trust, or --key with the signer's key.\n",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a bundle survives: kills, full disks, flipped bits, hostile files, and other processes beside it."""
+"""Faults of a bundle: kills, full disks, flipped bits, hostile files, and concurrent processes."""
 
 import json
 import os
@@ -138,7 +138,7 @@ def test_a_flipped_bit_in_any_part_is_found(bundle, state_of):
             with pytest.raises(BackendKwargsError) as raised:
                 CompiledModule.load(bundle, module, trust=True)
             assert str(raised.value) == (
-                f"Part {part.name[:12]} of the bundle is damaged: its size or SHA-256 is not the manifest's."
+                f"Part {part.name[:12]} of the bundle is damaged: its size or SHA-256 does not match the manifest."
             )
             torch.testing.assert_close(module.state_dict(), before)
         part.write_bytes(content)
@@ -245,7 +245,7 @@ def test_a_pipe_in_place_of_a_part_makes_nobody_wait(bundle):
     part = parts_of(bundle)[0]
     part.unlink()
     os.mkfifo(part)
-    with pytest.raises(BackendKwargsError, match=r"cannot be read: it is no regular file"):
+    with pytest.raises(BackendKwargsError, match=r"cannot be read: it is not a regular file"):
         CompiledModule.load(bundle, scaled(), trust=True)
 
 
@@ -308,7 +308,7 @@ def test_two_processes_save_and_a_third_loads(tmp_path):
 
 
 def test_threads_may_save_and_infer_at_once(tmp_path):
-    """A save beside calls writes a whole bundle."""
+    """A save during calls writes a complete bundle."""
     compiled = CompiledModule(EAGER).build(scaled(3), [torch.randn(4, 8)])
     threads = [threading.Thread(target=compiled.save, args=(tmp_path / "bundle",)) for _ in range(4)]
     for thread in threads:

@@ -126,8 +126,8 @@ def test_json_gives_it_back(tmp_path, fields):
         pytest.param({"version": 2}, "Compile config version 2 is not 1 to 1; update backend-kwargs.", id="newer"),
         pytest.param(
             {"options": {"cpp.cxx": "evil"}},
-            "Inductor option 'cpp.cxx' is code, which a file may set only where it is trusted: pass trust=True if you "
-            "trust who wrote it.",
+            "Inductor option 'cpp.cxx' is code, which a file may set only if it is trusted: pass trust=True if you "
+            "trust its author.",
             id="code",
         ),
     ],

@@ -69,7 +69,7 @@ def test_is_active_in_state_active_alone(in_state, state, active):
 
 
 def test_a_failed_build_leaves_it_as_it_was_and_may_be_tried_again(module, x):
-    """What raises while building changes no state."""
+    """An error while building does not change the state."""
     made = bk.CompiledModule(bk.CompileConfig(backend="eager"))
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
         made.build(module, [x[:, :3]])

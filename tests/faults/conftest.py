@@ -43,7 +43,7 @@ def races(monkeypatch):
 
 @pytest.fixture
 def begin_anew():
-    """Return what makes this process as one that has just started."""
+    """Return a function that resets this process's memory, as if it had just started."""
 
     def begin_anew():
         torch._dynamo.reset()
@@ -64,7 +64,7 @@ def auto():
 
 @pytest.fixture
 def warned():
-    """Return what collects the warnings of ours within a block."""
+    """Return a context that collects this package's warnings."""
 
     @contextlib.contextmanager
     def collecting():
@@ -79,7 +79,7 @@ def warned():
 
 @pytest.fixture
 def execute(store):
-    """Return what changes the store behind our back."""
+    """Return a function that changes the store directly."""
 
     def execute(script, values=None):
         with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as connection:

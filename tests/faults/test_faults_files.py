@@ -1,4 +1,4 @@
-"""Files of templates, decisions and configs that were written by somebody else."""
+"""Files of templates, decisions and configs from untrusted authors."""
 
 import contextlib
 import json
@@ -21,13 +21,13 @@ from backend_kwargs.compilers.auto.reporting import table
 from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.options import Option
 
-CODE = "which a file may set only where it is trusted: pass trust=True if you trust who wrote it."
+CODE = "which a file may set only if it is trusted: pass trust=True if you trust its author."
 KEY = "ab" * 32
 
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
-    """Put a module on the path that tells of its import; return its file."""
+    """Put a module on the path that records its import; return its file."""
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "planted_module.py"
     module.write_text("import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\ndef change(graph): pass\n")
@@ -101,7 +101,7 @@ def test_nothing_that_is_called_is_data():
 
 
 def test_what_nobody_has_looked_at_is_code():
-    """An option of a torch to come, or of somebody's own backend, is code while it may hold a text."""
+    """A text option of a later torch, or of a user's own backend, is code."""
     from backend_kwargs import trust
 
     types = {
@@ -135,7 +135,7 @@ def test_a_table_prints_no_control_characters():
 
 
 def test_the_command_prints_no_control_characters(store):
-    """Neither list nor show nor an error lets a text of the store speak to the terminal."""
+    """list, show and errors escape the control characters of a store's text."""
     made = Decision(KEY, "graph", SAID, facts=SAID, machine={SAID: SAID})
     Store(store).add(made, replace(made, key=SAID))
     for arguments in (["list"], ["show", "abab"]):

@@ -1,4 +1,4 @@
-"""A process in which something is short or broken: a compiler, memory, time, tensors that are no plain ones."""
+"""Processes with a missing compiler, little memory or time, or tensors that are not plain."""
 
 import gc
 import logging
@@ -77,7 +77,7 @@ with torch.no_grad():
 
 @pytest.mark.parametrize("mib", [80, 150, 250, 400] if TIMES > 1 else [150])
 def test_out_of_memory(tmp_path, mib):
-    """Where memory ends within a race, the result is right or the error is of memory: nothing hangs or is wrong."""
+    """If memory runs out during a race, the result is right or the error is out of memory."""
     command = [sys.executable, "-c", SHORT, str(mib)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout in ("right True\n", "raised True\n"), done.stderr[-2000:]
@@ -104,7 +104,7 @@ def test_many_graphs_keep_to_the_budget(auto):
 
 @torch.no_grad()
 def test_compiled_and_dropped(auto):
-    """A process that compiles and drops models by auto ends up with the memory it had."""
+    """A process that compiles and drops models with auto returns to its initial memory."""
     page = resource.getpagesize()
 
     def resident():
@@ -126,7 +126,7 @@ def test_compiled_and_dropped(auto):
 
 @torch.no_grad()
 def test_dtensors_take_default(auto, log, tmp_path):
-    """DTensors are no plain tensors: their graph takes default, and the log says why."""
+    """DTensors are not plain tensors: their graph uses default, and the log says why."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -138,7 +138,7 @@ def test_dtensors_take_default(auto, log, tmp_path):
         assert torch.allclose(result.full_tensor(), chain(x).full_tensor(), atol=1e-5)
     finally:
         dist.destroy_process_group()
-    assert "auto: default for a graph not raced: an input is no plain tensor (0.0 s)" in log.messages
+    assert "auto: default for a graph not raced: an input is not a plain tensor (0.0 s)" in log.messages
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")  # torch means to drop them

@@ -1,4 +1,4 @@
-"""A store that lies, breaks, is locked or is another program's: no compile fails by it, and none follows it blindly."""
+"""A store with false content, or damaged, locked or another program's: no compile fails, and none trusts it."""
 
 import contextlib
 import json
@@ -90,7 +90,7 @@ ROW = {"name": "default", "status": "pass", "seconds": 1e-4, "speedup": {"median
 )
 @torch.no_grad()
 def test_a_row_that_does_not_parse_is_no_decision(auto, races, store, execute, begin_anew, warned, column, value):
-    """Whatever a row holds, the compile goes on: with one warning and a race."""
+    """Whatever a row contains, the compile continues with one warning and a race."""
     model, x = raced(auto, races, store)
     execute(f"UPDATE decisions SET {column} = ?", (value,))
     begin_anew()
@@ -111,7 +111,7 @@ def test_what_a_row_says_further_is_ignored(auto, races, store, execute, begin_a
 
 
 def test_flipped_bits(store, execute, warned):
-    """One flipped bit anywhere raises nothing, and hides no more than its page; the next write keeps all the rest."""
+    """One flipped bit raises no error and hides at most its page; the next write keeps the rest."""
     chance = random.Random(17)
     Store(store).add(*map(decision, range(40)))
     whole = store.read_bytes()
@@ -133,7 +133,7 @@ def test_flipped_bits(store, execute, warned):
 
 
 def test_a_broken_page_hides_no_other(store, warned):
-    """What can be read of a damaged store is read, and moves to the file that takes its place."""
+    """The readable rows of a damaged store are read, and copied to its replacement."""
     Store(store).add(*map(decision, range(60)))
     held = bytearray(store.read_bytes())
     size = int.from_bytes(held[16:18], "big")
@@ -190,7 +190,7 @@ def file_as_folder(folder):
 )
 @torch.no_grad()
 def test_a_store_that_cannot_be(auto, races, tmp_path, monkeypatch, warned, place):
-    """A path that can be no store is one warning; the graph is raced, and the decision holds in the process."""
+    """A path that cannot be a store causes one warning; the graph is raced, and the process keeps the decision."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     at = place(tmp_path)
@@ -312,9 +312,26 @@ def test_another_programs_database_is_left_alone(store, execute, warned, script)
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_damaged_store_of_an_older_release_is_known_by_its_header(store, warned, schema):
+    """A broken file of a release that wrote no application id is set aside, and a new store takes its place."""
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        columns = f"{COLUMNS}{', fixed' if schema == 2 else ''}"
+        connection.executescript(
+            f"CREATE TABLE decisions ({columns}, PRIMARY KEY (key)); PRAGMA user_version = {schema};"
+        )
+    written = bytearray(store.read_bytes())
+    written[100] = 0xEE  # what kind of page the first one is
+    store.write_bytes(written)
+    with warned():
+        Store(store).put(MADE)
+    assert Store(store).find(KEY) == MADE
+    assert len(list(store.parent.glob("*.unreadable-*"))) == 1
+
+
 @pytest.mark.parametrize("content", [b"just notes\n" * 100, b"x", b"SQLite format 3\0" + b"\0" * 200], ids=len)
 def test_a_file_that_is_no_database_is_left_alone(store, warned, content):
-    """A text that was named by mistake stays what it is."""
+    """A text file named by mistake is not changed."""
     store.write_bytes(content)
     with warned():
         assert Store(store).find(KEY) is None
@@ -324,7 +341,7 @@ def test_a_file_that_is_no_database_is_left_alone(store, warned, content):
 
 
 def test_a_newer_store_is_read_and_not_written(store, execute, warned):
-    """A store of a release to come serves this one, which changes nothing in it."""
+    """A store of a later release is read, but not changed."""
     Store(store).put(MADE)
     execute("ALTER TABLE decisions ADD COLUMN more DEFAULT 1; CREATE TABLE further (what); PRAGMA user_version = 3")
     before = store.read_bytes()
@@ -357,7 +374,7 @@ DISGUISED = (
 
 @pytest.mark.parametrize("script", [f"CREATE VIEW decisions AS {ENDLESS};", DISGUISED], ids=["view", "disguised"])
 def test_an_endless_view_ends(store, execute, script):
-    """A view that never ends is not asked."""
+    """A view that never ends is not read."""
     execute(f"{script} PRAGMA user_version = 2; PRAGMA application_id = {0x626B7761}")
     done = subprocess.run([sys.executable, "-c", LOOK, store], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == ("None True\n", 0)
@@ -394,7 +411,7 @@ for at in range(100_000):
 
 
 def test_killed_writers_lose_nothing(store):
-    """What writers that were killed at any moment had acknowledged is there."""
+    """Everything that killed writers had acknowledged is in the store."""
     chance, told = random.Random(3), set()
     for at in range(3 * TIMES):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, store, str(at)], stdout=-1, text=True)

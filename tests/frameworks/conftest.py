@@ -47,7 +47,7 @@ torchvision_operators = None if MISSING else _declare_torchvision()  # kept aliv
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch, fresh_dynamo):
-    """Each test compiles anew, in a folder of its own."""
+    """Each test compiles with an empty cache, in its own folder."""
     monkeypatch.chdir(tmp_path)
 
 

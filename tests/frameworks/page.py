@@ -15,7 +15,7 @@ def snippets(section: str) -> list[str]:
 
 
 def run(section: str, which: int = 0, **names: Any) -> dict[str, Any]:
-    """Run one Python block of a section, where `names` are what the reader has; return all names after it."""
+    """Run one Python block of a section with `names` defined; return all names after it."""
     exec(compile(snippets(section)[which], f"<docs/frameworks.md, {section!r}>", "exec"), names)
     return names
 

@@ -86,7 +86,7 @@ def test_wrong_backend_is_an_error_at_once():
     "backend", ["tmpl-inductor:auto", bk.make_backend("tmpl-inductor:auto")], ids=["name", "value"]
 )
 def test_page_quotes_accelerates_errors(backend):
-    """The page has what accelerate raises for a name and for a Backend, so that a search finds it."""
+    """The page quotes accelerate's errors for a name and for a Backend, so that a search finds it."""
     from accelerate import Accelerator
 
     with pytest.raises((ValueError, AttributeError)) as raised:
@@ -134,7 +134,7 @@ def test_trainer_mixin_without_a_plugin_is_plain(causal_lm, dataset):
 
 
 def test_two_ways_to_compile_are_an_error(causal_lm, dataset):
-    """`torch_compile` of TrainingArguments would be overruled in silence."""
+    """`torch_compile` of TrainingArguments together with the mixin raises, since it would be silently ignored."""
     from transformers import Trainer, TrainingArguments
 
     from backend_kwargs.integrations.accelerate import TorchDynamoPlugin, TrainerMixin

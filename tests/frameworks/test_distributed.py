@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 @cache
 def cases():
-    """Run every case in one go; return what was told of each."""
+    """Run every case in one process group; return the reports."""
     command = [sys.executable, HERE / "two_ranks.py", "--device", "cpu", "--budget_s", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]

@@ -34,7 +34,7 @@ def test_aotinductor_snippet_runs():
 
 
 def test_cache_artifacts_snippet_runs():
-    """What is saved loads."""
+    """A saved model loads."""
     torch.compile(lambda x: x.sin() + 1, backend="tmpl-inductor:fast_compile")(torch.ones(3))
     assert run("Cache artifacts")["info"].inductor_artifacts
 

@@ -1,4 +1,4 @@
-"""What a compiled function really is: its code, the kernels of one call, its launches, and what was autotuned."""
+"""Observations of a compiled function: its code, kernels, launches, and autotuned choices."""
 
 import re
 import warnings
@@ -131,7 +131,7 @@ class Seen:
         return {kind: f"{len(each)}, best {min(each) * 1e3:.1f} µs" for kind, each in kinds.items()}
 
     def brief(self) -> dict[str, Any]:
-        """Return what a reader of the evidence wants."""
+        """Return a summary for the evidence."""
         names = [name if len(name) < 90 else f"{name[:87]}..." for name in self.kernels]
         return {
             "kernels": names,

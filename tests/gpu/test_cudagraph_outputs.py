@@ -77,7 +77,7 @@ def test_outputs_of_all_calls_stay(fn, grad):
 
 
 def test_without_it_outputs_are_overwritten(evidence):
-    """Without the option torch raises while it warms up, and afterwards hands out the same memory without a word."""
+    """Without the option, torch raises during warm-up, and afterwards silently returns the same memory."""
     (first, second, third, fourth, _), call = inputs(), graphed(FUNCTIONS["tensor"])
     warm = call(first)
     call(second)
@@ -233,7 +233,7 @@ def test_frozen():
 @torch.no_grad()
 @pytest.mark.parametrize("size", [256, 4096], ids=["128-KiB", "32-MiB"])
 def test_cost(size, evidence):
-    """A call costs a copy of each output more; what that takes is evidence, and no verdict."""
+    """A call costs one more copy per output; the time is recorded but not judged."""
     x = on_gpu(size, size)
 
     def chain(x):

@@ -152,7 +152,7 @@ print(json.dumps([len(memory().race_seconds), torch.cuda.memory_allocated(), tor
 
 @pytest.mark.parametrize("options", [{}, {"effort": "full"}], ids=["quick", "full"])
 def test_memory_after_the_race(options):
-    """Within 5 % of what a process holds that compiles the winner alone: no loser's pool or weight is left."""
+    """Memory is within 5 % of a process that compiles only the winner: losers leave no pool or weight."""
 
     def held():
         command = [sys.executable, "-c", HELD, json.dumps(options)]

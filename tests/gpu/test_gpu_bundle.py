@@ -71,7 +71,7 @@ def serve_elsewhere(bundle, folder):
 
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"], ids=["default", "CUDA graphs"])
 def test_a_fresh_process_compiles_nothing(mode, x, tmp_path, evidence):
-    """The cubins come with the graphs, Triton's own extension too: no compiler is started."""
+    """Cubins and Triton's own extension are in the bundle: no compiler is started."""
     bk.CompiledModule(bk.CompileConfig(mode=mode)).build(mlp(), [x]).save(tmp_path / "bundle")  # noqa: F821
     served = serve_elsewhere(tmp_path / "bundle", tmp_path)
     evidence("bundle", f"MLP, {mode}", started=served["started"], says=served["says"])
@@ -80,8 +80,7 @@ def test_a_fresh_process_compiles_nothing(mode, x, tmp_path, evidence):
     assert "graphs loaded in this process: 1, compiled: 0" in served["says"]
 
 
-@pytest.mark.filterwarnings("ignore:An ahead-of-time package on CUDA")
-def test_an_ahead_of_time_package_serves_elsewhere(x, tmp_path):
+def test_an_ahead_of_time_package_serves_elsewhere(ahead_of_time, x, tmp_path):
     bk.CompiledModule(bk.CompileConfig(kind="aoti")).build(mlp(), [x]).save(tmp_path / "bundle")  # noqa: F821
     served = serve_elsewhere(tmp_path / "bundle", tmp_path)
     assert served["right"]

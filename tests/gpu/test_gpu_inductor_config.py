@@ -33,7 +33,7 @@ def sources(inputs, config, folder):
 
 
 @pytest.fixture(scope="module")
-def plain(inputs, tmp_path_factory):
+def plain(ahead_of_time, inputs, tmp_path_factory):
     return sources(inputs, {}, tmp_path_factory.mktemp("plain"))[1]
 
 

@@ -27,7 +27,7 @@ def code(report: bk.Report, direction: str = "forward") -> Any:
 
 @torch.no_grad()
 def test_a_recorded_graph_is_told():
-    """A model under CUDA graphs is said to be recorded once."""
+    """The report of a model under CUDA graphs says that it was recorded once."""
     assert code(called(mlp(), "tmpl-inductor:cudagraphs", torch.randn(8, 256, device="cuda"))).cudagraphs == (
         "recorded once"
     )
@@ -42,7 +42,7 @@ def test_a_mutated_input_is_told():
 
 
 def test_training_records_forward_and_backward():
-    """In training, forward and backward are each told."""
+    """In training, the report has forward and backward separately."""
     model, x = mlp(), torch.randn(8, 256, device="cuda")
     compiled = torch.compile(model, backend="tmpl-inductor:cudagraphs")
     for _ in range(4):

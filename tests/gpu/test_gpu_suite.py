@@ -1,7 +1,5 @@
 """The suite on a GPU: a loop that holds its results is timed as it runs, before and after the device's clock."""
 
-from statistics import median
-
 import pytest
 import torch
 from torch import nn
@@ -10,8 +8,7 @@ from benchmarks.execution.worker import Job, time_group
 from benchmarks.workloads.case import Case, Problem
 
 PEERS = ("eager", "default", "reduce-overhead", "tmpl-inductor:cudagraphs")
-LAUNCH_BOUND = PEERS[2:]
-FIELDS = ("wall_s", "dropped_s")
+RECORDED = PEERS[2:]
 
 
 def build(device, dtype, scale):
@@ -41,19 +38,32 @@ def timed(tmp_path):
     torch.set_grad_enabled(grad)
 
 
-@pytest.mark.parametrize("mode", ["fwd", "fwd_bwd", "train"])
-def test_results_that_are_held_are_not_recorded_anew(timed, mode, evidence):
-    """A CUDA graph takes as long with its last result alive as without, the second time too: nothing marked a step."""
+@pytest.fixture
+def recordings(monkeypatch):
+    """Return a list that grows with each CUDA graph that torch records."""
+    from torch._inductor.cudagraph_trees import CUDAGraphNode
+
+    recorded, record = [], CUDAGraphNode._record
+
+    def counted(node, *args, **kwargs):
+        recorded.append(node.id)
+        return record(node, *args, **kwargs)
+
+    monkeypatch.setattr(CUDAGraphNode, "_record", counted)
+    return recorded
+
+
+@pytest.mark.parametrize(("mode", "graphs"), [("fwd", 1), ("fwd_bwd", 2), ("train", 2)])
+def test_results_that_are_held_are_not_recorded_anew(timed, recordings, mode, graphs, evidence):
+    """Each CUDA graph is recorded for a few states of its pool, however often it is called: nothing marked a step."""
     from torch._inductor.cudagraph_trees import MarkStepBox
 
     for _ in range(2):
+        recordings.clear()
         cells = timed(build, mode)
         assert {cells[peer].status for peer in PEERS} == {"pass"}, [cell.reason for cell in cells.values()]
-        held, dropped = ({peer: median(getattr(cells[peer], of)) for peer in PEERS} for of in FIELDS)
-        evidence("suite", f"MLP 8 x 256, {mode}", held=held, dropped=dropped)
-        for peer in LAUNCH_BOUND:
-            assert held[peer] < 1.5 * dropped[peer]
-        assert mode != "fwd" or max(held[peer] for peer in LAUNCH_BOUND) < held["eager"]
+        evidence("suite", f"MLP 8 x 256, {mode}", recordings=len(recordings))
+        assert len(recordings) <= 4 * graphs * len(RECORDED)
     assert MarkStepBox.mark_step_counter == 0
 
 

@@ -56,7 +56,7 @@ RAN, EAGER, WORSE = "ran", "eager", "worse"
 
 @dataclass
 class Verdict:
-    """What became of an operator's samples of one type."""
+    """The results of an operator's samples of one dtype."""
 
     op: str
     dtype: str
@@ -198,7 +198,10 @@ def isolated(names: list[str], dtype: str, samples: int | None, gradients: bool)
 
 def table(verdicts: list[Verdict]) -> str:
     """Return the list: by operator and type, how many samples ran in it, and what fell back why."""
-    lines = [f"| operator | type | {NAMES[backend_name[0]]} | eager | worse | in eager, and why |", "|---|---|---|---|---|---|"]
+    lines = [
+        f"| operator | type | {NAMES[backend_name[0]]} | eager | worse | in eager, and why |",
+        "|---|---|---|---|---|---|",
+    ]
     for v in sorted(verdicts, key=lambda v: (v.op, v.dtype)):
         why = "; ".join(f"`{op}`: {reason}" for op, reason in sorted(v.fallbacks.items()))
         why = " ".join([*(f"**{each}**" for each in v.worse[:1]), why]).replace("|", "\\|").strip()
@@ -257,7 +260,8 @@ def run(options: argparse.Namespace, by_dtype: list[tuple[str, list[str]]]) -> i
     counts = sum((v.counts for v in verdicts), Counter())
     if options.out:
         write(options.out, verdicts)
-    print(f"{counts[RAN]} samples ran in {NAMES[backend_name[0]]}, {counts[EAGER]} in eager alone, {counts[WORSE]} worse than in eager.")
+    ran, where = counts[RAN], NAMES[backend_name[0]]
+    print(f"{ran} samples ran in {where}, {counts[EAGER]} in eager alone, {counts[WORSE]} worse than in eager.")
     return int(counts[WORSE] > 0)
 
 

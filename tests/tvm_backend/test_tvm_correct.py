@@ -1,4 +1,4 @@
-"""Whole models are eager's in each type; what TVM cannot is left to eager, or to nobody, as `fallback` says."""
+"""Whole models give eager's results in each dtype; what TVM lacks runs in eager, or raises, as `fallback` says."""
 
 import contextlib
 import copy
@@ -190,7 +190,7 @@ def test_failing_build_runs_in_eager(compiled, monkeypatch):
 
 @torch.no_grad()
 def test_failing_call_runs_in_eager(compiled, monkeypatch):
-    """Where the virtual machine fails at a call, eager serves it, and says so."""
+    """If the virtual machine fails at a call, eager runs it, with a warning."""
     require_tvm()
     from backend_kwargs.compilers.tvm import runtime
 
@@ -226,7 +226,7 @@ def test_verify_runs_in_eager_what_is_wrong(compiled, wrong_sine):
         assert_close(call(x), (x + 1, x.sin()))
     (message,) = [str(each.message) for each in told]
     assert message.startswith(
-        "TVM's results are not eager's, and the inference graph runs in eager: inference output[1]:"
+        "TVM's results differ from eager's, so the inference graph runs in eager: inference output[1]:"
     )
     assert_close(call(x), (x + 1, x.sin()))
 

@@ -85,7 +85,7 @@ def test_integers(compiled, dtype):
 
 @torch.no_grad()
 def test_clone_is_no_alias(compiled):
-    """Who writes into the result leaves the argument alone."""
+    """Writing to the result does not change the argument."""
     x = floats(4, 8)
     kept = x.clone()
     copied, _ = compiled(lambda x: (x.clone(), x.sin()))(x)
@@ -108,7 +108,7 @@ def test_outputs_are_fresh_at_each_call(compiled):
 
 @torch.no_grad()
 def test_results_outlive_later_calls(compiled):
-    """Memory is not used again while somebody holds it."""
+    """Memory is not reused while a result is alive."""
     call = compiled(lambda x: x.sin() + 1)
     inputs = [floats(64) * i for i in range(20)]
     for x, result in zip(inputs, [call(x) for x in inputs], strict=True):
@@ -204,7 +204,7 @@ REFUSED = {
 @pytest.mark.parametrize("fn", REFUSED.values(), ids=REFUSED)
 @torch.no_grad()
 def test_what_eager_refuses_is_refused(compiled, fn):
-    """An index out of bounds, an int divided by zero: TVM runs what is round it, and eager raises."""
+    """For an index out of bounds or an int divided by zero, TVM runs the rest of the graph, and eager raises."""
     x, right, wrong = floats(4, 8), torch.tensor([1, 0]), torch.tensor([1, 99])
     call = compiled(lambda x, i: fn(x.sin(), i) * 2)
     assert_close(call(x, right), fn(x.sin(), right) * 2)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -168,7 +169,26 @@ CASES: dict[str, tuple[Callable[..., Any], ...]] = {
     "negative index": (lambda x, y: aten._unsafe_index(x, [torch.tensor([-1, 0, -3])]),),
     "index between": (
         lambda x, y: aten._unsafe_index(x.view(3, 2, 2), [torch.tensor([0, -1]), None, torch.tensor([1, 0])]),
+        lambda x, y: aten._unsafe_index(x.view(2, 3, 2, 1), [None, torch.tensor([0, -1]), None, torch.tensor([0, 0])]),
     ),
+    "transposes": (
+        lambda x, y: x.t(),
+        lambda x, y: aten.t(x[0]),
+        lambda x, y: aten.t(x[0, 0]),
+        lambda x, y: x.view(3, 2, 2).transpose(0, -1),
+        lambda x, y: x.view(1, 3, 4).transpose(1, 2),
+    ),
+    "the last of a dimension": (lambda x, y: x.select(1, -1), lambda x, y: x[-2]),
+    "pad of the last dimension": (lambda x, y: functional.pad(x[None], (1, 2)),),
+    "arange": (
+        lambda x, y: torch.arange(3, device=x.device) + x[0, 0],
+        lambda x, y: torch.arange(7, -1, -3, device=x.device) + x[0, 0],
+        lambda x, y: torch.arange(0.5, 2, 0.25, device=x.device) + x[0, 0],
+    ),
+    "powers": (*(partial(lambda exponent, x, y: x.abs() ** exponent, e) for e in (-2, -1, -0.5, 0, 0.5, 1, 2, 3)),),
+    "addcdiv": (lambda x, y: torch.addcdiv(x, y, x), lambda x, y: torch.addcmul(x, y, x, value=3)),
+    "scatter at the last": (lambda x, y: torch.select_scatter(x, y[:, 0], 1, -1),),
+    "half": (lambda x, y: x.half().sum(1), lambda x, y: x.half().amax(1), lambda x, y: x.half().mean()),
     "upsampled": (lambda x, y: functional.interpolate(x[None, None], scale_factor=1.7),),
     "roll": (lambda x, y: x.roll((1, -6, 9), (0, 1, 1)), lambda x, y: x[0].roll(-1)),
     "negative step": (lambda x, y: x.flip(0, 1),),
@@ -190,6 +210,13 @@ CASES: dict[str, tuple[Callable[..., Any], ...]] = {
     "diagonal": (lambda x, y: x.diagonal(1), lambda x, y: (x + y).diagonal(-1).exp()),
     "smallest magnitude": (lambda x, y: torch.linalg.vector_norm(x - y, -math.inf, 1).exp(),),
 }
+
+
+def test_a_size_that_only_an_integer_input_holds():
+    """An integer among the inputs gives a symbol its value, though no tensor has that size."""
+    x = torch.randn(3)
+    (made,) = by_tvm(lambda x, n: torch.full((n,), 2.0) + x.sum(), x, 5, mode="symbolic")
+    assert_close(made, torch.full((5,), 2.0) + x.sum())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -92,7 +92,7 @@ def test_hidden_twice_is_hidden_once():
 
 
 def test_numbers_are_plain_again_within_a_function():
-    """What keeps TVM from folding a constant as it is written is in nobody's way afterwards."""
+    """The barrier that keeps TVM from folding constants does not hinder later steps."""
     x = tirx.Var("x", "float32")
     zero = number(0.0, "float32")
     assert is_opaque(zero)

@@ -38,7 +38,7 @@ def refusal(options):
     ],
 )
 def test_right_options(options):
-    """What is right is kept as it was given."""
+    """A valid value is kept unchanged."""
     assert make_backend("tvm", options).options == options
 
 
@@ -140,7 +140,7 @@ def test_right_options(options):
     ],
 )
 def test_wrong_options(options, message):
-    """What is wrong is one line, with the nearest that is right."""
+    """A mistake is one line, with the closest valid name."""
     assert refusal(options) == message
 
 
@@ -180,7 +180,7 @@ def test_wrong_options(options, message):
     ],
 )
 def test_what_is_gone_is_explained(options, message):
-    """What older TVMs or Inductor take is answered with what to write in its place."""
+    """The error for an option of older TVMs or of Inductor says what to write instead."""
     assert refusal(options) == message
 
 
@@ -229,7 +229,7 @@ def test_settings(given, scheduler, trials):
     "options", [pytest.param({}, id="work_dir alone"), pytest.param({"trials": 0}, id="no more trials")]
 )
 def test_nothing_to_reuse(options, tmp_path):
-    """A work_dir without results is told, by explain and at the compile, and is fine once it has some."""
+    """A work_dir without results is reported by explain and at the compile, until it has some."""
     told = f"TVM option 'work_dir' cannot act fully here: {str(tmp_path)!r} holds no results of a search; "
     options = {"work_dir": str(tmp_path), **options}
     assert explain("tvm", options).notes == (f"{told}nothing is tuned.",)
@@ -276,7 +276,7 @@ INERT = [
 
 @pytest.mark.parametrize(("options", "machine", "reason"), INERT)
 def test_inert(options, machine, reason, monkeypatch):
-    """explain says of an option that cannot act here why."""
+    """explain has the reason why an option has no effect here."""
     monkeypatch.setattr(declared, "machine", lambda: machine)
     assert explain("tvm", options).effects[-1].status == f"inert because {reason}"
 
@@ -347,7 +347,7 @@ def test_cost_models_and_strategies_are_tvms(tvm):
 
 
 def test_mode_of_torch_compile_is_refused(fresh_dynamo):
-    """A mode given to torch.compile is told as one given to make_backend is."""
+    """A mode given to torch.compile raises the same error as in make_backend."""
     import torch
 
     with pytest.raises(Exception, match="TVM option 'mode' is for Inductor; TVM has 'scheduler' and 'trials'"):
@@ -355,7 +355,7 @@ def test_mode_of_torch_compile_is_refused(fresh_dynamo):
 
 
 def test_warnings_of_inert_options():
-    """Options that cannot act warn nobody: explain tells of them."""
+    """Options without effect do not warn; explain lists them."""
     import warnings
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What `report`, `compare` and the command line tell of TVM."""
+"""`report`, `compare` and the command line with TVM."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_partition_is_told(chain):
 
 
 def test_operator_that_stays_in_eager_is_told():
-    """What TVM cannot have has its reason, and the rest is in partitions about it."""
+    """Operators that TVM cannot have are listed with reasons; the rest is in partitions."""
 
     def sorts(x):
         return torch.linalg.eigvalsh(x @ x.T).exp() + 1
@@ -124,7 +124,7 @@ def test_lines(graph, lines):
     [
         pytest.param(
             graph_of(part(tuned=2), scheduler="meta_schedule"),
-            ["2 kernels tuned, for this process alone -> work_dir='tuning/' keeps the results"],
+            ["2 kernels tuned, for this process only -> work_dir='tuning/' keeps the results"],
             id="lost",
         ),
         pytest.param(graph_of(part(tuned=2), work_dir="tuned"), [], id="kept"),
@@ -137,7 +137,7 @@ def test_advice(graph, advice):
 
 
 def test_explain_shows_every_option():
-    """explain tells of TVM's options what it tells of Inductor's: value, layer, default, status."""
+    """explain shows the same for TVM's options as for Inductor's: value, layer, default, status."""
     assert str(bk.explain("tvm", {"freeze": True, "opt_level": 3, "trials": 64, "scheduler": "meta_schedule"})) == (
         "make_backend('tvm', {'freeze': True, 'opt_level': 3, 'trials': 64, 'scheduler': 'meta_schedule'})\n"
         "  freeze = True  (make_backend; default False; changed)\n"

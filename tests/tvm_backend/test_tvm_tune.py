@@ -123,7 +123,7 @@ def test_gpus_are_told_apart_and_their_hosts_are_not():
 
 
 def test_a_failed_search_keeps_nothing(tmp_path, monkeypatch):
-    """What it built and did not run is gone with it."""
+    """Candidates that were built but not run are freed with the builder."""
     built = []
 
     def compiles(mod, target):

@@ -87,7 +87,7 @@ def test_a_pass_is_not_written(write):
     with pytest.raises(BackendKwargsError) as e:
         write(make_backend("tvm", pipeline=own))
     assert str(e.value).startswith("Option 'pipeline' cannot be written: ")
-    assert str(e.value).endswith(" (Sequential) would not be read back the same.")
+    assert str(e.value).endswith(" (Sequential) would not read back equal.")
 
 
 def test_text_becomes_options():
@@ -116,7 +116,7 @@ def test_text_of_the_command_line(name, text, value):
 
 
 def test_name_that_dynamo_knows():
-    """dynamo's wrappers are told the name that its entry points have: its own "tvm" is another."""
+    """dynamo's wrappers get the name of the entry point, since its own "tvm" is another backend."""
     assert {make_backend(name).compiler_name for name in ("tvm", "tmpl-tvm")} == {"tmpl-tvm"}
 
 
@@ -126,7 +126,7 @@ def test_the_one_of_dynamo_stays_in_reach():
 
 
 def test_config_is_every_option():
-    """get_compiler_config tells what each option amounts to."""
+    """get_compiler_config returns the final value of each option."""
     config = make_backend("tvm", seed=7).get_compiler_config()
     assert (config["seed"], config["fallback"]) == (7, "partition")
 

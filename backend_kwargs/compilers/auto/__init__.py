@@ -1,1 +1,1 @@
-"""Races: which candidate compiles a graph, decided by measuring, checked, and remembered."""
+"""Races: measure which candidate compiles a graph best, check its results, and store the decision."""

@@ -1,4 +1,4 @@
-"""Which decision is a graph's: for the same computation on the same inputs, machine and candidates."""
+"""The key of a decision: the computation, its inputs, the machine and the candidates."""
 
 import hashlib
 import json
@@ -20,12 +20,12 @@ SYMBOL = re.compile(r"\b[suz]\d+\b")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu):\d+")
 
 
-# Of triton.autotune and triton.heuristics: what else than a kernel's code decides what it computes, and how fast.
+# Attributes of triton.autotune and triton.heuristics that affect a kernel's results or speed, besides its code.
 DECORATED = ("configs", "keys", "reset_to_zero", "restore_value", "values")
 
 
 def structure(gm: GraphModule) -> str:
-    """Return the computation as text in which no name of the user's stands: the same for the same graph anywhere."""
+    """Return the computation as text without the user's names, so that it is the same for the same graph anywhere."""
     numbers = {node: f"%{at}" for at, node in enumerate(gm.graph.nodes)}
     return "\n".join(_line(gm, node, numbers) for node in gm.graph.nodes)
 
@@ -36,7 +36,7 @@ def _line(gm: GraphModule, node: Node, numbers: Mapping[Node, str]) -> str:
 
 
 def _kwargs(node: Node) -> dict[str, Any]:
-    """Return the node's keywords, where it calls a user's Triton kernel with the source in place of its number."""
+    """Return the node's keywords; for a user's Triton kernel, its source in place of its number."""
     if "kernel_idx" not in node.kwargs:
         return node.kwargs
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
@@ -47,7 +47,7 @@ def _kwargs(node: Node) -> dict[str, Any]:
 
 
 def _source(kernel: Any) -> list[str]:
-    """Return the code of a Triton kernel with all that it calls, and what its decorators say."""
+    """Return the code of a Triton kernel and of all functions that it calls, and its decorators' arguments."""
     from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as code_of
 
     if hasattr(kernel, "src"):
@@ -57,7 +57,7 @@ def _source(kernel: Any) -> list[str]:
 
 
 def _said(value: Any) -> str:
-    """Return what a decorator was given as text, functions by their code."""
+    """Return a decorator's argument as text, functions as their code."""
     if isinstance(value, Mapping):
         return str([f"{name}: {_said(value[name])}" for name in sorted(value)])
     if isinstance(value, list | tuple):
@@ -74,7 +74,7 @@ class _Spelled(str):
 
 
 def spelled(value: Any, numbers: Mapping[Node, str] = {}) -> str:
-    """Return `value` as text that is the same in every process, and on every device of a kind."""
+    """Return `value` as text that is the same in every process, and on every device of one kind."""
     return repr(map_aggregate(value, lambda leaf: _Spelled(_leaf(leaf, numbers))))
 
 
@@ -83,7 +83,7 @@ def _leaf(leaf: Any, numbers: Mapping[Node, str]) -> str:
         return numbers[leaf]
     if isinstance(leaf, torch.device) or (isinstance(leaf, str) and DEVICE.fullmatch(leaf)):
         return torch.device(leaf).type
-    if isinstance(leaf, set | frozenset):  # whose order is another in each process
+    if isinstance(leaf, set | frozenset):  # their order differs between processes
         return f"{{{', '.join(sorted(map(spelled, leaf)))}}}"
     return ADDRESS.sub("", repr(leaf))
 
@@ -113,19 +113,19 @@ def _attribute(gm: GraphModule, path: str) -> str:
 
 
 def signature(gm: GraphModule, example_inputs: Sequence[Any]) -> list[str]:
-    """Return what each input is, with its shape (symbols where it varies) and strides."""
+    """Return a description of each input, with its shape (symbols for sizes that vary) and strides."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     pairs = zip(placeholders, example_inputs, strict=True)
     described = [f"{_kind(value)} {_layout(node, value)}" for node, value in pairs]
     names: dict[str, str] = {}
-    # A symbol's own name is made from where its size was read, which the next process may call otherwise.
+    # A symbol is named after the place where its size was read, which may differ in the next process.
     return [SYMBOL.sub(lambda m: names.setdefault(m[0], f"n{len(names)}"), text) for text in described]
 
 
 def _kind(value: Any) -> str:
-    """Return what an input is whatever its sizes: its rank, dtype, device, whether it trains, and whether it stays.
+    """Return the properties of an input besides its sizes: rank, dtype, device, requires_grad, and a static address.
 
-    One that stays where it is costs a CUDA graph no copy.
+    An input with a static address is not copied by CUDA graphs.
     """
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
@@ -142,12 +142,12 @@ def _layout(node: Node, value: Any) -> str:
 
 
 def key_of(gm: GraphModule, example_inputs: Sequence[Any], asked: Mapping[str, Any]) -> str:
-    """Return 64 hexadecimal digits for the graph, its inputs, this machine, and what is `asked` of a race."""
+    """Return 64 hexadecimal digits for the graph, its inputs, this machine, and the question `asked`."""
     return _hashed([structure(gm), signature(gm, example_inputs), ambient(), machine(), spelled(asked)])
 
 
 def computation_of(gm: GraphModule, example_inputs: Sequence[Any], asked: Mapping[str, Any]) -> str:
-    """Return a short name for the computation whatever its sizes: that of a recompile is the same."""
+    """Return a short identifier of the computation whatever its sizes: recompiles have the same."""
     return _hashed([structure(gm), [*map(_kind, example_inputs)], ambient(), spelled(asked)])[:16]
 
 
@@ -156,9 +156,9 @@ def _hashed(parts: list[Any]) -> str:
 
 
 def ambient() -> dict[str, Any]:
-    """Return what of torch's state decides how the graph computes."""
+    """Return the parts of torch's state that affect how the graph computes."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    # Not torch.get_float32_matmul_precision(), which raises where these differ.
+    # Not torch.get_float32_matmul_precision(), which raises if these differ.
     backends: Any = torch.backends
     float32 = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
     return {
@@ -181,7 +181,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what a decision rests on beside the graph."""
+    """Return the properties of the machine that a decision depends on."""
     here, cuda = probed(), torch.cuda.is_available()
     return _versions() | {
         "gpu": torch.cuda.get_device_name() if cuda else None,

@@ -1,5 +1,6 @@
-"""The candidates of a race: steps, merged onto the current best's options, templates, or another compiler."""
+"""The candidates of a race: steps, merged onto the current best's options; templates; rewrites; other compilers."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from backend_kwargs.compilers.others import OTHERS, installed, is_other, other_of, sets, verify_other
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.layers import same
+from backend_kwargs.rewrites import list_rewrites
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, template_names
 
@@ -20,14 +22,14 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds to compile and tune: so many compiles of default, and more for each operator and for each product."""
+    """Predicted seconds to compile and tune: a multiple of default's compile, plus some per operator and product."""
 
     compiles: float = 1.0
     op_s: float = 0.0
     product_s: float = 0.0
 
     def seconds(self, default_s: float, stats: "GraphStats") -> float:
-        """Return what is predicted for a graph that default took `default_s` to compile."""
+        """Return the prediction for a graph whose default compile took `default_s`."""
         fused = max(stats.ops - sum(product.count for product in stats.products), 0)
         return self.compiles * default_s + self.op_s * fused + self.product_s * len(stats.products)
 
@@ -36,11 +38,14 @@ class Costs:
 class Candidate:
     """Options to try.
 
-    `over` merges them onto those of the fastest so far but for `without`, so that the reduction options of one step and
-    the CUDA graphs of another end up together; otherwise they stand alone. `can_gain` tells from the graph whether
-    trying can be of use. `shares` are the parts of a call's slack that it has removed before, `costs` what it takes to
-    compile and tune: both decide which candidate comes next, and whether it is worth its time.
-    Among equals the lower `rank` is kept. `compiler` is the name of one that is not Inductor, whose `options` these are.
+    `over` merges them onto the current best's options, less those in `without`: so the reduction options of one step
+    combine with the CUDA graphs of another. Otherwise they are used alone. `can_gain` tells from the graph whether the
+    candidate can help. `shares` are the parts of a call's slack that it removed in past measurements, `costs` its
+    compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
+    seconds of a call that a rewrite is expected to save beside these; `gain` is the share of a call that a lower
+    precision or another compiler is expected to save, in place of both. Among candidates of equal speed the one with the lower `rank` is
+    kept. `compiler` names
+    another compiler than Inductor, whose `options` these are.
     """
 
     name: str
@@ -52,6 +57,8 @@ class Candidate:
     costs: Costs = field(default_factory=Costs)
     effort: Effort = "quick"
     rank: int = 1
+    saved_s: float = 0.0
+    gain: float | None = None
     compiler: str = ""
 
 
@@ -91,13 +98,16 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
-# Shares and costs are of 11 models and 41 kernels raced in full on an H200 (torch 2.11). On the models only CUDA graphs
-# won more than 1.2 %; what changes generated kernels won most of a softmax's slack, and little where kernels are many.
+PRECISION_GAIN = 0.3  # of a call: less than bf16 saved beside freezing on BERT, ResNet-18 and ViT (AVX-512 BF16)
+# Shares and costs were measured on 11 models and 41 kernels, raced in full on an H200 (torch 2.11). On the models only
+# CUDA graphs gained more than 1.2 %. Options for generated kernels removed most of a softmax's slack, and little in
+# graphs with many kernels.
 AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.65), Costs(0.65), Costs(1.0, op_s=0.3), 0.3
 
+
 STEPS: tuple[Candidate, ...] = (
-    # Of symbolic sizes each is recorded once, which pays where few come again; graphs that write gain where they write
-    # to a module's buffers, and else torch makes default's code of them.
+    # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph
+    # that mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
     Candidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
     Candidate(
         "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE
@@ -117,7 +127,7 @@ STEPS: tuple[Candidate, ...] = (
     ),
     Candidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
     Candidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),
-    # Tuned blocks of a looped reduction can beat a persistent one, and the climb alone would not come back to it.
+    # Tuned blocks of a looped reduction can beat a persistent one, and merging alone would not undo the latter.
     Candidate(
         "coordinate_descent_looped",
         TUNED,
@@ -219,32 +229,34 @@ def candidates_for(
         others = installed() if effort == "full" and not stats.gpu else ()
         candidates = [_of_compiler(name, frozen=frozen) for name in others]
         return [*steps, *(each for each in candidates if not why_not_raced(each, stats, frozen=frozen))]
-    # Of one name for two devices that which can gain.
-    steps = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
+    # Two steps may share a name, one for each device: the one that can gain wins.
+    steps_by_name = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
-    return [
-        _of_compiler(name, frozen=frozen)
-        if is_other(name)
-        else steps.get(name) or Candidate(name, options_of(name), over=False, rank=2)
-        for name in wanted
-    ]
+    return [steps_by_name.get(name) or _named(name, options_of, frozen=frozen) for name in wanted]
 
 
-# What these gain or cost is not known beforehand.
-OF_COMPILER = {"launches": EVERYWHERE, "library": EVERYWHERE, "generated": EVERYWHERE}
-COMPILER_COSTS, COMPILER_RANK = Costs(1.5), 3
+def _named(name: str, options_of: Callable[[str], Mapping[str, Any]], *, frozen: bool) -> Candidate:
+    if is_other(name):
+        return _of_compiler(name, frozen=frozen)
+    if name in list_rewrites() and name not in template_names():
+        return rewriting(name)
+    return Candidate(name, options_of(name), over=False, rank=2)
+
+
+# The slack of Inductor's code does not predict what another compiler gains, so the share of a call is a fixed one.
+COMPILER_GAIN, COMPILER_COSTS, COMPILER_RANK = 0.3, Costs(1.5), 3
 
 
 def _of_compiler(text: str, *, frozen: bool) -> Candidate:
     other = other_of(text)
     options, name = other.under(frozen=frozen), other.compiler.name
     return Candidate(
-        text, options, over=False, shares=OF_COMPILER, costs=COMPILER_COSTS, rank=COMPILER_RANK, compiler=name
+        text, options, over=False, costs=COMPILER_COSTS, rank=COMPILER_RANK, gain=COMPILER_GAIN, compiler=name
     )
 
 
 def why_not_raced(candidate: Candidate, stats: "GraphStats", *, frozen: bool) -> str:
-    """Return why another compiler is not raced for this graph, "" where it is."""
+    """Return why another compiler is not raced for this graph, "" if it is."""
     compiler = OTHERS[candidate.compiler](candidate.compiler)
     if compiler.freezes and not frozen:
         return "it makes parameters constants: set freezing=True to race it, and call the model under torch.no_grad()"
@@ -253,14 +265,40 @@ def why_not_raced(candidate: Candidate, stats: "GraphStats", *, frozen: bool) ->
     return "it draws other random numbers than Inductor" if stats.random else ""
 
 
+def rewriting(name: str, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
+    """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
+
+    Where no traffic tells, as on a CPU, it is expected to save a share of the call's slack.
+    """
+    known = on_gpu and saved_s > 0
+    shares = {"generated": 0.3} if known else {"library": 0.2, "generated": 0.2}
+    return Candidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s)
+
+
+def merged(under: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
+    """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
+    options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
+    if candidate.over and "rewrites" in candidate.options and "rewrites" in under:
+        options["rewrites"] = list(dict.fromkeys((*under["rewrites"], *candidate.options["rewrites"])))
+    return options
+
+
+def precision_candidates(precisions: Iterable[str], max_error: float | None) -> list[Candidate]:
+    """Return a step for each precision that the user consents to, within the bound that was given with it."""
+    return [
+        Candidate(name, {"precision": name, "max_error": max_error}, costs=ONCE, rank=2, gain=PRECISION_GAIN)
+        for name in precisions
+    ]
+
+
 def step_names() -> list[str]:
-    """Return what names of candidates stand for a step here; all others are templates."""
+    """Return the candidate names that are steps; all other names are templates."""
     return [EAGER, DEFAULT, *(step.name for step in STEPS)]
 
 
 def check_candidates(named: Iterable[str]) -> None:
-    """Raise where one of `named` is neither a step, a template, nor a compiler that works here, or a race itself."""
-    steps, named = step_names(), list(named)
+    """Raise if one of `named` is no step, rewrite, template or compiler that works here, or enables `auto` itself."""
+    steps, named = [*step_names(), *list_rewrites()], list(named)
     for name in filter(is_other, named):
         verify_other(name)
     templates = [name for name in named if name not in steps and not is_other(name)]
@@ -277,30 +315,37 @@ def check_candidates(named: Iterable[str]) -> None:
             raise BackendKwargsError(f"Candidate {part!r} enables `auto`; races cannot be nested; leave it out.")
 
 
-def trusted(
-    winner: str,
-    options: Mapping[str, Any],
+def allowed_candidates(
+    named: Iterable[str],
     options_of: Callable[[str], Mapping[str, Any]],
-    listed: Iterable[str] = (),
-    compiler: str = "",
-) -> bool:
-    """Tell whether the winner is a step or one of the candidates `listed`, and these set each option so.
+    rewrites: Iterable[str],
+    precisions: Iterable[str],
+    max_error: float | None,
+) -> list[Candidate]:
+    """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
+    allowed = [*STEPS, *map(rewriting, rewrites), *precision_candidates(precisions, max_error)]
+    for name in set(named).difference(step_names()):
+        with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
+            allowed.append(_named(name, options_of, frozen=False))
+    return allowed
 
-    A `compiler` other than Inductor is followed only where `listed` has the winner, with the very options it sets.
 
-    A stored decision that says anything else is not followed: a template that was not asked for may freeze weights or
-    write files, and an option may name a program that Inductor runs.
+def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Iterable[Candidate]) -> bool:
+    """Return whether the winner is one of the `allowed` candidates, and these set each option to this value.
+
+    A winner of another `compiler` than Inductor must set exactly these options. Any other stored decision is ignored:
+    a template that the user did not ask for may freeze weights or write files, and an option may name a program that
+    Inductor runs.
     """
+    allowed = list(allowed)
+    rewrites = {name for each in allowed for name in each.options.get("rewrites", ())}
+
+    def is_set(name: str, value: Any) -> bool:
+        if name == "rewrites":  # those of several candidates may have joined
+            return isinstance(value, list | tuple) and rewrites.issuperset(value)
+        return any(name in each.options and same(each.options[name], value) for each in allowed)
+
+    names = {EAGER, DEFAULT, *(each.name for each in allowed)}
     if compiler or is_other(winner):
-        return winner in set(listed) and sets(winner, compiler, options)
-    steps, templates = step_names(), {name for name in listed if not is_other(name)}
-    if winner not in steps and winner not in templates:
-        return False
-    known = [step.options for step in STEPS]
-    for name in templates.difference(steps) if options else ():
-        try:
-            known.append(options_of(name))
-        except BackendKwargsError:  # a template that this process does not have
-            if name == winner:
-                return False
-    return all(any(name in each and same(each[name], value) for each in known) for name, value in options.items())
+        return winner in names and sets(winner, compiler, options)
+    return winner in names and all(is_set(name, value) for name, value in options.items())

@@ -1,4 +1,4 @@
-"""Buckets of DistributedDataParallel: dynamo compiles each with fake inputs, for which a race needs the real ones."""
+"""Buckets of DistributedDataParallel: dynamo compiles each with fake inputs, but a race needs the real ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +13,14 @@ from backend_kwargs.compilers.auto.eligibility import has_side_effects, holds_st
 from backend_kwargs.compilers.auto.workload import cuda_devices
 from backend_kwargs.compilers.graphs import copy_of_graph, has_memory
 
-# On dynamo's context of one compile, by id of the fake tensor that an earlier bucket returns: that bucket.
+# An attribute on dynamo's context of one compile: the bucket that returns a fake tensor, by the tensor's id.
 PRODUCERS = "_backend_kwargs_producers"
 
-Outputs = dict[int, torch.Tensor]  # by id of the fake tensors
+Outputs = dict[int, torch.Tensor]  # by the id of the fake tensor
 
 
 class Bucket:
-    """One part of a graph that DDPOptimizer cut at the boundaries of DDP's buckets. It keeps no real tensor."""
+    """One part of a graph that DDPOptimizer split at DDP's bucket boundaries. It stores no real tensor."""
 
     def __init__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> None:
         self.gm = copy_of_graph(gm)
@@ -30,9 +30,9 @@ class Bucket:
             _producers().setdefault(id(node.meta.get("example_value")), self)
 
     def inputs(self, outputs: dict["Bucket", Outputs] | None = None) -> list[Any]:
-        """Return the inputs of this call, laid out as the fake ones; a fake one where it is not known.
+        """Return the inputs of this call with the strides of the fake ones; where one is unknown, the fake itself.
 
-        `outputs` are those of the buckets that have been run for it.
+        `outputs` are those of the buckets that have already run for it.
         """
         outputs = {} if outputs is None else outputs
         placeholders = self.gm.graph.find_nodes(op="placeholder")
@@ -43,14 +43,14 @@ class Bucket:
         fake = node.meta.get("example_value")
         producer = _producers().get(id(fake))
         if producer is None or producer is self:
-            # The user's tensor, or a parameter.
+            # A tensor of the user's, or a parameter.
             real: torch.Tensor | None = getattr(node.meta.get("grapharg"), "example", None)
         else:
             if producer not in outputs:
                 outputs[producer] = producer._run(outputs)
             real = outputs[producer].get(id(fake))
         symbolic = any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride()))
-        if real is None or symbolic or not has_memory(real):  # to compare a symbol would guard on it
+        if real is None or symbolic or not has_memory(real):  # comparing a symbolic size would add a guard
             return value
         if real.stride() == value.stride():
             return real
@@ -58,12 +58,12 @@ class Bucket:
         return laid_out.copy_(real.detach()).requires_grad_(real.requires_grad)
 
     def _run(self, outputs: dict["Bucket", Outputs]) -> Outputs:
-        """Return what the bucket returns in eager, by id of the fakes; {} where it is not to be run."""
+        """Run the bucket in eager and return its outputs, by the id of the fake; {} if it must not be run."""
         inputs = self.inputs(outputs)
         unknown = any(isinstance(each, FakeTensor) for each in inputs)
         if unknown or has_side_effects(self.gm) or holds_state(self.gm) or may_communicate(self.gm):
             return {}
-        # Copies of all: which of them it writes, running means say, the fakes of a part do not tell.
+        # Copies of all inputs: the fakes of a bucket do not show which ones it mutates, such as running means.
         copies = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in inputs]
         with torch.no_grad(), torch.random.fork_rng(devices=cuda_devices()), _disable_current_modes():
             results = self.gm(*copies)
@@ -77,7 +77,7 @@ class Bucket:
 
 
 def bucket_of(gm: GraphModule, example_inputs: Sequence[Any]) -> Bucket | None:
-    """Return the bucket that `gm` is, None where its inputs are real: then it is no bucket."""
+    """Return the bucket for `gm`, None if its inputs are real, since then it is not a bucket."""
     return Bucket(gm, example_inputs) if any(isinstance(each, FakeTensor) for each in example_inputs) else None
 
 

@@ -1,4 +1,4 @@
-"""An end to a candidate's tuning: before Inductor times a kernel, it is asked whether there is time left."""
+"""A deadline for a candidate's tuning, checked each time that Inductor is about to benchmark a kernel."""
 
 import math
 import threading
@@ -12,28 +12,28 @@ import torch
 from torch.autograd.graph import Node
 
 TIMERS = ("benchmark_gpu", "benchmark_cpu")
-COMPILED = "CompiledFunctionBackward"  # as AOTAutograd calls its autograd functions
+COMPILED = "CompiledFunctionBackward"  # AOTAutograd's name for its autograd functions
 _ends: dict[int, float] = {}  # by thread
 
 
 def restored_by(stack: ExitStack, undo: Callable[[], object]) -> None:
-    """Have `stack` call `undo`, which may run more than once, also where a Ctrl-C ends its first run."""
+    """Register `undo` with `stack`; it may run more than once, also when a Ctrl-C interrupts its first run."""
     stack.callback(undo)
     stack.callback(undo)
 
 
 class OutOfTime(BaseException):
-    """The time for tuning is over."""
+    """The deadline for tuning has passed."""
 
 
 @contextmanager
 def capped(ends: float) -> Iterator[None]:
-    """Raise OutOfTime where this thread is to time a kernel after `ends`, a time of `time.perf_counter`."""
+    """Raise OutOfTime when this thread is about to time a kernel after `ends`, a time of `time.perf_counter`."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     thread, held = threading.get_ident(), vars(benchmarker)
 
-    # Without a lock, which a Ctrl-C might leave locked: who takes the timers away looks whether another has come.
+    # No lock, which a Ctrl-C could leave locked: lift() checks again whether another thread has added a deadline.
     def install() -> None:
         for name in TIMERS:
             held.setdefault(name, _asking(partial(getattr(type(benchmarker), name), benchmarker)))
@@ -46,7 +46,7 @@ def capped(ends: float) -> Iterator[None]:
         if _ends:
             install()
 
-    with ExitStack() as stack, stack:  # the outer one undoes what a Ctrl-C keeps the inner one from
+    with ExitStack() as stack, stack:  # entered twice: the outer exit completes the undoing if a Ctrl-C stops the inner
         restored_by(stack, lift)
         _ends[thread] = ends
         install()
@@ -55,9 +55,9 @@ def capped(ends: float) -> Iterator[None]:
 
 @contextmanager
 def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Let this thread's end hold for the backward pass of `outputs` too, run meanwhile by a thread of autograd's.
+    """Apply this thread's deadline to the backward pass of `outputs` too, which runs in a thread of autograd's.
 
-    That thread serves other models as well: the end is its own only while it is in a graph that made `outputs`.
+    That thread also serves other models: it has the deadline only while it runs a graph that made `outputs`.
     """
     ends, entered = _ends.get(threading.get_ident()), set[int]()
     if ends is None:
@@ -76,7 +76,7 @@ def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
         entered.clear()
 
     with ExitStack() as stack, stack:
-        restored_by(stack, after)  # where it failed, no hook was called
+        restored_by(stack, after)  # if it failed, no hook was called
         for node in _compiled([out.grad_fn for out in outputs]):
             for handle in (node.register_prehook(before), node.register_hook(after)):
                 stack.callback(handle.remove)
@@ -84,7 +84,7 @@ def capped_backward(outputs: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _compiled(nodes: Sequence[Node | None]) -> list[Node]:
-    """Return the nodes of compiled backward graphs among `nodes`, or behind them: outputs may be views."""
+    """Return the nodes of compiled backward graphs among `nodes` or their inputs: outputs may be views."""
     left, seen = list(nodes), set[Node]()
     while left:
         node = left.pop()

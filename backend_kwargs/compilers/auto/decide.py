@@ -1,8 +1,8 @@
-"""For each graph the fastest candidate that is right: decided once by racing, remembered, and compiled as if alone."""
+"""Decide for each graph which candidate is fastest, by a race or a stored decision, and compile the graph with it."""
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +13,14 @@ import torch
 from torch._functorch import config as functorch_config
 
 from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, key_of, machine, spelled
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, STEPS, step_names, trusted
+from backend_kwargs.compilers.auto.candidates import (
+    DEFAULT,
+    EAGER,
+    STEPS,
+    allowed_candidates,
+    step_names,
+    trusted,
+)
 from backend_kwargs.compilers.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.compilers.auto.decision import Decision, RaceRow, plain
 from backend_kwargs.compilers.auto.eligibility import communicates, is_tiny, may_communicate, why_never
@@ -23,15 +30,17 @@ from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.compilers.others import installed, is_other, other_of, versions_of
+from backend_kwargs.compilers.precision.bounds import last_used, note_used
 from backend_kwargs.errors import error_text, printable, warn_once
+from backend_kwargs.rewrites import fingerprint, list_rewrites
 
 
 @dataclass
 class Memory:
-    """What this process has decided and spent: it holds where the store cannot be written.
+    """The decisions and race times of this process, also if the store cannot be written.
 
-    `decisions` are by scope and key, `race_seconds` one for each race. `store` takes the place of the user's, and
-    `loaded` decisions, by key, precede those of a store: they came with the cache artifacts of another process.
+    `decisions` are keyed by scope and key; `race_seconds` has one entry per race. `store` replaces the user's store.
+    `loaded` holds decisions by key that precede those of the store: they came with another process's cache artifacts.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -40,26 +49,26 @@ class Memory:
     store: Path | None = None
 
 
-_memories = [Memory()]  # the last is in use
+_memories = [Memory()]  # the last one is in use
 
 
 def memory() -> Memory:
-    """Return what this process remembers now."""
+    """Return the memory in use."""
     return _memories[-1]
 
 
 def lasting_decisions() -> list[Decision]:
-    """Return what this process has decided, or found decided, and others may rely on."""
+    """Return the decisions that this process made or found, as far as other processes may use them."""
     return list({each.key: each for each in memory().decisions.values() if each.lasting}.values())
 
 
 def load_decisions(decisions: Iterable[Decision]) -> None:
-    """Let this process follow `decisions` as if they were in its store."""
+    """Let this process use `decisions` as if they were in its store."""
     memory().loaded.update({each.key: each for each in decisions})
 
 
 def forget_process() -> None:
-    """Forget what this process has decided, so that the store is asked again."""
+    """Forget this process's decisions, so that the store is read again."""
     _memories[-1] = Memory(store=memory().store)
     _forget_reports()
 
@@ -71,7 +80,7 @@ def _forget_reports() -> None:
 
 @contextmanager
 def nothing_decided() -> Iterator[None]:
-    """Let races begin with nothing decided, and forget what they decide; `race="never"` still reads its store."""
+    """Start races without any decision, and forget the new ones at exit; `race="never"` still reads its store."""
     depth = len(_memories)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -84,26 +93,35 @@ def nothing_decided() -> Iterator[None]:
 
 
 def compile_fastest(request: Request) -> Callable[..., Any]:
-    """Return the graph compiled under the winner's options, or the graph itself where eager won.
+    """Return the graph compiled with the winner's options, or the graph itself if eager won.
 
-    A race leaves nothing but its decision: the winner is compiled anew, mostly out of Inductor's cache, so that what
-    comes back is what compiling it alone gives.
+    A race leaves nothing but its decision. The winner is compiled again, mostly from Inductor's cache, so that the
+    result is the same as without a race.
     """
-    question = _Question(request, bucket_of(request.gm, request.example_inputs))
+    question, began = _Question(request, bucket_of(request.gm, request.example_inputs)), time.time()
     decision = question.decision()
     tell(decision)
+    note_used(None)  # of a loser
     if decision.winner == EAGER:
         _warn_where_none_is_right(decision)
         return request.gm.forward
     if not decision.options and not decision.compiler:
         return request.compile_one(request.gm, request.example_inputs, {})
     spare = copy_of_graph(request.gm)
+    # What was decided before, on other inputs or weights, is held to its bound on these: the compiler measures it.
+    known = {"max_error": None} if "precision" in decision.options and decision.made >= began else {}
     try:
-        return request.compiled(request.gm, request.example_inputs, decision.options, decision.compiler)
+        options = {**decision.options, **known}
+        compiled = request.compiled(request.gm, request.example_inputs, options, decision.compiler)
     except RESTARTS:
         raise
-    except Exception as error:  # noqa: BLE001 - what won elsewhere, or on another graph, may fail here in any way
-        why = f"{decision.winner}, which was decided, fails: {error_text(error)}"
+    except Exception as error:  # noqa: BLE001 - a winner from elsewhere or of another graph may fail in any way
+        why = f"the chosen {decision.winner} failed: {error_text(error)}"
+    else:
+        if known and (used := last_used()):
+            row = next(row for row in decision.rows if row.won)
+            note_used(replace(used, error=row.error, max_error=row.max_error))
+        return compiled
     warn_once(f"A graph is compiled under default: {why}")
     memory().decisions.pop(question.slot, None)
     tell(question.default(why))
@@ -117,26 +135,33 @@ def _warn_where_none_is_right(decision: Decision) -> None:
         warn_once(f"A graph runs in eager, because no candidate passed the accuracy check: {reasons}.")
 
 
+def _facts(result: Any) -> str:
+    """Return what the graph held in words, with the winner's error where it computes in a lower precision."""
+    row = result.winner
+    error = "" if row.error is None else f", error {row.error:.2g} (max_error={row.max_error:g})"
+    return f"{result.stats}{error}"
+
+
 @dataclass(frozen=True)
 class _Question:
-    """Which candidate one graph is compiled under: `decision` answers, by the first of four ways that gives one.
+    """Which candidate to compile one graph with. `decision` takes the first of these that gives an answer.
 
-    1. `settled`: this process or the store holds a decision, and no larger budget may find more.
-    2. `ineligible`: the graph may not be raced at all, and takes default.
-    3. `inherited`: a race is not worth its time, and the graph takes the winner of other races.
-    4. `raced`.
+    1. `settled`: this process or the store has a decision, and a larger budget could not improve it.
+    2. `ineligible`: the graph cannot be raced, so default is used.
+    3. `inherited`: a race is not worth its time, so the winner of earlier races is used.
+    4. `raced`: the graph is raced.
 
-    With several ranks, one of them decides so for all. Graphs with collectives take default; under `race="never"` each
-    rank takes what is stored, else default.
+    With several ranks, one rank decides for all. Graphs with collectives use default. Under `race="never"` each rank
+    uses its stored decision, or default.
     """
 
     request: Request
     bucket: Bucket | None = None
 
     def decision(self) -> Decision:
-        """Return what all ranks compile this graph under; as `aot_compile` needs it, where that is at work."""
+        """Return the decision that all ranks compile this graph with; under `aot_compile`, one that it can save."""
         decision = self._of_all_ranks()
-        # aot_compile() sets strict_autograd_cache, and can save neither a graph in eager nor copies of outputs.
+        # aot_compile() sets strict_autograd_cache; it can save neither an eager graph nor outputs that are copied.
         if functorch_config.strict_autograd_cache and not self._can_be_saved(decision):
             return self._savable(decision)
         return decision
@@ -144,13 +169,13 @@ class _Question:
     def _of_all_ranks(self) -> Decision:
         gm, settings = self.request.gm, self.request.settings
         if communicates(gm):
-            return self.default("other ranks take part in it")
+            return self.default("it communicates with other ranks")
         if ranks() > 1 and may_communicate(gm):
-            return self.default("other ranks may take part in an operator of it that is not torch's")
+            return self.default("it has an operator that is not torch's, which may communicate with other ranks")
         if settings.race == "never":
             return self.remembered() or self.default("race='never', and no decision is stored")
         stand_in = self.default("timed out waiting for the racing rank")
-        # Before anything that one rank alone knows: another may know less, and would wait.
+        # Agree before using anything that only this rank knows: a rank without it would wait for the others.
         decision = agreed(self.key, self._of_this_rank, stand_in, settings)
         if decision.rows:
             memory().decisions[self.slot] = decision
@@ -159,22 +184,22 @@ class _Question:
     def _of_this_rank(self) -> Decision:
         return self.settled() or self.ineligible() or self.inherited() or self.raced()
 
-    # ---- the ways
+    # ---- the four ways to a decision
 
     def settled(self) -> Decision | None:
-        """Return the remembered decision, unless a race is wanted anyway or a larger budget may find more."""
+        """Return the remembered decision, unless `race="always"` or a larger budget may improve it."""
         settings = self.request.settings
         if settings.race == "always" or (found := self.remembered()) is None:
             return None
         return None if 0 < found.cut_s < settings.budget_s else found
 
     def ineligible(self) -> Decision | None:
-        """Return default where the graph may not be raced."""
+        """Return default if the graph cannot be raced."""
         why = why_never(self.real_request)
         return self.default(why) if why else None
 
     def inherited(self) -> Decision | None:
-        """Return the winner of other races where a race of this graph is not worth its time."""
+        """Return the winner of earlier races if racing this graph is not worth its time."""
         settings, always = self.request.settings, self.request.settings.race == "always"
         raced = [each for (scope, _), each in memory().decisions.items() if scope == self.scope and each.rows]
         other_sizes = [each for each in raced if each.graph == self.graph]
@@ -189,7 +214,7 @@ class _Question:
         return None
 
     def raced(self) -> Decision:
-        """Race the graph; default stands in where that fails."""
+        """Race the graph; return default if the race fails."""
         from backend_kwargs.compilers.auto.race import UnfitError, race
 
         began, spent = time.perf_counter(), memory().race_seconds
@@ -202,7 +227,7 @@ class _Question:
             raise
         except UnfitError as error:
             return self.default(str(error))
-        except Exception as error:  # noqa: BLE001 - out of memory, or what only a race does to a graph
+        except Exception as error:  # noqa: BLE001 - out of memory, or any other failure that only a race causes
             why = f"its race failed: {error_text(error)}"
             warn_once(f"A graph is compiled under default: {why}")
             return self.default(why)
@@ -216,7 +241,7 @@ class _Question:
             compiler=result.winner.compiler,
             rows=result.rows,
             machine=machine(),
-            facts=str(result.stats),
+            facts=_facts(result),
             seconds=result.seconds,
             cut_s=budget_s if result.cut else 0.0,
             fixed=plain(self.request.tools.fixed),
@@ -227,7 +252,7 @@ class _Question:
         return decision
 
     def remembered(self) -> Decision | None:
-        """Return what this process or the store holds, unless no candidate of this request sets its options."""
+        """Return the decision of this process or the store, unless no candidate of this request sets its options."""
         found = memory().decisions.get(self.slot)
         if found is None:
             found = memory().loaded.get(self.key) or self.store.find(self.key)
@@ -238,7 +263,7 @@ class _Question:
         return memory().decisions.setdefault(self.slot, found)
 
     def winner_of(self, others: list[Decision], why: str) -> Decision:
-        """Return the winner of the last of `others`, else default."""
+        """Return the winner of the latest of `others`, or default."""
         last = others[-1] if others else Decision(self.key, self.graph, DEFAULT)
         return replace(
             Decision(self.key, self.graph, last.winner, last.options, facts=f"a graph not raced: {why}"),
@@ -246,18 +271,18 @@ class _Question:
         )
 
     def default(self, why: str) -> Decision:
-        """Return default, as a graph that is not raced takes it."""
+        """Return default, with the reason why the graph is not raced."""
         return self.winner_of([], why)
 
     # ---- what aot_compile() can save
 
     def _can_be_saved(self, of: Decision | RaceRow) -> bool:
-        """Tell whether aot_compile() can save it: no other compiler, no eager, no copies that CUDA graphs are given."""
+        """Return whether aot_compile() can save it: not eager, no other compiler, no copies of CUDA-graph outputs."""
         copies = self.request.tools.fixed.get("clone_outputs") is not False and of.options.get("triton.cudagraphs")
         return (of.winner if isinstance(of, Decision) else of.name) != EAGER and not copies and not of.compiler
 
     def _savable(self, decision: Decision) -> Decision:
-        """Return the fastest that can be saved; eager, which then fails, where all that was compiled is wrong."""
+        """Return the fastest candidate that can be saved; eager, which then fails to save, if no candidate passed."""
         rows = [row for row in decision.rows if row.name != EAGER]
         passed = [row for row in rows if row.status == "pass" and row.seconds]
         if rows and not passed:
@@ -267,16 +292,16 @@ class _Question:
         best = min(known, key=lambda row: row.seconds or 0.0, default=RaceRow(DEFAULT))
         return replace(decision, winner=best.name, options=best.options, compiler="")
 
-    # ---- what the question is
+    # ---- the question
 
     @cached_property
     def real_request(self) -> Request:
-        """The request with the inputs that a race runs on, where dynamo has fake ones."""
+        """The request with real inputs for the race, where dynamo passes fake ones."""
         return replace(self.request, example_inputs=self.bucket.inputs()) if self.bucket else self.request
 
     @cached_property
     def asked(self) -> dict[str, Any]:
-        """What is asked of a race beside the graph, as decisions are keyed by it."""
+        """What a decision depends on besides the graph; part of its key."""
         settings = self.request.settings
         return {
             "steps": STEPS,
@@ -286,13 +311,16 @@ class _Question:
             "objective": settings.objective,
             "tolerance": settings.tolerance,
             "options": sorted(self.request.tools.fixed.items()),
+            "rewrites": [(name, fingerprint([name])) for name in self.request.tools.rewrites],
+            # Only if a precision is allowed, so that decisions stored without one keep their key.
+            **({"precision": settings.precision, "max_error": settings.max_error} if settings.precision else {}),
         }
 
     def _template(self, name: str) -> list[tuple[str, Any]]:
-        """Return what a template of this name sets now; steps are in the table."""
+        """Return what a template sets now; empty for a step or a rewrite: the key holds their tables."""
         if is_other(name):
             return sorted(other_of(name).options.items())
-        return [] if name in step_names() else sorted(self.request.tools.options_of(name).items())
+        return [] if name in (*step_names(), *list_rewrites()) else sorted(self.request.tools.options_of(name).items())
 
     @property
     def _compilers(self) -> list[str]:
@@ -304,33 +332,35 @@ class _Question:
 
     @cached_property
     def scope(self) -> str:
-        """Within what one decision may stand in for another: a store, a question, devices, a mode of torch."""
+        """What two graphs must share for one's decision to serve the other: store, question, devices, torch's modes."""
         tensors = [value for value in self.request.example_inputs if isinstance(value, torch.Tensor)]
         devices = sorted({tensor.device.type for tensor in tensors})
         return spelled((str(self.store.path), self.asked, devices, ambient()))
 
     @cached_property
     def key(self) -> str:
-        """What a decision for this very graph is stored under."""
+        """The key under which the decision for exactly this graph is stored."""
         return key_of(self.request.gm, self.request.example_inputs, self.asked)
 
     @property
     def slot(self) -> tuple[str, str]:
-        """Where this process remembers its decision."""
+        """The key under which this process remembers the decision."""
         return self.scope, self.key
 
     @cached_property
     def graph(self) -> str:
-        """What names the computation, whatever its sizes."""
+        """The identity of the computation, whatever its sizes."""
         return computation_of(self.request.gm, self.request.example_inputs, self.asked)
 
     @cached_property
     def store(self) -> Store:
-        """The file of decisions."""
+        """The store of decisions."""
         settings = self.request.settings
         instead = memory().store if settings.race != "never" else None
         return Store(instead) if instead else open_store(settings.store)
 
     def _trusts(self, winner: str, of: Decision | RaceRow) -> bool:
-        listed = (*(self.request.settings.candidates or ()), *self._compilers)
-        return trusted(winner, of.options, self.request.tools.options_of, listed, of.compiler)
+        settings, tools = self.request.settings, self.request.tools
+        named = {*(settings.candidates or ()), *self._compilers}
+        asked = tools.options_of, tools.rewrites, settings.precision, settings.max_error
+        return trusted(winner, of.options, of.compiler, allowed_candidates(named, *asked))

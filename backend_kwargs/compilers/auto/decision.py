@@ -1,4 +1,4 @@
-"""What a race decided: a typed value, parsed once from whatever holds it."""
+"""The decision of a race: a typed value, parsed once wherever it is read."""
 
 import json
 import sys
@@ -13,8 +13,8 @@ from backend_kwargs.compilers.auto.candidates import DEFAULT
 from backend_kwargs.errors import error_text, shown
 from backend_kwargs.interval import Interval
 
-DEEPEST = 8  # levels of an option's value: what is deeper would end later steps, which recurse, in a RecursionError
-# Statuses of a candidate that say more about the process than about the candidate.
+DEEPEST = 8  # levels of nesting in an option's value; deeper ones end in a RecursionError later
+# Statuses that depend on the process more than on the candidate.
 PASSING = frozenset({"fail_to_run", "oom", "timeout", "unavailable"})
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 T = TypeVar("T")
@@ -22,10 +22,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class RaceRow:
-    """What became of one candidate: its speedup over the champion it met, seconds per call by that, compile seconds.
+    """The result of one candidate: its speedup over the champion of that time, the seconds per call, compile seconds.
 
-    `predicted_s` is what compiling was predicted to take, None where nothing was known to predict it by. `compiler` is
-    the name of one that is not Inductor, whose `options` these are.
+    `predicted_s` is the predicted compile time, None if there was nothing to predict it from. `rewritten` counts the
+    replacements of each rewrite. `error` is the measured relative RMSE to float64 under a lower precision, `max_error`
+    the bound that the user gave. `compiler` names another compiler than Inductor, whose `options` these are.
     """
 
     name: str
@@ -39,6 +40,9 @@ class RaceRow:
     predicted_s: float | None = None
     peak_bytes: int | None = None
     won: bool = False
+    rewritten: dict[str, int] = field(default_factory=dict)
+    error: float | None = None
+    max_error: float | None = None
     compiler: str = ""
 
 
@@ -46,11 +50,10 @@ class RaceRow:
 class Decision:
     """Which candidate a race chose for one graph, and why.
 
-    `graph` names the computation whatever its sizes, `options` are the winner's beside those that the user gave, `rows`
-    the race's table, `machine` where it ran, `facts` what the graph held in words, `cut_s` the budget that cut the race
-    short (0 where none did), `made` seconds since the epoch. `fixed` are the options that the user gave, as `plain`
-    leaves them: an export holds them, and nothing is compiled under them. `compiler` names the winner's where that is
-    not Inductor.
+    `graph` identifies the computation whatever its sizes; `options` are the winner's besides the user's own; `rows` is
+    the table of the race; `machine` is where it ran; `facts` describes the graph; `cut_s` is the budget that ended the
+    race early (0 if none did); `made` is in seconds since the epoch. `fixed` are the user's own options as returned by
+    `plain`: they are exported, and nothing is compiled with them. `compiler` is the winner's, "" for Inductor.
     """
 
     key: str
@@ -68,26 +71,39 @@ class Decision:
 
     @property
     def lasting(self) -> bool:
-        """Whether another process may rely on it: not where default could not run, so that eager won by default."""
+        """Whether other processes may use it: not if eager won because default could not run here."""
         return not any(row.name == DEFAULT and row.status in PASSING for row in self.rows)
 
 
-COLUMNS = ("key", "graph", "winner", "options", "rows", "machine", "facts", "seconds", "cut_s", "made", "fixed", "compiler")
+COLUMNS = (
+    "key",
+    "graph",
+    "winner",
+    "options",
+    "rows",
+    "machine",
+    "facts",
+    "seconds",
+    "cut_s",
+    "made",
+    "fixed",
+    "compiler",
+)
 AS_JSON = ("options", "rows", "machine", "fixed")
 
 
 def has_form(value: Any) -> bool:
-    """Tell whether a file can hold an option's value: a text, a number, or a list of these."""
-    return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list) else [value]))
+    """Return whether a file can represent an option's value: a text, a number, or a list of these."""
+    return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list | tuple) else [value]))
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `options` with None for each value that a file cannot hold."""
+    """Return `options` with None in place of each value that a file cannot represent."""
     return {name: value if has_form(value) else None for name, value in options.items()}
 
 
 def parsed(values: Any) -> Decision:
-    """Return the decision that plain data holds, or raise ValueError. Unknown keys are ignored."""
+    """Return the decision in plain data, or raise ValueError. Unknown keys are ignored."""
     decision: Decision = msgspec.convert(values, Decision)
     for name in ("options", "fixed"):
         if _deeper(getattr(decision, name), DEEPEST):
@@ -105,9 +121,9 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 def packed(decision: Decision) -> list[Any]:
-    """Return the decision as SQLite and JSON hold it; raise ValueError or TypeError where an option has no form."""
+    """Return the decision as SQLite and JSON values; raise ValueError or TypeError if they cannot represent it."""
     values = asdict(decision)
-    values["rows"] = msgspec.json.encode(values["rows"], enc_hook=repr).decode()  # to be read by people alone
+    values["rows"] = msgspec.json.encode(values["rows"], enc_hook=repr).decode()  # only for people to read
     return [_packed(values[name]) for name in COLUMNS]
 
 
@@ -118,7 +134,7 @@ def _packed(value: Any) -> str | float:
 
 
 def unpacked(held: Mapping[str, Any]) -> Decision:
-    """Return what `packed` packed, by column; raise ValueError where it is something else, of whatever kind."""
+    """Return the decision that `packed` gave, from its columns; raise ValueError for any other content."""
     try:
         values = {name: _text(value) if isinstance(value, bytes) else value for name, value in held.items()}
         return parsed(values | {name: msgspec.json.decode(values.get(name, "{}")) for name in AS_JSON})
@@ -130,4 +146,4 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise ValueError(f"{shown(value)} is no UTF-8") from None
+        raise ValueError(f"{shown(value)} is not UTF-8") from None

@@ -1,4 +1,4 @@
-"""Decisions as TOML: to review, ship, and read back; each winner stands in it as a template too."""
+"""Decisions as TOML, to review, ship and read back; each winner is also a template in the file."""
 
 import json
 import re
@@ -8,26 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.atomic_write import write_whole
-from backend_kwargs.compilers.auto.candidates import EAGER, step_names, trusted
+from backend_kwargs.compilers.auto.candidates import EAGER, allowed_candidates, step_names, trusted
 from backend_kwargs.compilers.auto.decision import Decision, has_form, parsed
 from backend_kwargs.compilers.others import is_other
+from backend_kwargs.compilers.precision.table import PRECISIONS
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
+from backend_kwargs.rewrites import list_rewrites
 from backend_kwargs.templates import ENTRY_POINT_GROUP, template_names
 
 HEAD = """\
-# Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` puts them into a store;
+# Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` adds them to a store;
 # `load_templates` reads each winner as a template."""
 PLAIN = ("graph", "winner", "compiler", "facts", "seconds", "cut_s", "made")
 KEY = re.compile("[0-9a-f]{64}")
 
 
 def template_name(decision: Decision) -> str:
-    """Return the name under which the winner's options are exported, "" for eager and other compilers: no template."""
+    """Return the name of the template with the winner's options, "" for eager and other compilers, which are none."""
     return "" if decision.winner == EAGER or decision.compiler else f"auto-{decision.key[:12]}"
 
 
 def write_decisions(decisions: Iterable[Decision], path: Path) -> None:
-    """Write `decisions` to a TOML file, whole or not at all."""
+    """Write `decisions` to a TOML file atomically."""
     write_whole(path, "\n".join([HEAD, *(line for each in decisions for line in _lines(each))]) + "\n")
 
 
@@ -48,7 +50,7 @@ def _lines(decision: Decision) -> Iterator[str]:
 
 
 def _template(decision: Decision, fixed: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the winner was compiled under as a template: its options under those that the user gave."""
+    """Yield the winner's options, with those of the user on top, as a template."""
     name = template_name(decision)
     if left_out := [option for option in decision.fixed if option not in fixed]:
         warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, which cannot be written as TOML.")
@@ -62,31 +64,33 @@ def _table(path: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    # JSON's strings, numbers and booleans are TOML's, but for a character beyond 16 bits, in two halves, and DEL.
+    # JSON's strings, numbers and booleans are TOML too, except characters above 16 bits, which JSON splits, and DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def read_decisions(path: Path, options_of: Callable[[str], Mapping[str, Any]]) -> list[Decision]:
-    """Return the decisions of a TOML file; raise where one asks for what no candidate sets."""
+    """Return the decisions in a TOML file; raise if one has an option that no candidate sets."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BackendKwargsError(f"Cannot read decisions from {str(path)!r}: {error_text(error)}.") from None
     tables = document.get("decisions")
     if not isinstance(tables, dict) or not tables:
-        raise BackendKwargsError(f"{str(path)!r} holds no [decisions.KEY] table.")
+        raise BackendKwargsError(f"{str(path)!r} has no [decisions.KEY] table.")
     return [_read(key, table, options_of) for key, table in tables.items()]
 
 
 def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) -> Decision:
     if not KEY.fullmatch(key):
-        raise BackendKwargsError(f"[decisions.{shown(key)}] is no decision: a key is 64 hexadecimal digits.")
+        raise BackendKwargsError(f"[decisions.{shown(key)}] is not a decision: a key has 64 hexadecimal digits.")
     try:
         decision = parsed({**dict(table), "key": key, "rows": []})
     except (ValueError, TypeError, RecursionError) as error:
-        raise BackendKwargsError(f"[decisions.{key}] is no decision: {error}.") from None
-    listed = (decision.winner, *template_names())
-    if not trusted(decision.winner, decision.options, options_of, listed, decision.compiler):
+        raise BackendKwargsError(f"[decisions.{key}] is not a decision: {error}.") from None
+    # A rewrite or a precision is used only if the request that reads the decision allows it, within the same bound.
+    named, max_error = (decision.winner, *template_names()), decision.options.get("max_error")
+    allowed = allowed_candidates(named, options_of, list_rewrites(), PRECISIONS, max_error)
+    if not trusted(decision.winner, decision.options, decision.compiler, allowed):
         raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, options_of)}")
     return decision
 
@@ -95,10 +99,10 @@ def _why_not(decision: Decision, options_of: Callable[[str], Mapping[str, Any]])
     if is_other(decision.winner) or decision.compiler:
         by = f" by {decision.compiler!r}" if decision.compiler else ""
         return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."
-    if decision.winner not in step_names():
+    if decision.winner not in (*step_names(), *list_rewrites(), *PRECISIONS):
         try:
             options_of(decision.winner)
         except BackendKwargsError as error:
-            known = f"An installed package makes it known, by the entry-point group {ENTRY_POINT_GROUP!r}"
+            known = f"An installed package can provide it, by the entry-point group {ENTRY_POINT_GROUP!r}"
             return f"is for candidate {decision.winner!r}. {error} {known}."
     return f"sets {shown(dict(decision.options))}, which candidate {decision.winner!r} does not set."

@@ -1,4 +1,4 @@
-"""Whether a graph may be raced: run many times, by one rank alone, on copies of its inputs."""
+"""Whether a graph can be raced: run many times, by one rank alone, on copies of its inputs."""
 
 from collections.abc import Iterator
 from operator import attrgetter
@@ -10,38 +10,38 @@ from torch.fx import GraphModule
 from backend_kwargs.compilers.auto.request import Request
 from backend_kwargs.compilers.graphs import has_memory
 
-TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both costs less than its race, whoever wins
+TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both saves less than its race costs, whichever candidate wins
 
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
-# Of operators in other namespaces, and functions of other modules, nobody knows whether other ranks take part.
+# Operators in other namespaces, and functions of other modules, may communicate with other ranks.
 OPERATORS = {"aten", "inductor", "mkldnn", "prims", "profiler", "quantized", "quantized_decomposed", "rngprims"}
 LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "builtins", "math", *OPERATORS})
 
 
 def why_never(request: Request) -> str:
-    """Return why the graph may not be raced, "" where it may."""
+    """Return why the graph cannot be raced, "" if it can."""
     tensors = _tensors(request)
     if not request.settings.budget_s:
         return "its budget is 0 s"
     if not tensors:
         return "no input is a tensor"
     if not all(map(has_memory, tensors)):
-        return "an input is no plain tensor"
+        return "an input is not a plain tensor"
     if any(isinstance(value, torch.SymInt) and not value.node.has_hint() for value in request.example_inputs):
-        return "a size is not known before it runs"
+        return "a size is unknown until it runs"
     if has_side_effects(request.gm):
         return "it has side effects, which a race would repeat"
     if not request.settings.race_custom_ops and may_communicate(request.gm):
-        return "it holds operators that are not torch's, and race_custom_ops is False"
+        return "it has operators that are not torch's, and race_custom_ops is False"
     if holds_state(request.gm):
-        return "it holds tensors of its own, which a race would change"
+        return "it contains tensors, which a race would change"
     if torch.is_grad_enabled() and _changes_what_trains(request):
-        return "it changes in place an input that trains"
+        return "it changes in place an input that requires grad"
     return ""
 
 
 def is_tiny(request: Request) -> bool:
-    """Tell whether the graph costs less than its race, whoever wins."""
+    """Return whether the graph saves less than its race costs, whichever candidate wins."""
     computing = [node for node in request.gm.graph.nodes if node.op.startswith("call")]
     return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in _tensors(request)) < TINY_BYTES
 
@@ -51,7 +51,7 @@ def _tensors(request: Request) -> list[torch.Tensor]:
 
 
 def _changes_what_trains(request: Request) -> bool:
-    """Tell whether an input with gradient history is changed, as no copy of it, without that history, can be."""
+    """Return whether an input with gradient history is mutated: a copy has no such history to mutate."""
     placeholders = request.gm.graph.find_nodes(op="placeholder")
     training = [
         node.meta.get("example_value")
@@ -62,17 +62,17 @@ def _changes_what_trains(request: Request) -> bool:
 
 
 def communicates(gm: GraphModule) -> bool:
-    """Tell whether other ranks take part in the graph, so that one rank alone cannot run it."""
+    """Return whether the graph communicates with other ranks, so that one rank alone cannot run it."""
     return any(_namespace(node.target) in COLLECTIVES for node in _nodes(gm))
 
 
 def may_communicate(gm: GraphModule) -> bool:
-    """Tell whether the graph holds operators that are not torch's own, within which other ranks may take part."""
+    """Return whether the graph has operators that are not torch's, which may communicate with other ranks."""
     return any(_namespace(node.target) not in LOCAL | COLLECTIVES for node in _nodes(gm))
 
 
 def has_side_effects(gm: GraphModule) -> bool:
-    """Tell whether the graph holds operators with a registered effect, printing say: these must run once."""
+    """Return whether the graph has operators with a registered effect, such as printing, which must run once."""
     from torch._higher_order_ops.effects import has_effects
 
     return any(has_effects(operator) for node in _nodes(gm) for operator in _overloads(node.target))
@@ -85,12 +85,12 @@ def _overloads(target: Any) -> list[Any]:
 
 
 def recomputes(gm: GraphModule) -> bool:
-    """Tell whether the graph checkpoints activations: in eager its backward pass draws other random numbers."""
+    """Return whether the graph checkpoints activations: its backward pass in eager draws other random numbers."""
     return any(node.target is torch.ops.higher_order.tag_activation_checkpoint for node in _nodes(gm))
 
 
 def holds_state(gm: GraphModule) -> bool:
-    """Tell whether the graph has modules or tensors that are no inputs of it; graphs within it are neither."""
+    """Return whether the graph has modules or tensors that are not inputs; graphs within it do not count."""
     held = [node for node in _nodes(gm) if node.op in ("call_module", "get_attr")]
     return any(
         node.op == "call_module" or isinstance(attrgetter(node.target)(node.graph.owning_module), torch.Tensor)

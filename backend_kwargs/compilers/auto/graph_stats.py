@@ -1,4 +1,4 @@
-"""Counts of a graph that decide which candidates can pay, taken while it runs once in eager."""
+"""Statistics of a graph, counted during one run in eager; they decide which candidates can gain."""
 
 import contextlib
 from collections import Counter
@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # what force_shape_pad may pad
+PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad
 GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
-NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # whose speed no product in bf16 tells
+NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # their limit is not that of bf16 products
 CONVOLUTIONS = ("convolution", "cudnn_conv")
 ATTENTIONS = ("scaled_dot_product", "flex_attention")
 
@@ -22,8 +22,8 @@ ATTENTIONS = ("scaled_dot_product", "flex_attention")
 class Product:
     """A product, convolution or attention of one layout: how often it runs, its flops and bytes.
 
-    `activations` are the bytes that other kernels write for it and read of it: all but those of the graph's inputs.
-    `call` is the operator with its arguments, whose tensors are on the meta device.
+    `activations` are the bytes exchanged with other kernels: all that it reads and writes except inputs of the graph.
+    `call` is the operator with its arguments; their tensors are on the meta device.
     """
 
     layout: str
@@ -37,10 +37,10 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class GraphStats:
-    """One graph on one device: `ops` counts what ran in eager, bytes are those of unique inputs and of outputs.
+    """One graph on one device: `ops` counts the operators run in eager, bytes are of unique inputs and of outputs.
 
-    `flops` leave out products of 8 bits, which run at another speed. `unaligned` counts the GEMMs with rows that do not
-    begin at multiples of 16 bytes; `opaque` graphs hold others, whose operators are not counted.
+    `flops` excludes 8-bit products, which run at another speed. `unaligned` counts the GEMMs whose rows do not begin at
+    multiples of 16 bytes. `opaque` graphs contain operators that cannot be counted.
     """
 
     device: str
@@ -68,7 +68,7 @@ class GraphStats:
 
     @property
     def matmul(self) -> bool:
-        """Whether it holds what max_autotune has kernels for."""
+        """Whether it contains operators for which max_autotune has kernels."""
         return bool(self.gemms or self.convolutions or self.attentions)
 
     def __str__(self) -> str:
@@ -93,11 +93,11 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.HigherOrderOperator):  # what it holds is not counted
+        if isinstance(func, torch._ops.HigherOrderOperator):  # the operators inside it are not counted
             self.names[func.__name__] += 1
             self.opaque |= any(map(callable, args))
             return func(*args, **kwargs)
-        with self:  # in inference mode composite operators come whole
+        with self:  # in inference mode composite operators are not decomposed before they arrive here
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
@@ -105,7 +105,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func._overloadpacket
         if not getattr(func, "is_view", False):
             self.names[packet.__name__] += 1
-            # Attention is tagged as random for the sake of its dropout; where it draws, the generators tell.
+            # Attention is tagged as random because of its dropout; the generators show whether it drew.
             attends = any(part in packet.__name__ for part in ATTENTIONS)
             self.tags.update(tag for tag in func.tags if not (attends and tag == torch.Tag.nondeterministic_seeded))
         if packet.__name__ in PADDED:
@@ -121,7 +121,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count_product(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         name, flops = func._overloadpacket.__name__, 0.0
         if name not in NARROW:
-            with contextlib.suppress(Exception):  # torch's own count refuses some shapes, grouped queries say
+            with contextlib.suppress(Exception):  # torch's formulas reject some shapes, such as grouped queries
                 flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
         self.flops += flops
         on_meta = pytree.tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
@@ -134,7 +134,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             flops,
             float(sum(t.nbytes for t in (*given, *made))),
             float(sum(t.nbytes for t in (*given, *made) if t.untyped_storage()._cdata not in self.inputs)),
-            min((t.itemsize for t in operands), default=1),
+            min(t.itemsize for t in operands),
             (func, *on_meta),
         )
         seen = self.products.get(layout, once)
@@ -152,12 +152,12 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 def observed_stats(
     run: Callable[[], Any], bytes_of: Callable[[Any], float], inputs: Collection[int] = (), **known: Any
 ) -> tuple[Any, GraphStats]:
-    """Return what `run` gives and the stats of what it does; `known` are those that no operator tells.
+    """Run `run` and return its result and the stats; `known` gives the stats that operators do not show.
 
     `inputs` are the storages of the graph's inputs.
     """
     seen = _Seen(inputs)
-    with contextlib.ExitStack() as stack, stack:  # the outer one leaves it where a Ctrl-C keeps the inner one from it
+    with contextlib.ExitStack() as stack, stack:  # entered twice: the outer exit leaves it if a Ctrl-C stops the inner
         stack.enter_context(seen)
         result = run()
     named = seen.names
@@ -188,7 +188,7 @@ def _is_composite_reduction(name: str) -> bool:
 
 
 def _is_unaligned(operand: Any) -> bool:
-    """Tell whether rows (or columns, where those are in line) begin elsewhere than at multiples of 16 bytes."""
+    """Return whether rows (or columns, if these are contiguous) do not begin at multiples of 16 bytes."""
     if not isinstance(operand, torch.Tensor) or operand.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return False
     sizes = zip(operand.shape[-2:], operand.stride()[-2:], strict=True)

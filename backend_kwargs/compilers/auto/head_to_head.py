@@ -1,4 +1,4 @@
-"""Who of two candidates is kept: with interleaved timing until that is clear, and judged by time, cost and memory."""
+"""Compare two candidates: time them interleaved until the result is clear, then judge by time, rank and memory."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,19 +12,19 @@ from backend_kwargs.compilers.auto.candidates import EAGER, GRAPHS_RANK, Candida
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.measure import Interval
 
-MARGIN = 0.02  # what two runs of one callable differ by on a quiet machine
-UNSURE = 0.1  # and on a noisy one, where the interval is as wide
-BOUT = 6  # rounds between two looks at the clock
-LEAST_ROUNDS, ROUNDS = 30, 120  # of two candidates that differ by little
-SETTLED_S = 0.3  # after which the least rounds are enough
-BOUT_S = 4.0  # after which no further round is begun
-FEW = 5  # rounds below which their spread tells nothing
-LITTLE = 1 << 20  # bytes by which peaks of one callable differ
+MARGIN = 0.02  # the difference between two runs of one callable on a quiet machine
+UNSURE = 0.1  # the same on a noisy machine, where intervals are this wide
+BOUT = 6  # rounds between two checks of the time
+LEAST_ROUNDS, ROUNDS = 30, 120  # for two candidates that differ by little
+SETTLED_S = 0.3  # seconds after which LEAST_ROUNDS suffice
+BOUT_S = 4.0  # seconds after which no further round starts
+FEW = 5  # with fewer rounds, their spread is no estimate of the noise
+LITTLE = 1 << 20  # bytes by which peaks of one callable differ between runs
 
 
 @dataclass(slots=True)
 class Runner:
-    """A candidate that passed: its row, how to call it, and what tells its code from another's."""
+    """A candidate that passed the check: its row, its call, and its code to compare with others."""
 
     candidate: Candidate
     row: RaceRow
@@ -33,7 +33,7 @@ class Runner:
 
     @property
     def rank(self) -> int:
-        """What it costs to have: CUDA graphs the most, whichever step brought them."""
+        """The candidate's rank; with CUDA graphs the highest, whichever step set them."""
         return GRAPHS_RANK if self.row.options.get("triton.cudagraphs") else self.candidate.rank
 
     @property
@@ -51,10 +51,10 @@ def interleaved(
     *,
     warm: bool,
 ) -> dict[str, list[float]]:
-    """Return seconds per call of "champion" and "challenger", round by round, until it is clear who is faster.
+    """Return seconds per call of "champion" and "challenger", round by round, until it is clear which is faster.
 
-    Near ties are timed longer, with `left_s` in mind; `warm` says whether calls go before those that count. A call that
-    raises is told to `failed`, and ends it.
+    Near ties are timed longer, within `left_s`; `warm` adds warm-up calls. If a call raises, `failed` is called with
+    the error, and the timing ends.
     """
     calls = {"champion": champion.call, "challenger": challenger.call}
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -75,7 +75,7 @@ def interleaved(
 
 
 def speedup(samples: Mapping[str, list[float]]) -> Interval:
-    """Return the challenger's speedup over the champion; of few rounds its interval is a noisy machine's."""
+    """Return the challenger's speedup over the champion; with few rounds the interval is that of a noisy machine."""
     ratio = measure.ratio_interval(samples["champion"], samples["challenger"])
     if len(samples["champion"]) >= FEW:
         return ratio
@@ -83,30 +83,30 @@ def speedup(samples: Mapping[str, list[float]]) -> Interval:
 
 
 def _certain(samples: Mapping[str, list[float]]) -> bool:
-    """Tell whether the interval lies on one side of the margin, or within it."""
+    """Return whether the interval is entirely on one side of the margin, or within it."""
     ratio = speedup(samples)
     tied = ratio.low >= 1 - MARGIN and ratio.high <= 1 + MARGIN
     return tied or ratio.low > 1 + MARGIN or ratio.high < 1 - MARGIN
 
 
 def better(challenger: Runner, champion: Runner, objective: str) -> bool:
-    """Tell whether the challenger wins: beyond noise if it costs more, within it if it costs less or needs less."""
+    """Return whether the challenger wins: beyond noise if its rank is higher, within it if rank or memory is less."""
     if objective == "memory" or alike(challenger, champion):
         return _lighter(challenger, champion)
     ratio = challenger.row.speedup
     assert ratio is not None
-    if not challenger.candidate.over and challenger.rank < champion.rank:  # the cheaper
+    if not challenger.candidate.over and challenger.rank < champion.rank:  # the lower rank wins within the noise
         return ratio.median >= 1 - (UNSURE if ratio.high >= 1 else MARGIN)
     return ratio.low > 1 + MARGIN
 
 
 def alike(challenger: Runner, champion: Runner) -> bool:
-    """Tell whether both were compiled, cost the same to have, and take the same time within noise."""
+    """Return whether both are compiled, have the same rank, and take the same time within the noise."""
     ratio = challenger.row.speedup
     assert ratio is not None
     if champion.candidate.name == EAGER or challenger.rank != champion.rank:
         return False
-    # What a replay holds lies in its pool, and is no part of its peak.
+    # A replay's memory is in its pool, which the peak does not include.
     return abs(ratio.median - 1) <= MARGIN and not (challenger.replayed or champion.replayed)
 
 

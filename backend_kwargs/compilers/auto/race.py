@@ -1,59 +1,73 @@
-"""The race for one graph: compile, check and time candidates against the fastest so far, until the budget is spent."""
+"""The race for one graph: compile, check and time candidates against the current best, until the budget is spent."""
 
 import gc
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 from torch._dynamo.utils import get_metrics_context
 from torch._guards import TracingContext
+from torch.fx import GraphModule
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate, candidates_for, why_not_raced
+from backend_kwargs.compilers.auto.candidates import (
+    DEFAULT,
+    EAGER,
+    Candidate,
+    candidates_for,
+    merged,
+    precision_candidates,
+    why_not_raced,
+)
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.eligibility import recomputes
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats
 from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
 from backend_kwargs.compilers.auto.request import RESTARTS, Request, Tools
+from backend_kwargs.compilers.auto.rewritten import candidates_of_rewrites, lowered_anew
 from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
 from backend_kwargs.compilers.fell_back import left_to_eager
-from backend_kwargs.compilers.generated_code import comparable, compiled_graphs
+from backend_kwargs.compilers.generated_code import comparable, compiled_graphs, rewritten_in
 from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.inductor.compile_step import noting_lowered
+from backend_kwargs.compilers.precision.error import against, in_float64
+from backend_kwargs.errors import error_text
 from backend_kwargs.measure import Accuracy
 
 logger = logging.getLogger("backend_kwargs.auto")
 
 Progress = Callable[[str, float], None]
 
-LEAST_CALLS = 4  # of a meeting
-SLOW_S = 0.1  # a call of eager above which fewer are made
-LEAST_GAIN = 0.03  # a candidate that cannot gain as much is not tried
-LEAST_GAIN_PER_S = 0.003  # nor is one that gains less for a second of compiling, unless effort is "full"
-LEAST_COMPILE_S = 0.5  # what a compile of default takes at least where little of it was in Inductor's cache
+LEAST_CALLS = 4  # of one comparison of two candidates
+SLOW_S = 0.1  # an eager call that takes longer is made without warm-up
+LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
+LEAST_GAIN_PER_S = 0.003  # so is one that gains less per second of compiling, unless effort is "full"
+LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
 OVER_BUDGET = "it is predicted to exceed the budget"
-PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # of dynamo, for each call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
-LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as many
-REFERENCES = 6  # that fit into a GPU's free memory: with what its operators take meanwhile
-GRACE = 1.1  # of a budget: what is compiled when it ends is still timed
+PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
+LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as much memory
+REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
+GRACE = 1.1  # times the budget: a candidate compiled just before the end is still timed
 SLOWER_IN_PRECISION = 10
 
 
 class UnfitError(Exception):
-    """A graph is not to be raced; the message says why."""
+    """The graph cannot be raced; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """A race: the winner's row, all rows in the order tried, the graph's stats; `cut` where time ran out."""
+    """The result of a race: the winner's row, all rows in the order tried, the graph's stats; `cut` if time ran out."""
 
     winner: RaceRow
     rows: tuple[RaceRow, ...]
@@ -63,16 +77,16 @@ class RaceResult:
 
 
 def race(request: Request, tell: Progress) -> RaceResult:
-    """Return the fastest candidate that is right; leaves no trace in torch, in the inputs or in the generators."""
+    """Return the fastest candidate that passes the accuracy check; restore torch's state, inputs and generators."""
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm) as begin:
         return _begun(request, tell, begin, dynamo_s).run()
 
 
 def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s: float) -> "_Race":
-    """Run the graph once in eager; raise UnfitError where that shows that it is not to be raced."""
+    """Run the graph once in eager; raise UnfitError if that shows that it cannot be raced."""
     started = time.perf_counter()
-    # A copy: to have run shows in a graph, and so in AOTAutograd's key, by which the next process finds the winner.
+    # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the compiled winner.
     task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin)
     tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
     device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
@@ -88,7 +102,7 @@ def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s
 
 
 def _seen(task: Task, device: torch.device) -> tuple[dict[str, Any], GraphStats]:
-    """Return what eager gives, and what the graph holds."""
+    """Return the eager result and the graph's stats."""
     result, stats = observed_stats(
         partial(task.observe, task.copy()),
         _bytes,
@@ -99,16 +113,17 @@ def _seen(task: Task, device: torch.device) -> tuple[dict[str, Any], GraphStats]
         writes=bool(task.inputs.written),
         dynamic=any(isinstance(value, torch.SymInt) for value in task.inputs.values),
     )
-    # Of what an operator of a higher order holds only the generators tell.
+    # Operators inside a higher-order operator are not counted; only the generators' states show that one was random.
     return result, replace(stats, random=stats.random or has_drawn())
 
 
 @dataclass
 class _Race:
-    """One race: what it is of, and below that what it has learned so far.
+    """One race: first its subject, then what it has measured up to now.
 
-    `expected` is what results are compared with, None where nothing may be; `reference` the same in higher precision.
-    `base` is what candidates are merged onto: its seconds, and what they hold; `best_row` is Inductor's fastest so far.
+    `expected` is the result that others are compared with, None if there is none; `reference` is the same in higher
+    precision. `base` belongs to the candidate whose options the next ones extend: its seconds and its slack. `best_row`
+    is the fastest of Inductor's up to now.
     """
 
     request: Request
@@ -125,6 +140,7 @@ class _Race:
     codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
     default_s: float = 0.0
     library: dict[Product, float] | None = None
+    lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
     best_row: RaceRow | None = None
 
@@ -137,7 +153,7 @@ class _Race:
         return self.request.tools
 
     def run(self) -> RaceResult:
-        # Before there is a reference, which differs as well where two runs of eager do.
+        # Before the reference exists: where two eager runs differ, both differ from it as well.
         eager = self._entered(Candidate(EAGER), self.task.copy(), RaceRow(EAGER))
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
@@ -148,10 +164,10 @@ class _Race:
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
-        self._list(champion.row)  # nothing else could be compiled
+        self._list(champion.row)  # not listed yet where no other candidate compiled
         for row in self.rows:
             if row.status == "pass" and row.seconds is None:
-                row.reason = "it met no other for as long as a timing takes"
+                row.reason = "the budget ended before it was timed"
         ended = (self._capped, self._out_of_time, OVER_BUDGET)
         cut = any(row.reason.startswith(ended) for row in self.rows) or not self._may_time
         return RaceResult(champion.row, tuple(self.rows), self.stats, time.perf_counter() - self.started, cut)
@@ -161,14 +177,13 @@ class _Race:
             self.rows.append(row)
 
     def _climb(self, champion: Runner) -> Runner:
-        """Return the fastest after all candidates that are worth their time, those that gain most per second first."""
-        left = candidates_for(
-            self.stats,
-            self.settings.effort,
-            self.settings.candidates,
-            self.tools.options_of,
-            frozen=self.request.frozen,
-        )
+        """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
+        named, options_of = self.settings.candidates, self.tools.options_of
+        left = [
+            *candidates_for(self.stats, self.settings.effort, named, options_of, frozen=self.request.frozen),
+            *self._rewrites(),
+            *precision_candidates(self.settings.precision, self.settings.max_error),
+        ]
         count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
@@ -188,10 +203,36 @@ class _Race:
             champion = self._meet(champion, following)
         return champion
 
+    def _rewrites(self) -> list[Candidate]:
+        """Return the rewrites that match, unless candidates are named."""
+        if self._named or self._over:
+            return []
+
+        @cache
+        def lowered() -> list[GraphModule]:
+            again = partial(self.request.compile_one, self.task.copy(), self.request.example_inputs, {})
+            return self.lowered or lowered_anew(again)
+
+        traced = self.task.copy(), self.request.example_inputs
+        objective = self.settings.objective
+        return candidates_of_rewrites(self.tools.rewrites, self.stats, objective, lowered, traced, self.device)
+
     # ---- before
 
+    @cached_property
+    def _precise(self) -> dict[str, Any] | str:
+        """What the graph gives in float64, which a lower precision is held to; where that cannot be had, why."""
+        if self.stats.random:
+            return "it draws random numbers"
+        if SLOWER_IN_PRECISION * self.eager_s > self._left_s:
+            return f"there is no time for it within budget_s={self.settings.budget_s:g}; raise budget_s"
+        try:
+            return in_float64(self.task)
+        except Exception as error:  # noqa: BLE001 - a kernel without float64, or no memory left
+            return error_text(error)
+
     def _reference(self) -> Any | None:
-        # A copy in higher precision, leaf by leaf, would take sandboxed what shares memory.
+        # The reference converts each tensor by itself, which separates inputs that share memory.
         if self.stats.random or self.task.inputs.aliased or self.task.inputs.bytes > self._largest_reference:
             return None
         if SLOWER_IN_PRECISION * self.eager_s > self._left_s:
@@ -206,7 +247,7 @@ class _Race:
         return free / REFERENCES
 
     def _in_precision(self, gm: Any, args: Any) -> Any:
-        # Not the module itself, which would print the traceback of a graph that cannot run in float64.
+        # gm.forward, since GraphModule.__call__ prints the traceback when the graph cannot run in float64.
         return replace(self.task, inputs=replace(self.task.inputs, values=args)).observe(gm.forward)
 
     @property
@@ -215,12 +256,12 @@ class _Race:
 
     @property
     def _over(self) -> bool:
-        """Whether so much time is spent that default stands without more ado."""
+        """Whether the budget is spent, so that no more is timed or measured."""
         return self._left_s <= 0
 
     @property
     def _may_time(self) -> bool:
-        """Whether there is time for the least calls that tell two candidates sandboxed."""
+        """Whether there is time for the fewest calls that can tell two candidates apart."""
         spent = time.perf_counter() - self.started
         return GRACE * self.settings.budget_s - spent > LEAST_CALLS * self.eager_s
 
@@ -230,14 +271,14 @@ class _Race:
 
     @property
     def _capped(self) -> str:
-        return f"its tuning was ended with the budget of {self.settings.budget_s:g} s"
+        return f"its tuning was interrupted when the budget of {self.settings.budget_s:g} s ended"
 
     @property
     def _named(self) -> bool:
         return self.settings.candidates is not None
 
     def _not_worth(self, candidate: Candidate, champion: Runner) -> str:
-        """Return why the candidate is not tried against this champion, "" where it is."""
+        """Return why the candidate is skipped against this champion, "" if it is not."""
         options = self._options(candidate, champion)
         if why := self._unfit(candidate, options):
             return why
@@ -248,6 +289,8 @@ class _Race:
             return self._out_of_time
         if (predicted := self._predicted_s(candidate)) > self._left_s:
             return f"{OVER_BUDGET}: about {predicted:.0f} s of compiling, {self._left_s:.0f} s are left"
+        if "precision" in options and isinstance(self._precise, str):
+            return f"its error cannot be measured in float64: {self._precise}"
         if self._named or self.settings.objective == "memory":
             return ""
         gain = self._gain(candidate, champion)
@@ -269,24 +312,26 @@ class _Race:
         return ""
 
     def _predicted_s(self, candidate: Candidate) -> float:
-        """Return the seconds that compiling and tuning are predicted to take, by those of default."""
+        """Return the predicted seconds to compile and tune, from the time that default took."""
         return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
 
     def _gain(self, candidate: Candidate, champion: Runner) -> float:
-        """Return the share of the champion's time that the candidate may save, by what its kind has saved before."""
-        if self.base is None:  # default is wrong or fails: nothing is known
+        """Return the share of the champion's time that the candidate may save, from what such options saved before."""
+        if candidate.gain is not None:
+            return candidate.gain
+        if self.base is None:  # default fails or is wrong, so there is no slack to compute from
             return 1.0
         seconds, slack = self.base
-        return 1 - (seconds - slack.saves(candidate.shares)) / (champion.row.seconds or seconds)
+        saved_s = slack.saves(candidate.shares) + candidate.saved_s
+        return 1 - (seconds - saved_s) / (champion.row.seconds or seconds)
 
     def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
-        # Inductor's best, where another compiler is faster still.
+        # Inductor's best, if another compiler is faster still.
         row = self.best_row if champion.row.compiler else champion.row
-        under = row.options if candidate.over and row else {}
-        return {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
+        return merged(row.options if candidate.over and row else {}, candidate)
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
-        """Return eager where the champion, over whomever it won, turned out slower than eager."""
+        """Return eager if the champion, which was timed only against other candidates, is slower than eager."""
         if champion.row.against in ("", EAGER) or eager.row.status != "pass" or self._over:
             return champion
         slower = (champion.row.seconds or 0.0) > (eager.row.seconds or 0.0)
@@ -295,31 +340,34 @@ class _Race:
     # ---- one candidate
 
     def _meet(self, champion: Runner, candidate: Candidate) -> Runner:
-        """Return the better of the two."""
+        """Compile and check the candidate; return the better of it and the champion."""
         challenger = self._prepared(candidate, champion)
         best = challenger if challenger is not None and self._beats(challenger, champion) else champion
-        # Candidates are merged onto Inductor's options, and what another compiler leaves to save they cannot.
-        ours = challenger is not None and not candidate.compiler
-        if ours and (candidate.name == DEFAULT or best is challenger):
+        # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
+        improves = challenger is not None and (candidate.name == DEFAULT or best is challenger)
+        if improves and challenger is not None and not candidate.compiler:
             self.best_row = challenger.row
             self._learn_slack(challenger)
         del challenger, champion
-        gc.collect()  # compiled graphs hold one another in cycles: a loser's memory is free only now
+        gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
         return best
 
     def _learn_slack(self, runner: Runner) -> None:
-        """Measure what a compiled candidate leaves to save: the next ones are options merged onto its own."""
+        """Measure the slack of a compiled candidate, since the next candidates extend its options."""
         row = runner.row
         if row.status != "pass" or row.seconds is None or self._named or self._over:
+            return
+        if "precision" in row.options and self.base is not None:
+            self.base = row.seconds, self.base[1].scaled(row.seconds / self.base[0])
             return
         try:
             if self.library is None:
                 self.library = time_library(self.stats.products, self.device)
             slack = slack_of(runner.call, row.seconds, self.stats, self.library, self.device)
             self.base = row.seconds, slack
-            logger.info("%s could save at most %s of %.1f µs", row.name, slack, row.seconds * 1e6)
-        except Exception as error:  # noqa: BLE001 - the race goes on without an order
-            logger.info("What %s leaves to save is unknown: %s", row.name, measure.status_of(error)[1])
+            logger.info("%s could save at most %s of %.3g s", row.name, slack, row.seconds)
+        except Exception as error:  # noqa: BLE001 - without the slack, the race goes on in the table's order
+            logger.info("The slack of %s is unknown: %s", row.name, measure.status_of(error)[1])
 
     def _prepared(self, candidate: Candidate, champion: Runner) -> Runner | None:
         options = self._options(candidate, champion)
@@ -333,7 +381,7 @@ class _Race:
             raise
         except OutOfTime:
             row.status, row.reason = "timeout", self._capped
-        except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, and hurts no other
+        except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, without harm to the others
             row.status, row.reason = measure.status_of(error)
         row.compile_s = time.perf_counter() - began
         if first:
@@ -344,32 +392,39 @@ class _Race:
                 row.status, row.reason = "same code", f"as {same}"
         if row.status == "pass":
             return runner
+        if runner and row.error is not None and row.status == "fail_accuracy" and self._may_time:
+            self._timed(runner, champion)  # never chosen, and worth knowing when the bound is reconsidered
         self.rows.append(row)
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
 
     def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Callable[..., Any]:
-        with get_metrics_context():
+        noting = noting_lowered() if not options and not self.lowered else nullcontext(self.lowered)
+        # The error under a lower precision is measured here, on what the compiled graph returns.
+        options = {**options, **({"max_error": None} if "precision" in options else {})}
+        with get_metrics_context(), noting as self.lowered:
             return self.request.compiled(self.task.copy(), self.request.example_inputs, options, compiler)
 
     def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
         call = _Call(fn, self.task, self.dynamo_s)
-        accuracy = self._check(candidate, fn)
+        accuracy = self._within_bound(fn, row) if "precision" in row.options else self._check(candidate, fn)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
         elif candidate.compiler and (why := left_to_eager(fn)):
             row.status, row.reason = "fell_back", why
-        elif self.settings.objective == "memory":
-            call()  # which makes its inputs
+        row.rewritten = rewritten_in(fn, row.options.get("rewrites", ()))
+        if row.status == "pass" and self.settings.objective == "memory":
+            call()  # the first call allocates the inputs, which do not count
             row.peak_bytes = measure.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
 
     def _check(self, candidate: Candidate, fn: Callable[..., Any]) -> Accuracy:
-        """Check what `fn` gives and changes.
+        """Check the results of `fn` and the inputs it changes.
 
-        Inductor draws other random numbers than eager. There default is checked by its twin that draws as eager does,
-        and the other candidates against default, whose draws they share.
+        Inductor draws other random numbers than eager does. So for a random graph, default is checked with
+        `fallback_random`, which draws as eager does, and the other candidates are checked against default's own
+        results.
         """
         seen = self.task.observe(fn)
         own_draws = self.stats.random and not self.tools.fixed.get("fallback_random")
@@ -379,9 +434,18 @@ class _Race:
         self.expected = seen if accuracy.passed else None
         return accuracy
 
+    def _within_bound(self, fn: Callable[..., Any], row: RaceRow) -> Accuracy:
+        """Measure the error of a candidate in a lower precision, and hold it to the bound that the user gave."""
+        assert self.expected is not None
+        assert not isinstance(self._precise, str)
+        assert self.settings.max_error is not None
+        accuracy = against(self.task.observe(fn), self.expected, self._precise, self.settings.max_error)
+        row.error, row.max_error = accuracy.error, self.settings.max_error
+        return accuracy
+
     def _compare(self, seen: dict[str, Any]) -> Accuracy:
         if self.expected is None:
-            return Accuracy("fail_accuracy", "default is wrong, so that nothing draws the numbers to compare with")
+            return Accuracy("fail_accuracy", "default failed the accuracy check, so there is no result to compare with")
         precise, training, tol = self.reference or {}, self.task.training, self.settings.tolerance
         judged = [
             measure.check(seen[what], self.expected[what], precise.get(what), training=training, what=what, tol=tol)
@@ -396,20 +460,24 @@ class _Race:
         self._list(challenger.row)
         if not self._may_time:
             return challenger.candidate.name == DEFAULT
+        failed = self._timed(challenger, champion)
+        return "challenger" not in failed if failed else better(challenger, champion, self.settings.objective)
+
+    def _timed(self, challenger: Runner, champion: Runner) -> dict[str, Exception]:
+        """Time both in turn and note it in their rows; return what either raised."""
         failed: dict[str, Exception] = {}
         warm = self.eager_s <= SLOW_S
         samples = interleaved(challenger, champion, self.device, self._left_s, failed.__setitem__, warm=warm)
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])
-        if failed:
-            return "challenger" not in failed
-        self._note_figures(challenger, champion, samples)
-        return better(challenger, champion, self.settings.objective)
+        if not failed:
+            self._note_figures(challenger, champion, samples)
+        return failed
 
     def _note_figures(self, challenger: Runner, champion: Runner, samples: Mapping[str, list[float]]) -> None:
         challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name
-        # By the ratio, not as it was timed: clocks drift from one meeting to the next, and ranks would contradict it.
+        # From the ratio, not as timed: clocks drift between comparisons, and the ranking would contradict the speedups.
         champion.row.seconds = champion.row.seconds or measure.percentile(samples["champion"], 0.5)
         challenger.row.seconds = champion.row.seconds / challenger.row.speedup.median
         if self.device.type == "cuda" and alike(challenger, champion):
@@ -419,13 +487,13 @@ class _Race:
     def _peak(self, runner: Runner) -> int | None:
         try:
             return measure.peak_memory(runner.call, self.device)
-        except Exception:  # noqa: BLE001 - a tie may stay one
+        except Exception:  # noqa: BLE001 - the candidates then stay tied
             return None
 
 
 @dataclass
 class _Call:
-    """A candidate's call as the user makes it, behind dynamo's guards; its inputs are made when it is first called."""
+    """A candidate's call with the time of dynamo's guards added; it allocates its inputs at the first call."""
 
     fn: Callable[..., Any]
     task: Task
@@ -442,13 +510,13 @@ class _Call:
 
 
 def dynamo_seconds() -> float:
-    """Return what dynamo adds to each call of the function that is being compiled: its guards and its prologue."""
+    """Return what dynamo adds to each call of the function being compiled: its prologue and its guards."""
     context = TracingContext.try_get()
     return PROLOGUE_S + GUARD_S * len(context.guards_context.dynamo_guards) if context else 0.0
 
 
 def _code(fn: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
-    """Return what tells the candidate from another: its generated code, and whether CUDA graphs replay it."""
+    """Return what identifies a compiled candidate: its generated code, and whether CUDA graphs replay it."""
     return tuple(
         sorted(
             (comparable(graph.source_code), bool(graph.cudagraph_info) and not graph.disabled_cudagraphs_reason)

@@ -1,4 +1,4 @@
-"""One decision for all ranks: who comes first to a graph decides, the others wait for the word a limited time."""
+"""One decision for all ranks: the first rank to reach a graph decides; the others wait for it, with a timeout."""
 
 import json
 import logging
@@ -12,14 +12,14 @@ from backend_kwargs.compilers.auto.settings import Settings
 logger = logging.getLogger("backend_kwargs.auto")
 
 PREFIX = "backend_kwargs/auto"
-GRACE_S = 120.0  # what is being compiled when the time is over is finished
-LONGEST_S = 1e6  # of an endless budget
+GRACE_S = 120.0  # a compile that is running when the budget ends may finish
+LONGEST_S = 1e6  # the timeout for an infinite budget
 
 
 def agreed(key: str, decide: Callable[[], Decision], stand_in: Decision, settings: Settings) -> Decision:
-    """Return `decide()` of the first rank that asks for `key`, to every rank; without torch.distributed, `decide()`.
+    """Return to every rank the `decide()` of the first one to ask for `key`; without torch.distributed, `decide()`.
 
-    A keyed word in the process group's store and no collective: ranks may compile different graphs, in any order.
+    It uses a key in the process group's store, not a collective: ranks may compile different graphs, in any order.
     """
     store = _process_group_store()
     if store is None:
@@ -33,8 +33,8 @@ def agreed(key: str, decide: Callable[[], Decision], stand_in: Decision, setting
             store.set(word, _written(decision, stand_in))
     try:
         store.wait([word], timedelta(seconds=min(2 * settings.budget_s, LONGEST_S) + GRACE_S))
-    except Exception:  # noqa: BLE001 - each kind of store has a timeout of its own
-        logger.warning("No decision for a graph came from the rank that races it; default is compiled.")
+    except Exception:  # noqa: BLE001 - each kind of store raises its own timeout error
+        logger.warning("Timed out waiting for the rank that races this graph; default is compiled.")
         return stand_in
     return unpacked(dict(zip(COLUMNS, json.loads(store.get(word)), strict=True)))
 
@@ -42,12 +42,12 @@ def agreed(key: str, decide: Callable[[], Decision], stand_in: Decision, setting
 def _written(decision: Decision, stand_in: Decision) -> str:
     try:
         return json.dumps(packed(decision))
-    except (TypeError, ValueError):  # an option's value that JSON has no form for: then no rank may compile under it
+    except (TypeError, ValueError):  # JSON cannot represent an option's value: then no rank may compile with it
         return json.dumps(packed(stand_in))
 
 
 def ranks() -> int:
-    """Return how many processes decide together."""
+    """Return the number of ranks that decide together."""
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -1,9 +1,9 @@
-"""How a race is reported: progress, log, torch's trace, and reports."""
+"""Reporting of a race: progress, log, torch's trace, and reports."""
 
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -14,13 +14,13 @@ from backend_kwargs.errors import printable
 logger = logging.getLogger("backend_kwargs.auto")
 
 ARTIFACT = "backend_kwargs_race"
-_last: list[Decision] = []  # of the graph that is compiled now: dynamo compiles one at a time
+_last: list[Decision] = []  # of the graph that is being compiled: dynamo compiles one at a time
 _reported: set[tuple[str, float]] = set()
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """Show a line on a terminal while a race runs, and nothing elsewhere."""
+    """Show a progress line on a terminal while a race runs; elsewhere do nothing."""
     if not sys.stderr.isatty():
         yield lambda name, fraction: None
         return
@@ -36,7 +36,7 @@ def progress() -> Iterator[Callable[[str, float], None]]:
 
 
 def tell(decision: Decision) -> None:
-    """Log the decision, with its table the first time; put it into torch's trace, and keep it for a record."""
+    """Log the decision, with its table the first time; add it to torch's trace, and keep it for the graph's record."""
     if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
     again = (decision.key, decision.made) in _reported
@@ -59,8 +59,8 @@ def last_decision() -> Decision | None:
 
 
 def table(decision: Decision) -> str:
-    """Return the decision as lines: what was tried, its time, and why it stands where it stands."""
-    # What a store or an export holds may be anybody's text.
+    """Return the decision as lines: each candidate with its time, and why it won or lost."""
+    # Stores and exports may contain text from anyone.
     return "\n".join([_head(decision), *(f"  {printable(_line(row))}" for row in decision.rows)])
 
 
@@ -74,11 +74,19 @@ def _head(decision: Decision) -> str:
 
 
 def _line(row: RaceRow) -> str:
+    error = "" if row.error is None else f", error {row.error:.2g}"
     if row.status != "pass":
-        return f"{row.name:<24} {row.status}: {row.reason}"
+        timed = "" if row.seconds is None else f" ({row.seconds * 1e6:.1f} µs)"
+        return f"{row.name:<24} {row.status}: {row.reason}{timed}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
     ratio = row.speedup
     why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else row.reason
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
     kept = "  <- kept" if row.won else ""
-    return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{kept}"
+    rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
+    return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{kept}"
+
+
+def words_of(rewritten: Mapping[str, int]) -> str:
+    """Return how often each rewrite replaced something, in words."""
+    return ", ".join(f"{name} {count}x" for name, count in rewritten.items())

@@ -1,4 +1,4 @@
-"""What is asked of auto for one graph. Apart from the race, which is not loaded where a decision is stored."""
+"""A request to `auto` for one graph. It is apart from the race, which is not imported if a decision is stored."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,22 +11,23 @@ from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.others import OTHERS
 from backend_kwargs.requirements import Limit
 
-# By these dynamo starts over: no candidate's failure.
+# dynamo restarts its analysis by raising these; they are not a candidate's failure.
 RESTARTS = (torch._dynamo.exc.TensorifyScalarRestartAnalysis, torch._dynamo.exc.RestartAnalysis)
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a race asks of the compiler: a template's options, which of them can do nothing, and the user's own."""
+    """What a race needs from the compiler: a template's options, their limits, the user's options, the rewrites."""
 
     options_of: Callable[[str], Mapping[str, Any]]
     limits: Callable[[Mapping[str, Any]], Mapping[str, Limit]]
     fixed: Mapping[str, Any]
+    rewrites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A graph to be compiled by its fastest candidate: `compile_one(gm, example_inputs, options)` compiles one."""
+    """A graph to compile with its fastest candidate; `compile_one(gm, example_inputs, options)` compiles one."""
 
     gm: GraphModule
     example_inputs: Sequence[Any]

@@ -1,4 +1,4 @@
-"""What a graph's kernels could save: the least seconds that a device allows, and where a compiled graph spends more."""
+"""The time that a graph's kernels could save: the device's minimum, and where a compiled graph exceeds it."""
 
 import contextlib
 import math
@@ -14,16 +14,16 @@ from backend_kwargs import measure
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product
 
 Part = Literal["launches", "library", "generated"]
-LAUNCH_S = 2e-6  # of a kernel on a CPU, from Python; on a GPU the gaps are measured
+LAUNCH_S = 2e-6  # per kernel on a CPU, from Python; on a GPU the gaps between kernels are measured
 
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """The most that a call can lose of its seconds, by the part of it that a candidate changes.
+    """The seconds that a call could save at most, by the part that a candidate improves.
 
-    `launches`: the device waits for the host. `library`: products, convolutions and attention, beyond what their flops
-    and bytes allow. `generated`: all other kernels, beyond what the bytes of the graph allow. `saves` is the sum over
-    the parts that `shares` names, each times its share.
+    `launches` is the time in which the device waits for the host; `library` the time of products, convolutions and
+    attention beyond what their flops and bytes need; `generated` that of all other kernels beyond what the graph's
+    bytes need. `saves` sums the parts in `shares`, each times its share.
     """
 
     launches: float
@@ -34,14 +34,18 @@ class Slack:
         parts = ("launches", "library", "generated")
         return ", ".join(f"{getattr(self, part) * 1e6:.1f} µs ({part})" for part in parts)
 
+    def scaled(self, factor: float) -> "Slack":
+        """Return the slack of the same graph with kernels that take `factor` of their time."""
+        return Slack(self.launches, self.library * factor, self.generated * factor)
+
     def saves(self, shares: Mapping[Part, float]) -> float:
-        """Return the seconds that a candidate saves which removes these shares."""
+        """Return the seconds saved by a candidate that removes these shares."""
         return float(sum(share * getattr(self, part) for part, share in shares.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Bytes per second of a copy and of a fill, and flops per second of a product in bf16 and in fp32."""
+    """Bytes per second of a copy and of a fill, flops per second of a product in bf16 and in fp32."""
 
     copy: float
     fill: float
@@ -49,21 +53,26 @@ class Ceilings:
     single: float
 
     def product_s(self, product: Product) -> float:
-        """Return the least seconds of a library kernel."""
+        """Return the minimum seconds of a library kernel."""
         peak = self.half if product.itemsize <= 2 else self.single
         return max(product.flops / peak, product.bytes / self.copy)
 
 
-def limit_of(stats: GraphStats, device: torch.device) -> float:
-    """Return the least seconds: bytes at the memory's speed, or flops at a matmul's; 0 where unknown.
+def seconds_of_traffic(moved: float, device: torch.device) -> float:
+    """Return the seconds that a copy takes to move so many bytes, read and written; 0 where unknown."""
+    return moved / _ceilings(device).copy if device.type == "cuda" else 0.0
 
-    Memory is as fast as for a copy where as much is written as read, as fast as for a fill where all goes one way.
+
+def limit_of(stats: GraphStats, device: torch.device) -> float:
+    """Return the minimum seconds: bytes at the memory's speed, or flops at a matmul's; 0 if unknown.
+
+    Memory has the speed of a copy for bytes that are both read and written, and the speed of a fill for the rest.
     """
     if not stats.gpu:
         return 0.0
     ceilings = _ceilings(device)
     moved = stats.bytes_read + stats.bytes_written
-    turned = 2 * min(stats.bytes_read, stats.bytes_written)  # what a copy could have moved
+    turned = 2 * min(stats.bytes_read, stats.bytes_written)  # the bytes at the speed of a copy
     return max(turned / ceilings.copy + (moved - turned) / ceilings.fill, stats.flops / ceilings.half)
 
 
@@ -74,13 +83,13 @@ def slack_of(
     library: Mapping[Product, float],
     device: torch.device,
 ) -> Slack:
-    """Return what `call`, which takes `seconds`, could save.
+    """Return the slack of `call`, which takes `seconds`.
 
-    On a GPU the seconds of its kernels are measured with the launches queued ahead; library kernels are those of
-    eager, timed alone. On a CPU nothing tells kernels from what calls them: there each operator is counted as a launch,
-    and no limit is known.
+    On a GPU the kernels' time is measured with their launches queued ahead; library kernels are eager's, timed alone.
+    On a CPU kernels cannot be told from the code that calls them: there each operator counts as a launch, and the limit
+    is unknown.
     """
-    if stats.opaque:  # nobody knows what it holds
+    if stats.opaque:  # its operators are not known
         return Slack(seconds, seconds, seconds)
     spent = sum(product.count * each for product, each in library.items())
     if device.type != "cuda":
@@ -89,7 +98,7 @@ def slack_of(
     busy = min(measure.device_seconds(call, device), seconds)
     ceilings = _ceilings(device)
     excess = sum(max(each - ceilings.product_s(p), 0.0) * p.count for p, each in library.items())
-    # What products read and write that is no input of the graph goes through other kernels, and through memory.
+    # Except for inputs of the graph, all that products read and write passes through other kernels and memory.
     moved = sum(product.activations * product.count for product in stats.products) / ceilings.copy
     generated = min(busy - spent - moved, busy - limit_of(stats, device))
     return Slack(seconds - busy, min(excess, busy), max(generated, 0.0))
@@ -98,7 +107,7 @@ def slack_of(
 def time_library(products: Iterable[Product], device: torch.device) -> dict[Product, float]:
     """Return the seconds of each library kernel alone, on random inputs of the same layout.
 
-    Left out is what takes indices or a state beside its operands, or cannot be run alone.
+    Omits operators that take indices or a state besides their operands, or cannot run alone.
     """
     found = {}
     for product in products:
@@ -117,10 +126,10 @@ def _random_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @cache
 def _ceilings(device: torch.device) -> Ceilings:
-    """Measure what the device can do, once in this process: some milliseconds."""
+    """Measure what the device can do, once per process; takes milliseconds."""
     try:
         return _measured(device)
-    except Exception:  # noqa: BLE001 - little memory is left, say: then nothing is known to be at its limit
+    except Exception:  # noqa: BLE001 - such as too little memory: then no kernel counts as at its limit
         return Ceilings(math.inf, math.inf, math.inf, math.inf)
 
 

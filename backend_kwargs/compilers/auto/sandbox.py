@@ -1,4 +1,4 @@
-"""Compiling and running candidates so that nothing of it stays: in torch's state, in the inputs, in the generators."""
+"""Compile and run candidates without lasting effects on torch's state, the inputs, or the random generators."""
 
 import copy
 import gc
@@ -27,29 +27,30 @@ LIBDEVICE = "TRITON_LIBDEVICE_PATH"
 
 @contextmanager
 def sandboxed(gm: GraphModule) -> Iterator[Callable[[], None]]:
-    """Put back what compiling and running other versions of `gm` changes in torch.
+    """Restore what compiling and running other versions of `gm` changes in torch.
 
-    That is what AOTAutograd leaves in the tracing context, guards, what the shape environment learned, random
-    generators, and the CUDA-graph trees: candidates grow trees of their own, and those of other models stay as they
-    are. Yields the function to call before each call of a candidate, as dynamo would.
+    That is AOTAutograd's entries in the tracing context, guards, the shape environment, random generators, and the
+    CUDA-graph trees: candidates have trees of their own, and other models' trees stay unchanged. Yields the function to
+    call before each call of a candidate, in place of dynamo's.
     """
     context = TracingContext.try_get()
     fake_mode = context.fake_mode if context else None
     devices = cuda_devices()
-    with ExitStack() as stack, stack:  # the outer one undoes what a Ctrl-C keeps the inner one from
+    with ExitStack() as stack, stack:  # entered twice: the outer exit completes the undoing if a Ctrl-C stops the inner
         _keep_garbage(stack)
-        # Else torch.compiler.save_cache_artifacts() would save what losers compiled.
+        # Otherwise torch.compiler.save_cache_artifacts() would save the losers' artifacts.
         stack.enter_context(CacheArtifactManager.with_fresh_cache())
-        # dynamo counts one compile at a time; a backward graph that a candidate's first run compiles would be a second.
+        # dynamo records metrics of one compile at a time; a backward graph compiled in a candidate's run would be a
+        # second.
         stack.callback(setattr, _metrics_context_tls, "metrics_context", get_metrics_context())
         _metrics_context_tls.metrics_context = MetricsContext(on_exit=lambda *_: None)
         stack.enter_context(_unpacked())
-        # Compiled at its first run, a backward graph would wait in autograd's thread for the lock that this one holds.
+        # Compiled lazily, a backward graph would wait in autograd's thread for the lock that this thread holds.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         _keep_shape_env(stack, getattr(fake_mode, "shape_env", None))
         stack.enter_context(tracing(_twin(context)) if context else nullcontext())
         stack.enter_context(torch.random.fork_rng(devices=devices))
-        # By it DDPOptimizer knows whether AOTAutograd compiled what it is given back.
+        # DDPOptimizer reads this counter to see whether AOTAutograd compiled a bucket.
         stack.callback(counters["aot_autograd"].__setitem__, "total", counters["aot_autograd"]["total"])
         stack.callback(random.setstate, random.getstate())
         if numpy := sys.modules.get("numpy"):
@@ -58,21 +59,21 @@ def sandboxed(gm: GraphModule) -> Iterator[Callable[[], None]]:
 
 
 def _unpacked() -> AbstractContextManager[None]:
-    """Keep a user's hooks, which may offload what they are given, from what candidates save for the backward pass."""
+    """Disable a user's saved-tensor hooks, which may offload, for what candidates save for the backward pass."""
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return nullcontext()
     return saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
 
 
 def _keep_garbage(stack: ExitStack) -> None:
-    # Losers are freed by collections, each of which would look at all that the process holds: a quarter second or more.
-    if gc.get_freeze_count():  # a user's, which unfreeze() would end
+    # Collecting losers would visit every object of the process, a quarter of a second or more: freeze these first.
+    if gc.get_freeze_count():  # the user's own freeze, which unfreeze() would undo
         return
     gc.collect()
     count = math.inf
 
     def unfreeze() -> None:
-        if gc.get_freeze_count() <= count:  # otherwise another thread froze some meanwhile, to fork say
+        if gc.get_freeze_count() <= count:  # otherwise another thread froze objects meanwhile, for instance to fork
             gc.unfreeze()
 
     restored_by(stack, unfreeze)
@@ -82,7 +83,7 @@ def _keep_garbage(stack: ExitStack) -> None:
 
 @contextmanager
 def own_libdevice() -> Iterator[None]:
-    """Put back which mathematics Triton links: Inductor changes it for good where a graph is to round as eager does."""
+    """Restore Triton's choice of math library: Inductor changes it for good for a graph with eager's rounding."""
     with ExitStack() as stack, stack:
         if LIBDEVICE not in os.environ:
             restored_by(stack, _forget_libdevice)
@@ -97,10 +98,10 @@ def _forget_libdevice() -> None:
 
 
 def _twin(context: TracingContext) -> TracingContext:
-    # It knows the same inputs by the same fakes, while what AOTAutograd writes into it, and guards, stay its own.
+    # It maps the same inputs to the same fakes, while AOTAutograd's entries and guards are its own.
     twin = copy.copy(context)
     twin.guards_context = GuardsContext()
-    twin.fakify_first_call = False  # as DDPOptimizer asks of what it is given back
+    twin.fakify_first_call = False  # as DDPOptimizer sets for a graph it compiles again
     return twin
 
 
@@ -111,18 +112,18 @@ def _keep_shape_env(stack: ExitStack, shape_env: Any) -> None:
     kept = {name: copy.copy(value) for name, value in plain.items()}
 
     def put_back() -> None:
-        # Its caches hold for one version: what was simplified by a loser's guards must not be found again.
+        # Its caches belong to one version: a simplification under a loser's guards must not be found again.
         vars(shape_env).update({**kept, "_version_counter": shape_env._version_counter + 1})
 
     restored_by(stack, put_back)
 
 
 def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[], None]:
-    """Let candidates record in trees of their own, whose generations are counted here.
+    """Let candidates record CUDA graphs in trees of their own, with generations counted here.
 
-    Returns what begins a generation. torch's own counters would keep what a race adds: once
-    `cudagraph_mark_step_begin()` was called anywhere, each call that any compiled function makes while an earlier
-    result is alive records anew.
+    Returns the function that begins a generation. torch's own counters would keep a race's increments: after one
+    `cudagraph_mark_step_begin()` anywhere, each call of a compiled function records again while an earlier result is
+    alive.
     """
     from torch._inductor import cudagraph_trees
 
@@ -141,14 +142,14 @@ def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[
     held, own = dict(containers), {device: OwnTrees(device) for device in devices}
 
     def put_back() -> None:
-        gc.collect()  # compiled graphs hold one another in cycles, and with them their pools
-        # Not reset_cudagraph_trees(), which would also end the caching that the other models' trees rely on.
+        gc.collect()  # compiled graphs are reference cycles, which keep their pools alive
+        # Not reset_cudagraph_trees(), which would also end the allocator's caching that other models' trees rely on.
         for container in own.values():
             if manager := container.tree_manager:
                 container.tree_manager = None
                 manager.shutdown()
         torch._C._set_cached_tensors_enabled(any(each.tree_manager for each in held.values()))
-        # In place: autograd's threads hold this very dict.
+        # Changed in place, since autograd's threads hold this dict.
         containers.clear()
         containers.update(held)
         torch.cuda.empty_cache()
@@ -158,7 +159,7 @@ def _own_cudagraph_trees(stack: ExitStack, devices: Iterable[int]) -> Callable[[
         generation += 1
         for container in own.values():
             if container.tree_manager:
-                # As left by a candidate that failed before its backward pass.
+                # The state after a candidate that failed before its backward pass.
                 container.tree_manager.running_forwards_with_pending_backwards = False
 
     restored_by(stack, put_back)

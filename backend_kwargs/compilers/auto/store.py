@@ -1,4 +1,4 @@
-"""The file of decisions, in SQLite: safe under many processes and `kill -9`, and no reason for a compile to fail."""
+"""The store of decisions, in SQLite: safe with many processes and `kill -9`; its errors never fail a compile."""
 
 import contextlib
 import os
@@ -18,17 +18,17 @@ from backend_kwargs.errors import BackendKwargsError, error_text, printable, war
 VARIABLE = "BACKEND_KWARGS_STORE"
 FILE = "decisions.sqlite"
 SCHEMA = 3
-APPLICATION_ID = 0x626B7761  # "bkwa", in the header of each store; those of before have 0
+APPLICATION_ID = 0x626B7761  # "bkwa", in the header of each store; 0 in those of the first releases
 COLUMNS_OF = {1: COLUMNS[:10], 2: COLUMNS[:11], 3: COLUMNS}  # by schema
-EMPTY = {"fixed": "{}", "compiler": ""}  # what a column holds in rows of before it
-WAIT_S = 10.0  # for a lock
-LATER_S = 0.1  # for all locks of a process together, once it waited for one in vain
+EMPTY = {"fixed": "{}", "compiler": ""}  # the value of a later column in earlier rows
+WAIT_S = 10.0  # to wait for a lock
+LATER_S = 0.1  # for all later locks of a process together, after one wait timed out
 LONGEST = 16 << 20  # bytes of a value
-LOOK_EVERY, LOOKS = 10_000, 10_000  # instructions of SQLite's machine: some seconds
+LOOK_EVERY, LOOKS = 10_000, 10_000  # instructions of SQLite's virtual machine: some seconds
 MOST_LOOKUPS = 100_000
 MOST_TRIES = 5
 HEADER = 100  # bytes of an SQLite file before anything else
-FOREIGN = "it is not a store of decisions, and is left alone; name another file"
+FOREIGN = "it is not a store of decisions and was not changed; name another file"
 BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG)
 TABLE = f"CREATE TABLE decisions ({', '.join(COLUMNS_OF[1])}".encode()
@@ -37,50 +37,50 @@ INSERT = f"INSERT OR REPLACE INTO decisions ({', '.join(COLUMNS)}) VALUES ({', '
 BEGINS = "WHERE substr(key, 1, ?) = ? ORDER BY made DESC"
 TROUBLE = (sqlite3.Error, OSError, ValueError, TypeError)
 
-Held = dict[str, Any]  # a row by column, texts as bytes
+Held = dict[str, Any]  # a row by column, with text as bytes
 
-# What this process knows of stores by path: seconds that it still waits for locks, and of which trouble it has warned.
+# By path, for this process: the seconds that it still waits for locks, and the problems it has warned of.
 _patience: dict[Path, float] = {}
 _warned: set[Path] = set()
 
 
 class NotOursError(ValueError):
-    """A file is no store that this release may write."""
+    """The file is not a store that this release may write."""
 
 
 class DamagedError(sqlite3.DatabaseError):
-    """A store has a page that cannot be read."""
+    """The store has a page that cannot be read."""
 
 
 def forget_trouble() -> None:
-    """Forget which stores were in trouble."""
+    """Forget which stores had problems."""
     _patience.clear()
     _warned.clear()
 
 
 def store_path(given: str | None = None) -> Path:
-    """Return the file of decisions: as given, or BACKEND_KWARGS_STORE, or in the user's data directory."""
+    """Return the path of the store: `given`, or BACKEND_KWARGS_STORE, or a file in the user's data directory."""
     return open_store(given).path
 
 
 def open_store(given: str | None = None) -> "Store":
-    """Return the store that is given, or BACKEND_KWARGS_STORE's, or the one in the user's data directory."""
+    """Return the store at `given`, or at BACKEND_KWARGS_STORE, or in the user's data directory."""
     if named := given or os.environ.get(VARIABLE):
-        return Store(Path(os.path.expanduser(named)))  # noqa: PTH111 - pathlib's raises where a home is unknown
+        return Store(Path(os.path.expanduser(named)))  # noqa: PTH111 - pathlib's raises if a home is unknown
     from platformdirs import user_data_path
 
     try:
         folder = user_data_path("backend_kwargs", appauthor=False)
-    except RuntimeError:  # it finds no home; earlier ones return "~/..."
+    except RuntimeError:  # platformdirs finds no home; its earlier releases return "~/..."
         folder = Path("~")
     return Store(folder / FILE, private=True)
 
 
 class Store:
-    """The decisions in one file. Looking things up changes nothing; a damaged file is replaced at the next write.
+    """The decisions in one file. Reading changes nothing; a damaged file is replaced at the next write.
 
-    A rollback journal and no write-ahead log: that needs memory shared by all processes, which network disks lack, and
-    could not be read from a folder that cannot be written. Where `private`, what is created is the user's alone.
+    The journal is a rollback journal, not a write-ahead log: the latter needs shared memory, which network disks lack,
+    and cannot be read from a read-only folder. If `private`, files are created readable by the user only.
     """
 
     def __init__(self, path: Path, *, private: bool = False) -> None:
@@ -88,37 +88,37 @@ class Store:
         self.private = private
 
     def find(self, key: str) -> Decision | None:
-        """Return the decision for `key`, None where there is none."""
+        """Return the decision for `key`, None if there is none."""
         return next(iter(self._sound(self._rows("WHERE key = ?", (key,)))), None)
 
     def all(self, prefix: str = "") -> list[Decision]:
-        """Return the decisions whose key begins with `prefix`, the latest first."""
+        """Return the decisions whose keys begin with `prefix`, latest first."""
         return self._sound(self._rows(BEGINS, (len(prefix), prefix)))
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the keys that begin with `prefix`, also of what cannot be read."""
+        """Return the keys that begin with `prefix`, also those of rows that cannot be read."""
         return [_key(row) for row in self._rows(BEGINS, (len(prefix), prefix))]
 
     def add(self, *decisions: Decision) -> None:
-        """Keep `decisions`, all or none; raise BackendKwargsError where the file cannot be written."""
+        """Store `decisions`, all or none; raise BackendKwargsError if the file cannot be written."""
         with self._writing() as connection:
             connection.executemany(INSERT, map(packed, decisions))
 
     def put(self, decision: Decision) -> None:
-        """Keep `decision`; warn where that cannot be done."""
+        """Store `decision`; warn if that fails."""
         try:
             self.add(decision)
         except BackendKwargsError as error:
-            self._warn(f"{error} Decisions hold in this process alone.")
+            self._warn(f"{error} Decisions are kept in this process only.")
 
     def forget(self, keys: Iterable[str]) -> int:
-        """Delete the decisions called `keys`; return how many there were."""
-        delete = "DELETE FROM decisions WHERE key = CAST(? AS TEXT)"  # of bytes, since a broken key may be no UTF-8
+        """Delete the decisions with these keys; return how many there were."""
+        delete = "DELETE FROM decisions WHERE key = CAST(? AS TEXT)"  # of bytes, since a broken key may not be UTF-8
         with self._writing() as connection:
             return sum(connection.execute(delete, (key.encode(errors="surrogateescape"),)).rowcount for key in keys)
 
     def clear(self) -> int:
-        """Delete all decisions, also what cannot be read; return how many there were."""
+        """Delete all decisions, also those that cannot be read; return how many there were."""
         with self._writing() as connection:
             return connection.execute("DELETE FROM decisions").rowcount
 
@@ -128,22 +128,23 @@ class Store:
         try:
             if not self._size():
                 return []
-            # Not "ro", which could not undo what a killed writer left; SQLite reads where it may not write.
+            # Not "ro", which cannot roll back a killed writer's journal; SQLite falls back to reading without write
+            # access.
             with contextlib.closing(self._connected("rw", "BEGIN")) as connection:
                 return _selected(connection, where, values)
         except TROUBLE as error:
-            self._warn(f"Decisions in {str(self.path)!r} cannot be read: {_why(error)}. auto goes on without them.")
+            self._warn(f"Decisions in {str(self.path)!r} cannot be read: {_why(error)}. auto continues without them.")
             return self._salvaged(where, values) if _is_damage(error) else []
 
     def _salvaged(self, where: str, values: Sequence[Any]) -> list[Held]:
-        """Return the rows that `where` selects among those that can still be read."""
+        """Return the rows that `where` selects among those that are still readable."""
         with contextlib.closing(_connection(":memory:", 0)) as connection:
             connection.execute(f"CREATE TABLE decisions ({', '.join(COLUMNS)})")
             connection.executemany(INSERT, map(_values, _readable(self.path)))
             return _selected(connection, where, values)
 
     def _sound(self, rows: list[Held]) -> list[Decision]:
-        """Return the decisions of `rows`, but for those that hold something else, which one warning names."""
+        """Return the valid decisions among `rows`; one warning names the others."""
         sound: list[Decision] = []
         broken: dict[str, Exception] = {}
         for row in rows:
@@ -163,11 +164,11 @@ class Store:
         try:
             with contextlib.closing(self._writable()) as connection, connection:
                 yield connection
-        except TROUBLE as error:  # TypeError: an option's value that JSON has no form for
+        except TROUBLE as error:  # TypeError: JSON cannot represent an option's value
             raise BackendKwargsError(f"Cannot write {str(self.path)!r}: {_why(error)}.") from error
 
     def _writable(self) -> "_Connection":
-        """Return a connection that alone may write, to a file that is whole."""
+        """Return a connection with the write lock, to a file that is not damaged."""
         for _ in range(MOST_TRIES):
             self._create()
             inode = self._inode()
@@ -193,7 +194,7 @@ class Store:
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if self.private else 0o666))
 
     def _mend(self, error: sqlite3.Error, inode: int) -> None:
-        """Put a file with all rows that can be read in the place of a damaged one, which is kept beside it."""
+        """Replace a damaged file by one with all rows that can be read; the damaged file is kept beside it."""
         rows = _readable(self.path)
         stamp = f"{os.getpid()}-{time.time_ns()}"
         aside = self.path.with_name(f"{self.path.name}.unreadable-{stamp}")
@@ -202,14 +203,14 @@ class Store:
             with Store(beside, private=True)._writing() as connection:
                 connection.executemany(INSERT, map(_values, rows))
             shutil.copymode(self.path, beside)
-            if inode != self._inode():  # another process has mended it
+            if inode != self._inode():  # another process has replaced it
                 return
             _keep(self.path, aside)
             beside.replace(self.path)
         finally:
             beside.unlink(missing_ok=True)
         warn_once(
-            f"The store {str(self.path)!r} is damaged ({_why(error)}). A new one holds the {len(rows)} decisions that "
+            f"The store {str(self.path)!r} is damaged ({_why(error)}). A new one has the {len(rows)} decisions that "
             f"can be read; the damaged file is now {aside.name!r}."
         )
 
@@ -217,7 +218,7 @@ class Store:
 
     def _located(self) -> Path:
         """Return the path if it can name a file; else raise."""
-        if str(self.path).startswith("~"):  # what expanduser() could not expand
+        if str(self.path).startswith("~"):  # expanduser() could not expand it
             raise ValueError(f"no home directory is known for {self.path.parts[0]!r}")
         return self.path
 
@@ -227,8 +228,8 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return 0
         if not stat.S_ISREG(found.st_mode):
-            raise NotOursError("it is no regular file")
-        if 0 < found.st_size < HEADER:  # SQLite would write over it
+            raise NotOursError("it is not a regular file")
+        if 0 < found.st_size < HEADER:  # SQLite would overwrite it
             raise NotOursError(FOREIGN)
         return found.st_size
 
@@ -236,7 +237,7 @@ class Store:
         return self.path.stat().st_ino
 
     def _connected(self, mode: str, begin: str, *, whole: bool = False) -> "_Connection":
-        """Return a connection within a transaction to an empty file or a store; where `whole`, one to be written."""
+        """Return a connection in a transaction, to an empty file or a store; if `whole`, one that may be written."""
         self._size()
         left, began = _patience.get(self.path, WAIT_S), time.monotonic()
         connection = _connection(f"{self.path.absolute().as_uri()}?mode={mode}", left)
@@ -256,14 +257,14 @@ class Store:
         return connection
 
     def _warn(self, message: str) -> None:
-        """Warn of the first trouble with this file."""
+        """Warn of the first problem with this file."""
         if self.path not in _warned:
             _warned.add(self.path)
             warn_once(message)
 
 
 class _Connection(sqlite3.Connection):
-    """A connection whose statements end: after some seconds of work, or with Ctrl-C, which SQLite would swallow."""
+    """A connection whose statements stop after some seconds of work, or at Ctrl-C, which SQLite would swallow."""
 
     looks = 0
 
@@ -282,26 +283,26 @@ class _Connection(sqlite3.Connection):
 
 def _connection(name: str, wait_s: float) -> _Connection:
     connection = sqlite3.connect(name, uri=True, timeout=wait_s, factory=_Connection)
-    connection.isolation_level = None  # transactions begin where they are begun
-    connection.text_factory = bytes  # so that what is no UTF-8 breaks its own row alone
+    connection.isolation_level = None  # transactions begin only with BEGIN
+    connection.text_factory = bytes  # so that a text that is not UTF-8 affects only its own row
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
-    # By a weak reference, so that one that a Ctrl-C lost is closed at once, and with it its lock.
+    # A weak reference, so that a connection lost to a Ctrl-C is closed at once and its lock released.
     watched: Any = weakref.proxy(connection)
     connection.set_progress_handler(partial(_Connection.look, watched), LOOK_EVERY)
     return connection
 
 
 def _schema(connection: _Connection) -> int:
-    """Return the schema of a store, 0 of an empty file; raise NotOursError where the file is anything else.
+    """Return the schema of a store, 0 for an empty file; raise NotOursError if the file is anything else.
 
-    Asked before any other SELECT: a view called `decisions` could run for ever, and a trigger drop what is written.
+    Called before any other SELECT: a view called `decisions` could run forever, and a trigger could drop rows.
     """
     found = connection.rows("SELECT name, rootpage, sql FROM sqlite_master")
     application, schema = (_pragma(connection, each) for each in ("application_id", "user_version"))
     if not (found or application or schema):
         return 0
     columns = _columns(connection)
-    # By the text, as SQLite does: `type` may say anything. A virtual table has no page.
+    # By the SQL text, as SQLite decides: `type` may contain anything. A virtual table has no page.
     strange = any(sql is not None and not sql.startswith(CREATES) for *_, sql in found)
     table = any(name == b"decisions" and rootpage for name, rootpage, _ in found)
     ours = application == APPLICATION_ID and schema and set(COLUMNS_OF[1]) <= set(columns)
@@ -316,13 +317,13 @@ def _pragma(connection: _Connection, name: str) -> int:
 
 
 def _columns(connection: _Connection) -> tuple[str, ...]:
-    """Return the columns that hold values; generated ones, which compute, are none."""
+    """Return the columns that store values, without generated ones, which compute them."""
     found = connection.rows("PRAGMA table_xinfo(decisions)")
     return tuple(name.decode(errors="replace") for _, name, *_, hidden in found if not hidden)
 
 
 def _prepare(connection: _Connection, schema: int) -> None:
-    """Check a file as a whole; give a new one its table, and an older store what it lacks."""
+    """Check the whole file; create the table in a new one, and add what an older store lacks."""
     if schema > SCHEMA:
         raise NotOursError("a newer release of backend-kwargs wrote it; update this one, or name another file")
     if (told := connection.rows("PRAGMA integrity_check(1)")[0][0]) != b"ok":
@@ -347,7 +348,7 @@ def _selected(connection: _Connection, where: str, values: Sequence[Any]) -> lis
 
 
 def _readable(path: Path) -> list[Held]:
-    """Return the rows that can be read of a file some pages of which cannot, and that hold decisions."""
+    """Return the rows with decisions that can be read from a file with unreadable pages."""
     found: dict[int, Held] = {}
     with contextlib.suppress(*TROUBLE), contextlib.closing(_connection(f"{path.absolute().as_uri()}?mode=rw", 0)) as at:
         _schema(at)
@@ -361,7 +362,7 @@ def _readable(path: Path) -> list[Held]:
 
         read("ORDER BY rowid")
         read("ORDER BY rowid DESC")
-        # Each of the others by itself: its way through the tree may meet no broken page.
+        # Each remaining row by itself: the path to it may avoid the broken pages.
         ends = [1, *(end + by for end in found for by in (-1, 1))]
         for end in ("min", "max"):
             with contextlib.suppress(sqlite3.DatabaseError):
@@ -381,7 +382,7 @@ def _is_sound(row: Held) -> bool:
 
 
 def _values(row: Held) -> list[Any]:
-    """Return a row as it was read, texts as texts, for INSERT."""
+    """Return a row as it was read, with texts as str, for INSERT."""
     values = [row.get(name, b"{}") for name in COLUMNS]
     return [value.decode() if isinstance(value, bytes) else value for value in values]
 
@@ -392,9 +393,9 @@ def _key(row: Held) -> str:
 
 
 def _keep(path: Path, aside: Path) -> None:
-    """Give a damaged file the name `aside`, with the journal of a writer that was killed, which is no other file's."""
+    """Rename a damaged file to `aside`, with a killed writer's journal, which must not apply to another file."""
     try:
-        os.link(path, aside)  # so that there is always a file at `path`
+        os.link(path, aside)  # a link first, so that a file always exists at `path`
     except OSError:  # not every file system has links
         path.replace(aside)
     with contextlib.suppress(FileNotFoundError):
@@ -402,7 +403,7 @@ def _keep(path: Path, aside: Path) -> None:
 
 
 def _looks_ours(path: Path) -> bool:
-    """Tell by its first bytes whether a file that SQLite cannot read is a store."""
+    """Return whether a file that SQLite cannot read is a store, by its first bytes."""
     with path.open("rb") as file:
         head = file.read(1 << 16)
     application, schema = (int.from_bytes(head[at : at + 4], "big") for at in (68, 60))

@@ -1,4 +1,4 @@
-"""What each candidate of a race is called on: the graph's real inputs, or copies of those that a call may change."""
+"""What a race calls candidates on: the graph's real inputs, with copies of those that a call may change."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -17,11 +17,11 @@ from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, has_mem
 
 SEED = 0
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-ALIGNMENT = 64  # bytes, of which Inductor asks for 16
+ALIGNMENT = 64  # bytes; Inductor needs 16
 
 
 def cuda_devices() -> range:
-    """Return the CUDA devices where CUDA is in use; to ask more would start it."""
+    """Return the CUDA devices, none before CUDA is initialized; counting them would initialize it."""
     return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
 
 
@@ -30,13 +30,13 @@ def _generators() -> list[torch.Generator]:
 
 
 def _seed() -> None:
-    # Not torch.manual_seed, which also replaces what a user has set for a CUDA that has not started yet.
+    # Not torch.manual_seed, which would replace a seed that the user has set for CUDA before it is initialized.
     for generator in _generators():
         generator.manual_seed(SEED)
 
 
 def has_drawn() -> bool:
-    """Tell whether the last call that was observed drew random numbers, and seed anew."""
+    """Return whether the last observed call drew random numbers, and seed again."""
     now = [generator.get_state() for generator in _generators()]
     _seed()
     return any(not torch.equal(state, each.get_state()) for state, each in zip(now, _generators(), strict=True))
@@ -44,17 +44,17 @@ def has_drawn() -> bool:
 
 @dataclass(frozen=True)
 class Inputs:
-    """A graph's real inputs; `written` are the positions that a call may change, with all that shares their memory."""
+    """A graph's real inputs; `written` are the positions that a call may change, with all that share their memory."""
 
     values: Sequence[Any]
     written: frozenset[int]
 
     @classmethod
     def of(cls, gm: GraphModule, example_inputs: Sequence[Any]) -> "Inputs":
-        """Return the inputs of `gm`, found out by one call in eager in which all but parameters are copies."""
+        """Return the inputs of `gm`; one eager call, on copies of all but parameters, shows which are written."""
         pairs = list(enumerate(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)))
         told = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node)}
-        # What dynamo's fakes do not count, such as the statistics of a batch norm, shows in the values.
+        # Some changes do not count in the version of dynamo's fakes, such as batch norm statistics: compare the values.
         others = {
             at
             for at, (node, value) in pairs
@@ -67,16 +67,16 @@ class Inputs:
         return cls(example_inputs, _with_memory_shared(example_inputs, told | seen))
 
     def fresh(self) -> list[Any]:
-        """Return inputs that a candidate may be called with: the memory itself where it is only read, else a copy.
+        """Return inputs to call a candidate with: the tensors themselves if they are only read, else copies.
 
-        Detached, so that hooks of the user's tensors stay silent and no gradient reaches them.
+        They are detached, so that the user's hooks do not run and no gradient reaches the user's tensors.
         """
         copies: dict[int, torch.Tensor] = {}
         return [self._fresh(at, value, copies) for at, value in enumerate(self.values)]
 
     def _fresh(self, at: int, value: Any, copies: dict[int, torch.Tensor]) -> Any:
         if isinstance(value, torch.SymInt | torch.SymFloat):
-            return value.node.hint  # the size of this very call
+            return value.node.hint  # the size in this call
         if not isinstance(value, torch.Tensor):
             return value
         if at not in self.written:
@@ -87,7 +87,7 @@ class Inputs:
 
     @cached_property
     def _apart(self) -> frozenset[int]:
-        """The positions of written inputs that share no memory with another input."""
+        """The positions of written inputs that share no memory with other inputs."""
         by_storage = defaultdict(list)
         for at, value in enumerate(self.values):
             if has_memory(value):
@@ -103,29 +103,29 @@ class Inputs:
 
     @property
     def aliased(self) -> bool:
-        """Whether inputs that are written share memory."""
+        """Whether written inputs share memory."""
         return len({self.values[at].untyped_storage()._cdata for at in self.written}) < len(self.written)
 
     @property
     def bytes(self) -> float:
-        """The bytes of the inputs, each storage once."""
+        """The bytes of the inputs, counting each storage once."""
         return float(sum(self.storages.values()))
 
     @property
     def storages(self) -> dict[int, int]:
-        """The bytes of each storage that inputs lie in."""
+        """The bytes of each storage of the inputs, by its address."""
         return {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
-    """Return floating numbers as integers: so nan equals nan, and float8, which has no comparison, has one."""
+    """Return floating-point values as integers, so that nan equals nan, and float8 can be compared at all."""
     if value.is_complex():
         return _bits(torch.view_as_real(value.detach().resolve_conj()))
     return value.detach().resolve_neg().view(BITS[value.itemsize]) if value.is_floating_point() else value
 
 
 def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> frozenset[int]:
-    """Return `positions` with those of all tensors that share memory with one of them."""
+    """Return `positions` and those of all tensors that share memory with one of them."""
     sharing = defaultdict(set)
     for at, value in enumerate(values):
         if has_memory(value):
@@ -135,14 +135,14 @@ def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> froz
 
 
 def _span(value: torch.Tensor) -> tuple[int, int]:
-    """Return where the memory that `value` reaches begins and ends, in bytes from the beginning of its storage."""
+    """Return the range of bytes that `value` covers in its storage."""
     reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     start = int(value.storage_offset())
     return start * value.itemsize, (start + (reach if value.numel() else 0)) * value.itemsize
 
 
 def _copied_alone(value: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the memory that `value` reaches: the cache that it is a view of may be far larger."""
+    """Return a copy of only the memory that `value` covers: it may be a view of a much larger cache."""
     start, end = (at // value.itemsize for at in _span(value))
     lead = value.data_ptr() % ALIGNMENT // value.itemsize
     memory = value.new_empty(lead + end - start)
@@ -151,7 +151,7 @@ def _copied_alone(value: torch.Tensor) -> torch.Tensor:
 
 
 def _copied(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
-    """Return a copy of `value`; views of one tensor become views of one copy, as AOTAutograd expects them."""
+    """Return a copy of `value`; views of one tensor become views of one copy, as AOTAutograd expects."""
     root = value if value._base is None else value._base
     if id(root) not in copies:
         storage = root.untyped_storage().clone()  # type: ignore[no-untyped-call]
@@ -161,7 +161,7 @@ def _copied(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tenso
 
 
 def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """Return of `whole` what `value` is of its base: also the real part, or the conjugate, of complex numbers."""
+    """Return the view of `whole` that corresponds to `value`, also the real part or conjugate of complex numbers."""
     if value.dtype != whole.dtype:
         whole = torch.view_as_real(whole) if whole.is_complex() else whole.view(value.dtype)
     made = whole.as_strided(value.size(), value.stride(), value.storage_offset())
@@ -171,7 +171,7 @@ def _same_view(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """What each candidate does: forward, and backward where the graph is differentiated, on inputs of its own."""
+    """What each candidate does: forward, and backward if the graph is differentiated, on inputs of its own."""
 
     gm: GraphModule
     inputs: Inputs
@@ -180,21 +180,21 @@ class Task:
 
     @classmethod
     def of(cls, gm: GraphModule, example_inputs: Sequence[Any], begin: Callable[[], None] = lambda: None) -> "Task":
-        """Return the task that the graph's next call is; `begin` is called before each call, as dynamo would."""
+        """Return the task of the graph's next call; `begin` is called before each call, in place of dynamo's."""
         needs = torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
         )
         return cls(gm, Inputs.of(gm, example_inputs), needs, begin)
 
     def copy(self) -> GraphModule:
-        """Return the graph for a compiler to take over, with all that makes it as good as dynamo's own."""
+        """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""
         return copy_of_graph(self.gm)
 
     def caller(self, fn: Callable[..., Any]) -> Callable[[], Any]:
-        """Return a call of `fn` on inputs of its own: outputs, and gradients where it trains."""
+        """Return a call of `fn` on its own inputs: outputs, and gradients if it trains."""
         given = self.inputs.fresh()
         leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
-        # Drawn by the first call: to draw them for each would hold up the device between forward and backward.
+        # Drawn by the first call: drawing them in each call would delay the device between forward and backward.
         cotangents: list[torch.Tensor] = []
         return lambda: self._call(fn, given, leaves, cotangents)
 
@@ -212,7 +212,7 @@ class Task:
         return {"output": outputs, "gradient": list(grads)}
 
     def observe(self, fn: Callable[..., Any]) -> dict[str, Any]:
-        """Return copies of all that one call gives and changes, under one seed."""
+        """Return copies of everything that one call returns and changes, under one seed."""
         given = self.inputs.fresh()
         leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
         _seed()
@@ -229,9 +229,9 @@ def _cotangent(end: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator().manual_seed(SEED)
     if end.numel() <= 1:
         return torch.ones_like(end)
-    # A drawn row times a drawn column: a large output costs no large draw on the host, and rows differ, else a batch
-    # norm would cancel them. Laid out as the output is: of another layout each backward pass would first make a copy.
-    with _disable_current_modes():  # no operator of the graph, so not counted
+    # An outer product of random vectors: no large draw on the host, and rows differ, since equal rows would cancel in
+    # a batch norm. It has the output's strides; otherwise each backward pass would first make a copy.
+    with _disable_current_modes():  # not an operator of the graph, so not counted
         row = torch.randn(end.shape[-1], generator=generator).to(end.device)
         column = torch.randn(*end.shape[:-1], 1, generator=generator).to(end.device)
         return torch.mul(row, column, out=torch.empty_like(end))

@@ -1,4 +1,4 @@
-"""One graph of dynamo under an engine: its parts are compiled by the engine, and what that cannot have runs in eager."""
+"""Compile one graph of dynamo with an engine: the engine compiles its parts, and the rest runs in eager."""
 
 import operator
 import time
@@ -56,7 +56,7 @@ def compile_graph(
         capture = aot_autograd(
             fw_compiler=step, bw_compiler=step, inference_compiler=step, decompositions=engine.decompositions()
         )
-        return capture(gm, list(inputs))  # type: ignore[no-any-return]
+        return capture(gm, list(inputs))
 
     frozen = not torch.is_grad_enabled()
     return _with_summary(

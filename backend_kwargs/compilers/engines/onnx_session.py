@@ -60,7 +60,7 @@ class ONNXRuntime:
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         from torch._decomp import core_aten_decompositions
 
-        return {op: rule for op, rule in core_aten_decompositions().items() if not _registry().is_registered(op)}
+        return {op: rule for op, rule in dict(core_aten_decompositions()).items() if not _registry().is_registered(op)}
 
     def build(self, part: fx.GraphModule) -> Run:
         import onnxruntime
@@ -126,7 +126,10 @@ def _options(settings: Settings) -> Any:
     options.intra_op_num_threads = settings.intra_op_num_threads or torch.get_num_threads()
     options.inter_op_num_threads = settings.inter_op_num_threads
     options.execution_mode = getattr(ort.ExecutionMode, f"ORT_{settings.execution_mode.upper()}")
-    options.enable_mem_pattern, options.enable_cpu_mem_arena = settings.enable_mem_pattern, settings.enable_cpu_mem_arena
+    options.enable_mem_pattern, options.enable_cpu_mem_arena = (
+        settings.enable_mem_pattern,
+        settings.enable_cpu_mem_arena,
+    )
     options.log_severity_level = FATAL_ONLY
     spins = "1" if settings.allow_spinning else "0"
     entries = {"session.intra_op.allow_spinning": spins, "session.inter_op.allow_spinning": spins}

@@ -23,9 +23,9 @@ class Settings:
     enable_mem_pattern: Annotated[bool, "plan memory ahead, for inputs of the same sizes"] = True
     enable_cpu_mem_arena: Annotated[bool, "keep memory between calls"] = True
     aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm'"] = ()
-    session_config: Annotated[
-        dict[str, str] | None, "further entries of SessionOptions.add_session_config_entry"
-    ] = None
+    session_config: Annotated[dict[str, str] | None, "further entries of SessionOptions.add_session_config_entry"] = (
+        None
+    )
 
 
 OPTIONS = declared(Settings, ONNX_RUNTIME_DATA)

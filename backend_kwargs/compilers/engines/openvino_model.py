@@ -53,7 +53,7 @@ class OpenVINO:
         from torch._decomp import core_aten_decompositions
 
         kept = set(ops_to_not_decompose())
-        return {op: rule for op, rule in core_aten_decompositions().items() if op not in kept}
+        return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in kept}
 
     def build(self, part: fx.GraphModule) -> Run:
         model = _converted(part)
@@ -121,7 +121,7 @@ def _check(result: Any, node: fx.Node) -> None:
 
 
 class _Model:
-    """Runs a compiled model on torch's memory: inputs as they lie, outputs made by torch where their sizes are fixed."""
+    """Runs a compiled model on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
     def __init__(self, compiled: Any, part: fx.GraphModule) -> None:
         self.compiled, self.part = compiled, part

@@ -20,7 +20,9 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     """OpenVINO on a CPU, for inference, with parameters as constants."""
 
     registered: ClassVar[str] = "tmpl-openvino-native"
-    line: ClassVar[str] = "OpenVINO's own compiler under options: inference, parameters as constants, eager where it cannot"
+    line: ClassVar[str] = (
+        "OpenVINO's own compiler under options: inference, parameters as constants, eager where it cannot"
+    )
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = ()
     distributions: ClassVar[tuple[str, ...]] = ("openvino",)

@@ -13,7 +13,7 @@ class EnginePart:
 
 @dataclass(slots=True)
 class EngineSummary:
-    """What became of the graphs of one compile; `fallbacks` has why eager has the rest, by operator."""
+    """The graphs of one compile; `fallbacks` has the reasons why operators run in eager."""
 
     engine: str
     partitions: list[EnginePart] = field(default_factory=list)

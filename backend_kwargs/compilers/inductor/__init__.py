@@ -1,1 +1,1 @@
-"""Inductor under templates and options: what is handed to torch's compile_fx, and what is mended around it."""
+"""Inductor under templates and options: what is passed to torch's compile_fx, and workarounds for it."""

@@ -1,4 +1,4 @@
-"""Inductor: templates, modes and options in; what `compile_fx` returns out."""
+"""Inductor: reads templates, modes and options, and compiles with `compile_fx`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,17 +12,19 @@ from backend_kwargs.catalogue import KIND, inductor_option, inductor_options
 from backend_kwargs.compilers import Reading
 from backend_kwargs.compilers.auto import settings as auto
 from backend_kwargs.compilers.auto.candidates import check_candidates
-from backend_kwargs.compilers.inductor.compile_step import stand_in
+from backend_kwargs.compilers.inductor.compile_step import noted, stand_in
 from backend_kwargs.compilers.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.compilers.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
 from backend_kwargs.compilers.inductor.torch_fixes import keeping_cubins, mode_options, name_torchs_ptxas, region_name
+from backend_kwargs.compilers.precision import table as precisions
 from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check
 from backend_kwargs.requirements import RULES, Limit, Machine, generators, limits, limits_of_options, machine
+from backend_kwargs.rewrites import check_rewrites, find_rewrite, raced_rewrites
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, is_published
-from backend_kwargs.trust import Check
+from backend_kwargs.trust import OWN_DATA, Check
 
 OWN: Mapping[str, Option] = MappingProxyType(
     {
@@ -36,13 +38,20 @@ OWN: Mapping[str, Option] = MappingProxyType(
                 "copy results that the next replay of a CUDA graph would overwrite; None: only under auto",
             ),
             Option("use_aoti", bool, False, "compile ahead of time: for torch.compile(...).aot_compile()"),
+            Option(
+                "rewrites",
+                tuple[str, ...] | list[str] | None,
+                None,
+                "rewrites of the graph to apply; under auto those to race, None: all that compute the same function",
+                data="rewrites" in OWN_DATA,
+            ),
         )
     }
     | dict(auto.OPTIONS)
 )
-# Options that torch.compile itself acts on; a backend never sees them.
+# Options that torch.compile itself uses; a backend never gets them.
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
-# What acts only where this package compiles, and why a plain dict of options for Inductor cannot carry it.
+# What works only where this package compiles, and why a plain dict of options for Inductor cannot contain it.
 NOT_PLAIN: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys((*auto.OPTIONS, *OWN), "it is an option of backend_kwargs, not of Inductor"),
@@ -59,7 +68,7 @@ NOT_PLAIN: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class InductorCompiler:
-    """Inductor under one of the names that a spec may spell it by."""
+    """Inductor, under one of the names by which a spec can refer to it."""
 
     name: str
 
@@ -108,6 +117,12 @@ class InductorCompiler:
         if _clones(options) and not options.get("triton.cudagraph_trees", True):
             raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
         check_candidates(options.get("candidates") or ())
+        check_rewrites(options.get("rewrites") or ())
+        for limit in _limits_of_rewrites(options):
+            if options.get("strict"):
+                raise BackendKwargsError(f"{replace(limit, otherwise='')}")
+            tell(limit)
+        precisions.verify(options, _machine(options), tell)
         for name in templates:
             template = find_template(name)
             for limit in limits(f"Template {name!r}", template.needs, template.otherwise, _machine(options)):
@@ -117,7 +132,7 @@ class InductorCompiler:
 
     def limits(self, options: Mapping[str, Any]) -> Mapping[str, Limit]:
         return limits_of_options(
-            options, lambda name: self.option(name).default, _machine(options), (*RULES, *auto.RULES)
+            options, lambda name: self.option(name).default, _machine(options), (*RULES, *auto.RULES, *precisions.RULES)
         )
 
     def compile(
@@ -125,8 +140,15 @@ class InductorCompiler:
     ) -> Callable[..., Any]:
         if options.get("auto"):
             return self._compile_fastest(gm, example_inputs, options, name)
+        if options.get("precision"):
+            return self._compile_lowered(gm, example_inputs, options, name)
         step = _compile_frozen if options.get("freezing") else _compile
-        compiled = step(gm, example_inputs, options, name)
+        if names := options.get("rewrites"):
+            from backend_kwargs.compilers.inductor.rewrites.traced import compile_rewritten
+
+            compiled = compile_rewritten(gm, example_inputs, names, lambda gm, inputs: step(gm, inputs, options, name))
+        else:
+            compiled = step(gm, example_inputs, options, name)
         if not (options.get("clone_outputs") and _records(options)):
             return compiled
         from backend_kwargs.compilers.inductor.cudagraph_outputs import with_independent_outputs
@@ -139,13 +161,30 @@ class InductorCompiler:
         from backend_kwargs.compilers.auto.decide import compile_fastest
         from backend_kwargs.compilers.auto.request import Request, Tools
 
-        fixed = {option: value for option, value in options.items() if option not in auto.OPTIONS}
-        tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.limits, fixed)
+        # Rewrites that are named join those that are raced.
+        raced = raced_rewrites(options.get("rewrites"))
+        fixed = {k: value for k, value in options.items() if k not in auto.OPTIONS and k != "rewrites"}
+        tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.limits, fixed, raced)
 
         def compile_one(gm: Any, inputs: Sequence[Any], candidate: Mapping[str, Any]) -> Callable[..., Any]:
             return self.compile(gm, inputs, {**candidate, **fixed, "clone_outputs": _clones(options)}, name)
 
         return compile_fastest(Request(gm, example_inputs, auto.Settings.of(options), compile_one, tools))
+
+    def _compile_lowered(
+        self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
+    ) -> Callable[..., Any]:
+        from backend_kwargs.compilers.precision.lowered import Asked, compile_lowered
+
+        (precision,) = precisions.named(options["precision"])
+        asked = Asked(
+            precision,
+            options.get("max_error"),
+            freezing=bool(options.get("freezing")),
+            strict=bool(options.get("strict")),
+        )
+        rest = {option: value for option, value in options.items() if option not in precisions.OPTIONS}
+        return compile_lowered(gm, example_inputs, asked, lambda gm, inputs: self.compile(gm, inputs, rest, name))
 
     def config(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return _torch_wrapper(options).get_compiler_config()  # type: ignore[no-any-return]
@@ -154,7 +193,7 @@ class InductorCompiler:
         _torch_wrapper(options).reset()
 
     def plain(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options for a caller of Inductor that knows nothing of this package; raise where one needs it."""
+        """Return the options as a plain dict for Inductor without this package; raise if one needs the package."""
         for name, value in options.items():
             if name in NOT_PLAIN and value is not None and value is not False:
                 raise BackendKwargsError(f"Option {name!r} does not work in a plain dict: {NOT_PLAIN[name]}.")
@@ -172,6 +211,7 @@ class InductorCompiler:
                     f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend."
                 )
         known = [(self.option(name), value) for name, value in options.items()]
+        known = [(o, precisions.named(value) if o.name == "precision" else value) for o, value in known]
         return {o.name: copied(coerce(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
 
 
@@ -180,15 +220,25 @@ def _clones(options: Mapping[str, Any]) -> bool:
     return bool(options.get("auto") if asked is None else asked)
 
 
+def _limits_of_rewrites(options: Mapping[str, Any]) -> list[Limit]:
+    """Return what of the rewrites asked for cannot act on this machine, and why."""
+    here = _machine(options)
+    return [
+        limit
+        for name in options.get("rewrites") or ()
+        for limit in limits(f"Rewrite {name!r}", find_rewrite(name).needs, "graphs stay as they are", here)
+    ]
+
+
 def _records(options: Mapping[str, Any]) -> bool:
-    """Tell whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
+    """Return whether CUDA graphs may be recorded, by an option or by Inductor's global configuration."""
     from torch._inductor import config
 
     return bool(options.get("triton.cudagraphs", config.triton.cudagraphs))
 
 
 def _machine(options: Mapping[str, Any]) -> Machine:
-    """Return this machine, with what `options` say of where things are."""
+    """Return this machine, with the paths that `options` give."""
     here = machine()
     return replace(
         here,
@@ -239,12 +289,16 @@ def _compile(
         with found_by_inductor(here.nvcc) if asks_for_cutlass(wrapper.config, here) else nullcontext():
             return wrapper(gm, example_inputs)  # type: ignore[no-any-return]
     inner_compile = _inner_compile(wrapper.config, here, strict=bool(options.get("strict")))
+    if names := options.get("rewrites"):
+        from backend_kwargs.compilers.inductor.rewrites.apply import with_rewrites
+
+        wrapper.config = with_rewrites(wrapper.config, names)
     constants: list[Any] = []
     if options.get("freezing"):
         from backend_kwargs.compilers.freezing import noting_constants
 
         inner_compile = noting_constants(inner_compile, constants)
-    # Handed on, never patched around the call: Inductor applies them again when the backward graph comes.
+    # Passed on as config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
     compile_step = partial(instead, compile_fx) if (instead := stand_in.get()) else compile_fx
     compiled: Any = compile_step(
         gm, example_inputs, inner_compile, config_patches=wrapper.config, **region_name(compile_fx, name)
@@ -257,10 +311,11 @@ def _compile(
 
 
 def _inner_compile(config: Mapping[str, Any], here: Machine, *, strict: bool) -> Callable[..., Any]:
-    """Return what compiles each lowered graph, forward and backward."""
+    """Return the function that compiles each lowered graph, forward and backward."""
     from torch._inductor.compile_fx import compile_fx_inner
 
     inner_compile = partial(compile_with_fallback, strict=strict) if can_fall_back(config) else compile_fx_inner
+    inner_compile = noted(inner_compile)
     if config.get("cpp_wrapper"):
         inner_compile = keeping_cubins(inner_compile)
     return finding_cutlass(inner_compile, here.nvcc) if asks_for_cutlass(config, here) else inner_compile
@@ -273,7 +328,7 @@ def _torch_wrapper(options: Mapping[str, Any]) -> Any:
     ahead = options.get("use_aoti")
     kind: Any = torch._TorchCompileAOTInductorWrapper if ahead else torch._TorchCompileInductorWrapper
     wrapper = kind(None, {"triton.cudagraphs": options.get("triton.cudagraphs", False)}, None)
-    # Not through its apply_options(): that refuses a value for each option whose declared type is NoneType.
+    # Not by its apply_options(), which rejects every value of an option whose declared type is NoneType.
     patches = {name: copied(value) for name, value in options.items() if name not in OWN}
     wrapper.config = patches | {k: v for k, v in wrapper.config.items() if k != "triton.cudagraphs"}
     return wrapper

@@ -1,4 +1,4 @@
-"""Results that no later call changes: copies of what lies in a CUDA graph's pool, or is a frozen graph's constant."""
+"""Results that no later call changes: copies of outputs in a CUDA graph's pool, and of a frozen graph's constants."""
 
 import contextlib
 import threading
@@ -19,13 +19,14 @@ CONTAINERS = "tree_manager_containers"
 
 
 def with_independent_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `compiled` with those outputs and gradients copied that live in a CUDA graph's memory pool, and no others.
+    """Return `compiled` with copies of the outputs and gradients that are in a CUDA graph's memory pool, and no others.
 
-    Dynamo rebuilds the user's structure from a flat sequence, so any pytree is served. Outputs that share memory still
-    share it where no gradient is recorded. The cost is a copy of each output at each call, and some microseconds.
+    Outputs are a flat sequence, since dynamo rebuilds the user's structure from it, so any pytree works. Outputs that
+    share memory still share it when no gradient is recorded. The cost is a copy of each such output per call, and some
+    microseconds.
     """
     for function in autograd_functions(compiled):
-        # `.grad` may keep the very memory that a captured backward graph writes.
+        # `.grad` may be the memory that a captured backward graph writes.
         function.backward = staticmethod(_with_copied_results(function.backward))
     call = _one_at_a_time(_with_copied_results(compiled))
     if hasattr(call, "serialize"):
@@ -34,8 +35,8 @@ def with_independent_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]
 
 
 def with_copies_of(compiled: Callable[..., Any], constants: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """Return `compiled` with those outputs copied that share memory with one of `constants`."""
-    held = list(constants)  # while they live, nothing else has their addresses
+    """Return `compiled` with copies of the outputs that share memory with one of `constants`."""
+    held = list(constants)  # kept alive, so that nothing else gets their addresses
     addresses = frozenset(tensor.untyped_storage().data_ptr() for tensor in held)
 
     @wraps(compiled)
@@ -62,15 +63,15 @@ _last_stream: dict[int, tuple[int, torch.cuda.Stream]] = {}
 
 
 def _one_at_a_time(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fn` for any thread and stream: a replay, and the copies after it, end before the next one begins.
+    """Return `fn` made safe for any thread and stream: a replay and its copies end before the next replay begins.
 
-    Graphs have one set of inputs and one pool, whichever thread and stream launches them.
+    Each graph has one set of inputs and one pool for all threads and streams.
     """
 
     @wraps(fn)
     def call(*inputs: Any) -> Any:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return fn(*inputs)  # nothing is recorded on a CPU, which may be all there is
+            return fn(*inputs)  # a CPU records no graphs, and may be the only device
         if not hasattr(_ready, "done"):
             _make_ready()
         with _replaying:
@@ -88,7 +89,7 @@ def _one_at_a_time(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_ready() -> None:
-    """Create what a library keeps for each thread, which cannot be created while a graph is captured."""
+    """Initialize what libraries keep per thread, since that cannot be done during the capture of a graph."""
     _ready.done = True
     trees_of_thread()
     x = torch.ones(1, 1, 4, 4, device="cuda")  # a kernel makes the CUDA context current, without which cuBLAS warns
@@ -102,14 +103,14 @@ def _refuse_to_serialize(*_: Any, **__: Any) -> NoReturn:
 
 
 class _PooledCopies:
-    """Copies a function's results; remembers which ones lie in the pool for the CUDA graph that was replayed last.
+    """Copies a function's results; caches which ones are in the pool for the CUDA graph that was replayed last.
 
-    What is remembered holds only while that graph is the current one of its trees. Warm-up runs, results of several
-    graphs (`graph_partition`) and results that share memory are looked up at each call.
+    The cache is valid while that graph is the current one of its trees. Warm-up runs, results of several graphs
+    (`graph_partition`) and results that share memory are looked up at each call.
     """
 
     def __init__(self) -> None:
-        # Trees belong to a thread; a function records in those of the thread that calls it first, for each size.
+        # Trees belong to a thread; for each size, a function records in those of the thread that calls it first.
         self._trees: list[dict[int, Any]] = []
         self._last: tuple[Callable[[], Any], Callable[[], Any], tuple[int, ...]] = (_gone, _gone, ())
 
@@ -144,16 +145,16 @@ class _PooledCopies:
 
 
 def _recorded(node: Any) -> set[int]:
-    """Return the addresses that a replay of this graph writes its results to; a warm-up run has none."""
+    """Return the addresses of the results of a replay of this graph; a warm-up run has none."""
     if not isinstance(node, cudagraph_trees.CUDAGraphNode):
         return set()
     return {ref.data_ptr() for ref in node.outputs_weakrefs if ref is not None}
 
 
 def trees_of_thread() -> dict[int, Any]:
-    """Return the containers of CUDA-graph trees of this thread, by device.
+    """Return the containers of this thread's CUDA-graph trees, by device.
 
-    torch 2.11 makes them for the thread that imports it and for autograd's alone; in others CUDA graphs then fail.
+    torch 2.11 creates them only for the thread that imports it and for autograd's; CUDA graphs fail in other threads.
     """
     local = cudagraph_trees.local
     if not hasattr(local, CONTAINERS) and not torch._C._is_key_in_tls(CONTAINERS):
@@ -169,7 +170,7 @@ def _gone() -> None:
 
 
 def _copied(results: Sequence[Any], addresses: Sequence[int | None], wanted: Container[int]) -> list[Any]:
-    """Return `results` with a copy of each whose address is `wanted`, and of each that hides its address."""
+    """Return `results` with copies of those whose address is in `wanted` or cannot be read."""
     copies: dict[int, torch.UntypedStorage] = {}
 
     def copied(out: Any, address: int | None) -> Any:
@@ -190,7 +191,7 @@ def _copies(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     if len(outputs) == 1 or any(out.requires_grad for out in outputs):
         return [_copy(out) for out in outputs]
     made = [torch.empty_like(out) for out in outputs]
-    torch._foreach_copy_(made, outputs)  # one launch for all of one layout
+    torch._foreach_copy_(made, outputs)  # one launch for all outputs of one layout
     return made
 
 
@@ -201,8 +202,8 @@ def _copy(out: torch.Tensor) -> torch.Tensor:
 class _Copy(torch.autograd.Function):
     """A copy that keeps the original until the backward pass.
 
-    CUDA-graph trees may replay a graph once its outputs are dead, though its backward pass is pending: the next call
-    then overwrote what this one had saved, and gradients were wrong without a word (torch 2.11).
+    CUDA-graph trees may replay a graph once its outputs are freed, even if its backward pass is pending: the next call
+    then overwrote what this call had saved, and gradients were silently wrong (torch 2.11).
     """
 
     @staticmethod
@@ -213,7 +214,7 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        """Hand the gradient on."""
+        """Return the gradient."""
         return grads[0]
 
 

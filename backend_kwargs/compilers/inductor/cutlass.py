@@ -1,6 +1,6 @@
-"""CUTLASS for Inductor: the directory that it wants, made of what PyPI's nvidia-cutlass installs.
+"""CUTLASS for Inductor: the directory that Inductor expects, built from PyPI's nvidia-cutlass packages.
 
-The layout is links into the installed packages, below the user's cache directory. Each torch from 2.11 to 2.15 reads
+It consists of links to the installed packages, below the user's cache directory. Each torch from 2.11 to 2.15 reads
 `cutlass.cutlass_dir` for CUDA.
 """
 
@@ -21,8 +21,8 @@ from backend_kwargs.requirements import CUTLASS_GEMM, CUTLASS_PACKAGES, CUTLASS_
 
 INSTALL = 'pip install "backend-kwargs[cutlass]"'
 SOURCES = ("include", "tools", "examples")  # below cutlass_library/source
-# torch._inductor.codegen.cutlass.utils.try_import_cutlass puts links to the packages, and to its mocks of what they
-# import beside, into SHARED below Inductor's cache, and that at the end of sys.path. It looks once in a process.
+# torch._inductor.codegen.cutlass.utils.try_import_cutlass puts links to the packages, and to mocks of their own
+# imports, into SHARED below Inductor's cache, and that folder at the end of sys.path. It does so once per process.
 SHARED = "torch_cutlass"
 MOCKS = "_inductor/codegen/cutlass/lib_extensions/cutlass_mock_imports"
 
@@ -30,10 +30,10 @@ _one_at_a_time = RLock()
 
 
 def cutlass_dir() -> Path:
-    """Return a directory laid out as a CUTLASS checkout, made of the installed packages; make it where there is none.
+    """Return a directory laid out like a CUTLASS checkout, built from the installed packages if it does not exist.
 
     Raises:
-        BackendKwargsError: where the packages are not all installed, or the user's cache directory cannot be written.
+        BackendKwargsError: if a package is missing, or the user's cache directory cannot be written.
 
     """
     parts = _parts()
@@ -50,7 +50,7 @@ def cutlass_dir() -> Path:
 
 
 def asks_for_cutlass(options: Mapping[str, Any], machine: Machine) -> bool:
-    """Tell whether Inductor under `options` would try CUTLASS kernels on `machine`."""
+    """Return whether Inductor under `options` would try CUTLASS kernels on `machine`."""
     autotunes = options.get("max_autotune") or options.get("max_autotune_gemm")
     asked = "CUTLASS" in generators(options.get("max_autotune_gemm_backends", ""))
     return bool(autotunes) and asked and not unmet(CUTLASS_GEMM, machine)
@@ -60,9 +60,9 @@ def asks_for_cutlass(options: Mapping[str, Any], machine: Machine) -> bool:
 def found_by_inductor(nvcc: str | None) -> Iterator[None]:
     """Let Inductor find CUTLASS and `nvcc` while it compiles, in each of its threads.
 
-    As defaults: from torch 2.12 an option is unseen by the threads that run nvcc, which
-    would compile against a directory that is not there, and record the failure on disk. An option, or a variable, that
-    the user has set comes before what is installed, and reaches those threads as well.
+    They are set as defaults: from torch 2.12 the threads that run nvcc do not see options, and would compile against a
+    missing directory and record the failure on disk. An option or variable that the user has set takes precedence over
+    what is installed, and reaches those threads as well.
     """
     from torch._inductor import config
 
@@ -71,13 +71,13 @@ def found_by_inductor(nvcc: str | None) -> Iterator[None]:
         directory = config.cutlass.cutlass_dir if theirs else str(cutlass_dir())
         _relink(Path(directory) / "python")
         places = {"cutlass.cutlass_dir": directory, "cuda.cuda_cxx": config.cuda.cuda_cxx or nvcc}
-        # As options, too: a patch that is over leaves the default of its time as an option.
+        # And as options: a config patch that ends leaves the default at its time behind as an option.
         with config.patch(places), _defaults(places):
             yield
 
 
 def finding_cutlass(inner_compile: Callable[..., Any], nvcc: str | None) -> Callable[..., Any]:
-    """Return `inner_compile` as it runs where Inductor finds CUTLASS, forward and backward."""
+    """Return `inner_compile` wrapped so that Inductor finds CUTLASS, forward and backward."""
 
     def compile_inner(gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         with found_by_inductor(nvcc):
@@ -103,7 +103,7 @@ def _defaults(defaults: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _relink(python: Path) -> None:
-    """Turn the links that another environment left in Inductor's cache; Inductor would raise where it meets them."""
+    """Replace links of another environment in Inductor's cache, at which Inductor would raise."""
     import torch
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -117,7 +117,7 @@ def _relink(python: Path) -> None:
 
 
 def _parts() -> dict[str, Path]:
-    """Return what the layout holds: where below it, and what that stands for."""
+    """Return the parts of the layout: the path below it, and the target."""
     packages = {name: _location(name) for name in CUTLASS_PACKAGES}
     sources = packages["cutlass_library"] / "source"
     parts = {f"python/{name}": path for name, path in packages.items()} | {name: sources / name for name in SOURCES}
@@ -138,7 +138,7 @@ def _location(package: str) -> Path:
 def _key(parts: Mapping[str, Path]) -> str:
     try:
         release = version("nvidia-cutlass")
-    except PackageNotFoundError:  # from a checkout
+    except PackageNotFoundError:  # installed from a checkout
         release = "unversioned"
     places = "\n".join(map(str, parts.values()))
     return f"{release}-{sha256(places.encode()).hexdigest()[:12]}"
@@ -149,7 +149,7 @@ def _complete(target: Path, parts: Mapping[str, Path]) -> bool:
 
 
 def _lay_out(target: Path, parts: Mapping[str, Path]) -> None:
-    """Build beside `target` and put it in place at once: another process may do the same."""
+    """Build the layout beside `target` and rename it: another process may do the same."""
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
@@ -167,7 +167,7 @@ def _put_in_place(beside: Path, target: Path, parts: Mapping[str, Path]) -> None
     try:
         (beside / "new").replace(target)
     except OSError:
-        if not _complete(target, parts):  # else another process was first, and its is as good
+        if not _complete(target, parts):  # otherwise another process was first, with an equal result
             raise
 
 

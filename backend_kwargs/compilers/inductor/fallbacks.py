@@ -1,4 +1,4 @@
-"""What Inductor cannot compile some graphs under, and what is taken in its place."""
+"""Graphs that Inductor cannot compile with some options, and the options used instead."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ AUTOTUNED_BACKENDS = ("max_autotune_gemm_backends", "max_autotune_conv_backends"
 
 
 def aten_where_alone(config: Mapping[str, Any], here: Machine) -> dict[str, str]:
-    """Return the lists of backends with ATen, where none of the kernel generators asked for can serve here."""
+    """Return the lists of GEMM backends with ATen added, if none of the requested kernel generators works here."""
     limits = limits_of_options(config, lambda name: inductor_option(name).default, here)
-    alone = (limit := limits.get("max_autotune_gemm_backends")) and limit.remedy  # on a machine that has no generator
+    alone = (limit := limits.get("max_autotune_gemm_backends")) and limit.remedy  # if the machine has no generator
     return _with_aten(_without_aten(config)) if alone else {}
 
 
@@ -35,10 +35,10 @@ def _no_kernel(config: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What Inductor cannot compile some graphs under, by the text of its error.
+    """A failure of Inductor with some options, recognized by the text of its error.
 
-    Of the options asked for, `instead` returns what to take in place of those that hinder, {} where none does; `reason`
-    says what hinders, `remedy` what is done about it.
+    `instead` returns replacements for the offending ones among the requested options, {} if there are none; `reason`
+    names the cause, and `remedy` what is done about it.
     """
 
     error: str
@@ -54,7 +54,7 @@ FALLBACKS = (
         _no_kernel,
         "ATEN's serve the graph as well",
     ),
-    # A list of tensors that is changed in place, as an optimizer does, has no fallback.
+    # An in-place operator on a list of tensors, as in an optimizer, has no fallback.
     Fallback(
         "<built-in function getitem> is not an OpOverload",
         lambda config: {"fallback_by_default": False} if config.get("fallback_by_default") else {},
@@ -65,17 +65,17 @@ FALLBACKS = (
 
 
 def can_fall_back(config: Mapping[str, Any]) -> bool:
-    """Tell whether `config` asks for what some graphs cannot be compiled under."""
+    """Return whether `config` has options with which some graphs fail to compile."""
     return any(fallback.instead(config) for fallback in FALLBACKS)
 
 
 def compile_with_fallback(gm: Any, example_inputs: Sequence[Any], *, strict: bool, **kwargs: Any) -> Any:
-    """Compile a lowered graph; where the options asked for hinder it, compile it without these, or say so."""
+    """Compile a lowered graph; if the requested options make it fail, compile it without them, or raise if `strict`."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch.fx import GraphModule
 
-    # Its attributes are shared: weights packed for mkldnn, as freezing makes them, cannot be copied.
+    # Its attributes are shared: mkldnn weights, which freezing packs, cannot be copied.
     spare = GraphModule(gm, copy.deepcopy(gm.graph))
     spare.meta = dict(gm.meta)
     asked = {name: getattr(config, name) for name in (*AUTOTUNED_BACKENDS, "fallback_by_default")}

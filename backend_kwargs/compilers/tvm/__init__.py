@@ -1,1 +1,1 @@
-"""TVM: from ATen to Relax and on to its virtual machine. All that touches TVM lies here."""
+"""TVM: compiles ATen via Relax for its virtual machine. Only this package imports TVM."""

@@ -1,4 +1,4 @@
-"""From a Relax module to an executable: target, pipeline, schedules, code."""
+"""Build an executable from a Relax module: target, pipeline, schedules, code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ FINISH = (
 
 @dataclass(frozen=True)
 class Built:
-    """What `relax.VirtualMachine` takes, and what was done for it."""
+    """The arguments of `relax.VirtualMachine`, and facts about the build."""
 
     executable: Any
     target: str
@@ -54,14 +54,14 @@ class Built:
 
 
 def build(mod: tvm.IRModule, settings: Settings, device: torch.device) -> Built:
-    """Compile `mod` for the device as the settings say. Raises BackendKwargsError where they are at fault."""
+    """Compile `mod` for the device with these settings. Raises BackendKwargsError if an option is the cause."""
     target = target_of(settings.target, device)
     with target, _context(settings, device):
         mod = _pipeline(settings.pipeline)(mod)
         mod, tuned, notes = schedule(mod, settings, target)
-        if device.type == "cpu":  # a GPU's sums over threads are known by their operator until code is generated
+        if device.type == "cpu":  # GPU schedules recognize sums over threads by their operator until code is generated
             mod = hide(mod, totals=True)
-        # Every pipeline that finishes a module takes its purity checks away first.
+        # Every pipeline that finishes a module removes its purity checks first.
         if "relax.force_pure" not in mod["main"].attrs:
             mod = tvm.transform.Sequential(FINISH)(mod)
         with exact_math(target):
@@ -76,7 +76,7 @@ def build(mod: tvm.IRModule, settings: Settings, device: torch.device) -> Built:
 
 
 def _context(settings: Settings, device: torch.device) -> Any:
-    # Without a GPU there is nothing to record, and TVM would look for a function of its CUDA runtime.
+    # Without a GPU there is nothing to record, and TVM would look up a function of its CUDA runtime.
     config: Mapping[str, Any] = {CUDA_GRAPH: True} if settings.cuda_graph and device.type == "cuda" else {}
     try:
         return tvm.transform.PassContext(

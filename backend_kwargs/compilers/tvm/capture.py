@@ -1,4 +1,4 @@
-"""Dynamo's graph as AOTAutograd's forward, backward and inference graphs, in core ATen."""
+"""Capture dynamo's graph as AOTAutograd's forward, backward and inference graphs, in core ATen."""
 
 import operator
 from collections.abc import Callable, Collection, Sequence
@@ -13,7 +13,7 @@ from torch._functorch._aot_autograd.descriptors import BufferAOTInput, InputMuta
 from torch.fx import GraphModule
 
 aten = torch.ops.aten
-# Core ATen has these whole; TVM fuses their pieces.
+# Core ATen keeps these whole; they are decomposed, since TVM fuses the parts.
 DECOMPOSED = (
     aten.native_layer_norm,
     aten.native_group_norm,
@@ -21,14 +21,14 @@ DECOMPOSED = (
     aten._native_batch_norm_legit_functional,
     aten._native_batch_norm_legit_no_training,
 )
-# Taken apart, these read by indices, which TVM may not have: some would be out of bounds.
+# Decomposed, these read by indices, which TVM does not get: some may be out of bounds.
 WITHIN_BOUNDS = frozenset({"_unsafe_index", "roll"})
-# Taken apart, it adds up one element after the other.
+# Decomposed, it adds one element after the other.
 ADDS_UP = frozenset({"index_add"})
-# Taken apart, these draw other random numbers than eager.
+# Decomposed, these draw other random numbers than eager.
 RANDOM = frozenset({"bernoulli", "native_dropout", "rrelu_with_noise", "rrelu_with_noise_functional"})
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
-# Taken apart, its logsumexp is wrong, which the backward pass reads.
+# Decomposed, its logsumexp is wrong, which the backward pass reads.
 WRONG_IN_TRAINING = frozenset({"_scaled_dot_product_flash_attention_for_cpu"})
 
 
@@ -39,9 +39,9 @@ def capture(
     gm: GraphModule,
     example_inputs: Sequence[Any],
 ) -> Callable[..., Any]:
-    """Compile each graph that AOTAutograd makes by `compile_captured(kind, gm, example_inputs, attributes=None)`.
+    """Compile each graph of AOTAutograd's with `compile_captured(kind, gm, example_inputs, attributes=None)`.
 
-    `aten_ops` are not taken apart. Where it `freezes`, an inference graph may take the attributes of `gm` as constants.
+    `aten_ops` are not decomposed. With `freezes`, an inference graph may use the attributes of `gm` as constants.
     """
     trains = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in example_inputs)
     return aot_autograd(
@@ -54,7 +54,7 @@ def capture(
 
 
 def decompositions(kept: Collection[str] = ()) -> dict[Any, Callable[..., Any]]:
-    """Return how operators are taken apart, but for those `kept`, by name, and those TVM has whole."""
+    """Return the decompositions, except for operators in `kept`, by name, and those that TVM gets whole."""
     kept = {*kept, *WITHIN_BOUNDS, *ADDS_UP}
     table = {**core_aten_decompositions(), **get_decompositions(DECOMPOSED)}
     table[ATTENTION] = partial(_attention, table[ATTENTION])
@@ -62,7 +62,7 @@ def decompositions(kept: Collection[str] = ()) -> dict[Any, Callable[..., Any]]:
 
 
 def _attention(rule: Callable[..., Any], query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Take attention apart, and lay its result out like the query, as eager does: users view it."""
+    """Decompose attention, with the strides of the query for the result, as in eager: users view it."""
     result, *rest = rule(query, *args, **kwargs)
     if query.stride(1) < query.stride(2):
         return result.transpose(1, 2).contiguous().transpose(1, 2), *rest
@@ -70,7 +70,7 @@ def _attention(rule: Callable[..., Any], query: torch.Tensor, *args: Any, **kwar
 
 
 def constants_of(gm: GraphModule, attributes: GraphModule | None) -> dict[str, torch.Tensor]:
-    """Return, by placeholder, the parameters and buffers in `attributes` that the graph does not write."""
+    """Return, by placeholder, the parameters and buffers in `attributes` that the graph does not mutate."""
     if attributes is None:
         return {}
     outputs = gm.graph.output_node().meta.get("desc", ())

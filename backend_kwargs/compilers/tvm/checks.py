@@ -1,4 +1,4 @@
-"""What a value of each TVM option may be, where its type does not say all. Imports no TVM: the tables are of 0.27."""
+"""Checks of TVM options whose type does not say everything. Imports no TVM: the tables are those of TVM 0.27."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ from backend_kwargs.options import Option, check
 KIND = "TVM option"
 TUNING = "scheduler='meta_schedule', trials=64"
 REMOVED_SCHEDULERS = ("auto_scheduler", "autotvm", "ansor")
-# Kinds of target for which torch has tensors, and their attributes.
+# Kinds of target whose devices torch supports, and their attributes.
 COMMON: dict[str, Any] = {
     "kind": str,
     "keys": list[str],
@@ -60,7 +60,7 @@ PASS_CONFIG: Mapping[str, Any] = MappingProxyType(
 PIPELINES = ("default", "default_build", "zero")
 TIR_PIPELINES = ("default", "s_tir", "tirx")
 TUNING_PIPELINE = "static_shape_tuning"
-# What torch makes of those that users think of first.
+# The decompositions of operators that users name first.
 BECOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "linear": ("addmm", "mm"),
@@ -75,12 +75,12 @@ BECOMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def checked(option: Option, value: Any, read: Callable[[Option, Any, str], Any]) -> Any:
-    """Return `value` as `option` wants it, by `read`, which knows whether it came as text; else raise."""
+    """Return `value` as the option's type by `read`, which knows whether it was text; else raise."""
     if option.name == "scheduler" and value in REMOVED_SCHEDULERS:
         raise BackendKwargsError(f"TVM's scheduler {value!r} was removed; write {TUNING}.")
     literals = [part for part in (option.type, *get_args(option.type)) if getattr(part, "__origin__", None) is Literal]
     if choices := [word for part in literals for word in get_args(part)]:
-        words = {"none", "null"} if option.default is None else set()  # as text writes None
+        words = {"none", "null"} if option.default is None else set()  # None written as text
         if isinstance(value, str) and value not in choices and value.lower() not in words:
             raise unknown(f"TVM {option.name}", value, choices, otherwise=f"It is {' or '.join(map(repr, choices))}.")
     if option.name == "aten_ops" and isinstance(value, list):
@@ -144,7 +144,7 @@ def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, Any], N
         if isinstance(value, str):
             if value == TUNING_PIPELINE:
                 raise BackendKwargsError(f"{KIND} {name!r}: {value!r} tunes by arguments of its own; write {TUNING}.")
-            registered = getattr(sys.modules.get(module), "PIPELINE_MAP", {})  # by the user, who imported TVM for it
+            registered = getattr(sys.modules.get(module), "PIPELINE_MAP", {})  # the user may have added some
             if value not in (*names, *registered):
                 raise unknown(f"TVM {name}", value, names, otherwise=f"{_one_of(names)[:-1]}, or a tvm Pass.")
         elif value is not None and not any(
@@ -181,7 +181,7 @@ def _overloads(op: str) -> list[Any]:
 
 
 def _is_taken_apart(op: Any) -> bool:
-    """Tell whether torch itself replaces an operator by others, whatever the compiler, on every device of TVM's."""
+    """Return whether torch itself decomposes an operator, for every backend and every device of TVM's."""
     from torch._C import DispatchKey
 
     whole = any(map(op.has_kernel_for_dispatch_key, (DispatchKey.CPU, DispatchKey.CUDA)))

@@ -1,4 +1,4 @@
-"""One graph of dynamo under TVM: its parts are lowered and built, and what TVM cannot have runs in eager."""
+"""Compile one graph of dynamo with TVM: its parts are lowered and built, and the rest runs in eager."""
 
 import copy
 import time
@@ -39,13 +39,13 @@ from backend_kwargs.measure import accuracy
 
 
 class _InEagerError(Exception):
-    """TVM cannot have all of a graph, and nothing less is wanted."""
+    """TVM cannot compile the whole graph, and `fallback` allows no partition."""
 
 
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Callable[..., Any]:
-    """Compile dynamo's `gm` under `settings`; the callable returned has its `TVMSummary` as `tvm_summary`.
+    """Compile dynamo's `gm` with `settings`; the callable returned has its `TVMSummary` as `tvm_summary`.
 
-    Results are eager's within rounding: what TVM has not, or fails at, runs in eager as `settings.fallback` says.
+    Results are eager's within rounding: what TVM does not support, or fails at, runs in eager as `fallback` allows.
     """
     steps = Steps(settings)
     freezes = settings.freeze and not torch.is_grad_enabled()
@@ -59,7 +59,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Sett
 
 
 class Steps:
-    """What happens to each graph that AOTAutograd makes of one of dynamo's."""
+    """The steps for each graph that AOTAutograd makes of one graph of dynamo's."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -68,13 +68,13 @@ class Steps:
     def compile(
         self, graph: str, gm: GraphModule, example_inputs: Sequence[Any], attributes: GraphModule | None = None
     ) -> Boxed:
-        """Return what runs `gm`, the forward, backward or inference `graph`.
+        """Return a callable for `gm`, the forward, backward or inference `graph`.
 
-        The parameters and buffers of `attributes` become constants, but for those that the graph writes.
+        The parameters and buffers of `attributes` become constants, except those that the graph mutates.
         """
         eager = GraphModule(gm, copy.deepcopy(gm.graph))
         try:
-            # AOTAutograd's fake tensors are on; constants are real.
+            # AOTAutograd's fake tensor mode is on, but constants are real.
             with _disable_current_modes():
                 compiles = self._compile_parts(graph, gm, constants_of(gm, attributes))
         except _InEagerError:
@@ -96,7 +96,7 @@ class Steps:
         return len(parts)
 
     def _leave(self, op: str, reason: str) -> None:
-        """Note that `op` runs in eager, where that is allowed."""
+        """Record that `op` runs in eager, if that is allowed."""
         known = self.summary.fallbacks.get(op, "")
         self.summary.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
         if self.settings.fallback == "error":
@@ -107,17 +107,17 @@ class Steps:
             raise _InEagerError
 
     def _compile_part(self, graph: str, gm: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> None:
-        """Put what TVM makes of a part in the place of its call; a part that TVM fails at stays as it is."""
+        """Replace the call of a part by TVM's code; a part that TVM fails at stays in eager."""
         part = gm.get_submodule(str(call.target))
         assert isinstance(part, GraphModule)
         started = time.perf_counter()
         try:
             run, built = self._built(part, call, constants)
-        except BackendKwargsError:  # an option is at fault
+        except BackendKwargsError:  # a wrong option
             raise
         except Unsupported as unsupported:
             return self._leave(operators_of(part), unsupported.reason)
-        except Exception as error:  # noqa: BLE001 - TVM raises anything
+        except Exception as error:  # noqa: BLE001 - TVM may raise any exception
             if self.settings.fallback != "error":
                 warn_once(f"TVM failed to compile a part of a graph, which runs in eager: {error_text(error)}.")
             return self._leave(operators_of(part), error_text(error))
@@ -140,7 +140,7 @@ class Steps:
 
 
 def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
-    """Return what runs a graph, and the first time in eager too; eager's code takes over where the results differ."""
+    """Return `run` with its first results compared with eager's; if they differ, the graph runs in eager from then."""
     chosen: list[Boxed] = []
 
     def call(args: list[Any]) -> Any:
@@ -152,7 +152,7 @@ def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
         if verdict.passed:
             chosen.append(run)
             return result
-        warn_once(f"TVM's results are not eager's, and the {graph} graph runs in eager: {verdict.reason}.")
+        warn_once(f"TVM's results differ from eager's, so the {graph} graph runs in eager: {verdict.reason}.")
         chosen.append(boxed(eager))
         return wanted
 
@@ -161,10 +161,10 @@ def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
 
 
 def _in_eager(eager: GraphModule, args: Sequence[Any]) -> tuple[Any, Any]:
-    """Return what the graph gives in eager, and in higher precision; all random states stay as they are."""
+    """Return the graph's results in eager and in higher precision, without changes to random states."""
     devices = {arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda}
     copies = tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
     with torch.random.fork_rng(devices):
         wanted = accuracy.call(eager, copies)
-    # Another type draws other numbers.
+    # Another dtype draws other random numbers.
     return wanted, None if random_nodes(eager) else accuracy.reference(eager, copies)

@@ -1,4 +1,4 @@
-"""TVM: options in, Relax in between, what its virtual machine runs out. TVM is imported when a graph arrives."""
+"""The TVM compiler: checks options and compiles with Relax. TVM is imported when the first graph arrives."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from backend_kwargs.trust import Check
 
 @dataclass(frozen=True)
 class TVMCompiler(DeclaredCompiler):
-    """TVM, Relax and its virtual machine."""
+    """TVM, by Relax and its virtual machine."""
 
-    registered: ClassVar[str] = "tmpl-tvm"  # dynamo's own "tvm" is another
-    line: ClassVar[str] = "Apache TVM under options: Relax, its kernels tuned or not, eager where TVM cannot"
+    registered: ClassVar[str] = "tmpl-tvm"  # "tvm" is dynamo's own backend
+    line: ClassVar[str] = "Apache TVM under options: Relax, tuned or untuned kernels, eager for what TVM lacks"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = RULES
     distributions: ClassVar[tuple[str, ...]] = tuple(WORKING)

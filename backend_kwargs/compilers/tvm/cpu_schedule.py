@@ -1,6 +1,6 @@
-"""Our loops for a CPU: the cheap inlined, rows kept in cache, the contiguous axis in vectors, tiles in registers.
+"""CPU schedules: cheap blocks inlined, rows kept in cache, the contiguous axis vectorized, tiles in registers.
 
-TVM has none: without these a function is plain loops on one thread.
+TVM has no default schedule for CPUs: without these a function is plain loops on one thread.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,10 +20,10 @@ from backend_kwargs.compilers.tvm.lowering.pointwise import maximum, minimum
 from backend_kwargs.compilers.tvm.lowering.reductions import highest, lowest
 from backend_kwargs.compilers.tvm.opaque import is_opaque, opaque
 
-ROWS = 8  # of a tile: with two vectors each, its sums fit in AVX-512's registers
+ROWS = 8  # of a tile: with two vectors per row, its sums fit into AVX-512's registers
 WORTH_PACKING = 4  # rows that read a packed panel
-LARGEST = 1000  # nodes of an expression that is written out in another
-WORTH_THREADS = 1 << 15  # elements; for fewer, waking the threads costs more than they save
+LARGEST = 1000  # nodes of an expression that is inlined into another
+WORTH_THREADS = 1 << 15  # elements; with fewer, waking the threads costs more than it saves
 
 sblock_realize = get_global_func("s_tir.schedule.GetSBlockRealize")
 
@@ -33,14 +33,14 @@ Loop = Any
 
 @cache
 def _teach_extrema() -> None:
-    """Tell TVM of our max and min, once: it splits only reductions that it knows, and its own lose a nan."""
+    """Register our max and min with TVM, once: it splits only reductions that it knows, and its own drop nan."""
     _teach("max", maximum, lowest)
     _teach("min", minimum, highest)
     _teach("prod", mul, lambda dtype: tirx.const(1, dtype))
 
 
 def _teach(name: str, better: Callable[..., Any], worst: Callable[..., Any]) -> None:
-    # Named, since TVM keeps what has a name, and frees the rest after Python has ended, which crashes.
+    # Global, since TVM keeps what has a name; other objects are freed after Python has ended, which crashes.
     combine, start = f"backend_kwargs.{name}.combine", f"backend_kwargs.{name}.start"
     get_global_func("s_tir.schedule.RegisterReducer")(
         1,
@@ -50,7 +50,7 @@ def _teach(name: str, better: Callable[..., Any], worst: Callable[..., Any]) -> 
 
 
 def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
-    """Return `func` scheduled: a step that TVM refuses is left out, and its loops stay as they were."""
+    """Return `func` scheduled: a step that TVM rejects is skipped, and its loops stay as they were."""
     _teach_extrema()
     lanes = codegen.llvm_get_vector_width(target) // 32
     sch = _each(Schedule(func), _inline)
@@ -77,20 +77,20 @@ def blocks(sch: Schedule) -> list[Block]:
 
 
 def _attempt(sch: Schedule, step: Callable[[Schedule], object]) -> Schedule:
-    # On a copy, since a rule has several steps and TVM may refuse the last.
+    # On a copy, since a rule has several steps and TVM may reject the last.
     changed = sch.copy()
     try:
         step(changed)
-    except Exception:  # noqa: BLE001 - whatever TVM dislikes about a step, the loops before it are right
+    except Exception:  # noqa: BLE001 - whatever TVM rejects, the loops before the step are correct
         return sch
     return changed
 
 
-# ---- what a block is
+# ---- properties of a block
 
 
 def _extent(sch: Schedule, loop: Loop) -> int:
-    """Return how often a loop runs, 0 where that is symbolic."""
+    """Return the number of iterations of a loop, 0 if it is symbolic."""
     extent = sch.get(loop).extent
     return int(extent) if isinstance(extent, tirx.IntImm) else 0
 
@@ -100,7 +100,7 @@ def _divisor(extent: int, most: int) -> int:
 
 
 def _width(extent: int, lanes: int) -> int:
-    # LLVM does badly on what is wider than a vector and no multiple of it.
+    # LLVM generates poor code for widths above a vector that are not a multiple of it.
     return 2 * lanes if extent % (2 * lanes) == 0 else _divisor(extent, lanes)
 
 
@@ -118,20 +118,20 @@ def _same(a: Any, b: Any) -> bool:
 
 def _walked(node: Any, kind: type) -> list[Any]:
     found: list[Any] = []
-    # A lambda, since TVM takes what a visitor returns, and reads its signature.
+    # A lambda, since TVM uses the return value of a visitor, and inspects its signature.
     tvm_ffi.structural_walk(node, (kind, lambda each: found.append(each)), order="post")  # noqa: PLW0108
     return found
 
 
 def _costly(block: Any) -> bool:
-    # Calls are exp, tanh, a padding's if_then_else; loads, arithmetic and casts cost less than a trip to memory.
+    # Calls are exp, tanh, or the if_then_else of padding; loads, arithmetic and casts cost less than memory access.
     return any(not is_opaque(call) for call in _walked(block.body, Call))
 
 
 def _fits(sch: Schedule, block: Block, consumer: Block) -> bool:
-    """Tell whether a consumer can take in what computes its operand: TVM writes that out at each of its loads.
+    """Return whether the producer of an operand can be inlined: TVM repeats its expression at each load of it.
 
-    TVM's simplifier takes twice as long for each choice that is nested in a choice.
+    TVM's simplifier takes twice as long for each choice that is nested in another.
     """
     inner, outer = sch.get(block), sch.get(consumer)
     loads = [each for each in _walked(outer.body, TensorLoad) if each.source.same_as(inner.writes[0].source)]
@@ -140,7 +140,7 @@ def _fits(sch: Schedule, block: Block, consumer: Block) -> bool:
 
 
 class Axes:
-    """Which loops of a block run along which of its variables."""
+    """The loops of a block by the block variables that they drive."""
 
     def __init__(self, sch: Schedule, block: Block):
         self.sch, self.block = sch, sch.get(block)
@@ -183,13 +183,13 @@ def _inline(sch: Schedule, block: Block) -> None:
 
 
 def _split_sum(sch: Schedule, block: Block, lanes: int) -> None:
-    """Sum neighbours in memory into separate lanes, added up at the end."""
+    """Sum adjacent elements in separate lanes, which are added up at the end."""
     axes = Axes(sch, block)
     inner = axes.summed[-1]
-    # What stays the same along a row, as its mean does, is in every lane.
+    # A value that is constant along a row, such as its mean, is the same in every lane.
     along = [read for read in axes.block.reads if _among(inner, axes.touching(read))]
-    # A lane that a symbolic size leaves out would never be initialised, and yet added; and where lanes leave a rest,
-    # TVM forgets its guard when it moves the block.
+    # A lane that a symbolic size leaves out would be added without being initialized; and if the lanes leave a
+    # remainder, TVM drops its guard when it moves the block.
     width = _divisor(_extent(sch, inner) or 1, lanes)
     if width == 1 or any(not _among(inner, axes.contiguous(read)) for read in along):
         return
@@ -198,7 +198,7 @@ def _split_sum(sch: Schedule, block: Block, lanes: int) -> None:
 
 
 def _rows(sch: Schedule) -> Schedule:
-    """Compute what leads to a row of the result right before it, while the row is in cache."""
+    """Compute the producers of a row of the result right before it, while the row is in cache."""
     *before, last = blocks(sch)
     sums = [block for block in before if _is_sum(sch, block)]
     if not sums:
@@ -212,7 +212,7 @@ def _rows(sch: Schedule) -> Schedule:
 
 
 def _rank(sch: Schedule, block: Block) -> int:
-    """Return how many loops run over a sum's results, without the last of one step that keepdim leaves."""
+    """Return the number of loops over a sum's results, without the last one of extent 1 that keepdim leaves."""
     axes = Axes(sch, block)
     over = [_extent(sch, loop) for loop in axes.loops if not _among(loop, axes.summed)]
     return max((i for i, extent in enumerate(over, 1) if extent != 1), default=0)
@@ -238,7 +238,7 @@ def _tile(sch: Schedule, block: Block, lanes: int) -> None:
         _gather(sch, block, at, stride)
     strided = not _among(column, axes.contiguous(operand))
     if strided and 0 < _extent(sch, row) < WORTH_PACKING:
-        raise ValueError("For so few rows, sums in lanes read the operand as it lies.")
+        raise ValueError("With so few rows, sums in lanes are faster, since they read the operand in place.")
     columns, vector = sch.split(column, [None, _width(_extent(sch, column), lanes)])
     rows, inner = sch.split(row, [None, height])
     sch.reorder(*outer, columns, rows, *terms, inner, vector)
@@ -251,9 +251,9 @@ def _tile(sch: Schedule, block: Block, lanes: int) -> None:
 
 
 def _pack(sch: Schedule, block: Block, operand: int, loop: Loop, lanes: int) -> None:
-    """Copy a panel of an operand whose rows are the result's columns, as the weights of a linear layer are.
+    """Copy a panel of an operand whose rows are the result's columns, such as the weights of a linear layer.
 
-    By squares, and read in vectors: a walk down the rows would put each of them in the same few lines of the cache.
+    By squares, and read in vectors: going down the rows would map all of them to the same few cache lines.
     """
     panel = sch.cache_read(block, operand, "global")
     sch.transform_layout(panel, ("write", 0), lambda *at: (*at[:-2], at[-1], at[-2]))
@@ -268,7 +268,7 @@ def _pack(sch: Schedule, block: Block, operand: int, loop: Loop, lanes: int) -> 
 
 
 def _stride(axes: Axes, read: Any, loop: Loop) -> int:
-    """Return how far apart in memory an operand is read for neighbours of the result, 0 where that varies."""
+    """Return the distance in memory between the operand's elements for adjacent results, 0 if it varies."""
     variable = next(each.var for each, value in axes.bound if value.same_as(axes.sch.get(loop).loop_var))
     at = read.region[-1].min
     found = detect_linear_equation(at, [variable])
@@ -276,7 +276,7 @@ def _stride(axes: Axes, read: Any, loop: Loop) -> int:
 
 
 def _gather(sch: Schedule, block: Block, operand: int, stride: int) -> None:
-    """Store side by side what a convolution with a stride reads at once."""
+    """Store contiguously what a convolution with a stride reads together."""
     written = list(sch.get_producers(block))
     buffer = sch.get(block).reads[operand].source
     source = next((each for each in written if sch.get(each).writes[0].source.same_as(buffer)), None)
@@ -310,7 +310,9 @@ def _fuse(sch: Schedule, block: Block) -> None:
     along = (
         at
         for at in range(len(variables))
-        if all(_walks(read, variables[at:], shape[at:]) or not _reads(read, variables[at:]) for read in axes.block.reads)
+        if all(
+            _walks(read, variables[at:], shape[at:]) or not _reads(read, variables[at:]) for read in axes.block.reads
+        )
     )
     first = next(along, len(variables))
     if first < len(variables) - 1:
@@ -331,25 +333,25 @@ def _reads(region: Any, variables: list[Any]) -> bool:
 
 
 def _vectorize(sch: Schedule, block: Block, lanes: int) -> None:
-    """Run along the last axis of the result in vectors, with the terms of a sum outside."""
+    """Vectorize along the last axis of the result, with the terms of a sum outside."""
     axes = Axes(sch, block)
     if any(sch.get(loop).kind == tirx.ForKind.VECTORIZED for loop in axes.loops):
         return
     along, terms = axes.contiguous(axes.block.writes[0]), axes.summed
-    # TVM vectorises a loop that holds other blocks too, and computes their first element alone.
+    # TVM vectorizes a loop even if it contains other blocks, and then computes only their first element.
     if len(sch.get_child_blocks(along[-1])) > 1:
         return
-    # A bias of the rows is no transposition: it stays the same along a row.
+    # A bias of the rows is not a transposition: it is constant along a row.
     crossed = [read for read in axes.block.reads if _among(along[-1], axes.touching(read))]
     across = [loop for read in crossed for loop in axes.contiguous(read) if not _among(loop, along)]
     width, height = (_divisor(_extent(sch, loop), lanes) for loop in (along[-1], (across or along)[0]))
     if not (terms or across) and width & (width - 1):
-        return  # LLVM does badly on 11 lanes, and well on a plain loop, whose rest it splits off
+        return  # LLVM is slow with 11 lanes, but fast with a plain loop, whose remainder it splits off
     columns, vector = sch.split(along[-1], [None, width])
     if terms:
         sch.reorder(columns, *terms, vector)
     elif across:
-        # A transposition: by squares that stay in cache, since a walk along one side strides along the other.
+        # A transposition: by squares that stay in cache, since contiguous access on one side is strided on the other.
         rows, row = sch.split(across[0], [None, height])
         sch.reorder(rows, columns, row, vector)
     sch.vectorize(vector)
@@ -358,7 +360,7 @@ def _vectorize(sch: Schedule, block: Block, lanes: int) -> None:
 
 
 def _parallelize(sch: Schedule, block: Block) -> None:
-    """Give the outermost loop to the threads, where it is worth waking them."""
+    """Parallelize the outermost loop, if the work is worth waking the threads."""
     axes, work = Axes(sch, block), _work(sch, block)
     first = axes.loops[0]
     small = isinstance(work, tirx.IntImm) and int(work) < WORTH_THREADS

@@ -1,6 +1,6 @@
-"""CUDA's exact mathematics: TVM asks for the fast kind, by which eager's kernels are not made.
+"""Exact math on CUDA: TVM compiles with fast math, which eager's kernels do not use.
 
-With it sin(1e4) is anything, and float32 numbers below 1e-38 are zero.
+With fast math, sin(1e4) has no correct digit, and float32 numbers below 1e-38 are zero.
 """
 
 import os
@@ -19,9 +19,9 @@ _compiling = threading.RLock()
 
 @contextmanager
 def exact_math(target: Any) -> Iterator[None]:
-    """Keep fast math from what is generated for CUDA meanwhile; TVM_CUDA_NVRTC_EXTRA_OPTS can still ask NVRTC for it.
+    """Generate CUDA code without fast math in this context; TVM_CUDA_NVRTC_EXTRA_OPTS can still request it.
 
-    NVRTC's other callers are left alone. Where TVM is told to take nvcc, it reads a variable of the process.
+    Other callers of NVRTC are not affected. If TVM is set to use nvcc, it reads an environment variable instead.
     """
     if target.kind.name != "cuda":
         yield
@@ -48,10 +48,10 @@ def _nvcc_exact() -> Iterator[None]:
 
 @contextmanager
 def _nvrtc_exact() -> Iterator[None]:
-    # No later option takes this one back, so it has to be kept from NVRTC.
+    # No later option cancels this one, so it must not reach NVRTC.
     try:
         nvrtc = import_module("cuda.bindings.nvrtc")
-    except ImportError:  # TVM says what to install
+    except ImportError:  # TVM's own error says what to install
         yield
         return
     compiles = nvrtc.nvrtcCompileProgram
@@ -66,7 +66,7 @@ def _without_fast(compiles: Callable[..., Any], thread: int) -> Callable[..., An
     def compile_program(program: Any, count: int, options: Sequence[bytes]) -> Any:
         kept = list(options)
         if threading.get_ident() == thread and FAST in kept:
-            kept.remove(FAST)  # the first is TVM's
+            kept.remove(FAST)  # only the first one is TVM's
         return compiles(program, len(kept), kept)
 
     return compile_program

@@ -1,7 +1,7 @@
-"""Arithmetic on data as intrinsics that TVM's passes do not know, until code is generated.
+"""Arithmetic on data as intrinsics that TVM's passes do not know until code is generated.
 
 TVM simplifies floats as if they were real numbers, and integers as if they never overflowed: right for indices, wrong
-for data. Each operator becomes an operator again in TVM's last pass, `LowerIntrin`, on every path to code.
+for data. TVM's last pass, `LowerIntrin`, turns each intrinsic back into an operator, on every path to code.
 """
 
 import math
@@ -25,18 +25,18 @@ WRAPPING = (tirx.Add, tirx.Sub, tirx.Mul)
 
 
 def is_opaque(expr: Any) -> bool:
-    """Return whether an expression is arithmetic on data, which costs what an operator does and not a call."""
+    """Return whether an expression is arithmetic on data, which costs as much as an operator and less than a call."""
     return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name.startswith(PREFIX)
 
 
 def number(value: Any, dtype: str) -> Any:
-    """Return a constant; a float is opaque, since TVM folds as soon as it is written: 0 * x is 0, also for nan."""
+    """Return a constant; floats are opaque, since TVM folds them at construction: 0 * x becomes 0, also for nan."""
     found = tirx.const(value, dtype)
     return _call(NUMBER, dtype, found) if isinstance(found, tirx.FloatImm) else found
 
 
 def value_of(expr: Any) -> Any:
-    """Return the number that an expression is, None where it is none."""
+    """Return the number of a constant expression, None for any other."""
     while is_opaque(expr) and expr.op.name == NUMBER:
         (expr,) = expr.args
     return expr.value if isinstance(expr, tirx.FloatImm | tirx.IntImm) else None
@@ -48,19 +48,20 @@ def product(x: Any, y: Any) -> Any:
 
 
 def isnan(x: Any) -> Any:
-    """Return whether a float is nan: TVM puts no loop into vectors that calls its own."""
+    """Return whether a float is nan: TVM does not vectorize a loop that calls its own isnan."""
     return _call(ISNAN, "bool", x)
 
 
 def as_bfloat16(x: Any) -> Any:
-    """Return a float32 as bfloat16: rounded, since TVM computes these in float32 and rounds them where it stores."""
+    """Return a float32 as bfloat16, rounded: TVM computes bfloat16 in float32 and rounds only when it stores."""
     return _call(ROUNDED, x.ty, x).astype("bfloat16")
 
 
 def hide(mod: tvm.IRModule, *, totals: bool = False) -> tvm.IRModule:
-    """Make all arithmetic on data opaque in what a module's functions store.
+    """Make all arithmetic on data opaque in the values that a module's functions store.
 
-    What adds up a sum stays, as schedules know sums by it; `totals` hides that of integers too, when all is scheduled.
+    The operator that accumulates a sum stays, since schedules recognize sums by it; `totals` hides that of integers
+    too, after scheduling.
     """
     hidden = {
         var: func.with_body(tvm_ffi.structural_mutate(func.body, (tirx.BufferStore, partial(_store, totals))))
@@ -93,7 +94,7 @@ def _is_total(store: Any) -> bool:
 
 
 def opaque(expr: Any, *variables: Any) -> Any:
-    """Return an expression with all arithmetic on data opaque: on floats, on what is loaded, on data's `variables`."""
+    """Return an expression with all arithmetic on data opaque: on floats, on loaded values, on data's `variables`."""
 
     def operator(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
@@ -106,14 +107,14 @@ def opaque(expr: Any, *variables: Any) -> Any:
             return node.args[0]
         return mutator.default_mutate(node)
 
-    # What a load reads is data; how it is indexed is not.
+    # A loaded value is data; its index is not.
     callbacks = [(TensorLoad, lambda node, _: node), (tuple(NAMES), operator), (Call, call)]
     return tvm_ffi.structural_mutate(expr, callbacks)
 
 
 def _of_data(expr: Any, variables: Any) -> bool:
     found: list[Any] = []
-    # A lambda, since TVM takes what a visitor returns, and reads its signature.
+    # A lambda, since TVM uses the return value of a visitor, and inspects its signature.
     kinds = TensorLoad, tirx.FloatImm, tirx.Var
     tvm_ffi.structural_walk(expr, (kinds, lambda node: found.append(node)))  # noqa: PLW0108
     return any(not isinstance(node, tirx.Var) or any(node.same_as(each) for each in variables) for node in found)
@@ -127,11 +128,11 @@ def _call(name: str, ty: Any, *args: Any) -> Any:
     return Call(Op.get(name), [getattr(x, "asobject", lambda x=x: x)() for x in args], ret_ty=ty)
 
 
-# ---- how they become operators again
+# ---- turning them back into operators
 
 
 def _operator(operator: type, call: Any) -> Any:
-    # TVM narrows an index to 32 bits also where it is an operand of data.
+    # TVM narrows an index to 32 bits even if it is an operand of data.
     return operator(*_in(max((x.ty.dtype for x in call.args), key=lambda dtype: dtype.bits), call.args))
 
 
@@ -144,7 +145,7 @@ def _wraps(call: Any) -> bool:
 
 
 def _llvm(operator: type, call: Any) -> Any:
-    """Wrap integers, and round each product: LLVM takes overflow for impossible, and fuses products with sums."""
+    """Wrap integers, and round each product: LLVM assumes no overflow, and fuses products with sums."""
     dtype = call.ty.dtype
     if operator in WRAPPING and _wraps(call):
         return tirx.Cast(str(dtype), operator(*_in(_typed("int", 2 * dtype.bits, dtype), call.args)))
@@ -156,12 +157,12 @@ def _llvm(operator: type, call: Any) -> Any:
 
 
 def _with_own_sign(x: Any, y: Any) -> Any:
-    """Return x * y with the sign that it has: unlike the fence, this lets LLVM put the loop around it into vectors."""
+    """Return x * y with its own sign: unlike the fence, this lets LLVM vectorize the surrounding loop."""
     dtype, bits = str(x.ty.dtype), f"int{x.ty.dtype.bits}"
     a, b = tirx.Var("a", dtype), tirx.Var("b", dtype)
     sign = tirx.reinterpret(dtype, tirx.bitwise_xor(tirx.reinterpret(bits, a), tirx.reinterpret(bits, b)))
     signed = tirx.call_llvm_pure_intrin(dtype, "llvm.copysign", tirx.Mul(a, b), sign)
-    return tirx.Let(a, x, tirx.Let(b, y, signed))  # trees share nothing: each operand is written once
+    return tirx.Let(a, x, tirx.Let(b, y, signed))  # trees share nothing, so each operand occurs once
 
 
 def _cuda(operator: type, call: Any) -> Any:
@@ -179,7 +180,7 @@ def _typed(code: str, bits: int, like: Any) -> Any:
 
 
 def _rounded(call: Any) -> Any:
-    """Round to the nearest number whose low 16 bits are zero, to even between two."""
+    """Round to the nearest number whose low 16 bits are zero, ties to even."""
     dtype = call.ty.dtype
     uint, (x,) = str(_typed("uint", 32, dtype)), call.args
     value, bits = tirx.Var("value", str(dtype)), tirx.Var("bits", uint)
@@ -196,7 +197,7 @@ def _rounded(call: Any) -> Any:
 def _isnan(call: Any) -> Any:
     (x,) = call.args
     value = tirx.Var("value", str(x.ty.dtype))
-    # TVM's NE says no for nan.
+    # TVM's NE is false for nan.
     return tirx.Let(value, x, tirx.Not(tirx.EQ(value, value)))
 
 
@@ -222,7 +223,7 @@ def _register() -> None:
         register_op_attr(name, "TVectorizable", True)
         register_op_attr(name, "TScriptPrinterName", name)
         for target, rule in rules.items():
-            # Named, since TVM keeps what has a name, and frees the rest after Python has ended, which crashes.
+            # Global, since TVM keeps what has a name; other objects are freed after Python has ended, which crashes.
             lowers = register_global_func(f"{name}.{target}", rule, override=True)
             tirx.register_intrin_lowering(name, target, f=lowers)
 

@@ -1,4 +1,4 @@
-"""Which nodes of a graph TVM gets, and why not the others."""
+"""Which nodes of a graph TVM can have, and the reasons for the others."""
 
 import operator
 
@@ -11,7 +11,7 @@ from backend_kwargs.errors import error_text
 
 
 def reasons(gm: GraphModule, settings: Settings) -> dict[Node, str]:
-    """Return, for each node that computes tensors, why TVM may not have it, "" where it may."""
+    """Return, for each node that computes tensors, the reason why TVM cannot have it, "" if it can."""
     found: dict[Node, str] = {}
     for node in gm.graph.nodes:
         if node.op == "call_function" and tensors_of(node):
@@ -20,7 +20,7 @@ def reasons(gm: GraphModule, settings: Settings) -> dict[Node, str]:
 
 
 def unwanted(found: dict[Node, str]) -> list[tuple[str, str]]:
-    """Return the operators, with the reason, that TVM may not have for another cause than the option `aten_ops`."""
+    """Return the operators that TVM cannot have, with reasons other than the option `aten_ops`."""
     own = {node: reason for node, reason in found.items() if reason and node.target is not operator.getitem}
     return [(op_name(node), reason) for node, reason in own.items() if reason != LEFT_TO_ATEN]
 
@@ -28,5 +28,5 @@ def unwanted(found: dict[Node, str]) -> list[tuple[str, str]]:
 def _why_not(node: Node, settings: Settings) -> str:
     try:
         return why_not(node, settings)
-    except Exception as error:  # noqa: BLE001 - TVM raises anything; such a node runs in eager
+    except Exception as error:  # noqa: BLE001 - TVM may raise any exception; such a node runs in eager
         return error_text(error)

@@ -1,4 +1,4 @@
-"""The callable of one part: what the VM wants of its inputs, and what the graph wants of its outputs."""
+"""The callable of one part: inputs in the form that the VM needs, outputs in the form that the graph needs."""
 
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +15,7 @@ from backend_kwargs.errors import error_text, warn_once
 
 Run = Callable[[Sequence[Any]], Any]
 
-# TVM's code loads whole vectors from where its own tensors may begin; an address between kills the process.
+# TVM's code loads whole vectors from addresses aligned as in its own tensors; other addresses crash the process.
 ALIGNMENT = 64
 
 _last_streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -23,7 +23,7 @@ _launching = threading.Lock()
 
 
 class _Main(threading.local):
-    """The function "main" in a VM for each thread: a VM is not re-entrant, and TVM lets go of Python's lock."""
+    """The function "main" in a VM for each thread: a VM is not re-entrant, and TVM releases the GIL."""
 
     def __init__(self, library: Any, device: Any, allocator: str) -> None:
         self.call = relax.VirtualMachine(library, device, allocator)["main"]
@@ -32,16 +32,16 @@ class _Main(threading.local):
 def runner(
     part: GraphModule, lowered: Any, executable: Any, device: torch.device, observed: Collection[int], *, strict: bool
 ) -> Callable[..., Any]:
-    """Return a function that computes what `part` does, of the same arguments, by the VM.
+    """Return a function that computes the same as `part`, by the VM.
 
-    `observed` has the positions of the outputs whose strides somebody sees: these get eager's. Where the VM fails on
-    some call, `part` itself serves that call, unless `strict`.
+    `observed` has the positions of outputs whose strides are visible: these get eager's strides. If the VM fails on a
+    call, `part` itself serves that call, unless `strict`.
     """
     placeholders = {node.name: node.meta["val"] for node in part.graph.find_nodes(op="placeholder")}
     names = list(placeholders)
     taken = [names.index(name) for name in lowered.inputs]
     sizes = [_reader(source, names) for source in lowered.shape_sources]
-    # A pool would keep memory for each size that ever came.
+    # A pool would keep memory for each size that ever occurred.
     main = _Main(executable.jit(), tvm.device(device.type, device.index or 0), "naive" if sizes else "pooled")
     brings_stream = any(isinstance(placeholders[name], torch.Tensor) for name in lowered.inputs)
     run = _on_stream(device, main, brings_stream=brings_stream)
@@ -49,7 +49,7 @@ def runner(
 
     def call(*args: Any) -> Any:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return part(*args)  # TVM's pool would hand out again what the user's own graph writes at each replay
+            return part(*args)  # TVM's pool would reuse memory that the user's own CUDA graph writes at each replay
         inputs = [_ready(args[i]) for i in taken]
         if sizes:
             inputs.append(tvm_ffi.Shape(tuple(read(args) for read in sizes)))
@@ -65,7 +65,7 @@ def runner(
 
 
 def _ready(value: Any) -> Any:
-    """Return an input as the VM reads it: dense, aligned, with no operation pending; itself where it is so."""
+    """Return an input in the VM's form: dense, aligned, with no operation pending; unchanged if it has that form."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_neg():
@@ -76,7 +76,7 @@ def _ready(value: Any) -> Any:
 
 
 def _reader(source: Any, names: Sequence[str]) -> Callable[[Sequence[Any]], int]:
-    """Return how the value of one symbol is read off the arguments."""
+    """Return a function that reads the value of one symbol from the arguments."""
     place, dim = names.index(source.placeholder), source.dim
     if source.solution != source.symbol:
         return lambda args: int(source.read(dict(zip(names, args, strict=True))))
@@ -84,12 +84,12 @@ def _reader(source: Any, names: Sequence[str]) -> Callable[[Sequence[Any]], int]
 
 
 def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Run:
-    """Return what calls the VM on torch's current stream, which any tensor among the inputs brings along."""
+    """Return a function that calls the VM on torch's current stream; any tensor among the inputs sets the stream."""
     if device.type == "cpu":
         return lambda inputs: main.call(*inputs)
 
     def run(inputs: Sequence[Any]) -> Any:
-        # One at a time: between the wait and the launch another thread's call could take the pool's memory.
+        # One at a time: between the wait and the launch, another thread's call could reuse the pool's memory.
         with _launching:
             _after_last_stream(device)
             if brings_stream:
@@ -101,7 +101,7 @@ def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Run
 
 
 def _after_last_stream(device: torch.device) -> None:
-    # TVM's pool hands memory out again at once, which only on one stream waits for the last use of it.
+    # TVM's pool reuses memory at once, which is safe only on one stream: there it follows the last use.
     current = torch.cuda.current_stream(device)
     last = _last_streams.get(device, current)
     if last != current:
@@ -110,7 +110,7 @@ def _after_last_stream(device: torch.device) -> None:
 
 
 class _Finish:
-    """Turns what the VM returned into what the part returns: torch's tensors, unshared, with eager's strides."""
+    """Converts the VM's results to those of the part: torch's tensors, unshared, with eager's strides."""
 
     def __init__(self, part: GraphModule, observed: Collection[int]) -> None:
         result: Any = part.graph.output_node().args[0]
@@ -132,7 +132,7 @@ class _Finish:
 
 
 def _tensors(returned: Any) -> list[torch.Tensor]:
-    """Return what the VM returned as tensors of torch, which they are already where an input was one."""
+    """Return the VM's results as torch tensors, which they are already if an input was one."""
     outputs = [returned] if isinstance(returned, torch.Tensor | tvm.runtime.Tensor) else list(returned)
     return [each if isinstance(each, torch.Tensor) else from_dlpack(each) for each in outputs]
 
@@ -140,7 +140,7 @@ def _tensors(returned: Any) -> list[torch.Tensor]:
 def _shared(outputs: Sequence[torch.Tensor], inputs: Sequence[Any], again: Sequence[torch.Tensor]) -> list[int]:
     """Return which outputs are an input, an earlier output, or constants, which a second run returned `again`.
 
-    The VM does the same at each call, so that one call tells.
+    The VM does the same at each call, so checking one call suffices.
     """
     taken = {value.data_ptr() for value in inputs if isinstance(value, torch.Tensor)}
     found = []
@@ -153,12 +153,12 @@ def _shared(outputs: Sequence[torch.Tensor], inputs: Sequence[Any], again: Seque
 
 
 def _order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions from the slowest to the fastest in memory, None where that is their own order."""
+    """Return the dimensions from the slowest to the fastest in memory, None if that is their natural order."""
     strides = [_hint(stride) for stride in value.stride()]
     order = tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
     return order if order != tuple(range(value.dim())) else None
 
 
 def _hint(size: Any) -> int:
-    # Comparing symbols would guard, and compile anew for other sizes.
+    # Comparing symbols would add a guard, and recompile for other sizes.
     return size if isinstance(size, int) else int(size.node.hint)

@@ -1,4 +1,4 @@
-"""Which loops TVM's functions become: ours for a CPU, dlight's for a GPU, or what tuning found."""
+"""Schedules for TVM's functions: ours for a CPU, dlight's for a GPU, or those that tuning found."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,7 +15,7 @@ from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.errors import error_text, warn_once
 
 SCHEDULED = "tirx.is_scheduled"
-# In the order they are tried; a GPU's last takes whatever has loops.
+# In the order in which they are tried; the last one for GPUs accepts any function with loops.
 DLIGHT: Mapping[str, tuple[dl.ScheduleRule, ...]] = {
     "llvm": (dl.cpu.GEMV(), dl.cpu.Reduction()),
     "gpu": (dl.gpu.Matmul(), dl.gpu.GEMV(), dl.gpu.Reduction(), dl.gpu.GeneralReduction(), dl.gpu.Fallback()),
@@ -23,15 +23,15 @@ DLIGHT: Mapping[str, tuple[dl.ScheduleRule, ...]] = {
 
 
 class NoRuleFitsError(Exception):
-    """None of dlight's rules is for a function."""
+    """None of dlight's rules applies to a function."""
 
 
 def schedule(mod: tvm.IRModule, settings: Settings, target: Target) -> tuple[tvm.IRModule, int, tuple[str, ...]]:
-    """Return the module with its functions scheduled, how many of them were tuned, and notes for the report."""
+    """Return the module with its functions scheduled, the number of tuned ones, and notes for the report."""
     ours = partial(_dlight if settings.scheduler == "dlight" or _is_gpu(target) else schedule_cpu, target=target)
     notes: tuple[str, ...] = ()
     if settings.scheduler == "meta_schedule":
-        from backend_kwargs.compilers.tvm.tune import tuned  # the search loads slowly, and most compiles need none
+        from backend_kwargs.compilers.tvm.tune import tuned  # imports slowly, and most compiles do not search
 
         mod, measured = tuned(mod, settings, target, ours)
         notes = (f"measured {measured} schedules",)
@@ -58,7 +58,7 @@ def _guarded(func: tirx.PrimFunc, rule: Callable[[tirx.PrimFunc], Schedule]) -> 
         return rule(func).mod["main"].with_attr(SCHEDULED, True)
     except NoRuleFitsError:
         return func
-    except Exception as error:  # noqa: BLE001 - whatever a rule dislikes about a function, plain loops are right
+    except Exception as error:  # noqa: BLE001 - whatever a rule fails at, plain loops are correct
         warn_once(f"TVM runs a function in plain loops, since its schedule failed: {error_text(error)}.")
         return func
 
@@ -75,7 +75,7 @@ def _tried(rule: dl.ScheduleRule, func: tirx.PrimFunc, target: Target) -> Schedu
         found = rule.apply(func, target, False)
         scheduled = found[0] if isinstance(found, list) else found
         if scheduled is not None and _is_gpu(target):
-            # Refuses here, where the next rule can serve, what it would refuse when the module is built.
+            # Fails here, so that the next rule is tried, instead of when the module is built.
             tvm.s_tir.transform.LowerCrossThreadReduction()(scheduled.mod)
     except Exception:  # noqa: BLE001 - dlight's rules assert on functions they were not written for
         return None

@@ -1,4 +1,4 @@
-"""TVM's options: what each is and maps to, its checks, and `Settings`, which the steps read."""
+"""TVM's options: their docs and defaults, checks, and `Settings`, which the other modules read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from backend_kwargs.trust import TVM_DATA
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every option of TVM, by its name, with its default."""
+    """The options of TVM, with their defaults."""
 
     target: Annotated[str | dict[str, Any] | None, "what to generate code for: a kind, or a dict with 'kind'"] = None
     pipeline: Annotated[str | Callable[..., Any] | None, "Relax passes: a name, or a tvm Pass; None: ours"] = None
@@ -28,28 +28,27 @@ class Settings:
     scheduler: Annotated[
         Literal["meta_schedule", "dlight"] | None, "how kernels get their loops: by search, by dlight's rules, by ours"
     ] = None
-    trials: Annotated[int, "schedules to measure, over all kernels; 0 reuses what work_dir holds"] = 64
-    max_trials_per_task: Annotated[int | None, "the most of them for one kernel; None: a fair share"] = None
+    trials: Annotated[int, "schedules to measure, over all kernels; 0 reuses the results in work_dir"] = 64
+    max_trials_per_task: Annotated[int | None, "the most trials for one kernel; None: a fair share"] = None
     num_trials_per_iter: Annotated[int, "schedules measured between two updates of the cost model"] = 16
     cost_model: Annotated[Literal["random", "xgb", "mlp"], "cost model of the search"] = "random"
-    strategy: Annotated[Literal["evolutionary", "replay-trace", "replay-func"], "how the search goes about it"] = (
-        "evolutionary"
-    )
-    seed: Annotated[int | None, "makes the search start alike each time"] = None
-    work_dir: Annotated[str | None, "where tuning results are kept; alone, they are reused and none is made"] = None
+    strategy: Annotated[Literal["evolutionary", "replay-trace", "replay-func"], "the search strategy"] = "evolutionary"
+    seed: Annotated[int | None, "seed of the search"] = None
+    work_dir: Annotated[str | None, "folder of tuning results; without a search, they are only reused"] = None
     fallback: Annotated[
-        Literal["partition", "graph", "error"], "what runs in eager where TVM cannot: a part, the graph, or nothing"
+        Literal["partition", "graph", "error"], "what may run in eager if TVM lacks an operator: a part, all, nothing"
     ] = "partition"
-    freeze: Annotated[bool, "parameters become constants; later updates are unseen; inference only"] = False
+    freeze: Annotated[bool, "parameters become constants; later updates have no effect; inference only"] = False
     aten_ops: Annotated[
-        tuple[str, ...] | None, "operators left to ATen, such as 'mm'; None: attention, products and convolutions (on a CPU the large ones)"
+        tuple[str, ...] | None,
+        "operators left to ATen, such as 'mm'; None: attention, products and convolutions (on a CPU the large ones)",
     ] = None
-    verify: Annotated[bool, "compare the first call with eager's, and run in eager where it differs"] = False
+    verify: Annotated[bool, "compare the first call with eager's, and run in eager if it differs"] = False
     opt_level: Annotated[int | None, "of TVM's PassContext; ignored by Relax"] = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Settings":
-        """Return what checked `options` amount to: a work_dir alone reuses what was tuned."""
+        """Return the settings for checked `options`: a work_dir alone reuses tuning results."""
         reuses = {"scheduler": "meta_schedule", "trials": 0} if _reuses(options) else {}
         return cls(**{**options, **reuses})
 
@@ -57,7 +56,7 @@ class Settings:
 OPTIONS = declared(Settings, TVM_DATA)
 
 GONE = "was removed from TVM"
-# Options that users of older releases, of other backends or of torch.compile know.
+# Options known to users of older releases, of other backends or of torch.compile.
 REMOVED: Mapping[str, str] = MappingProxyType(
     {
         "auto_scheduler": f"{GONE}; write {TUNING}",
@@ -65,21 +64,21 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "ansor": f"{GONE}; write {TUNING}",
         "executor": f"{GONE} with Relay; 'exec_mode' says how the VM runs",
         "runtime": f"{GONE} with Relay; 'exec_mode' says how the VM runs",
-        "desired_layouts": f"{GONE} with Relay; write a pass and hand it in as 'pipeline'",
+        "desired_layouts": f"{GONE} with Relay; write a pass and pass it as 'pipeline'",
         "mode": "is for Inductor; TVM has 'scheduler' and 'trials'",
     }
 )
 
 
 def tvm_option(name: str) -> Option:
-    """Return the option called `name`, or raise with the nearest, or with what took its place."""
+    """Return the option called `name`, or raise with the closest name or its replacement."""
     if name in REMOVED:
         raise BackendKwargsError(f"{KIND} {name!r} {REMOVED[name]}.")
     return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend tvm` shows all.")
 
 
 def verify(options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
-    """Raise where options that are right each for itself make no sense together; `tell` of nothing to reuse."""
+    """Raise if options that are valid alone contradict each other; call `tell` if there are no results to reuse."""
     tunes, work_dir = options.get("scheduler") == "meta_schedule", options.get("work_dir")
     if options.get("trials") and not tunes:
         raise BackendKwargsError(f"{KIND} 'trials' needs a search: write {TUNING.partition(',')[0]} beside it.")

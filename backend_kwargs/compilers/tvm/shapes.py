@@ -1,4 +1,4 @@
-"""Sizes: torch's sympy expressions as TVM's, and where the value of each symbol comes from."""
+"""Sizes: torch's sympy expressions as TVM's, and the source of each symbol's value."""
 
 import functools
 import operator
@@ -13,7 +13,7 @@ from tvm import tirx
 
 from backend_kwargs.compilers.parts import expression
 
-# torch's sizes are never negative, so that floor and truncation agree.
+# torch's sizes are never negative, so floor and truncation agree.
 OPERATORS: dict[Any, Callable[[list[Any]], Any]] = {
     sympy.Add: functools.partial(functools.reduce, operator.add),
     sympy.Mul: functools.partial(functools.reduce, operator.mul),
@@ -26,13 +26,13 @@ OPERATORS: dict[Any, Callable[[list[Any]], Any]] = {
 }
 
 
-class UnknownSize(ValueError):  # noqa: N818 - says what it is about; lowering gives it as a reason
-    """A size that TVM's integer expressions do not have."""
+class UnknownSize(ValueError):  # noqa: N818 - lowering uses it as a reason, not as an error
+    """A size that TVM's integer expressions cannot represent."""
 
 
 @dataclass(frozen=True)
 class ShapeSource:
-    """Where the value of one symbol is read at run time: an int input, or a tensor's size solved for it."""
+    """The source of one symbol's value at run time: an int input, or a tensor's size solved for the symbol."""
 
     symbol: sympy.Symbol
     placeholder: str
@@ -47,7 +47,7 @@ class ShapeSource:
 
 
 def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbol, Any]) -> Any:
-    """Return a size as a TVM expression over `variables`, an int where it is one. Raises UnknownSize."""
+    """Return a size as a TVM expression over `variables`, an int if it is constant. Raises UnknownSize."""
     expr = expression(size)
     if expr.is_Integer:
         return int(expr)
@@ -56,7 +56,7 @@ def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbo
     if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
         return functools.reduce(operator.mul, [to_tvm(expr.base, variables)] * int(expr.exp))
     if expr.func not in OPERATORS:
-        raise UnknownSize(f"no size of TVM's is like {expr}")
+        raise UnknownSize(f"TVM cannot represent the size {expr}")
     return OPERATORS[expr.func]([_wide(to_tvm(arg, variables)) for arg in expr.args])
 
 
@@ -65,7 +65,7 @@ def _wide(size: Any) -> Any:
 
 
 def unread(names: Sequence[str], values: Sequence[Any], symbols: Iterable[sympy.Symbol]) -> list[ShapeSource]:
-    """Return a source for each symbol that no tensor has as a size of its own. Raises UnknownSize."""
+    """Return a source for each symbol that is not itself a size of a tensor. Raises UnknownSize."""
     read = {expression(size) for value in values if isinstance(value, torch.Tensor) for size in value.shape}
     return [_source(symbol, names, values) for symbol in sorted(symbols, key=str) if symbol not in read]
 
@@ -77,11 +77,11 @@ def _source(symbol: sympy.Symbol, names: Sequence[str], values: Sequence[Any]) -
             solved = _solved(size, symbol)
             if solved is not None:
                 return ShapeSource(symbol, name, dim, solved)
-    raise UnknownSize(f"no input tells the value of {symbol}")
+    raise UnknownSize(f"no input determines the value of {symbol}")
 
 
 def _solved(size: Any, symbol: sympy.Symbol) -> sympy.Expr | None:
-    """Return the symbol in terms of a size's value (which takes the symbol's place), where the size tells it."""
+    """Return the symbol as a function of a size's value (written as the symbol), None if it is not determined."""
     if not isinstance(size, torch.SymInt) or expression(size).free_symbols != {symbol}:
         return None
     if not expression(size).is_polynomial(symbol) or sympy.degree(expression(size), symbol) != 1:

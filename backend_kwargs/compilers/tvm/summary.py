@@ -1,11 +1,11 @@
-"""What TVM has of the graphs of one compile: what a compiled callable carries, and a report reads."""
+"""TVM's part of the graphs of one compile: kept on the compiled callable, and read by a report."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A piece that TVM compiled, of the "inference", "forward" or "backward" graph; `tuned` counts its kernels."""
+    """A part that TVM compiled, of the "inference", "forward" or "backward" graph; `tuned` counts its tuned kernels."""
 
     graph: str
     operators: int
@@ -17,7 +17,7 @@ class Partition:
 
 @dataclass(slots=True)
 class TVMSummary:
-    """What became of the graphs of one compile; a backward graph adds to it when it is compiled."""
+    """The graphs of one compile under TVM; a backward graph is added when it is compiled."""
 
     partitions: list[Partition] = field(default_factory=list)
     fallbacks: dict[str, str] = field(default_factory=dict)

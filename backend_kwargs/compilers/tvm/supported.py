@@ -1,4 +1,4 @@
-"""Which nodes TVM may have, and why not the others."""
+"""Which nodes TVM can have, and the reasons for the others."""
 
 import math
 import operator
@@ -16,7 +16,7 @@ from backend_kwargs.compilers.tvm.lowering.table import names_of
 from backend_kwargs.compilers.tvm.settings import Settings
 
 REASONS: dict[str, tuple[str, ...]] = {
-    "reads memory as it lies": ("as_strided", "as_strided_copy", "as_strided_scatter", "view.dtype", "view_copy.dtype"),
+    "reads memory by strides": ("as_strided", "as_strided_copy", "as_strided_scatter", "view.dtype", "view_copy.dtype"),
     "its memory is uninitialised": (
         "empty",
         "empty_like",
@@ -35,7 +35,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "scatter_add",
         "scatter_reduce",
     ),
-    "equals and nan have another order in TVM's sort": (
+    "TVM's sort orders equal elements and nan differently": (
         "kthvalue",
         "median",
         "mode",
@@ -55,7 +55,7 @@ TAGS = {
 }
 DEVICES = ("cpu", "cuda")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
-# Where 'aten_ops' is None: for these TVM has no library there, and a vendor's is far better than generated loops.
+# If 'aten_ops' is None: TVM has no library for these, and a vendor's is much faster than generated loops.
 ATEN_OPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("_scaled_dot_product_flash_attention_for_cpu",),
     "cuda": (
@@ -72,7 +72,7 @@ _trials: dict[tuple[str, ...], str] = {}
 
 
 def why_not(node: fx.Node, settings: Settings) -> str:
-    """Return why TVM does not get a node, "" where it may have it."""
+    """Return why TVM cannot have a node, "" if it can."""
     if node.target is operator.getitem:
         return why_not(node.args[0], settings)  # type: ignore[arg-type]
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("aten", "prims"):
@@ -143,7 +143,7 @@ def _misplaced(tensors: list[torch.Tensor]) -> str:
 
 
 def _tried(node: fx.Node) -> str:
-    """Return why the node alone cannot be lowered; one answer for all nodes of its operator, types and sizes."""
+    """Return why the node alone cannot be lowered; cached for all nodes with its operator, dtypes and sizes."""
     described = fx.node.map_arg((node.args, node.kwargs), lambda n: _described(n.meta["val"]))
     key = (str(node.target), repr(described), repr(_described(node.meta["val"])))
     if key not in _trials:
@@ -183,7 +183,7 @@ def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _add_sizes(graph: fx.Graph, values: list[Any]) -> None:
-    """Give a graph each symbol that sizes are of, as a part is given them: not every one can be read off a tensor."""
+    """Add an input for each symbol in sizes, as for a part: not all of them are sizes of its tensors."""
     leaves = tree_leaves(values)
     sizes = [size for value in leaves for size in (value.shape if isinstance(value, torch.Tensor) else [value])]
     env = next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)

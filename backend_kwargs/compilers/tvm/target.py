@@ -1,4 +1,4 @@
-"""For which machine TVM generates code: the one a device is on, or what the user names."""
+"""The target for which TVM generates code: the device's machine, or the target that the user names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +13,9 @@ HOW = 'a kind such as "llvm" or a dict such as {"kind": "llvm", "mcpu": "znver4"
 
 
 def target_of(named: str | Mapping[str, Any] | None, device: torch.device) -> Target:
-    """Return the target of a kind's name or a dict, or of the machine `device` is on where none is named.
+    """Return the target for a kind or a dict, or for the machine of `device` if none is named.
 
-    A bare kind gets this machine's limits; a dict is taken as it is. Raises BackendKwargsError.
+    A kind alone gets this machine's limits; a dict is used unchanged. Raises BackendKwargsError.
     """
     if named is None or named == kind_of(device):
         return _gpu(device) if device.type == "cuda" else Target(host())
@@ -27,19 +27,19 @@ def target_of(named: str | Mapping[str, Any] | None, device: torch.device) -> Ta
 
 
 def kind_of(device: torch.device) -> str:
-    """Return the kind of TVM's target that makes code for the device."""
+    """Return the kind of TVM target for the device."""
     return {"cpu": "llvm"}.get(device.type, device.type)
 
 
 def host() -> dict[str, Any]:
-    """Return the CPU of this machine as TVM's target dict, with as many cores as torch uses threads."""
+    """Return this machine's CPU as TVM's target dict, with the number of torch's threads as cores."""
     cpu = {
         "kind": "llvm",
         "mtriple": codegen.llvm_get_system_triple(),
         "mcpu": codegen.llvm_get_system_cpu(),
         "num-cores": torch.get_num_threads(),
     }
-    # LLVM goes by the CPU's name; a hypervisor may mask features of it, whose instructions would kill the process.
+    # LLVM goes by the CPU's name, but a hypervisor may mask features, whose instructions would crash the process.
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     lacking = {name.replace("_", "") for name, has in capabilities.items() if has is False}
     masked = sorted(lacking.intersection(codegen.llvm_get_cpu_features(Target(cpu))))

@@ -1,8 +1,8 @@
-"""MetaSchedule's search, in this process, and the records of it that later processes reuse.
+"""MetaSchedule's search, in this process, and its records, which later processes reuse.
 
-Each search writes a directory of its own below `work_dir` and its target's name, in TVM's format, and all of that
-target are read, line by line: so processes may share a `work_dir`, and one that was killed leaves at most a last line
-that is passed over.
+Each search writes its own directory below `work_dir` and the target's name, in TVM's format, and those of the target
+are all read, line by line: so processes may share a `work_dir`, and a killed one leaves at most one incomplete last
+line, which is skipped.
 """
 
 import hashlib
@@ -39,11 +39,11 @@ from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.errors import BackendKwargsError, warn_once
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
-FINISHED = "finished"  # holds the trials that each function was given; written when a search has ended
-FAILED_S = 1e9  # MetaSchedule's time for what did not run is longer
+FINISHED = "finished"  # a file with each function's number of trials, written when a search has ended
+FAILED_S = 1e9  # a time of MetaSchedule's above this means a failed run
 FAR = 2  # times the fastest
 REPEATS, SHORTEST_RUN_MS = 10, 2
-# TVM's own 512 candidates and four generations for every batch take longer than measuring it.
+# With TVM's own 512 candidates and four generations, preparing a batch takes longer than measuring it.
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "evolutionary": {"population_size": 128, "init_min_unmeasured": 32, "genetic_num_iters": 2}
 }
@@ -56,9 +56,9 @@ Ours = Callable[[tirx.PrimFunc], Schedule]
 
 
 def tuned(mod: tvm.IRModule, settings: Settings, target: Target, ours: Ours) -> tuple[tvm.IRModule, int]:
-    """Return the module with the best schedule known for each function that has one, and how many were measured now.
+    """Return the module with the best known schedule for each function, and the number of schedules measured now.
 
-    Where a function is tuned, `ours` is measured too: a short search never makes it slower.
+    Where a function is tuned, `ours` is measured too, so a short search never makes it slower.
     """
     known = Known.read(_directory(settings, target))
     nothing_known = not settings.trials and not known.trials
@@ -70,11 +70,11 @@ def tuned(mod: tvm.IRModule, settings: Settings, target: Target, ours: Ours) -> 
         return tvm.relax.transform.MetaScheduleApplyDatabase()(mod), measured
 
 
-# ---- what is known
+# ---- known results
 
 
 def _directory(settings: Settings, target: Target) -> Path | None:
-    """Return where the results for a target lie: TVM would take those of any, by the function alone."""
+    """Return the folder of a target's results: TVM would use results for any target, by the function alone."""
     if settings.work_dir is None:
         return None
     described = {name: value for name, value in target.export().items() if name != "host"}
@@ -83,7 +83,7 @@ def _directory(settings: Settings, target: Target) -> Path | None:
 
 
 class Known:
-    """The best schedules of all searches, and how many trials each function was given in those that came to an end."""
+    """The best schedules of all searches, and each function's number of trials in searches that ended."""
 
     def __init__(self) -> None:
         self.database = ms.database.MemoryDatabase()
@@ -91,7 +91,7 @@ class Known:
 
     @classmethod
     def read(cls, directory: Path | None) -> "Known":
-        """Read every search below `directory`; what is broken in it is passed over."""
+        """Read every search below `directory`; broken records are skipped."""
         known = cls()
         if directory and directory.is_dir():
             for search in sorted(path.parent for path in directory.rglob(WORKLOADS)):
@@ -100,7 +100,7 @@ class Known:
         return known
 
     def add(self, workloads: Iterable[Any], records: Iterable[Any], trials: int) -> None:
-        """Take over the records that ran; `trials` is what each workload was given, 0 if the search was cut off."""
+        """Add the records that ran; `trials` is each workload's number of trials, 0 if the search was interrupted."""
         for workload in workloads:
             key = tvm_ffi.structural_hash(workload.mod)
             self.trials[key] = max(trials, self.trials.get(key, 0))
@@ -130,7 +130,7 @@ def _lines(file: Path) -> list[str]:
 def _parsed(line: str, read: Callable[[Any], Any]) -> Any:
     try:
         return read(json.loads(line))
-    except Exception:  # noqa: BLE001 - a line half written, or by another TVM: its schedule is just not known
+    except Exception:  # noqa: BLE001 - an incomplete line, or one of another TVM: its schedule is skipped
         return None
 
 
@@ -171,13 +171,13 @@ def _share(settings: Settings, tasks: Sequence[Any]) -> int:
 
 
 def _has_sum(task: Any) -> bool:
-    """Say whether a search is worth its time: without sums a function waits for memory, and ours is as good as any."""
+    """Return whether a search can gain: without sums a function is memory-bound, and ours is as good as any."""
     sch = Schedule(task.dispatched[0])
     return any(sch.get(block).init is not None for block in sch.get_child_blocks(sch.get_sblock("root")))
 
 
 def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
-    """Return the functions whose time by our own schedule matters, or is not known."""
+    """Return the functions whose time with our own schedule matters, or is unknown."""
     spent = [None if each is None else task.weight * each for task, each in zip(tasks, seconds, strict=True)]
     least = WORTH_TUNING * max((each for each in spent if each is not None), default=0)
     return [task for task, each in zip(tasks, spent, strict=True) if each is None or each >= least]
@@ -218,7 +218,7 @@ def _space(target: Target) -> Any:
     kind = "cuda" if target.kind.name == "cuda" else "llvm"
     rules = ms.ScheduleRule.create(kind)
     if kind == "llvm":
-        # -1: no parallel loops, for which TVM would wake threads that torch must not use.
+        # -1: no parallel loops, since TVM would use threads although torch is limited to one.
         jobs = 16 if int(target.attrs.get("num-cores", 1)) > 1 else -1
         shorter = ms.schedule_rule.ParallelizeVectorizeUnroll(jobs, 64, [*UNROLLED], True)
         rules = [shorter if isinstance(r, ms.schedule_rule.ParallelizeVectorizeUnroll) else r for r in rules]
@@ -228,11 +228,11 @@ def _space(target: Target) -> Any:
 
 
 def _measure_ours(task: Any, ours: Ours, builder: Any, runner: Any, database: Any) -> float | None:
-    """Record our own schedule, and return its seconds, None where it does not fit."""
+    """Record our own schedule, and return its seconds, None if it does not apply."""
     mod = task.dispatched[0]
     try:
         sch = ours(mod["main"])
-    except Exception:  # noqa: BLE001 - a rule that does not fit has nothing to measure
+    except Exception:  # noqa: BLE001 - a rule that does not apply has nothing to measure
         return None
     (built,) = builder.build([ms.builder.BuilderInput(sch.mod, task.target)])
     args = ms.arg_info.ArgInfo.from_prim_func(mod["main"])
@@ -246,7 +246,7 @@ def _measure_ours(task: Any, ours: Ours, builder: Any, runner: Any, database: An
     return float(seconds[0])
 
 
-# ---- building and measuring here: TVM's own workers import tensor intrinsics for longer than they may take to build
+# ---- building and measuring in this process: TVM's workers exceed their own timeout importing tensor intrinsics
 
 
 @derived_object
@@ -268,21 +268,21 @@ class InProcessBuilder(ms.builder.PyBuilder):  # type: ignore[misc] # TVM is not
             name = uuid.uuid4().hex
             with exact_math(each.target):
                 self.kept[name] = tvm.compile(mod, target=each.target)
-        except Exception as error:  # noqa: BLE001 - the search proposes what cannot be built, and learns from it
+        except Exception as error:  # noqa: BLE001 - the search may propose what cannot be built, and learns from it
             return ms.builder.BuilderResult(None, str(error))
         return ms.builder.BuilderResult(name, None)
 
 
 @derived_object
 class InProcessFuture(ms.runner.PyRunnerFuture):  # type: ignore[misc] # TVM is not typed
-    """A measurement that is there already."""
+    """A measurement that is already complete."""
 
     def __init__(self, seconds: list[float] | None, error: str | None) -> None:
         super().__init__()
         self.seconds, self.error = seconds, error
 
     def done(self) -> bool:
-        """Say that it is there."""
+        """Return that it is complete."""
         return True
 
     def result(self) -> Any:
@@ -314,9 +314,9 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
         return InProcessFuture([seconds], None)
 
     def seconds(self, built: Any, each: Any) -> float:
-        """Return the shortest time of several runs, as other work on the machine only adds to it.
+        """Return the shortest time of several runs, since other work on the machine only adds to it.
 
-        What is far from the fastest runs once: most of a search's candidates are, some by a hundred times.
+        A schedule far from the fastest runs only once: most are, some by a factor of a hundred.
         """
         device = tvm.device("cpu" if each.device_type == "llvm" else str(each.device_type), 0)
         args, function = [_argument(info, device) for info in each.args_info], str(each.args_info)
@@ -331,7 +331,7 @@ class InProcessRunner(ms.runner.PyRunner):  # type: ignore[misc] # TVM is not ty
 
 def _argument(info: Any, device: Any) -> Any:
     dtype = getattr(torch, str(info.dtype))
-    # Zeros are right for indices too: random ones would read outside of what they index.
+    # Zeros are valid indices too; random ones would read out of bounds.
     filled = (
         torch.rand(list(info.shape)).to(dtype)
         if dtype.is_floating_point
@@ -340,13 +340,13 @@ def _argument(info: Any, device: Any) -> Any:
     return tvm.runtime.tensor(tvm.runtime.from_dlpack(filled), device)
 
 
-# ---- what surrounds it
+# ---- workarounds
 
 
 @contextmanager
 def _tensor_intrinsics() -> Iterator[None]:
-    # They are Python parsed as it is imported, each function by way of inspect.stack(), which looks for the source of
-    # every frame on the stack: half a minute. What the parser wants are the frames.
+    # They are Python that TVM parses at import, each function with inspect.stack(), which looks up the source of every
+    # frame on the stack: half a minute. The parser needs only the frames.
     with patch("inspect.stack", _frames):
         import tvm.s_tir.tensor_intrin  # noqa: F401 - imported for what it registers
     yield

@@ -1,4 +1,4 @@
-"""Which TVM works, and how it is imported without a trace."""
+"""Which TVM releases work, and an import of TVM without side effects."""
 
 import ctypes
 import signal
@@ -10,13 +10,13 @@ from types import MappingProxyType, ModuleType
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.requirements import INSTALL_TVM, installed_version
 
-# By distribution, how the version has to begin. Each TVM renames its API; with a later FFI tuning crashes.
+# By distribution, the required prefix of the version. Each TVM renames its API; with a later FFI tuning crashes.
 WORKING: Mapping[str, str] = MappingProxyType({"apache-tvm": "0.27.", "apache-tvm-ffi": "0.1.14.post"})
 SIGACTION_BYTES = 1024  # more than the `struct sigaction` of any system
 
 
 def unfit() -> str:
-    """Return why the installed TVM cannot be used, "" where it can; imports nothing."""
+    """Return why the installed TVM cannot be used, "" if it can; imports nothing."""
     for name, working in WORKING.items():
         found = installed_version(name)
         if found is None:
@@ -27,10 +27,10 @@ def unfit() -> str:
 
 
 def require_tvm() -> ModuleType:
-    """Import tvm, after torch, and leave the process's hooks as they were; raise where it cannot be used."""
+    """Import tvm, after torch, and restore the process's hooks; raise if it cannot be used."""
     if reason := unfit():
         raise BackendKwargsError(f"TVM cannot work here: {reason}; {INSTALL_TVM}.")
-    import torch  # noqa: F401 - first: both bring libraries of the same names
+    import torch  # noqa: F401 - first, since both load libraries of the same names
 
     with _hooks_kept():
         import tvm
@@ -39,7 +39,7 @@ def require_tvm() -> ModuleType:
 
 @contextmanager
 def _hooks_kept() -> Iterator[None]:
-    """Put back what `import tvm` replaces: sys.excepthook, and the process's action on SIGSEGV."""
+    """Restore what `import tvm` replaces: sys.excepthook, and the process's action on SIGSEGV."""
     hook, libc, action = sys.excepthook, _libc(), ctypes.create_string_buffer(SIGACTION_BYTES)
     known = libc is not None and libc.sigaction(signal.SIGSEGV, None, action) == 0
     try:

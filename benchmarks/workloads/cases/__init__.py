@@ -16,7 +16,7 @@ CASES: dict[str, Case] = {
 
 
 def _reduced(case: Case) -> tuple[Callable[..., Case], tuple[Any, ...]]:
-    # A case of the table travels to another process by its name: `build` may be a lambda.
+    # A case of the table is pickled by name, since `build` may be a lambda.
     if CASES.get(case.name) is case:
         return _case_of_table, (case.name,)
     return Case, tuple(getattr(case, each.name) for each in fields(Case))

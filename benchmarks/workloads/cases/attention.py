@@ -11,12 +11,12 @@ from benchmarks.workloads.case import Case, Problem
 from benchmarks.workloads.cases.gemm import START, contraction
 from benchmarks.workloads.kernels import kernel
 
-HEADS = (32, 8, 128)  # of queries, of keys and values, and their width: Llama 3 8B's
+HEADS = (32, 8, 128)  # query heads, key and value heads, and their width, as in Llama 3 8B
 SMOKE_HEADS = (4, 2, 32)
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Return causal attention, each head of keys serving several of queries."""
+    """Return causal attention; each key head serves several query heads."""
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
@@ -33,7 +33,7 @@ def folded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def by_backend(attention: Callable[..., Any], backend: SDPBackend) -> Callable[..., Any]:
-    """Return attention by one of SDPA's backends, whichever it would choose itself."""
+    """Return attention with a given backend of SDPA."""
 
     def call(*args: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(backend):
@@ -43,7 +43,7 @@ def by_backend(attention: Callable[..., Any], backend: SDPBackend) -> Callable[.
 
 
 def libraries(device: torch.device, **attentions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """Return each attention by the two libraries that a GPU has."""
+    """Return each attention with the two libraries that a GPU has."""
     if device.type != "cuda":
         return {}
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}

@@ -1,4 +1,4 @@
-"""Cases that only move numbers: gates, rotations, gathers, sums, transpositions."""
+"""Cases that only move data: gates, rotations, gathers, sums, transpositions."""
 
 import torch
 from torch.nn import functional
@@ -44,7 +44,7 @@ def rope_case(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
 
 
 def embedding_case(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
-    """Build the look-up of 16384 tokens, no two alike, so that each reads a row of its own."""
+    """Build the look-up of 16384 different tokens, so that each reads its own row."""
     tokens, width, vocabulary = (16384, 4096, 32000) if scale == "full" else (16, 32, 40)
     table = torch.randn(vocabulary, width, device=device, dtype=dtype)
     ids = torch.randperm(vocabulary, device=device)[:tokens]
@@ -59,7 +59,7 @@ def sum_case(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
 
 
 def transposed(x: torch.Tensor) -> torch.Tensor:
-    """Return the last two dimensions in each other's place, in memory too."""
+    """Return a contiguous copy with the last two dimensions swapped."""
     return x.transpose(1, 2).contiguous()
 
 

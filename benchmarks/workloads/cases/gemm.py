@@ -13,7 +13,7 @@ from benchmarks.workloads.kernels import kernel
 
 UNITS: dict[torch.dtype, Unit] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 Shape = tuple[int, int, int]  # rows, depth, columns
-START = frozenset({"start"})  # the rows of the table to begin with
+START = frozenset({"start"})  # the suite of the rows to run first
 
 
 def contraction(flops: float, *, read: tuple[torch.Tensor, ...], written: int, dtype: torch.dtype) -> Work:
@@ -23,7 +23,7 @@ def contraction(flops: float, *, read: tuple[torch.Tensor, ...], written: int, d
 
 
 def normal_(module: nn.Module) -> nn.Module:
-    """Fill the weights with normal numbers that keep the size of what goes through; they want no gradients."""
+    """Fill the weights with normal numbers that keep the scale of activations; they require no gradients."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 1.0)
     return module.requires_grad_(False)
@@ -57,7 +57,7 @@ def linear(device: torch.device, dtype: torch.dtype, scale: str, *, full: Shape,
 
 
 def peers_for(rows: int) -> tuple[str, ...]:
-    """Return the products to try: a tile of a tensor descriptor has no use for a few rows."""
+    """Return the products to try: with few rows, a tensor descriptor's tile is mostly empty."""
     return ("matmul",) if rows <= 16 else ("matmul", "matmul_tma")
 
 
@@ -84,7 +84,7 @@ def linear_gelu(device: torch.device, dtype: torch.dtype, scale: str) -> Problem
 
 
 def fp8_rowwise(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
-    """Build a product of fp8 matrices with a scale for each row and column, in bf16; `dtype` has no say."""
+    """Build a product of fp8 matrices with a scale for each row and column, in bf16; `dtype` is ignored."""
     m, k, n = (4096, 7168, 4096) if scale == "full" else (48, 64, 80)
     a, a_scale = to_fp8(torch.randn(m, k, device=device))
     b, b_scale = to_fp8(torch.randn(n, k, device=device))
@@ -100,7 +100,7 @@ def fp8_rowwise(device: torch.device, dtype: torch.dtype, scale: str) -> Problem
 
 
 def to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the matrix in fp8 and what to multiply each of its rows with to have it back."""
+    """Return the matrix in fp8 and the factor for each row that restores it."""
     scale = x.abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
     return (x / scale).to(torch.float8_e4m3fn), scale
 

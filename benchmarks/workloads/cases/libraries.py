@@ -15,7 +15,7 @@ SUITE = "models"
 Sizes = Mapping[str, Any]
 Scales = Mapping[str, Sizes]
 
-# By scale, what differs from the published configuration, and `batch` and `length` of the inputs.
+# Differences from the published configuration by scale, and `batch` and `length` of the inputs.
 MISTRAL: Sizes = {"sliding_window": None, "num_hidden_layers": 4}
 TINY_GROUPED: Sizes = {
     "vocab_size": 64,
@@ -62,7 +62,8 @@ ROBERTA: Scales = {
     },
     "smoke": {**TINY_ENCODER, "batch": 2, "length": 8},
 }
-# Dropout would differ between peers. GPT-2 with labels breaks its graph: transformers logs a warning in each forward.
+# Without dropout, which would differ between peers. GPT-2 with labels breaks its graph, since transformers logs a
+# warning in each forward.
 ROBERTA_TRAINING: Scales = {
     scale: {**sizes, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     for scale, sizes in ROBERTA.items()
@@ -133,7 +134,7 @@ REGNET: Scales = {
     "smoke": {"name": "regnetx_002", "batch": 2, "image": 32},
 }
 REGNET_TRAINING: Scales = {**REGNET, "full": {**REGNET["full"], "batch": 32}}
-INPUTS = ("batch", "length", "cache", "image")  # what sizes the inputs; the rest are options of the model
+INPUTS = ("batch", "length", "cache", "image")  # sizes of the inputs; the rest are options of the model
 SGD = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
 
 
@@ -147,14 +148,14 @@ def made(kind: str, sizes: Sizes, device: torch.device, dtype: torch.dtype) -> A
 
 
 def text(device: torch.device, dtype: torch.dtype, scale: str, kind: str, scales: Scales) -> Problem:
-    """Read texts."""
+    """Build a model on texts."""
     sizes = scales[scale]
     model = made(kind, sizes, device, dtype)
     return Problem(Called(model, ("input_ids",)), (_tokens(model, sizes, device),))
 
 
 def masked_loss(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
-    """Give the loss of RoBERTa as a masked language model."""
+    """Build the loss of RoBERTa as a masked language model."""
     sizes = ROBERTA_TRAINING[scale]
     model = made("RobertaForMaskedLM", sizes, device, dtype)
     given = tuple(_tokens(model, sizes, device) for _ in range(2))
@@ -162,7 +163,7 @@ def masked_loss(device: torch.device, dtype: torch.dtype, scale: str) -> Problem
 
 
 def cached(device: torch.device, dtype: torch.dtype, scale: str, scales: Scales) -> Problem:
-    """Read tokens behind those that a static cache holds: all that it has room for, or one of them."""
+    """Build a model that reads tokens into a static cache: as many as it has room for, or one at the end."""
     sizes = scales[scale]
     model = made("MistralForCausalLM", sizes, device, dtype)
     config, room = model.config, sizes["cache"]
@@ -177,7 +178,7 @@ def cached(device: torch.device, dtype: torch.dtype, scale: str, scales: Scales)
 
 
 def translation(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
-    """Read a text and what has been said of it so far."""
+    """Build a model that reads a text and the beginning of its translation."""
     sizes = BART[scale]
     model = made("BartForConditionalGeneration", sizes, device, dtype)
     given = tuple(_tokens(model, sizes, device) for _ in range(2))
@@ -185,7 +186,7 @@ def translation(device: torch.device, dtype: torch.dtype, scale: str) -> Problem
 
 
 def detection(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
-    """Find objects in images with DETR on a ResNet of transformers."""
+    """Build DETR on a ResNet of transformers, which finds objects in images."""
     sizes = dict(DETR[scale])
     backbone = imported("transformers").ResNetConfig(**sizes.pop("backbone", {}), out_features=["stage4"])
     model = made(
@@ -199,13 +200,13 @@ def detection(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
 
 
 def vision(device: torch.device, dtype: torch.dtype, scale: str, scales: Scales) -> Problem:
-    """Classify images with a model of timm, channels last."""
+    """Build a model of timm that classifies images, channels last."""
     model, images = _of_images(device, dtype, scales[scale])
     return Problem(model, (images,))
 
 
 def vision_loss(device: torch.device, dtype: torch.dtype, scale: str, scales: Scales) -> Problem:
-    """Give the loss of classifying images with a model of timm, channels last."""
+    """Build the loss of classifying images with a model of timm, channels last."""
     model, images = _of_images(device, dtype, scales[scale])
     labels = torch.randint(model.num_classes, (len(images),), device=device)
     return Problem(Classifier(model), (images, labels), optimizer=SGD)
@@ -232,7 +233,7 @@ def _training(name: str, build: Any, **given: Any) -> Case:
     return replace(_case(name, build, **given), modes=("train",))
 
 
-# The quickest to compile first, for a budget that ends before the rest.
+# The models with short compiles first, in case the budget ends early.
 CASES: tuple[Case, ...] = (
     _case("roberta", text, kind="RobertaForSequenceClassification", scales=ROBERTA),
     _case("mistral_decode", cached, scales=DECODE),

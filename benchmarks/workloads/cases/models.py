@@ -12,7 +12,7 @@ from benchmarks.workloads.nets.counting import made, nbytes, traced, unit
 from benchmarks.workloads.nets.encoders import Bert, ViT
 from benchmarks.workloads.nets.llama import Decode, Llama, Loss, Prefill, Shape
 
-# The layers of Llama 3.2 1B. Of its vocabulary a quarter, or the head would outweigh four layers.
+# The layers of Llama 3.2 1B, with a quarter of its vocabulary, since the head would otherwise outweigh four layers.
 LLAMA = {
     "full": Shape(layers=4, hidden=2048, heads=32, kv_heads=8, inner=8192, vocab=32_000, length=2048),
     "smoke": Shape(layers=1, hidden=64, heads=4, kv_heads=2, inner=128, vocab=256, length=32),
@@ -23,7 +23,7 @@ BERT = {"full": (12, 768, 12, 30_522, 512), "smoke": (1, 64, 4, 256, 64)}
 VIT = {"full": (12, 768, 12, 224), "smoke": (1, 64, 4, 64)}
 RESNET = {"full": ((3, 4, 6, 3), 64, 1000), "smoke": ((1, 1), 16, 10)}
 IMAGE = {"full": 224, "smoke": 32}
-# Some multiples of 64, some of 8, some of nothing.
+# Some are multiples of 64, some of 8, some of neither.
 SWEEP = {"full": (64, 100, 128, 197, 256, 333, 384, 512), "smoke": (5, 8, 13)}
 
 
@@ -33,7 +33,7 @@ def tokens(shape: tuple[int, int], vocab: int, device: torch.device) -> torch.Te
 
 
 def prefill(device: torch.device, dtype: torch.dtype, scale: str, batch: int) -> Problem:
-    """Read prompts as long as the cache, which is filled, and give the logits of the next tokens."""
+    """Build the logits after prompts that fill the cache."""
     shape = replace(LLAMA[scale], cache=(batch, LLAMA[scale].length))
     model = made(partial(Prefill, shape), device, dtype)
     args = (tokens((batch, shape.length), shape.vocab, device),)
@@ -46,7 +46,7 @@ def prefill(device: torch.device, dtype: torch.dtype, scale: str, batch: int) ->
 
 
 def decode(device: torch.device, dtype: torch.dtype, scale: str, batch: int) -> Problem:
-    """Give the logits after one more token, three quarters down the cache."""
+    """Build the logits after one more token, at three quarters of the cache."""
     shape = replace(LLAMA[scale], cache=(batch, LLAMA[scale].length))
     model = made(partial(Decode, shape), device, dtype)
     pos = shape.length * 3 // 4
@@ -59,13 +59,13 @@ def decode(device: torch.device, dtype: torch.dtype, scale: str, batch: int) -> 
 
 
 def train(device: torch.device, dtype: torch.dtype, scale: str, batch: int) -> Problem:
-    """Give the loss that a training step starts from."""
+    """Build the loss for a training step."""
     shape = replace(LLAMA[scale], length=LLAMA[scale].length // 2)
     model = made(partial(Loss, shape), device, dtype).train()
     args = (tokens((batch, shape.length + 1), shape.vocab, device),)
     given, _ = traced(partial(Llama, shape), (args[0][:, 1:],))
     forward = given - attention_flops(shape, batch, shape.length * (shape.length - 1) / 2)
-    # The backward pass multiplies for the gradients of inputs and of weights.
+    # The backward pass has products for the gradients of inputs and of weights.
     read, written = ADAMW_TENSORS * nbytes(model) + nbytes(args), ADAMW_TENSORS * nbytes(model)
     work = Work(3 * forward, read + written, unit(dtype), written)
     return Problem(model, args, work, optimizer=ADAMW)

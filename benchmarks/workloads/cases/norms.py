@@ -14,14 +14,14 @@ EPS = 1e-5
 
 
 def moved(*, read: tuple[torch.Tensor, ...], written: int) -> Work:
-    """Return the work of what is bound by memory: the tensors read, once each, and bytes written."""
+    """Return the work of a memory-bound case: the tensors read, once each, and bytes written."""
     return Work(0, sum(tensor.nbytes for tensor in read) + written, written=written)
 
 
 def rms_norm_residual(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norm of a sum, and the sum: what stands between two halves of a decoder's layer."""
+    """Return the norm of a sum, and the sum, as between the halves of a decoder's layer."""
     added = x + residual
     return functional.rms_norm(added, weight.shape, weight, EPS), added
 
@@ -57,7 +57,7 @@ def layer_norm_forward(device: torch.device, dtype: torch.dtype, scale: str, *, 
     args = layer_norm_arguments(device, dtype, scale)
     size = sum(tensor.nbytes for tensor in args)
     forward = moved(read=args, written=args[0].nbytes)
-    # Reads the gradient of the output beside the arguments; writes theirs beside the output.
+    # Reads the gradient of the output besides the arguments; writes their gradients besides the output.
     both = Work(0, forward.bytes + args[0].nbytes + size, written=args[0].nbytes + size)
     by_hand = kernel("norms.layer_norm", device)
     peers = {"triton_layer_norm": lambda *given: by_hand(*given, EPS)}
@@ -72,7 +72,7 @@ def layer_norm_gradients(
     weight: torch.Tensor,
     bias: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of layer norm's three arguments from what its forward pass kept."""
+    """Return the gradients of layer norm's three arguments from the forward pass's saved values."""
     return torch.ops.aten.native_layer_norm_backward(grad, x, weight.shape, mean, rstd, weight, bias, [True] * 3)
 
 
@@ -91,7 +91,7 @@ def layer_norm_backward(device: torch.device, dtype: torch.dtype, scale: str) ->
 
 
 def softmax(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
-    """Build softmax of 8192 rows of as many."""
+    """Build softmax of an 8192 x 8192 matrix."""
     x = torch.randn((8192, 8192) if scale == "full" else (16, 48), device=device, dtype=dtype)
     work = moved(read=(x,), written=x.nbytes)
     return Problem(partial(torch.softmax, dim=-1), (x,), work, {"triton_softmax": kernel("softmax.softmax", device)})
@@ -111,13 +111,13 @@ def cross_entropy(device: torch.device, dtype: torch.dtype, scale: str) -> Probl
 
 
 def row(name: str, build: Any, *suites: str, **more: Any) -> Case:
-    """Return a case of this group among those to start with."""
+    """Return a case of this group that is among those to run first."""
     return Case(name, "norm", build, suites=START | set(suites), **more)
 
 
 CASES: tuple[Case, ...] = (
     row("rms_norm_residual", partial(rms_norm, full=(16384, 4096), columns=64), "smoke", "dev", headline=True),
-    # As many numbers, in rows that no 16-byte load is aligned to.
+    # As many numbers, in rows that are not aligned to 16 bytes.
     row("rms_norm_residual_1023", partial(rms_norm, full=(65536, 1023), columns=63)),
     row("layer_norm", layer_norm_forward),
     row("layer_norm_backward", layer_norm_backward),

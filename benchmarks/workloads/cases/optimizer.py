@@ -1,4 +1,4 @@
-"""Cases of optimizers: one AdamW step, as compiled training has it."""
+"""Cases of optimizers: one AdamW step, as in compiled training."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from benchmarks.workloads.case import Case, Problem
 from benchmarks.workloads.cases.norms import moved
 
 Tensors = list[torch.Tensor]
-# What torch.optim.AdamW would choose; a CPU's foreach kernels take no tensor for a step size, which compiling makes it.
+# As torch.optim.AdamW chooses; a CPU's foreach kernels take no tensor as step size, which compiling makes it.
 IMPLEMENTATION: dict[str, dict[str, bool]] = {"cuda": {"foreach": True, "capturable": True}, "cpu": {"foreach": False}}
 
 

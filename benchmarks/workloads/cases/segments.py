@@ -27,14 +27,14 @@ DLRM = {
 
 
 def llama(device: torch.device, dtype: torch.dtype, scale: str, passes: int) -> Problem:
-    """Pass hidden states through two layers of Llama 3 8B, and back where `passes` is 3."""
+    """Pass hidden states through two layers of Llama 3 8B, and back if `passes` is 3."""
     batch, shape = LLAMA[scale]
     model = made(partial(Decoder, shape), device, dtype)
     x = torch.randn(batch, shape.length, shape.hidden, device=device, dtype=dtype, requires_grad=passes > 1)
     given, outputs = traced(partial(Decoder, shape), (x,))
     forward = given - attention_flops(shape, batch, shape.length * (shape.length - 1) / 2)
     there = nbytes(model, x) + outputs
-    # Back: the output's gradient is read, those of the weights and of the input are written.
+    # Backward: the output's gradient is read; those of the weights and of the input are written.
     moved, written = (there, outputs) if passes == 1 else (2 * there, there)
     return Problem(model, (x,), Work(passes * forward, moved, unit(dtype), written))
 
@@ -61,7 +61,7 @@ def unet(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
 
 
 def scan(device: torch.device, dtype: torch.dtype, scale: str) -> Problem:
-    """Scan sequences; no operations count towards the limit, since a scan step by step has far fewer than in chunks."""
+    """Build a scan; operations do not count towards the limit, since a sequential scan has far fewer of them."""
     batch, length, heads, channels, state, chunk = SCAN[scale]
     model = made(partial(Scan, heads, chunk), device, dtype)
     shapes = ((batch, length, heads, channels), (batch, length, heads), *((batch, length, state),) * 2)

@@ -1,4 +1,4 @@
-"""Kernels written by hand in Triton, the suite's own peers; nothing here imports Triton before a kernel is called."""
+"""Triton kernels of the suite, used as peers; nothing here imports Triton before a kernel is called."""
 
 import os
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from backend_kwargs.harness.trial import UnavailableError
 
 
 def interpreted() -> bool:
-    """Say whether Triton's interpreter runs the kernels, on the CPU."""
+    """Return whether Triton's interpreter runs the kernels, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def kernel(name: str, device: torch.device) -> Callable[..., Any]:
-    """Return the kernel "module.function", which is imported when it is first called.
+    """Return the kernel "module.function", which is imported at its first call.
 
-    The call raises ImportError where there is no Triton, and UnavailableError where there is no GPU and no
-    interpreter (TRITON_INTERPRET=1).
+    The call raises ImportError without Triton, and UnavailableError without a GPU or the interpreter
+    (TRITON_INTERPRET=1).
     """
 
     @cache

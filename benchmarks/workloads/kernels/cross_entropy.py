@@ -15,7 +15,7 @@ PROGRAMS_PER_SM = 8
 RESCALED = 8192  # numbers at a time
 
 
-# Few programs that read ahead hold few rows at once, so that a row's second reading may find it in the L2.
+# Few programs with prefetching keep few rows in flight, so that a row's second read may hit the L2.
 @tuned(
     config(4, BLOCK=32, STAGES=2, PER_SM=1),
     [
@@ -49,8 +49,10 @@ def loss_and_gradient(
         highest, total = online(logits + start_of_row, columns, BLOCK, STAGES)
         tl.store(losses + row, tl.log(total) + highest - tl.load(logits + start_of_row + wanted).to(tl.float32))
         if WITH_GRADIENT:
-            less = tl.log2(total * rows)  # both divisions in the exponent: special functions are as scarce as bytes
-            # Backwards, for the end of the row is what the caches still hold; and stored past them.
+            less = tl.log2(
+                total * rows
+            )  # both divisions in the exponent, since special functions are as scarce as bytes
+            # Backwards, since the caches still have the end of the row; and stored bypassing them.
             for back in tl.range(0, columns, BLOCK, num_stages=STAGES):
                 column = (tl.cdiv(columns, BLOCK) - 1) * BLOCK - back + at
                 keep = column < columns
@@ -62,7 +64,7 @@ def loss_and_gradient(
 
 @triton.jit
 def rescale(gradient, factor, count, BLOCK: tl.constexpr):
-    """Multiply in place, unless the factor is one, which costs a few programs a look."""
+    """Multiply in place, unless the factor is one, where a few programs only read it."""
     by = tl.load(factor).to(tl.float32)
     if by != 1.0:
         for start in tl.range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
@@ -76,7 +78,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Return the loss, and keep the gradient where one is wanted."""
+        """Return the loss, and save the gradient if it is required."""
         rows, columns = logits.shape
         losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None

@@ -1,4 +1,4 @@
-"""What the Triton kernels share: their tuning, their grids, and a dot that the interpreter gets right."""
+"""Utilities of the Triton kernels: tuning, grids, and a dot that works in the interpreter."""
 
 from collections.abc import Callable
 from functools import cache
@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-KEPT = 3  # of a table: each more is seconds of compiling and timing in every process
+KEPT = 3  # configurations of a table to try; each adds seconds of compiling and timing in every process
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -20,7 +20,7 @@ def config(warps: int, stages: int = 1, pre_hook: Callable[..., None] | None = N
 def tuned(small: triton.Config, searched: list[triton.Config], *key: str) -> Callable[[Any], Any]:
     """Return a decorator that lets Triton choose, for each `key`, among the first `KEPT` of `searched`.
 
-    `searched` has the best of an H200 first; `tune_kernels` tries all of it. The interpreter takes `small`.
+    `searched` has the best one on an H200 first; `tune_kernels` tries all. The interpreter uses `small`.
     """
     configs = [small] if INTERPRETED.value else searched
 
@@ -34,7 +34,7 @@ def tuned(small: triton.Config, searched: list[triton.Config], *key: str) -> Cal
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Return how many programs run side by side; two under the interpreter, so that loops go round there too."""
+    """Return how many programs run in parallel; two in the interpreter, so that persistent loops repeat there too."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
@@ -46,7 +46,7 @@ def persistent(device: torch.device, rows: int) -> Callable[[dict[str, Any]], tu
 @triton.jit
 def dot(a, b, acc):
     """Multiply two tiles and add them to `acc`, in the full precision of their type."""
-    if INTERPRETED:  # which keeps bf16 as integers, and would multiply those
+    if INTERPRETED:  # the interpreter stores bf16 as integers, and would multiply those
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")

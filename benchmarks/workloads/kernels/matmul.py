@@ -14,13 +14,13 @@ from backend_kwargs.harness.trial import UnavailableError
 from benchmarks.workloads.kernels.launch import config, dot, multiprocessors, tuned
 
 GROUP = 8
-FEW_ROWS = 16  # one tile of tensor cores: the weights' way through memory is all that counts
+FEW_ROWS = 16  # one tile of tensor cores: only the time to read the weights matters
 MOST_COLUMNS_OF_TILES = 1 << 16
 
 
 @triton.jit
 def place(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Return the tile's row and column; `GROUP` rows of tiles go side by side, so that they share columns in the L2."""
+    """Return the tile's row and column; `GROUP` rows of tiles are adjacent, so that they share columns in the L2."""
     width = GROUP * tiles_n
     first = tile // width * GROUP
     height = min(tiles_m - first, GROUP)
@@ -102,12 +102,12 @@ def by_splits(
     BK: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Compute a share of the sums of one column of tiles; the program that comes last adds the shares up."""
+    """Compute a share of the sums of one column of tiles; the last program adds the shares up."""
     column, split = tl.program_id(0), tl.program_id(1)
     at_m, at_n, at_k = tl.arange(0, BM), column * BN + tl.arange(0, BN), tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.float32)
     for start in tl.range(split * BK, k, SPLITS * BK):
-        # Rows that are not there are not read: repeating one would take as long as the weights do.
+        # Missing rows are not read: repeating one would take as long as reading the weights.
         left = a + at_m[:, None] * a_m + (start + at_k)[None, :] * a_k
         right = b + (start + at_k)[:, None] * b_k + (at_n % n)[None, :] * b_n
         if EVEN_K:
@@ -151,9 +151,9 @@ def by_descriptors(
     BK: tl.constexpr,
     HALVES: tl.constexpr,
 ):
-    """Compute tiles of `c` in turn; `HALVES` stores a tile in two, so that it takes less shared memory."""
+    """Compute several tiles of `c`; `HALVES` stores a tile in two parts, so that it takes less shared memory."""
     tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
-    # The stores count their tiles apart, so that the next tile's loads need not wait for them.
+    # Stores count their tiles separately, so that the next tile's loads need not wait for them.
     stored = tl.program_id(0) - tl.num_programs(0)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
         row, column = place(tile, tiles_m, tiles_n, GROUP)
@@ -203,7 +203,7 @@ LARGE = tiles(
     (128, 256, 64, 8, 4), (128, 128, 64, 4, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3), (128, 128, 64, 8, 4),
     (128, 128, 32, 4, 5), (64, 128, 64, 4, 4),
 )  # fmt: skip
-# Wide tiles read the few rows less often; splits of the depth give each multiprocessor some.
+# Wide tiles read the few rows less often; splitting the depth gives work to each multiprocessor.
 FEW = [
     config(warps, stages, BM=16, BN=bn, BK=bk, SPLITS=splits)
     for bn, bk, splits, warps, stages in (
@@ -211,7 +211,7 @@ FEW = [
         (128, 128, 16, 8, 3), (64, 128, 1, 4, 4), (64, 256, 1, 8, 3), (16, 256, 1, 4, 4),
     )
 ]  # fmt: skip
-# Rows that start anywhere are loaded number by number, through registers.
+# Unaligned rows are loaded number by number, through registers.
 ODD = tiles((128, 128, 64, 8, 3), (128, 64, 32, 4, 3), (64, 64, 32, 4, 3), (64, 64, 64, 4, 3), (128, 128, 32, 8, 3))
 EIGHT_BITS = tiles((128, 256, 128, 8, 3), (256, 128, 128, 8, 3), (128, 128, 128, 4, 4), (128, 128, 128, 8, 4))
 TMA_SMALL = tma_tiles((16, 32, 32, 4, 1, 1))[0]
@@ -260,7 +260,7 @@ def chosen(a: torch.Tensor, b: torch.Tensor) -> Any:
 
 
 def even(k: int, launched: Any) -> bool:
-    """Say whether the tiles of every configuration divide the depth."""
+    """Return whether the tiles of every configuration divide the depth."""
     return all(k % block.kwargs["BK"] == 0 for block in launched.configs)
 
 
@@ -278,12 +278,12 @@ def product_of_few(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torc
 
 @cache
 def arrived(device: torch.device) -> torch.Tensor:
-    """Return a counter for each column of tiles, zero between calls: the kernel leaves them so."""
+    """Return a counter for each column of tiles; the kernel resets them to zero."""
     return torch.zeros(MOST_COLUMNS_OF_TILES, dtype=torch.int32, device=device)
 
 
 def aligned(matrix: torch.Tensor) -> bool:
-    """Say whether each row, or each column, starts at a multiple of 16 bytes."""
+    """Return whether each row, or each column, starts at a multiple of 16 bytes."""
     return max(matrix.stride()) * matrix.itemsize % 16 == 0
 
 

@@ -1,4 +1,4 @@
-"""RMS norm with a residual, layer norm and its gradients: persistent programs, each for some rows."""
+"""RMS norm with a residual, layer norm and its gradients, as persistent programs with several rows each."""
 # ruff: noqa: N803  Triton writes constants large.
 
 from typing import Any
@@ -10,12 +10,12 @@ import triton.language as tl
 from benchmarks.workloads.kernels.launch import config, persistent, tuned
 
 SMALL = config(4, ROWS=2, PER_SM=1)
-# Few wide rows a program keep 16-byte loads in flight; many narrow ones share the weights.
+# Few wide rows per program keep 16-byte loads in flight; many narrow ones share the weights.
 FORWARD = [
     config(warps, ROWS=rows, PER_SM=per_sm)
     for warps, rows, per_sm in ((8, 4, 4096), (4, 1, 4096), (8, 1, 4096), (4, 4, 4), (8, 1, 4), (4, 1, 4), (4, 2, 4))
 ]
-# The sums of two gradients leave few programs on a multiprocessor, so the loop reads rows ahead.
+# The sums of two gradients allow few programs per multiprocessor, so the loop prefetches rows.
 BACKWARD = [
     config(warps, ROWS=1, PER_SM=per_sm, STAGES=stages)
     for warps, per_sm, stages in (
@@ -39,7 +39,7 @@ def rms_norm_rows(
         offsets = row.to(tl.int64)[:, None] * columns + at[None, :]
         value = tl.load(x + offsets, mask=keep, other=0.0).to(tl.float32)
         value += tl.load(residual + offsets, mask=keep, other=0.0).to(tl.float32)
-        total = value.to(added.dtype.element_ty)  # the sum that the next layer sees is the one to normalise
+        total = value.to(added.dtype.element_ty)  # normalize the rounded sum, which the next layer gets
         tl.store(added + offsets, total, mask=keep)
         value = total.to(tl.float32)
         root = tl.rsqrt(tl.sum(value * value, 1) / columns + eps)
@@ -170,7 +170,7 @@ def layer_norm_backward(
 
 
 class LayerNorm(torch.autograd.Function):
-    """Layer norm that keeps its input and two numbers a row for the gradients."""
+    """Layer norm that saves its input and two numbers per row for the gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:

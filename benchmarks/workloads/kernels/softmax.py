@@ -20,7 +20,7 @@ WIDEST_ROW = 32768
 )
 @triton.jit
 def narrow(x, out, rows, columns, BLOCK: tl.constexpr, ROWS: tl.constexpr, PER_SM: tl.constexpr):
-    """Hold `ROWS` whole rows at a time."""
+    """Process `ROWS` whole rows at a time."""
     at = tl.arange(0, BLOCK)
     for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)
@@ -33,16 +33,16 @@ def narrow(x, out, rows, columns, BLOCK: tl.constexpr, ROWS: tl.constexpr, PER_S
 
 @triton.jit
 def online(x, columns, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """Return the maximum of one row and the sum of its exponentials less that maximum, in one reading."""
+    """Return the maximum of one row and the sum of its exponentials relative to that maximum, in one pass."""
     at = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in tl.range(0, columns, BLOCK, num_stages=STAGES):
         value = tl.load(x + start + at, mask=start + at < columns, other=-float("inf")).to(tl.float32)
-        # Either the old maximum stays or the value is the new one: one exponential serves both.
+        # Either the old maximum stays or the value is the new one, so one exponential suffices.
         power = tl.exp(-tl.abs(value - top))
         more = tl.where(value > top, total * power + 1.0, total + power)
-        total = tl.where(value == -float("inf"), total, more)  # -inf adds nothing, and -inf less -inf would be NaN
+        total = tl.where(value == -float("inf"), total, more)  # -inf adds nothing, and -inf minus -inf would be NaN
         top = tl.maximum(top, value, propagate_nan=tl.PropagateNan.ALL)
     highest = tl.max(top, 0)
     return highest, tl.sum(tl.where(top == -float("inf"), 0.0, total * tl.exp(top - highest)), 0)

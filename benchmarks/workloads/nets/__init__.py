@@ -1,1 +1,1 @@
-"""Networks in plain torch with random weights, at the sizes that their makers are given."""
+"""Networks in plain torch with random weights, with sizes as arguments."""

@@ -11,7 +11,7 @@ BRANCH_GAIN = 0.25
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of one, three and one places beside a shortcut; the middle one strides."""
+    """Convolutions of size one, three and one with a shortcut; the middle one has the stride."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Bottleneck(nn.Module):
 
 
 def conv(channels: int, out: int, kernel: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
-    """Return a convolution that keeps the variance through a ReLU, and its norm."""
+    """Return a convolution that preserves the variance through a ReLU, and its norm."""
     made = nn.Conv2d(channels, out, kernel, stride, kernel // 2, bias=False)
     nn.init.kaiming_normal_(made.weight, nonlinearity="relu")
     return made, nn.BatchNorm2d(out)
@@ -53,7 +53,7 @@ class ResNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two normalised convolutions, with the time step added between, beside a shortcut."""
+    """Two normalized convolutions, with the time step added between them, and a shortcut."""
 
     def __init__(self, channels: int, out: int, time: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of every place of an image to every other."""
+    """Attention between all pixels of an image."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Attention(nn.Module):
 
 
 class UNetLevel(nn.Module):
-    """Down, across with attention, and up again to what was kept on the way down."""
+    """Downsampling, attention, and upsampling with a skip connection."""
 
     def __init__(self, channels: int, heads: int, time: int) -> None:
         super().__init__()

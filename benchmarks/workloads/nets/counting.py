@@ -1,4 +1,4 @@
-"""What a network as it is written must at least do: operations, counted on the meta device, and bytes."""
+"""The minimum work of a network: operations, counted on the meta device, and bytes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ UNITS: dict[torch.dtype, Unit] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def unit(dtype: torch.dtype) -> Unit:
-    """Return what multiplies matrices of `dtype`."""
+    """Return the unit that multiplies matrices of `dtype`."""
     return UNITS.get(dtype, "fp32")
 
 
@@ -26,7 +26,7 @@ def made(make: Callable[[], nn.Module], device: torch.device, dtype: torch.dtype
 
 @torch.no_grad()
 def traced(make: Callable[[], nn.Module], args: tuple[Any, ...]) -> tuple[float, int]:
-    """Return the operations of one call's matrix products and convolutions, and the bytes that it gives.
+    """Return the operations of one call's matrix products and convolutions, and the bytes of its result.
 
     Nothing is computed. Attention counts in full, whatever its mask.
     """

@@ -1,4 +1,4 @@
-"""Models of transformers and timm as the suite calls them."""
+"""Models of transformers and timm, wrapped for the suite."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.harness.named_models import imported
-
 
 class Called(nn.Module):
-    """A model called with its last arguments by name; returns one field of its output, or all tensors in it."""
+    """A model called with its last arguments as keywords; returns one field of its output, or all tensors in it."""
 
     def __init__(self, model: Callable[..., Any], names: tuple[str, ...] = (), field: str = "") -> None:
         super().__init__()
@@ -28,10 +26,10 @@ class Called(nn.Module):
 
 
 class Cached(nn.Module):
-    """A causal language model of transformers and its StaticCache, which a call fills from `position` on.
+    """A causal language model of transformers and its StaticCache, which a call fills starting at `position`.
 
     The cache's tensors are also buffers of this module, so that they are restored, copied and upcast with it. The
-    position is an argument because the cache counts its tokens, and a timed loop would run past its end.
+    position is an argument since the cache would otherwise count tokens, and a timed loop would exceed it.
     """
 
     def __init__(self, model: nn.Module, cache: Any) -> None:
@@ -55,7 +53,7 @@ class Cached(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A model of timm under the loss that it is trained with."""
+    """A model of timm with its training loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

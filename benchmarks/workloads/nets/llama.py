@@ -27,7 +27,7 @@ class Shape:
 
 
 class Attention(nn.Module):
-    """Causal attention over what it is given, or one token's over the cache."""
+    """Causal attention over its input, or of one token over the cache."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -48,18 +48,18 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(batch, tokens, hidden))
 
     def causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend within the tokens given, from position 0; a cache is filled."""
+        """Attend within the given tokens, from position 0, and fill the cache."""
         if self.shape.cache:
             self.keys[:, :, : k.shape[2]] = k
             self.values[:, :, : v.shape[2]] = v
         return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
     def cached(self, q: Tensor, k: Tensor, v: Tensor, pos: Tensor) -> Tensor:
-        """Write one token at `pos` into the cache and attend to all up to it."""
+        """Write one token into the cache at `pos` and attend to all up to it."""
         self.keys.index_copy_(2, pos, k)
         self.values.index_copy_(2, pos, v)
         seen = torch.arange(self.keys.shape[2], device=pos.device) <= pos
-        # The query heads of one key head become the rows of one query: fused kernels take a mask or enable_gqa, not
+        # The query heads of one key head become the rows of one query: fused kernels support a mask or enable_gqa, not
         # both, and repeating the cache would read it several times.
         rows = q.reshape(q.shape[0], self.shape.kv_heads, -1, self.shape.head)
         return scaled_dot_product_attention(rows, self.keys, self.values, attn_mask=seen.view(1, 1, 1, -1)).view_as(q)
@@ -129,9 +129,9 @@ class Prefill(Llama):
 class Decode(Llama):
     """One token's embedding and its position in, the next token's logits out.
 
-    The cache is the module's, so that CUDA graphs know its address, and the position an argument: the same call again
-    writes the same row, so that a call's result depends on no other call. The embedding is an argument since a single
-    integer has no other values to be checked with.
+    The cache belongs to the module, so that CUDA graphs know its address. The position is an argument: the same call
+    writes the same row again, so that a call's result depends on no other call. The embedding is an argument since a
+    single integer has no other values to be checked with.
     """
 
     def forward(self, x: Tensor, pos: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class Decode(Llama):
 
 
 class Loss(Llama):
-    """Tokens in, the mean loss of predicting each from those before it out."""
+    """Tokens in, the mean loss of predicting each token from those before it out."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         logits = super().forward(tokens[:, :-1])

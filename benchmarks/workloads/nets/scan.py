@@ -26,7 +26,7 @@ class Scan(nn.Module):
         self.skip = nn.Parameter(torch.ones(heads))
 
     def forward(self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        # Sums of logarithms want float32: bfloat16 would be a tenth off after a chunk.
+        # Sums of logarithms in float32, since bfloat16 would be off by a tenth after a chunk.
         step = softplus(dt.to(torch.promote_types(dt.dtype, torch.float32)) - 2)
         decay = (-self.rate.exp() * step).transpose(1, 2).unflatten(2, (-1, self.chunk))  # batch, head, chunk, place
         u, b, c = (value.unflatten(1, (-1, self.chunk)) for value in (x * step[..., None].to(x), b, c))

@@ -1,4 +1,4 @@
-"""Networks of which a call reads a part: a mixture of experts, and a recommender's embedding tables."""
+"""Networks that read only a part of their weights per call: a mixture of experts, and embedding tables."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch.nn.functional import grouped_mm, silu
 
 
 class MoE(nn.Module):
-    """Each token through its `top` experts of SwiGLU; shapes are static, however the router divides the tokens."""
+    """Each token through its `top` SwiGLU experts; shapes are static, whatever the router chooses."""
 
     def __init__(self, hidden: int, inner: int, experts: int, top: int) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.router(x).topk(self.top, dim=-1)
-        order = chosen.flatten().argsort(stable=True)  # rows of one expert stand together
+        order = chosen.flatten().argsort(stable=True)  # rows of one expert are adjacent
         ends = (chosen.flatten()[:, None] == torch.arange(self.experts, device=x.device)).sum(0).cumsum(0)
         ends = ends.to(torch.int32)
         gate, up = grouped_mm(x[order // self.top], self.gate_up, offs=ends).chunk(2, dim=-1)

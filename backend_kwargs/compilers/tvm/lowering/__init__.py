@@ -1,4 +1,4 @@
-"""ATen to Relax: `graph` goes node by node, with the converters that `table` collects from the other modules."""
+"""Lowering of ATen to Relax: `graph` visits the nodes, with the converters that `table` collects."""
 
 from backend_kwargs.compilers.tvm.lowering.graph import Lowered, lower
 from backend_kwargs.compilers.tvm.lowering.node import Unsupported

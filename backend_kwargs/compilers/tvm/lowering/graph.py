@@ -1,7 +1,7 @@
-"""From a graph of ATen's operators to TVM's Relax, node by node, each checked against its fake tensor.
+"""Lower a graph of ATen operators to TVM's Relax, node by node, each checked against its fake tensor.
 
-All converters are ours: TVM's own are methods of its importers, and too many are silently wrong. Each is written in
-TVM's tensor expressions over the output's fake tensor, whose shape and type are known to be right.
+All converters are our own, since too many of those in TVM's importers are silently wrong. Each is written in TVM's
+tensor expressions over the output's fake tensor, whose shape and dtype are known to be right.
 """
 
 import operator
@@ -26,7 +26,7 @@ from backend_kwargs.errors import error_text
 
 @dataclass(frozen=True)
 class Lowered:
-    """A module whose "main" takes the placeholders `inputs`, then one shape of `shape_sources` where there are any."""
+    """A module whose "main" takes the placeholders `inputs`, then one shape for `shape_sources` if there are any."""
 
     mod: tvm.IRModule
     inputs: tuple[str, ...]
@@ -35,16 +35,16 @@ class Lowered:
 
 
 def lower(gm: fx.GraphModule, constants: Mapping[str, torch.Tensor] | None = None) -> Lowered:
-    """Lower a graph whose nodes have fake tensors as meta["val"]; `constants` are placeholders bound for good.
+    """Lower a graph whose nodes have fake tensors as meta["val"]; the placeholders in `constants` are bound.
 
-    Raises Unsupported for the first node that is not for TVM.
+    Raises Unsupported for the first node that TVM cannot have.
     """
     join_transposed(gm, constants or {})
     return _Lowering(gm, constants or {}).lowered()
 
 
 class _Lowering:
-    """One graph on its way: the builder, TVM's variable of each symbol, and each node's value."""
+    """The state of a lowering: the builder, TVM's variable for each symbol, and each node's value."""
 
     def __init__(self, gm: fx.GraphModule, constants: Mapping[str, torch.Tensor]) -> None:
         self.gm, self.constants, self.bb = gm, constants, relax.BlockBuilder()
@@ -67,14 +67,14 @@ class _Lowering:
         return Lowered(hide(self.bb.get()), tuple(node.name for node in tensors), tuple(sources), count)
 
     def _main(self, parameters: list[Any]) -> int:
-        """Build the function "main", and return how many outputs it has."""
+        """Build the function "main", and return its number of outputs."""
         results: list[Any] = []
         failure: Exception | None = None
         with self.bb.function("main", parameters):
             with self.bb.dataflow():
                 try:
                     results = self._results()
-                except Exception as error:  # noqa: BLE001 - raised below: TVM prints a warning of a function left open
+                except Exception as error:  # noqa: BLE001 - raised below, since TVM warns about an unfinished function
                     failure = error
                 whole = self.bb.emit_output(relax.Tuple(results))
             self.bb.emit_func_output(whole)
@@ -101,7 +101,7 @@ class _Lowering:
 
     def _result(self, node: Any) -> Any:
         if node not in self.values or not isinstance(node.meta["val"], torch.Tensor):
-            raise Unsupported("output", f"{node} is no tensor")
+            raise Unsupported("output", f"{node} is not a tensor")
         return self.values[node]
 
     def _step(self, node: fx.Node) -> None:
@@ -122,11 +122,11 @@ class _Lowering:
             return args[0] if SAME.intersection(names_of(node)) else self._emitted(node, args, kwargs)
         except Unsupported:
             raise
-        except Exception as error:  # whatever TVM raises, the node is for eager
+        except Exception as error:  # whatever TVM raises, the node runs in eager
             raise Unsupported(node, error_text(error)) from error
 
     def _emitted(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Emit what the node's converter makes: a list for several outputs, None for those that nobody takes."""
+        """Emit the result of the node's converter: a list for several outputs, with None for unused ones."""
         convert = converter(node)
         leaves, spec = tree_flatten((args, kwargs))
         sizes = [node.meta["val"], *leaves, *(each.meta["val"] for each in node.all_input_nodes)]
@@ -134,7 +134,7 @@ class _Lowering:
         made: list[Any] = []
 
         def body(tensors: list[Any], variables: list[Any]) -> Any:
-            # TVM hands in variables of the function's own in place of the graph's.
+            # TVM passes variables of the function's own in place of the graph's.
             here, given = Node(node, dict(zip(symbols, variables, strict=True))), iter(tensors)
             args, kwargs = tree_unflatten([next(given) if is_tensor(x) else here.size(x) for x in leaves], spec)
             result = convert(here, *args, **kwargs)
@@ -150,7 +150,7 @@ class _Lowering:
         return [None if each is None else next(parts) for each in made]
 
     def _fitted(self, node: fx.Node, result: Any, fake: Any) -> Any:
-        """Return the result in the fake tensor's type. Raises Unsupported where it is not what torch would give."""
+        """Return the result in the fake tensor's dtype. Raises Unsupported if it is not what torch would return."""
         if not isinstance(fake, torch.Tensor):
             return [self._fitted(node, *pair) for pair in zip(result, fake, strict=True)]
         if result is None:
@@ -171,7 +171,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def may_equal(size: Any, fake: Any) -> bool:
-    """Return whether a size of TVM's may be torch's: numbers are compared, expressions believed."""
+    """Return whether a size of TVM's may equal torch's: numbers are compared, expressions are trusted."""
     known = isinstance(size, tirx.IntImm) and expression(fake).is_Integer
     return not known or int(size) == int(fake)
 
@@ -179,5 +179,5 @@ def may_equal(size: Any, fake: Any) -> bool:
 def constant(tensor: Any) -> Any:
     """Return a tensor as a constant of the module."""
     if not isinstance(tensor, torch.Tensor):
-        raise Unsupported("constant", f"{tensor!r} is no tensor")
+        raise Unsupported("constant", f"{tensor!r} is not a tensor")
     return relax.const(tvm.runtime.from_dlpack(tensor.detach().cpu().contiguous().clone()))

@@ -1,6 +1,6 @@
-"""Elements at computed places: by indices that torch itself made, and of slices.
+"""Indexing: by indices that torch itself computed, and by slices.
 
-Indices that may be out of bounds are for eager, which raises: TVM's code would read whatever lies there.
+Indices that may be out of bounds run in eager, which raises: TVM's code would read any memory there.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ from backend_kwargs.compilers.tvm.lowering.node import Node, axis, cast, compute
 
 
 def chosen(index: Any, size: Any) -> Any:
-    """Return a position that exists for an index, which counts from the end where negative."""
+    """Return a valid position for an index, which counts from the end if it is negative."""
     index = cast(index, "int64")
     from_front = tirx.Select(index < int64(0), index + size, index)
     return tirx.max(tirx.min(from_front, size - int64(1)), int64(0))
 
 
 def index(node: Node, x: Any, indices: Sequence[Any]) -> Any:
-    """Lower an index by tensors of which torch knows that they are within bounds.
+    """Lower an index by tensors that torch knows to be within bounds.
 
-    Their common shape stands where they do, in front where something lies between.
+    Their common shape replaces the indexed dimensions, or comes first if these are not adjacent.
     """
     fakes = [f for f in node.fakes[1] if f is not None]
     if any(f.dtype in (torch.bool, torch.uint8) for f in fakes):
@@ -43,7 +43,7 @@ def index(node: Node, x: Any, indices: Sequence[Any]) -> Any:
 def slice_scatter(
     node: Node, x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    """Lower slice_scatter: the source where its slice lies."""
+    """Lower slice_scatter: the source inside the slice."""
     at = axis(dim, len(x.shape))
     size, length = node.fakes[0].shape[at], source.shape[at]
     if not isinstance(size, int) or not isinstance(start or 0, int):

@@ -1,4 +1,4 @@
-"""Products and convolutions: totals in float32 for halves, as ATen keeps them."""
+"""Products and convolutions, accumulated in float32 for half precision, as in ATen."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def matmul(node: Node, x: Any, y: Any) -> Any:
 
 
 def product(x: Any, y: Any, shape: Sequence[Any], within: str) -> Any:
-    """Return the product over x's last and y's last but one dimension."""
+    """Return the product over the last dimension of x and the second to last of y."""
     k = te.reduce_axis((0, x.shape[-1]), "k")
     rows = len(x.shape) - 1
 
@@ -33,7 +33,7 @@ def product(x: Any, y: Any, shape: Sequence[Any], within: str) -> Any:
 
 
 def linear(node: Node, x: Any, weight: Any, bias: Any = None) -> Any:
-    """Lower linear: the weight is read as it lies, since to transpose it takes longer than many a product."""
+    """Lower linear: the weight is read in place, since transposing it can take longer than the product."""
     within = computed_in(node.dtype)
     k = te.reduce_axis((0, x.shape[-1]), "k")
 
@@ -47,9 +47,9 @@ def linear(node: Node, x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def join_transposed(gm: fx.GraphModule, constants: Collection[str]) -> None:
-    """Write products by a transposed weight as linear again, which decompositions took apart.
+    """Turn products by a transposed weight back into linear, which decompositions had replaced.
 
-    Constants stay as they are: TVM transposes them while it compiles.
+    Constants are left out: TVM transposes them at compile time.
     """
     for node in [*gm.graph.nodes]:
         if node.target in PRODUCTS and not node.kwargs:

@@ -1,4 +1,4 @@
-"""One node while it is lowered: its fake output and inputs, sizes and types as TVM has them."""
+"""One node during lowering: its fake output and inputs, its sizes and dtypes in TVM's form."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +24,12 @@ DTYPES = {
     torch.float32: "float32",
     torch.float64: "float64",
 }
-# What halves are computed in, as ATen does; and bool, so that + and * mean what they do for it.
+# The dtypes in which half precision is computed, as in ATen; and bool, for which + and * have another meaning.
 COMPUTED_IN = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}
 
 
-class Unsupported(Exception):  # noqa: N818 - it asks for eager, nothing went wrong
-    """A node that TVM does not get, and why."""
+class Unsupported(Exception):  # noqa: N818 - a request for eager, not an error
+    """A node that TVM cannot have, and the reason."""
 
     def __init__(self, node: fx.Node | str, reason: str):
         super().__init__(f"{node}: {reason}")
@@ -38,7 +38,7 @@ class Unsupported(Exception):  # noqa: N818 - it asks for eager, nothing went wr
 
 @dataclass(frozen=True)
 class Node:
-    """What a converter may ask about the node it lowers."""
+    """The properties of a node that its converter uses."""
 
     fx: fx.Node
     variables: Mapping[Any, Any]
@@ -56,7 +56,7 @@ class Node:
 
     @property
     def dtype(self) -> str:
-        """The output's type in TVM's words."""
+        """The output's dtype in TVM's notation."""
         return dtype(self.out)
 
     @property
@@ -73,11 +73,11 @@ class Node:
         return [int64(s) if isinstance(s, int) else self.size(s) for s in sizes]
 
     def used(self, output: int) -> bool:
-        """Return whether anything in the graph takes one of several outputs."""
+        """Return whether anything in the graph uses one of several outputs."""
         return any(user.target is not operator.getitem or user.args[1] == output for user in self.fx.users)
 
     def deny(self, reason: str) -> Unsupported:
-        """Return the error that says why the node is not for TVM."""
+        """Return the exception with the reason why the node must run in eager."""
         return Unsupported(self.fx, reason)
 
 
@@ -87,19 +87,19 @@ def fake(args: Any) -> Any:
 
 
 def dtype(tensor: torch.Tensor) -> str:
-    """Return a tensor's type in TVM's words. Raises Unsupported."""
+    """Return a tensor's dtype in TVM's notation. Raises Unsupported."""
     return dtype_of(tensor.dtype)
 
 
 def dtype_of(torch_dtype: torch.dtype) -> str:
-    """Return a dtype in TVM's words. Raises Unsupported."""
+    """Return a dtype in TVM's notation. Raises Unsupported."""
     if torch_dtype not in DTYPES:
         raise Unsupported("dtype", f"TVM gets no {str(torch_dtype).removeprefix('torch.')}")
     return DTYPES[torch_dtype]
 
 
 def computed_in(name: str) -> str:
-    """Return the type in which values of a type are computed."""
+    """Return the dtype in which values of a dtype are computed."""
     return COMPUTED_IN.get(name, name)
 
 
@@ -109,7 +109,7 @@ def is_float(name: Any) -> bool:
 
 
 def cast(x: Any, to: str) -> Any:
-    """Return a value in another type; anything but zero is true."""
+    """Return a value in another dtype; as bool, anything but zero is true."""
     if isinstance(x, bool | int | float):
         return opaque.number(x, to)
     if x.ty.dtype == to:
@@ -133,14 +133,14 @@ def equal(x: Any, y: Any) -> Any:
 
 
 def unequal(x: Any, y: Any) -> Any:
-    """Return whether two numbers differ: TVM's own says no where one is nan, and fails for truth values."""
+    """Return whether two numbers differ: TVM's own operator is wrong for nan, and fails for bool."""
     if str(x.ty.dtype) == "bool":
         return tirx.any(tirx.all(x, tirx.Not(y)), tirx.all(y, tirx.Not(x)))
     return tirx.any(x < y, x > y, isnan(x), isnan(y)) if is_float(x.ty.dtype) else tirx.NE(x, y)
 
 
 def load(x: Any, index: Sequence[Any], rank: int | None = None) -> Any:
-    """Return an element of a tensor, broadcast as torch does, or the number that stands for one."""
+    """Return an element of a tensor, broadcast as in torch, or the number itself."""
     if not isinstance(x, te.Tensor):
         return x
     index = index[len(index) - len(x.shape) :]
@@ -158,7 +158,7 @@ def compute(shape: Sequence[Any], value: Callable[[tuple[Any, ...]], Any], name:
 
 
 def int64(number: int) -> Any:
-    """Return a number as TVM counts sizes and indices."""
+    """Return a number in the dtype of TVM's sizes and indices."""
     return tirx.const(number, "int64")
 
 
@@ -168,5 +168,5 @@ def axis(dim: int, rank: int) -> int:
 
 
 def replaced(index: Sequence[Any], at: int, value: Any) -> list[Any]:
-    """Return an index with another value at one place."""
+    """Return an index with one element replaced."""
     return [*index[:at], value, *index[at + 1 :]]

@@ -1,4 +1,4 @@
-"""Element by element: each operator as a function of numbers, and the way torch promotes its types."""
+"""Pointwise operators: each as a function of numbers, with torch's type promotion."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ SAME, FLOAT, BOOL, LONG = KIND.DEFAULT, KIND.INT_TO_FLOAT, KIND.ALWAYS_BOOL, KIN
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A function of numbers; how types are promoted; the arguments that are tensors or take part in promotion."""
+    """A function of numbers, its type promotion, and the arguments that are tensors or take part in promotion."""
 
     value: Callable[..., Any]
     kind: KIND = SAME
@@ -39,7 +39,7 @@ class Pointwise:
     defaults: tuple[Any, ...] = ()
 
     def __call__(self, node: Node, *args: Any, **kwargs: Any) -> Any:
-        """Lower a node: load, cast to the type to compute in, compute, cast to the output's."""
+        """Lower a node: load, cast to the dtype of the computation, compute, cast to the output's dtype."""
         args = (*args, *self.defaults[len(args) :]) if self.defaults else args
         count = len(args) if self.operands is None else self.operands
         promoted = [fake for fake in node.fakes[:count] if fake is not None]
@@ -53,7 +53,7 @@ class Pointwise:
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
-    """Choose without a branch, so that LLVM can vectorise."""
+    """Choose without a branch, so that LLVM can vectorize."""
     return tirx.Select(condition, x, y)
 
 
@@ -63,7 +63,7 @@ def zero(x: Any) -> Any:
 
 
 def libm(name: str) -> Callable[..., Any]:
-    """Return C's function, for what TVM has no intrinsic for or a careless one."""
+    """Return a function of C's math library, where TVM has no intrinsic or an inaccurate one."""
     return lambda *xs: tirx.call_pure_extern(xs[0].ty.dtype, name + "f" * (xs[0].ty.dtype == "float32"), *xs)
 
 
@@ -71,23 +71,23 @@ modulo = libm("fmod")
 
 
 def maximum(x: Any, y: Any) -> Any:
-    """Return the larger, nan where one is."""
+    """Return the larger number, nan if one is nan."""
     return where(first_wins(x, x > y), x, y) if is_float(x.ty.dtype) else tirx.max(x, y)
 
 
 def minimum(x: Any, y: Any) -> Any:
-    """Return the smaller, nan where one is."""
+    """Return the smaller number, nan if one is nan."""
     return where(first_wins(x, x < y), x, y) if is_float(x.ty.dtype) else tirx.min(x, y)
 
 
 def first_wins(x: Any, beyond: Any) -> Any:
-    """Return when to choose x, so that a nan is chosen: a comparison with one fails, which leaves y."""
+    """Return the condition for x to win, such that nan wins: a comparison with nan is false."""
     value = value_of(x)
     return beyond if value is not None and not math.isnan(value) else tirx.any(isnan(x), beyond)
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:
-    """Return x within bounds, either of which may be None."""
+    """Return x clamped to bounds, either of which may be None."""
     x = x if low is None else maximum(low, x)
     return x if high is None else minimum(high, x)
 
@@ -98,7 +98,7 @@ def add(x: Any, y: Any, alpha: float = 1) -> Any:
 
 
 def nonzero(x: Any) -> Any:
-    """Return the divisor of an int, which has to be a number other than zero: eager raises for zeros, TVM cannot."""
+    """Return the divisor of an int, which must be a nonzero constant: eager raises for zeros, and TVM cannot."""
     if not value_of(x):
         raise Unsupported("division", "an int divided by what may be zero")
     return x
@@ -118,7 +118,7 @@ def fmod(x: Any, y: Any) -> Any:
 
 
 def floor_divide(x: Any, y: Any) -> Any:
-    """Return the quotient rounded down, for floats by way of the remainder as ATen does."""
+    """Return the quotient rounded down; for floats from the remainder, as in ATen."""
     if not is_float(x.ty.dtype):
         return tirx.floordiv(x, nonzero(y))
     rest = modulo(x, y)
@@ -155,12 +155,12 @@ def absolute(x: Any) -> Any:
 
 
 def rounded(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a rounding function that leaves ints alone."""
+    """Return a rounding function that does not change ints."""
     return lambda x: function(x) if is_float(x.ty.dtype) else x
 
 
 def gelu(x: Any, approximate: str = "none") -> Any:
-    """Return x times the normal distribution's share below it."""
+    """Return x times the normal distribution's cumulative probability at x."""
     if approximate == "tanh":
         inner = const(math.sqrt(2 / math.pi), x) * (x + const(0.044715, x) * x * x * x)
         return const(0.5, x) * x * (const(1, x) + vector.tanh(inner))
@@ -168,7 +168,7 @@ def gelu(x: Any, approximate: str = "none") -> Any:
 
 
 def elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
-    """Return ATen's three-parameter elu, of which selu and celu are cases."""
+    """Return ATen's elu with three parameters, of which selu and celu are special cases."""
     negative = const(alpha * scale, x) * expm1(x * const(input_scale, x))
     return where(x <= zero(x), negative, x * const(scale, x))
 
@@ -204,17 +204,17 @@ POWERS = {
 
 
 def compared(comparison: Callable[[Any, Any], Any]) -> Pointwise:
-    """Return a comparison, made in the promoted type."""
+    """Return a comparison in the promoted dtype."""
     return Pointwise(comparison, BOOL)
 
 
 def floating(*functions: Callable[[Any], Any]) -> list[Pointwise]:
-    """Return functions of which ints become floats."""
+    """Return functions that convert ints to floats."""
     return [Pointwise(function, FLOAT) for function in functions]
 
 
 def truth(function: Callable[..., Any]) -> Pointwise:
-    """Return a function of truth values."""
+    """Return a function of bools."""
     return Pointwise(lambda *xs: function(*(unequal(x, zero(x)) for x in xs)), BOOL)
 
 
@@ -304,13 +304,13 @@ POINTWISE: dict[str, Callable[..., Any]] = {
 
 
 def invert(node: Node, x: Any) -> Any:
-    """Lower bitwise_not, which for bools is logical."""
+    """Lower bitwise_not, which is logical for bools."""
     turned = tirx.Not if node.dtype == "bool" else tirx.bitwise_not
     return compute(node.shape, lambda index: turned(load(x, index)))
 
 
 def convert(node: Node, x: Any, *_: Any, **__: Any) -> Any:
-    """Lower a copy in another type, or over another shape."""
+    """Lower a copy with another dtype or another shape."""
     return compute(node.shape, lambda index: cast(load(x, index), node.dtype))
 
 
@@ -325,7 +325,7 @@ def select(node: Node, condition: Any, x: Any, y: Any) -> Any:
 
 
 def filled(node: Node, *args: Any, value: Any) -> Any:
-    """Lower a tensor of one number."""
+    """Lower a tensor filled with one number."""
     return compute(node.shape, lambda _: cast(value, node.dtype))
 
 

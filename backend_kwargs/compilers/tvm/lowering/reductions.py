@@ -1,4 +1,4 @@
-"""Many elements to one."""
+"""Reductions."""
 
 import functools
 import math
@@ -22,17 +22,17 @@ from backend_kwargs.compilers.tvm.lowering.node import (
 from backend_kwargs.compilers.tvm.lowering.pointwise import maximum, minimum
 from backend_kwargs.compilers.tvm.opaque import number
 
-# Past so many elements one float32 total loses digits that ATen's pairwise sums keep.
+# With more elements, one float32 total loses digits that ATen's pairwise sums keep.
 LONG = 4096
 
 
 def lowest(dtype: Any) -> Any:
-    """Return what no number of a type is below."""
+    """Return a lower bound of a dtype's numbers."""
     return tirx.const(-math.inf, dtype) if is_float(dtype) else tirx.min_value(dtype)
 
 
 def highest(dtype: Any) -> Any:
-    """Return what no number of a type is above."""
+    """Return an upper bound of a dtype's numbers."""
     return tirx.const(math.inf, dtype) if is_float(dtype) else tirx.max_value(dtype)
 
 
@@ -43,13 +43,13 @@ MIN = te.comm_reducer(minimum, highest, "min")
 
 
 def dims_of(dims: Any, rank: int) -> list[int]:
-    """Return the reduced dimensions, all of them where none is named."""
+    """Return the reduced dimensions, all if none is named."""
     dims = [dims] if isinstance(dims, int) else dims
     return sorted({d % rank for d in dims} if dims and rank else range(rank))
 
 
 def spans(x: Any, over: Sequence[int], keepdim: bool) -> tuple[list[Any], list[Any], Callable[..., list[Any]]]:
-    """Return the axes of a reduction, its output's shape, and what gives an output index its input's."""
+    """Return the axes of a reduction, its output's shape, and a function from an output index to the input's."""
     axes = {d: te.reduce_axis((0, x.shape[d]), f"r{d}") for d in over}
     shape = [int64(1) if d in axes else size for d, size in enumerate(x.shape) if keepdim or d not in axes]
 
@@ -63,7 +63,7 @@ def spans(x: Any, over: Sequence[int], keepdim: bool) -> tuple[list[Any], list[A
 def reduce(
     x: Any, over: Sequence[int], keepdim: bool, reducer: Any, within: str, value: Callable[..., Any] = lambda v, i: v
 ) -> Any:
-    """Return the reduction over some dimensions of `value(element, index)`, computed in type `within`."""
+    """Return the reduction over some dimensions of `value(element, index)`, computed in dtype `within`."""
     axes, shape, index = spans(x, over, keepdim)
 
     def element(outer: tuple[Any, ...]) -> Any:
@@ -75,24 +75,24 @@ def reduce(
 
 
 def accumulated_in(x: Any, over: Sequence[int], dtype: str) -> str:
-    """Return the type of a running sum: a double where there are many elements, or nobody knows how many."""
+    """Return the dtype of an accumulator: float64 if there are many elements, or an unknown number."""
     within = computed_in(dtype)
     count = math.prod(int(x.shape[d]) if isinstance(x.shape[d], tirx.IntImm) else LONG for d in over)
     return "float64" if within == "float32" and count >= LONG else within
 
 
 def elements(x: Any, over: Sequence[int]) -> Any:
-    """Return how many elements are reduced to one."""
+    """Return the number of elements that are reduced to one."""
     return math.prod((x.shape[d] for d in over), start=int64(1))
 
 
 def cast_to(x: Any, dtype: str) -> Any:
-    """Return a tensor in another type, itself where it has it."""
+    """Return a tensor in another dtype, or itself if it has that dtype."""
     return x if x.dtype == dtype else compute(x.shape, lambda i: cast(x(*i), dtype))
 
 
 def reduction(reducer: Any) -> Callable[..., Any]:
-    """Return a converter of sum, prod, amax, amin and their kind."""
+    """Return a converter of sum, prod, amax, amin and similar operators."""
 
     def convert(node: Node, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
         over = dims_of(dims, len(x.shape))
@@ -148,7 +148,7 @@ def truth(reducer: Any) -> Callable[..., Any]:
 
 
 def moments(node: Node, x: Any, dims: Any, correction: Any, keepdim: bool, dtype: str) -> tuple[Any, Any]:
-    """Return variance and mean, in two passes as is exact."""
+    """Return variance and mean, in two passes for accuracy."""
     over = dims_of(dims, len(x.shape))
     within = accumulated_in(x, over, dtype)
     total, count = reduce(x, over, True, SUM, within), cast(elements(x, over), within)
@@ -190,9 +190,9 @@ def best(
     largest: bool,
     positions: bool,
 ) -> list[Any]:
-    """Return the best values of `element(index) -> (value, position)` over axes, and their first positions if wanted.
+    """Return the best values of `element(index) -> (value, position)` over axes, and on request their first positions.
 
-    A second reduction looks for the positions: TVM does not vectorise one of pairs, and spoils it for bfloat16.
+    A second reduction finds the positions: TVM does not vectorize a reduction of pairs, and breaks it for bfloat16.
     """
     within = computed_in(dtype)
     values = compute(shape, lambda i: (MAX if largest else MIN)(cast(element(i)[0], within), axis=axes), "best")
@@ -230,7 +230,7 @@ def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:
 def softmax(logarithm: bool) -> Callable[..., Any]:
     """Return a converter of softmax or its logarithm, computed in float32 or wider."""
 
-    def convert(node: Node, x: Any, dim: int, half_to_float: bool = False) -> Any:
+    def convert(node: Node, x: Any, dim: int, half_to_float: bool) -> Any:
         if not len(x.shape):
             return compute((), lambda _: cast(0.0 if logarithm else 1.0, node.dtype))
         at, within = dim % len(x.shape), computed_in(node.dtype)

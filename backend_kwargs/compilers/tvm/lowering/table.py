@@ -1,4 +1,4 @@
-"""Every converter by its operator's name."""
+"""The table of converters by operator name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def names_of(node: fx.Node) -> tuple[str, str]:
 
 
 def converter(node: fx.Node) -> Callable[..., Any]:
-    """Return what lowers a node: the entry for its overload before the one for all. Raises Unsupported."""
+    """Return the converter of a node: its overload's entry, else the operator's. Raises Unsupported."""
     found = next((CONVERTERS[name] for name in names_of(node) if name in CONVERTERS), None)
     if found is None:
         raise Unsupported(node, "no converter")

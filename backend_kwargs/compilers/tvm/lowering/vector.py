@@ -1,4 +1,4 @@
-"""Functions of one number in forms that LLVM vectorises: a call of libm for each element costs more than all else."""
+"""Functions in forms that LLVM vectorizes: a call to libm for each element would dominate the time."""
 
 import functools
 import math
@@ -25,23 +25,23 @@ ERF = (
 
 
 def const(value: Any, like: Any) -> Any:
-    """Return a constant of an expression's type."""
+    """Return a constant of an expression's dtype."""
     return number(value, str(like.ty.dtype))
 
 
 def horner(x: Any, coefficients: Sequence[float]) -> Any:
-    """Return the polynomial whose coefficients are given from the highest power down."""
+    """Return the polynomial with these coefficients, from the highest power down."""
     first, *others = (const(c, x) for c in coefficients)
     return functools.reduce(lambda total, c: product(total, x) + c, others, first)
 
 
 def clamped(x: Any, low: float, high: float) -> Any:
-    """Return x within bounds, something there for nan. Each argument is written once: TVM's trees share nothing."""
+    """Return x within bounds, any value there for nan. Each argument is used once, since TVM's trees share nothing."""
     return tirx.min(tirx.max(x, const(low, x)), const(high, x))
 
 
 def unless_nan(x: Any, value: Any) -> Any:
-    """Return a value computed of x, nan where x is."""
+    """Return a value computed from x, nan if x is nan."""
     return tirx.Select(isnan(x), x, value)
 
 
@@ -66,13 +66,13 @@ def exp2(x: Any) -> Any:
 def scaled(r: Any, n: Any) -> Any:
     """Return e to the r, times 2 to the n, for small r."""
     small = product(horner(r, EXP) * r, r) + r + const(1.0, r)
-    # In two steps, since 2 to the n may be too large or too small for float32 where the product is not.
+    # In two steps, since 2 to the n may be out of float32's range when the product is not.
     half = tirx.floor(n * const(0.5, n))
     return small * power_of_two(half) * power_of_two(n - half)
 
 
 def power_of_two(n: Any) -> Any:
-    """Return 2 to the n, for whole n that float32 has exponents for."""
+    """Return 2 to the n, for whole n in the range of float32's exponents."""
     return tirx.reinterpret("float32", (n.astype("int32") + 127) << 23)
 
 
@@ -82,7 +82,7 @@ def sigmoid(x: Any) -> Any:
 
 
 def rational(x: Any, bound: float, forms: tuple[Sequence[float], Sequence[float]]) -> Any:
-    """Return x times one polynomial of its square over another, x within bounds, and the result within 1."""
+    """Return x times one polynomial of its square over another, with x within bounds, and the result within 1."""
     within = clamped(x, -bound, bound)
     square = within * within
     return unless_nan(x, clamped(within * horner(square, forms[0]) / horner(square, forms[1]), -1.0, 1.0))

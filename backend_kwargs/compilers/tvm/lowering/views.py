@@ -1,4 +1,4 @@
-"""The same elements in another arrangement: each operator as a function from the output's index to the input's."""
+"""Rearrangements of elements: each operator as a function from the output's index to the input's."""
 
 import functools
 import itertools
@@ -10,7 +10,7 @@ from tvm import tirx
 
 from backend_kwargs.compilers.tvm.lowering.node import Node, axis, cast, compute, int64, replaced
 
-# The same memory in another shape: TVM's own operator, which copies nothing.
+# The same memory with another shape: TVM's own operator, which copies nothing.
 RESHAPED = frozenset(
     {
         "view",
@@ -26,7 +26,7 @@ RESHAPED = frozenset(
         "unflatten",
     }
 )
-# Their input itself: what runs a module copies an output that is an input.
+# These return their input: the runner copies an output that is an input.
 SAME = frozenset({"alias", "clone", "detach", "lift_fresh_copy", "contiguous", "alias_copy"})
 
 
@@ -44,13 +44,14 @@ def permute(node: Node, x: Any, dims: Sequence[int]) -> Any:
 def transpose(node: Node, x: Any, *dims: int) -> Any:
     """Lower t and transpose."""
     order = list(range(rank(node)))
-    first, second = [axis(d, len(order)) for d in dims or (0, -1)] if order else (0, 0)
-    order[first : first + 1], order[second : second + 1] = order[second : second + 1], order[first : first + 1]
+    if order:
+        first, second = (axis(d, len(order)) for d in dims or (0, -1))
+        order[first], order[second] = order[second], order[first]
     return permute(node, x, order)
 
 
 def start_of(node: Node, start: Any, size: Any) -> Any:
-    """Return where a slice starts: sizes are taken from the fake tensors, so that only bounds need care."""
+    """Return where a slice starts: sizes come from the fake tensors, so only bounds need care."""
     if start is None:
         return 0
     if isinstance(start, int) and isinstance(size, int):
@@ -79,7 +80,7 @@ def select(node: Node, x: Any, dim: int, index: Any) -> Any:
 
 
 def cat(node: Node, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Lower cat: the tensor in whose part of the output an index falls."""
+    """Lower cat: select the tensor that contains the output's index."""
     at = axis(dim, node.out.dim())
     starts = list(itertools.accumulate((x.shape[at] for x in tensors[:-1]), initial=int64(0)))
 
@@ -102,7 +103,7 @@ def _at(x: Any, at: int, place: int, index: Sequence[Any]) -> Any:
 
 
 def split(node: Node, x: Any, _: Any, dim: int = 0) -> list[Any]:
-    """Lower split and split_with_sizes: as many slices as there are outputs."""
+    """Lower split and split_with_sizes: one slice for each output."""
     at, begin, parts = axis(dim, rank(node)), 0, []
     for out in node.out:
         parts.append(compute(node.sizes(out.shape), functools.partial(_from, x, at, begin)))
@@ -123,13 +124,13 @@ def flip(node: Node, x: Any, dims: Sequence[int]) -> Any:
 
 
 def repeat(node: Node, x: Any, _: Any) -> Any:
-    """Lower repeat: the index within the repeated tensor."""
+    """Lower repeat: the index modulo the repeated tensor's sizes."""
     lead = node.out.dim() - rank(node)
     return compute(node.shape, lambda i: x(*(tirx.floormod(j, s) for j, s in zip(i[lead:], x.shape, strict=True))))
 
 
 def roll(node: Node, x: Any, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
-    """Lower roll: the element as many places before, around the end."""
+    """Lower roll: the element at the index minus the shift, wrapped around."""
     if not dims and rank(node) > 1:
         raise node.deny("a roll of all dimensions as one")
     moved = dict.fromkeys(range(rank(node)), int64(0))

@@ -1,4 +1,4 @@
-"""Convolutions and pools: each output element from a window of the input."""
+"""Convolutions and pools: each output element is computed from a window of the input."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ def convolution(
 def deconvolved(
     node: Node, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: int, within: str
 ) -> Any:
-    """Return a transposed convolution: each output element gathers what would have reached it."""
+    """Return a transposed convolution: each output element gathers the inputs that contribute to it."""
     per_group = weight.shape[1]
     inner = tirx.floordiv(x.shape[1], int64(groups))
     channel = te.reduce_axis((0, inner), "c")
@@ -50,7 +50,7 @@ def deconvolved(
 def source_of(
     at: Sequence[Any], kernel: Sequence[Any], sizes: Sequence[Any], stride: Any, padding: Any, dilation: Any
 ) -> tuple[list[Any], Any]:
-    """Return the window that holds a position at a place of its kernel, and whether there is one."""
+    """Return the window with a given position at a given place of its kernel, and whether there is one."""
     index, fits = [], []
     for i, k, size, s, p, d in zip(at, kernel, sizes, stride, padding, dilation, strict=True):
         reach = i + int64(p) - k * int64(d)
@@ -69,7 +69,7 @@ def spread(values: Any, rank: int, default: Any = None) -> list[Any]:
 def windowed(
     x: Any, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[list[Any], Any]]]:
-    """Return the axes of a window, and what gives an output index its input's and whether that is no padding."""
+    """Return the axes of a window, and a function from an output index to the input's and whether it is not padding."""
     axes = [te.reduce_axis((0, int64(k)), "w") for k in kernel]
     lead = len(x.shape) - len(kernel)
 
@@ -119,7 +119,7 @@ def avg_pool(rank: int) -> Callable[..., Any]:
 
 
 def covered(at: Any, kernel: int, stride: int, padding: int, size: Any, with_padding: bool) -> Any:
-    """Return how many elements of a window are counted along one dimension."""
+    """Return the number of a window's elements that count along one dimension."""
     start = at * int64(stride) - int64(padding)
     end = tirx.min(start + int64(kernel), size + int64(padding))
     if with_padding:
@@ -128,7 +128,7 @@ def covered(at: Any, kernel: int, stride: int, padding: int, size: Any, with_pad
 
 
 def max_pool(rank: int) -> Callable[..., Any]:
-    """Return a converter of max_pool2d_with_indices or its kind in 3d."""
+    """Return a converter of max_pool2d_with_indices or its 3d variant."""
 
     def convert(
         node: Node, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, _: bool = False
@@ -150,7 +150,7 @@ def max_pool(rank: int) -> Callable[..., Any]:
 
 
 def position_in(at: Sequence[Any], shape: Sequence[Any], rank: int) -> Any:
-    """Return a position within the last dimensions as one number."""
+    """Return a position in the last dimensions as one flat index."""
     pairs = zip(at[-rank:], shape[-rank:], strict=True)
     return functools.reduce(lambda total, pair: total * pair[1] + pair[0], pairs, int64(0))
 
@@ -204,7 +204,7 @@ def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
         if not all(isinstance(n, int) for pair in sizes for n in pair):
             raise node.deny("symbolic sizes")
         within, lead = computed_in(node.dtype), len(x.shape) - rank
-        # At most this many elements fall into a window.
+        # The largest number of elements in a window.
         axes = [te.reduce_axis((0, int64(-(-n // m) + (n % m != 0))), "w") for n, m in sizes]
 
         def bounds(i: Sequence[Any]) -> list[tuple[Any, Any]]:

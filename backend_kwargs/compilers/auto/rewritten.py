@@ -1,0 +1,71 @@
+"""Rewrites as candidates: matched first on the graphs that default was lowered to, and tried where they can pay."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch.fx import GraphModule
+
+from backend_kwargs.compilers.auto.candidates import Candidate, rewriting
+from backend_kwargs.compilers.auto.graph_stats import GraphStats
+from backend_kwargs.compilers.auto.roofline import seconds_of_traffic
+from backend_kwargs.compilers.inductor.compile_step import noting_lowered
+from backend_kwargs.errors import error_text
+from backend_kwargs.requirements import machine, unmet
+from backend_kwargs.rewrites import find_rewrite
+
+logger = logging.getLogger("backend_kwargs.auto")
+
+
+class _Lowered(Exception):  # noqa: N818 - no error: all that was wanted is there
+    """The forward graph is there."""
+
+
+def candidates_of_rewrites(
+    names: Sequence[str],
+    stats: GraphStats,
+    objective: str,
+    lowered: Callable[[], Sequence[GraphModule]],
+    traced: tuple[GraphModule, Sequence[Any]],
+    device: torch.device,
+) -> list[Candidate]:
+    """Return those of the rewrites `names` that match, each with the seconds that it is expected to save.
+
+    `lowered` gives the graphs that Inductor lowers, `traced` is dynamo's with its inputs; both stay as they are.
+    """
+    from backend_kwargs.compilers.inductor.rewrites.apply import find_in, find_in_traced
+
+    found = []
+    for name in names:
+        rewrite = find_rewrite(name)
+        fits = rewrite.fitting(stats) and rewrite.objective in ("latency", objective)
+        if not fits or unmet(rewrite.needs, machine()):
+            continue
+        try:
+            match = find_in(lowered(), name) if rewrite.patterns else find_in_traced(*traced, name)
+        except Exception as error:  # noqa: BLE001 - one of somebody else's may fail in any way: it is not tried
+            logger.info("Rewrite %s is not tried: %s", name, error_text(error))
+            continue
+        if match.count:
+            saved_s = seconds_of_traffic(match.bytes, device)
+            logger.info("%s matches %d times and could save %.1f µs", name, match.count, saved_s * 1e6)
+            found.append(rewriting(name, saved_s, on_gpu=stats.gpu))
+    return found
+
+
+def lowered_anew(compile_default: Callable[[], object]) -> list[GraphModule]:
+    """Return the forward graph that Inductor would lower, without compiling it, where default came out of a cache."""
+
+    def stop() -> None:
+        raise _Lowered
+
+    with (
+        noting_lowered(stop) as found,
+        functorch_config.patch(enable_autograd_cache=False),
+        contextlib.suppress(Exception),
+    ):
+        compile_default()
+    return found

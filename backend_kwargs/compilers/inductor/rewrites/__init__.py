@@ -1,0 +1,1 @@
+"""Rewrites of graphs: patterns, the operators that replace them, and how they join Inductor's passes."""

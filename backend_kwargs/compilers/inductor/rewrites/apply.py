@@ -1,0 +1,96 @@
+"""Rewrites as one pass of Inductor's, beside the user's own; what they would do to a graph, and what they did."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch._inductor import config, custom_graph_pass
+from torch._inductor.pattern_matcher import PatternMatcherPass
+from torch.fx import Graph, GraphModule
+
+from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.rewrites import Rewrite, find_rewrite, fingerprint, resolved
+
+PLACE = "post_grad_custom_pre_pass"  # where a linear is one product with its bias, and nothing is fused yet
+
+# torch calls such a pass with `is_inference`, which a user's pass may ask for; torch 2.11 has none of the kind.
+_Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rewrite found in a graph: how often, and the bytes of memory traffic that it saves."""
+
+    count: int
+    bytes: float
+
+
+class RewritePass(_Base):  # type: ignore[misc]
+    """The user's own passes of this place, then the rewrites `names`."""
+
+    def __init__(self, names: Iterable[str], users: Sequence[Any]) -> None:
+        self.names = tuple(names)
+        self.users = tuple(users)
+
+    def __call__(self, graph: Graph, is_inference: bool = True) -> None:
+        """Rewrite `graph` in place."""
+        for each in self.users:
+            if _Base is not custom_graph_pass.CustomGraphPass and isinstance(each, _Base):
+                each(graph, is_inference)
+            else:
+                each(graph)
+        for name in self.names:
+            rewrite_graph(graph, name)
+
+    def uuid(self) -> Any:
+        """Return what tells the pass from others in keys of caches, None where a user's pass has no such thing."""
+        users = [each.uuid() if hasattr(each, "uuid") else None for each in self.users]
+        return None if None in users else ("backend_kwargs.rewrites", fingerprint(self.names), tuple(users))
+
+
+def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return Inductor's options with the rewrites `names` that act on lowered graphs."""
+    lowered = [name for name in names if find_rewrite(name).patterns]
+    if not lowered:
+        return patches
+    users = patches.get(PLACE, getattr(config, PLACE))
+    users = list(users) if isinstance(users, list | tuple) else [users] if users is not None else []
+    return {**patches, PLACE: RewritePass(lowered, users)}
+
+
+def rewrite_graph(graph: Graph, name: str) -> int:
+    """Apply one rewrite to a lowered graph; return how often it matched."""
+    count = _pass_of(find_rewrite(name)).apply(graph)
+    if count:
+        graph.eliminate_dead_code()
+        graph.lint()
+    return count
+
+
+@cache
+def _pass_of(rewrite: Rewrite) -> PatternMatcherPass:
+    passes = PatternMatcherPass("backend_kwargs")
+    resolved(rewrite.patterns)(passes)
+    return passes
+
+
+# ---- what a rewrite would do
+
+
+def find_in(gms: Sequence[GraphModule], name: str) -> Found:
+    """Return what the rewrite `name` finds in lowered graphs, which stay as they are."""
+    count, saved = 0, 0.0
+    for gm in gms:
+        spare = GraphModule(gm, copy.deepcopy(gm.graph))
+        if number := rewrite_graph(spare.graph, name):
+            count += number
+            saved += sum(map(operators.saved_bytes, spare.graph.nodes))
+    return Found(count, saved)
+
+
+def find_in_traced(gm: GraphModule, example_inputs: Sequence[Any], name: str) -> Found:
+    """Return what the rewrite `name` finds in dynamo's graph, which stays as it is."""
+    change = resolved(find_rewrite(name).traced)(gm, example_inputs)
+    return Found(change.count, change.bytes) if change else Found(0, 0.0)

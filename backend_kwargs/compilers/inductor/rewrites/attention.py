@@ -1,0 +1,292 @@
+"""Attention spelt out, softmax(q @ kᵀ · scale + bias) @ v, as one call of scaled_dot_product_attention.
+
+Inductor has patterns of its own, for spellings without a relative-position bias; these see what it left. Where the
+weights are kept, as a backward pass needs them, another node uses them and nothing matches.
+"""
+
+import itertools
+import math
+import operator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch._inductor.pattern_matcher import (
+    CallFunctionVarArgs,
+    Match,
+    PatternMatcherPass,
+    register_graph_pattern,
+)
+from torch.fx import Graph, Node
+
+from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites.matching import (
+    AnyNode,
+    aten,
+    calls,
+    erase_dead,
+    insert,
+    pattern_of,
+    prims,
+    replace,
+    same_sizes,
+    used_once,
+    value_of,
+)
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
+HEADS_LAST = [0, 2, 1, 3]
+
+
+@dataclass(slots=True)
+class Attention:
+    """What attends: sizes are [batch, heads, queries, keys]; `masks` are (where, nodes that are true there)."""
+
+    q: AnyNode
+    k: AnyNode
+    v: AnyNode
+    product: AnyNode
+    sizes: tuple[Any, ...]
+    biases: list[AnyNode] = field(default_factory=list)
+    scale: float = 1.0
+    keys_last: bool = False
+
+
+def add_patterns(passes: PatternMatcherPass) -> None:
+    """Add a softmax over the last dimension, of any of the sizes that attention has."""
+    seen = set()
+    for dtype, sizes in itertools.product(DTYPES, ((2, 4, 4), (2, 2, 4, 4))):
+        for dim in (-1, len(sizes) - 1):
+            pattern = pattern_of(partial(_softmax, dim), torch.empty(sizes, dtype=dtype))
+            if repr(pattern) not in seen:
+                seen.add(repr(pattern))
+                register_graph_pattern(pattern, extra_check=lambda match: _parse(match) is not None, pass_dict=passes)(
+                    _fuse
+                )
+
+
+def _softmax(dim: int, x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, dim)
+
+
+def _fuse(match: Match, x: AnyNode) -> None:
+    found = _parse(match)
+    assert found is not None
+    graph = found.product.graph
+    with graph.inserting_before(found.product):
+        q, k, v = (_of_four(graph, each) for each in (found.q, found.k, found.v))
+        if not found.keys_last:
+            k = insert(graph, aten.permute.default, k, [0, 1, 3, 2])
+        bias = _bias(graph, found, q.meta["val"].dtype)
+        attended = insert(graph, operators.attention, q, k, v, bias, found.scale)
+    target = _heads_last(found)
+    if target is not None:
+        _replace_here(target, attended)
+        return
+    with graph.inserting_before(found.product):
+        attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
+        attended = insert(graph, aten.clone.default, attended, memory_format=torch.contiguous_format)
+        wanted = [*found.product.meta["val"].shape]
+        attended = insert(graph, aten.reshape.default, attended, [-1, *wanted[1:]])
+    replace(match, found.product, attended)
+
+
+def _replace_here(old: AnyNode, new: AnyNode) -> None:
+    old.replace_all_uses_with(new)
+    erase_dead(old)
+
+
+def _heads_last(found: Attention) -> AnyNode | None:
+    """Return the copy with heads beside their widths that models make of the result, which the library gives anyway."""
+    node = found.product
+    for targets, args in ((VIEWS, None), ((aten.permute.default,), HEADS_LAST), ((aten.clone.default,), None)):
+        if not used_once(node):
+            return None
+        node = next(iter(node.users))
+        if not calls(node, *targets) or (args is not None and list(node.args[1]) != args):
+            return None
+    value, (batch, heads, queries, _) = value_of(node), found.sizes
+    if value is None or value.dim() != 4 or not same_sizes(value.shape[:3], (batch, queries, heads)):
+        return None
+    return node if value.is_contiguous() else None
+
+
+def _of_four(graph: Graph, node: AnyNode) -> AnyNode:
+    return node if node.meta["val"].dim() == 4 else insert(graph, aten.unsqueeze.default, node, 0)
+
+
+def _bias(graph: Graph, found: Attention, dtype: torch.dtype) -> Any:
+    bias: Any = None
+    for each in found.biases:
+        bias = each if bias is None else insert(graph, aten.add.Tensor, bias, each)
+    if bias is not None and bias.meta["val"].dtype != dtype:
+        bias = insert(graph, prims.convert_element_type.default, bias, dtype)
+    return bias
+
+
+def _parse(match: Match) -> Attention | None:
+    """Return the attention of which the softmax that was matched is part, or None."""
+    weights, scores = match.output_node(), match.kwargs["x"]
+    product = _product_of(weights)
+    whole, value = value_of(scores), value_of(product) if product else None
+    if product is None or whole is None or value is None or value.dtype not in DTYPES:
+        return None
+    biases: list[AnyNode] = []
+    scale = 1.0
+    node: Any = scores
+    internal = set(match.nodes)
+    first = True
+    while True:
+        if not isinstance(node, Node) or not (used_once(node) or (first and internal.issuperset(node.users))):
+            return None
+        first = False
+        if calls(node, prims.convert_element_type.default):
+            node = node.args[0]
+        elif calls(node, aten.mul.Tensor, aten.div.Tensor) and isinstance(node.args[1], int | float):
+            factor = float(node.args[1])
+            if not math.isfinite(factor) or factor == 0:
+                return None
+            scale = scale * factor if calls(node, aten.mul.Tensor) else scale / factor
+            node = node.args[0]
+        elif calls(node, aten.add.Tensor) and not node.kwargs and scale == 1.0:
+            split = _scores_and_bias(node, whole)
+            if split is None:
+                return None
+            node, bias = split
+            biases.append(bias)
+        else:
+            break
+    return _of_product(node, product, whole, biases, scale)
+
+
+def _of_product(
+    node: AnyNode, product: AnyNode, whole: torch.Tensor, biases: list[AnyNode], scale: float
+) -> Attention | None:
+    """Return the attention whose scores are the product that `node` holds."""
+    if calls(node, *VIEWS):
+        value = value_of(node)
+        if value is None or value.dim() != 4 or not same_sizes(value.shape, whole.shape):
+            return None
+        node = node.args[0]
+        if not used_once(node):
+            return None
+    if not calls(node, aten.bmm.default):
+        return None
+    sizes = tuple(whole.shape) if whole.dim() == 4 else (1, *whole.shape)
+    q, k, v = (_source(each, whole.dim()) for each in (*node.args, product.args[1]))
+    if q is None or k is None or v is None:
+        return None
+    keys_last = calls(k, aten.permute.default) and _swaps_last(k.args[1], whole.dim())
+    if keys_last:
+        k = k.args[0]
+    dtypes = {value.dtype if value is not None else None for value in map(value_of, (q, k, v, product))}
+    if len(dtypes) > 1:
+        return None
+    return Attention(q, k, v, product, sizes, biases, scale, keys_last)
+
+
+def _swaps_last(dims: Any, count: int) -> bool:
+    return [dim % count for dim in dims] == [*range(count - 2), count - 1, count - 2]
+
+
+def _product_of(weights: AnyNode) -> AnyNode | None:
+    """Return the product of the weights with values, where nothing else uses the weights."""
+    node = weights
+    while used_once(node):
+        user = next(iter(node.users))
+        if calls(user, aten.bmm.default):
+            return user if user.args[0] is node and user.args[1] is not node else None
+        if not calls(user, *VIEWS, aten.expand.default, prims.convert_element_type.default, aten.clone.default):
+            return None
+        node = user
+    return None
+
+
+def _source(node: Any, dims: int) -> AnyNode | None:
+    """Return what a factor of a product of matrices is a view of, with as many dimensions as the scores have."""
+    if not isinstance(node, Node):
+        return None
+    if dims == 3:
+        return node
+    merged = value_of(node)
+    if not calls(node, *VIEWS):
+        return None
+    node = node.args[0]
+    while calls(node, aten.expand.default, aten.clone.default):
+        given, made = value_of(node.args[0]), value_of(node)
+        if given is None or made is None or not same_sizes(given.shape, made.shape):
+            break
+        node = node.args[0]
+    value = value_of(node)
+    if value is None or merged is None or value.dim() != 4 or merged.dim() != 3:
+        return None
+    if not same_sizes((value.shape[0] * value.shape[1], *value.shape[2:]), merged.shape):
+        return None
+    return node
+
+
+def _scores_and_bias(node: AnyNode, whole: torch.Tensor) -> tuple[Any, AnyNode] | None:
+    """Tell the scores from what is added to them: they alone come from a product and have all sizes."""
+    for scores, bias in (node.args, node.args[::-1]):
+        value, added = value_of(scores), value_of(bias)
+        if value is None or added is None or not same_sizes(value.shape, whole.shape):
+            continue
+        broadcast = added.is_floating_point() and added.dim() <= whole.dim() and added.dim() >= 2
+        if broadcast and _comes_from_product(scores):
+            return scores, bias
+    return None
+
+
+def _comes_from_product(node: Any) -> bool:
+    while calls(node, aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, prims.convert_element_type.default, *VIEWS):
+        node = node.args[0]
+    return calls(node, aten.bmm.default)
+
+
+# ---- which library's kernel attends
+
+# By operator: where dropout_p, is_causal and a bias are among its arguments; each returns its result first.
+FLASH = aten._scaled_dot_product_flash_attention.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
+
+
+def add_cudnn_patterns(passes: PatternMatcherPass) -> None:
+    """Add other kernels of scaled_dot_product_attention, in whose place cuDNN's attends."""
+    for target in (FLASH, EFFICIENT):
+        register_graph_pattern(
+            CallFunctionVarArgs(target), extra_check=lambda match: _only_result(match.output_node()), pass_dict=passes
+        )(_by_cudnn)
+
+
+def _arguments(node: AnyNode) -> dict[str, Any]:
+    names = [argument.name for argument in node.target._schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _only_result(node: AnyNode) -> bool:
+    """Tell whether nothing but the result is used: what a backward pass takes belongs to one kernel's."""
+    given = _arguments(node)
+    if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
+        return False
+    values = [value_of(given[name]) for name in ("query", "key", "value")]
+    half = all(each is not None and each.dtype in (torch.bfloat16, torch.float16) for each in values)
+    return half and not given.get("dropout_p") and not given.get("return_debug_mask")
+
+
+def _by_cudnn(match: Match, *args: Any, **kwargs: Any) -> None:
+    node = match.output_node()
+    given = _arguments(node)
+    q, k, v = (given[name] for name in ("query", "key", "value"))
+    graph = node.graph
+    scale = given.get("scale")
+    scale = q.meta["val"].shape[-1] ** -0.5 if scale is None else scale
+    with graph.inserting_before(node):
+        by = operators.cudnn_attention
+        attended = insert(graph, by, q, k, v, given.get("attn_bias"), bool(given.get("is_causal")), float(scale))
+        attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
+    for user in [*node.users]:
+        user.replace_all_uses_with(attended)
+        graph.erase_node(user)
+    erase_dead(node)

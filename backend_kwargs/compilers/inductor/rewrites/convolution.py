@@ -1,0 +1,210 @@
+"""Convolution + an affine function of each channel (bias, norm in eval mode) + residual + ReLU as one call.
+
+cuDNN and oneDNN have it as one kernel. A norm becomes part of weights and bias in the graph, computed at each call in
+float32, so that updates of weights stay visible.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, PatternMatcherPass, register_graph_pattern
+from torch.fx import Graph, Node
+
+from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites.matching import (
+    AnyNode,
+    aten,
+    calls,
+    insert,
+    prims,
+    replace,
+    same_sizes,
+    used_once,
+    value_of,
+)
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A convolution, and what is done to its result channel by channel: (operator, operand), first to last."""
+
+    convolution: AnyNode
+    steps: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+def add_patterns(passes: PatternMatcherPass) -> None:
+    """Add what ends in a ReLU."""
+
+    @register_graph_pattern(
+        CallFunction(aten.relu.default, KeywordArg("x")),
+        extra_check=lambda match: _parse(match.output_node()) is not None,
+        pass_dict=passes,
+    )
+    def fuse(match: Match, x: AnyNode) -> None:
+        relu = match.output_node()
+        parsed = _parse(relu)
+        assert parsed is not None
+        affine, residual = parsed
+        graph = relu.graph
+        with graph.inserting_before(relu):
+            weight, bias = _folded(graph, affine)
+            if residual is not None and (other := _affine(residual)) is not None and _fits(other, relu):
+                other_weight, other_bias = _folded(graph, other)  # its bias joins that of the fused call
+                bias = _sum(graph, bias, other_bias)
+                x, _, _, *geometry = other.convolution.args
+                residual = insert(graph, aten.convolution.default, x, other_weight, None, *geometry)
+            x, _, _, stride, padding, dilation, _, _, groups = affine.convolution.args
+            geometry = (stride, padding, dilation, groups)
+            new = (
+                insert(graph, operators.conv_relu, x, weight, bias, *geometry)
+                if residual is None
+                else insert(graph, operators.conv_add_relu, x, weight, residual, bias, *geometry)
+            )
+        replace(match, relu, new)
+
+
+def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
+    """Return the convolution that ends in `relu`, with what is added to it before, or None."""
+    inner = _unconverted(relu.args[0])
+    if inner is None:
+        return None
+    found = _affine(inner)
+    if found is not None and _fits(found, relu):
+        return found, None
+    if not calls(inner, aten.add.Tensor) or inner.kwargs or not used_once(inner):
+        return None
+    one, other = inner.args
+    for left, right in ((one, other), (other, one)):
+        found = _affine(_unconverted(left))
+        if found is not None and _fits(found, relu) and _is_residual(right, relu):
+            return found, right
+    return None
+
+
+def _fits(affine: Affine, relu: AnyNode) -> bool:
+    """Tell whether the library's fused call gives what `relu` gives: the same size, dtype and layout."""
+    x, weight, made, wanted = map(value_of, (*affine.convolution.args[:2], affine.convolution, relu))
+    if x is None or weight is None or made is None or wanted is None:
+        return False
+    if not used_once(affine.convolution) or made.dim() != 4 or not same_sizes(made.shape, wanted.shape):
+        return False
+    if not x.dtype == weight.dtype == made.dtype == wanted.dtype or made.dtype not in DTYPES:
+        return False
+    if made.device.type == "cpu":
+        return made.dtype != torch.float16
+    last = torch.channels_last
+    return made.device.type == "cuda" and all(t.is_contiguous(memory_format=last) for t in (x, made, wanted))
+
+
+def _is_residual(node: Any, relu: AnyNode) -> bool:
+    """Tell whether `node` can be added by the library: of the result's size, dtype and layout."""
+    value, wanted = value_of(node), value_of(relu)
+    if value is None or wanted is None:
+        return False
+    return value.dtype == wanted.dtype and same_sizes(value.shape, wanted.shape) and value.stride() == wanted.stride()
+
+
+def _unconverted(node: Any) -> Any:
+    """Return what is converted to another dtype, where nothing else uses the converted."""
+    while calls(node, prims.convert_element_type.default) and used_once(node):
+        source = value_of(node.args[0])
+        if source is None or not source.is_floating_point():
+            return None
+        node = node.args[0]
+    return node
+
+
+def _affine(node: Any) -> Affine | None:
+    """Return `node` as a convolution under an affine function of each channel, or None."""
+    steps: list[tuple[Any, Any]] = []
+    while True:
+        node = _unconverted(node)
+        if node is None or not isinstance(node, Node) or not used_once(node):
+            return None
+        if calls(node, aten.convolution.default):
+            return None if node.args[6] else Affine(node, steps[::-1])
+        if not calls(node, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor) or node.kwargs:
+            return None
+        left, right = node.args
+        if _per_channel(right, node):
+            steps.append((node.target, right))
+            node = left
+        elif node.target is not aten.sub.Tensor and _per_channel(left, node):
+            steps.append((node.target, left))
+            node = right
+        else:
+            return None
+
+
+def _per_channel(operand: Any, node: AnyNode) -> bool:
+    """Tell whether `operand` is a number, or has one value for each channel of `node`."""
+    if isinstance(operand, int | float):
+        return True
+    value, whole = value_of(operand), value_of(node)
+    if value is None or whole is None or whole.dim() != 4 or not value.is_floating_point():
+        return False
+    sizes = (1,) * (4 - value.dim()) + tuple(value.shape)
+    return value.dim() >= 3 and same_sizes(sizes, (1, whole.shape[1], 1, 1))
+
+
+def _folded(graph: Graph, affine: Affine) -> tuple[Any, Any]:
+    """Return weights and bias with the affine function folded in, computed in float32."""
+    _, weight, bias, *_ = affine.convolution.args
+    if not affine.steps:
+        return weight, bias
+    dtype = weight.meta["val"].dtype
+    channels = weight.meta["val"].shape[0]
+    scale: Any = None
+    shift = None if bias is None else _wide(graph, bias)
+    for operator, operand in affine.steps:
+        flat = operand if isinstance(operand, int | float) else _flat(graph, operand, channels)
+        if operator is aten.mul.Tensor:
+            scale = _product(graph, scale, flat)
+            shift = None if shift is None else insert(graph, aten.mul.Tensor, shift, flat)
+        elif shift is not None:
+            shift = insert(graph, operator, shift, flat)
+        else:
+            shift = flat if operator is aten.add.Tensor else _negated(graph, flat)
+            if not isinstance(shift, Node):
+                like = {"dtype": torch.float32, "device": weight.meta["val"].device}
+                shift = insert(graph, aten.full.default, [channels], shift, **like)
+    if scale is not None:
+        if isinstance(scale, Node):
+            scale = insert(graph, aten.reshape.default, scale, [channels, 1, 1, 1])
+        weight = _narrow(graph, insert(graph, aten.mul.Tensor, _wide(graph, weight), scale), dtype)
+    return weight, None if shift is None else _narrow(graph, shift, dtype)
+
+
+def _product(graph: Graph, one: Any, other: Any) -> Any:
+    if one is None:
+        return other
+    if not isinstance(one, Node) and not isinstance(other, Node):
+        return one * other
+    return insert(graph, aten.mul.Tensor, *((one, other) if isinstance(one, Node) else (other, one)))
+
+
+def _negated(graph: Graph, value: Any) -> Any:
+    return insert(graph, aten.neg.default, value) if isinstance(value, Node) else -value
+
+
+def _flat(graph: Graph, operand: AnyNode, channels: int) -> AnyNode:
+    return _wide(graph, insert(graph, aten.reshape.default, operand, [channels]))
+
+
+def _wide(graph: Graph, node: AnyNode) -> AnyNode:
+    return _narrow(graph, node, torch.float32)
+
+
+def _narrow(graph: Graph, node: AnyNode, dtype: torch.dtype) -> AnyNode:
+    if node.meta["val"].dtype == dtype:
+        return node
+    return insert(graph, prims.convert_element_type.default, node, dtype)
+
+
+def _sum(graph: Graph, one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    return insert(graph, aten.add.Tensor, one, other)

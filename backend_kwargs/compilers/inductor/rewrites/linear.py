@@ -1,0 +1,123 @@
+"""Linear with bias + ReLU or tanh-GELU as one call: cuBLASLt and oneDNN apply both before the product is written."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
+
+from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites.matching import (
+    AnyNode,
+    aten,
+    calls,
+    insert,
+    pattern_of,
+    replace,
+    same_sizes,
+    used_once,
+    value_of,
+)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _relu(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x)
+
+
+def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x)
+
+
+def add_patterns(passes: PatternMatcherPass) -> None:
+    """Add what ends in ReLU or tanh-GELU."""
+    _add(passes, _relu, operators.linear_relu)
+    _add(passes, _tanh_gelu, operators.linear_gelu)
+
+
+def add_approximate_patterns(passes: PatternMatcherPass) -> None:
+    """Add what ends in exact GELU, which tanh-GELU replaces."""
+    _add(passes, _gelu, operators.linear_approximated_gelu)
+
+
+def _add(passes: PatternMatcherPass, activation: Callable[..., Any], operator: Any) -> None:
+    seen = set()
+    for dtype in DTYPES:  # in half precision an activation holds conversions
+        pattern = pattern_of(activation, torch.empty(4, 4, dtype=dtype))
+        if repr(pattern) in seen:
+            continue
+        seen.add(repr(pattern))
+        register_graph_pattern(
+            pattern,
+            extra_check=lambda match: _product(match.output_node(), match.kwargs["x"]) is not None,
+            pass_dict=passes,
+        )(partial(_fuse, operator))
+
+
+def _fuse(operator: Any, match: Match, x: AnyNode) -> None:
+    activation = match.output_node()
+    product = _product(activation, x)
+    assert product is not None
+    bias, rows, columns = product.args
+    graph = activation.graph
+    with graph.inserting_before(activation):
+        weight = insert(graph, aten.permute.default, columns, [1, 0])
+        if calls(columns, aten.permute.default):
+            weight = columns.args[0]
+        new = insert(graph, operator, rows, weight, bias)
+        sizes = [*activation.meta["val"].shape]
+        if not same_sizes(sizes, new.meta["val"].shape):
+            new = insert(graph, aten.reshape.default, new, _literal_sizes(activation, x))
+    replace(match, activation, new)
+
+
+def _literal_sizes(activation: AnyNode, x: AnyNode) -> Any:
+    """Return the sizes that the product was brought to, as the graph says them: they may hold symbols' nodes."""
+    return x.args[1]
+
+
+def _product(activation: AnyNode, x: Any) -> AnyNode | None:
+    """Return the product with a bias for each column whose result `x` is, in other sizes or not; None where none is."""
+    wanted, given = value_of(activation), value_of(x)
+    if wanted is None or given is None or wanted.dtype != given.dtype:
+        return None
+    while calls(x, aten.reshape.default, aten.view.default):
+        # Only the activation uses it, several times over.
+        if not _used_by_one_pattern(x, activation):
+            return None
+        x = x.args[0]
+        if not used_once(x):
+            return None
+    if not calls(x, aten.addmm.default) or x.kwargs or not _used_by_one_pattern(x, activation):
+        return None
+    bias, rows, columns, made = map(value_of, (*x.args, x))
+    if bias is None or rows is None or columns is None or made is None:
+        return None
+    if bias.dim() != 1 or not same_sizes(bias.shape, made.shape[1:]):
+        return None
+    if not bias.dtype == rows.dtype == columns.dtype == wanted.dtype or wanted.dtype not in DTYPES:
+        return None
+    if wanted.device.type == "cpu" and wanted.dtype == torch.float16:
+        return None
+    return x
+
+
+def _used_by_one_pattern(node: AnyNode, activation: AnyNode) -> bool:
+    """Tell whether all that uses `node` leads to `activation` alone."""
+    waiting, seen = [*node.users], set()
+    while waiting:
+        user = waiting.pop()
+        if user is activation or user in seen:
+            continue
+        seen.add(user)
+        if user.op == "output" or user > activation:
+            return False
+        waiting.extend(user.users)
+    return True

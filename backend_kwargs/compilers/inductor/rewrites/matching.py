@@ -1,0 +1,91 @@
+"""What patterns share: a graph's values, new nodes with theirs, and patterns traced from functions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch._guards import tracing
+from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only, fx_to_pattern
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import map_arg
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# torch types what a node holds as a union of all that a graph can hold: here it is what patterns say.
+AnyNode: TypeAlias = Any
+
+
+def value_of(node: Any) -> torch.Tensor | None:
+    """Return the fake tensor of a node, None where it has none."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def calls(node: Any, *targets: Any) -> bool:
+    """Tell whether `node` calls one of `targets`."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def used_once(node: Node) -> bool:
+    """Tell whether one node alone uses `node`, so that a replacement makes it needless."""
+    return len(node.users) == 1
+
+
+def known_true(condition: Any) -> bool:
+    """Tell whether a condition on sizes holds whatever the symbols in it are."""
+    return bool(statically_known_true(condition))
+
+
+def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Tell whether two shapes are known to be equal."""
+    return len(one) == len(other) and all(known_true(a == b) for a, b in zip(one, other, strict=True))
+
+
+def insert(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """Add a call before the graph's insertion point, with the fake tensor that it gives."""
+    node = graph.call_function(target, args, kwargs)
+    values = map_arg((args, kwargs), lambda each: each.meta["val"])
+    mode = next((v.fake_mode for v in _fakes(values)), None)
+    with mode or FakeTensorMode():
+        node.meta["val"] = target(*values[0], **values[1])
+    return node
+
+
+def _fakes(values: Any) -> list[Any]:
+    from torch.utils import _pytree as pytree
+
+    return [leaf for leaf in pytree.tree_leaves(values) if hasattr(leaf, "fake_mode")]
+
+
+def replace(match: Match, old: Node, new: Node) -> None:
+    """Let `new` stand for `old`, which and what led to it alone are erased."""
+    new.meta = {**{k: v for k, v in old.meta.items() if k != "val"}, "val": new.meta["val"]}
+    old.replace_all_uses_with(new)
+    erase_dead(old)
+
+
+def erase_dead(node: Node) -> None:
+    """Erase `node` and its inputs for as long as nothing uses them."""
+    if node.users or node.op in ("placeholder", "output"):
+        return
+    inputs = node.all_input_nodes
+    node.graph.erase_node(node)
+    for each in inputs:
+        if not each._erased:
+            erase_dead(each)
+
+
+def pattern_of(function: Callable[..., Any], *example_inputs: torch.Tensor) -> PatternExpr:
+    """Return the pattern of what `function` becomes under Inductor's decompositions, its constants as they are.
+
+    Its arguments match any node, under the function's names for them.
+    """
+    import inspect
+
+    names = [*inspect.signature(function).parameters]
+    with tracing(None), unset_fake_temporarily(), FakeTensorMode(), torch.no_grad():
+        fakes = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in example_inputs]
+        gm = fwd_only(function, fakes)
+    return fx_to_pattern(gm, argnames=names)

@@ -1,0 +1,160 @@
+"""Linear layers that share an input as one product, with their weights packed into a buffer of its own.
+
+Weights are inputs of the graph, so the caller may have changed them: each call compares every weight's identity,
+address and version with those that were packed, and packs again into the same buffer where one differs. Writes through
+`.data` change no version and are unseen.
+"""
+
+import logging
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch._dynamo.source import ConstantSource
+from torch.fx import GraphModule, Node
+
+from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, has_memory, may_be_written
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
+from backend_kwargs.compilers.inductor.rewrites.traced import Change
+
+logger = logging.getLogger("backend_kwargs.rewrites")
+
+LINEAR = (F.linear, torch._C._nn.linear)
+
+
+class Pack:
+    """Tensors packed along their first dimension into `buffer`, which stays where it is."""
+
+    def __init__(self, positions: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        self.positions = tuple(positions)
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            self.buffer = torch.cat([tensor.detach() for tensor in tensors])
+        self._note(tensors)
+
+    def _note(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.known = [
+            (position, weakref.ref(tensor), tensor.data_ptr(), tensor._version)
+            for position, tensor in zip(self.positions, tensors, strict=True)
+        ]
+
+    def refresh(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Pack again where a tensor is another one, or was written to."""
+        for position, known, address, version in self.known:
+            tensor = inputs[position]
+            if tensor is not known() or tensor.data_ptr() != address or tensor._version != version:
+                break
+        else:
+            return
+        tensors = [inputs[position] for position in self.positions]
+        with torch.no_grad():
+            torch.cat([tensor.detach() for tensor in tensors], out=self.buffer)
+        self._note(tensors)
+
+
+def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
+    """Return the graph with each group of linear layers as one, None where no layers share an input.
+
+    Only where no gradients are recorded, and of parameters that the graph does not change.
+    """
+    if torch.is_grad_enabled() or not _groups(gm, example_inputs):
+        return None
+    packed = copy_of_graph(gm)
+    placeholders = packed.graph.find_nodes(op="placeholder")
+    groups = _groups(packed, example_inputs)
+    positions = {node: at for at, node in enumerate(placeholders)}
+    packs = []
+    for group in groups:
+        packs += _pack_group(packed, group, positions, example_inputs)
+    kept = [at for at, node in enumerate(placeholders) if node.users]
+    for node in placeholders:
+        if not node.users:
+            packed.graph.erase_node(node)
+    packed.graph.lint()
+    packed.recompile()
+    memory = sum(each.buffer.nbytes for each in packs)
+    logger.info(
+        "Packed %d groups of linear layers, in %.1f MiB of buffers beside the weights", len(groups), memory / 2**20
+    )
+    return Change(packed, [example_inputs[at] for at in kept], len(groups), 0.0, _wrapped(packs, kept, len(groups)))
+
+
+def _wrapped(packs: list[Pack], kept: list[int], count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def wrap(compiled: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*inputs: Any) -> Any:
+            for each in packs:
+                each.refresh(inputs)
+            return compiled(*[inputs[at] for at in kept])
+
+        call.rewritten = {"packed": count}  # type: ignore[attr-defined]
+        return call
+
+    return wrap
+
+
+def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode]]:
+    """Return the linear layers that share an input, at least two each, in the order of the graph."""
+    values = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
+    sharing: dict[Any, list[AnyNode]] = defaultdict(list)
+    node: AnyNode
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target in LINEAR and len(node.args) >= 2:
+            operands: list[Any] = [*node.args, *node.kwargs.values(), None]
+            x, weight, bias = operands[:3]
+            if isinstance(x, Node) and all(_may_pack(each, values) for each in (weight, bias) if each is not None):
+                held = values[weight]
+                sharing[x, bias is None, held.dtype, held.device, held.shape[1:]].append(node)
+    return [group for group in sharing.values() if len(group) > 1]
+
+
+def _may_pack(node: Any, values: dict[AnyNode, Any]) -> bool:
+    """Tell whether `node` is a parameter whose changes show: an input with a version that the graph leaves alone."""
+    value = values.get(node) if isinstance(node, Node) else None
+    if not isinstance(value, torch.nn.Parameter) or not has_memory(value) or value.is_inference():
+        return False
+    return not may_be_written(node) and not exposes_data(node)
+
+
+def _pack_group(
+    gm: GraphModule, group: list[AnyNode], positions: dict[AnyNode, int], example_inputs: Sequence[Any]
+) -> list[Pack]:
+    first = group[0]
+    x = first.args[0]
+    operands = [[*each.args[1:], *each.kwargs.values()] for each in group]
+    packs, attributes = [], []
+    with gm.graph.inserting_before(first):
+        for nodes in zip(*operands, strict=True):
+            if nodes[0] is None:
+                continue
+            at = [positions[node] for node in nodes]
+            pack = Pack(at, [example_inputs[position] for position in at])
+            packs.append(pack)
+            attributes.append(_attribute(gm, pack.buffer))
+        whole = gm.graph.call_function(F.linear, (x, *attributes))
+        start = 0
+        for each, (weight, *_) in zip(group, operands, strict=True):
+            end = start + example_inputs[positions[weight]].shape[0]
+            # A copy, since what follows may ask for the strides of a whole tensor; it joins the next kernel.
+            part = gm.graph.call_function(torch.narrow, (whole, -1, start, end - start))
+            part = gm.graph.call_method("contiguous", (part,))
+            part.meta = dict(each.meta)
+            each.replace_all_uses_with(part)
+            start = end
+    for each in group:
+        gm.graph.erase_node(each)
+    return packs
+
+
+def _attribute(gm: GraphModule, buffer: torch.Tensor) -> AnyNode:
+    """Return a node for `buffer` as the graph's own, which CUDA graphs then know to stay where it is."""
+    count = 0
+    while hasattr(gm, f"packed_{count}"):
+        count += 1
+    name = f"packed_{count}"
+    gm.register_buffer(name, buffer)
+    # AOTAutograd asks for the source of each attribute, all different.
+    sources: dict[str, Any] = gm._param_name_to_source  # type: ignore[assignment]
+    sources[name] = ConstantSource(f"backend_kwargs_{name}")
+    return gm.graph.get_attr(name)

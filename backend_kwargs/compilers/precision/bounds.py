@@ -1,0 +1,58 @@
+"""The precision used for a graph, and its error bound. Imports no torch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+_elsewhere: ContextVar[bool] = ContextVar("measured_elsewhere", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The use of a precision: its error of at most `max_error`, and the bytes of weights made for it.
+
+    `reason` says why it is not used, "" where it is.
+    """
+
+    precision: str
+    error: float | None
+    max_error: float | None
+    nbytes: int = 0
+    products: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"precision {self.precision} is not used: {self.reason}"
+        error = "" if self.error is None else f", error {self.error:.2g}, max_error={self.max_error:g}"
+        held = f", {self.nbytes / 2**20:.1f} MiB of weights" if self.nbytes else ""
+        return f"precision {self.precision}: {self.products} products{error}{held}"
+
+
+_last: list[Used] = []  # of the graph that is compiled now: dynamo compiles one at a time
+
+
+def last_used() -> Used | None:
+    """Return the use of the precision requested last, None if none was."""
+    return _last[0] if _last else None
+
+
+def note_used(used: Used | None) -> None:
+    """Keep the use of a precision for the graph's record."""
+    _last[:] = [used] if used else []
+
+
+@contextmanager
+def measured_elsewhere() -> Iterator[None]:
+    """Let compiles in this thread leave the error to the caller, who measures it."""
+    token = _elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
+
+
+def is_measured_elsewhere() -> bool:
+    """Tell whether the caller of this compile measures the error."""
+    return _elsewhere.get()

@@ -1,0 +1,257 @@
+"""Products of a graph in half precision: their operands cast down, their results cast back to what dynamo captured.
+
+So every value of the graph keeps the dtype that dynamo captured, on which the code around may branch, and from which
+constants of the graph (`finfo(dtype).min`) were made. Autocast alone would change both.
+"""
+
+import copy
+import operator
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
+from torch.nn import functional
+
+# Where each takes what is added to the product, by position and keyword: a mask may hold finfo(float32).min there.
+SDPA, ADDED = (3, "attn_mask"), (0, "input")
+PRODUCTS: Mapping[Any, tuple[int, str] | None] = {
+    **dict.fromkeys(
+        (
+            functional.linear,
+            torch.matmul,
+            operator.matmul,
+            torch.mm,
+            torch.bmm,
+            torch.mv,
+            torch.einsum,
+            torch.functional.einsum,
+            *(getattr(functional, f"conv{d}d") for d in (1, 2, 3)),
+            *(getattr(torch, f"conv{d}d") for d in (1, 2, 3)),
+            *(getattr(functional, f"conv_transpose{d}d") for d in (1, 2, 3)),
+            *(getattr(torch, f"conv_transpose{d}d") for d in (1, 2, 3)),
+            *(getattr(torch.ops.aten, name).default for name in ("linear", "matmul", "mm", "bmm", "convolution")),
+            *("matmul", "__matmul__", "mm", "bmm", "mv"),
+        )
+    ),
+    **dict.fromkeys((torch.addmm, torch.baddbmm, torch.addbmm, "addmm", "baddbmm", "addbmm"), ADDED),
+    functional.scaled_dot_product_attention: SDPA,
+}
+# What only moves or selects values: the same before and after a widening.
+SELECTING = frozenset(
+    {
+        *("view", "reshape", "transpose", "permute", "contiguous", "flatten", "unsqueeze", "squeeze", "expand", "t"),
+        *("unflatten", "chunk", "split", "unbind", "movedim", "swapaxes", "relu", "clone"),
+        *(torch.reshape, torch.transpose, torch.permute, torch.flatten, torch.unsqueeze, torch.squeeze, torch.relu),
+        *(torch.chunk, torch.split, torch.unbind, torch.movedim, functional.relu, operator.getitem),
+        *(functional.max_pool2d, torch.max_pool2d, functional.max_pool1d, functional.max_pool3d),
+    }
+)
+# What autocast computes in half precision as well where its inputs are: rounded once more, stored in half the bytes.
+FOLLOWING = frozenset({functional.batch_norm, torch.batch_norm, operator.add, torch.add})
+# In-place operators with the same outside of place, taken where nothing else reads what they overwrite.
+OUT_OF_PLACE: Mapping[Any, Any] = {operator.iadd: operator.add, "relu_": "relu", torch.relu_: torch.relu}
+Narrow = dict[Node, Any]
+
+
+def cast_products(gm: GraphModule, dtype: torch.dtype) -> int:
+    """Let the float32 products of `gm`, which is changed, compute in `dtype`; return how many there are.
+
+    Graphs within it, such as those that a checkpoint runs again, are changed too: on copies.
+    """
+    count = _Cast(gm, dtype).run()
+    for node in gm.graph.find_nodes(op="get_attr"):
+        held = getattr(gm, str(node.target), None)
+        if isinstance(held, GraphModule):
+            within = GraphModule(held, copy.deepcopy(held.graph))
+            within.meta = dict(held.meta)
+            count += cast_products(within, dtype)
+            setattr(gm, str(node.target), within)
+    gm.recompile()
+    return count
+
+
+class _Cast:
+    """One graph while its products are cast.
+
+    `narrow` are the values in half precision that widened ones equal, `detached` operations that were in place and are
+    no longer.
+    """
+
+    def __init__(self, gm: GraphModule, dtype: torch.dtype) -> None:
+        self.gm, self.graph, self.dtype = gm, gm.graph, dtype
+        self.narrow: Narrow = {}
+        self.detached: set[Node] = set()
+        self.overwritten = _overwritten(self.graph, self.detached)
+
+    def run(self) -> int:
+        count = 0
+        for node in list(self.graph.nodes):
+            if node.op not in ("call_function", "call_method"):
+                continue
+            if node.target in PRODUCTS and self._is_single(node):
+                self._cast(node)
+                count += 1
+            elif node.target in SELECTING or node.target in FOLLOWING:
+                self._follow(node)
+        return count
+
+    def _is_single(self, node: Node) -> bool:
+        """Tell whether a product gives float32 and takes nothing else but masks: no out=, nothing cast already."""
+        floats = [
+            dtype for each in node.all_input_nodes if (dtype := _dtype(self.gm, each)) and dtype.is_floating_point
+        ]
+        return _dtype(self.gm, node) == torch.float32 and set(floats) == {torch.float32} and "out" not in node.kwargs
+
+    def _cast(self, node: Node) -> None:
+        added = PRODUCTS[node.target]
+        with self.graph.inserting_before(node):
+            args = tuple(
+                map_aggregate(arg, self._clamped if added and at == added[0] else self._narrowed)
+                for at, arg in enumerate(node.args)
+            )
+            kwargs = {
+                name: map_aggregate(arg, self._clamped if added and name == added[1] else self._narrowed)
+                for name, arg in node.kwargs.items()
+            }
+        self._replace(node, args, kwargs)
+
+    def _replace(self, node: Node, args: Any, kwargs: Any) -> None:
+        """Put the same operation on narrow values, widened, in the place of `node`."""
+        with self.graph.inserting_before(node):
+            made = self.graph.create_node(node.op, node.target, args, kwargs)
+            wide = self.graph.call_method("to", (made, torch.float32))
+        made.meta = {name: value for name, value in node.meta.items() if name != "example_value"}
+        wide.meta = dict(node.meta)
+        node.replace_all_uses_with(wide)
+        self.graph.erase_node(node)
+        if not self._may_change(wide):
+            self.narrow[wide] = made
+
+    def _narrowed(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Node) or _dtype(self.gm, leaf) != torch.float32:
+            return leaf
+        if leaf in self.narrow:
+            return self.narrow[leaf]
+        return self.graph.call_method("to", (leaf, self.dtype))
+
+    def _clamped(self, leaf: Any) -> Any:
+        """Cast what is added so that no finite number becomes infinite: a row of those would be nan after softmax."""
+        if not isinstance(leaf, Node) or _dtype(self.gm, leaf) != torch.float32:
+            return leaf
+        if leaf.op == "get_attr" or leaf in self.narrow or _is_parameter(leaf):
+            return self._narrowed(leaf)
+        limits = torch.finfo(self.dtype)
+        infinite = self.graph.call_method("isinf", (leaf,))
+        within = self.graph.call_method("clamp", (leaf, limits.min, limits.max))
+        chosen = self.graph.call_function(torch.where, (infinite, leaf, within))
+        return self.graph.call_method("to", (chosen, self.dtype))
+
+    # ---- what follows a product
+
+    def _follow(self, node: Node) -> None:
+        """Let an operation on a widened value be one on the narrow value, widened afterwards."""
+        first = node.args[0] if node.args else None
+        if not isinstance(first, Node) or first not in self.narrow or node.kwargs.get("out") is not None:
+            return
+        if any(isinstance(arg, torch.dtype) for arg in (*node.args, *node.kwargs.values())):  # view(dtype)
+            return
+        if node.target in (operator.add, torch.add):
+            if len(node.args) != 2 or node.kwargs or not all(arg in self.narrow for arg in node.args):
+                return
+            args = tuple(self.narrow[arg] for arg in node.args)  # type: ignore[index]
+        elif any(isinstance(arg, Node) and arg in self.narrow for arg in node.args[1:]):
+            return
+        else:
+            args = (self.narrow[first], *node.args[1:])
+        kwargs = {name: False if name == "inplace" else value for name, value in node.kwargs.items()}
+        if isinstance(node.meta.get("example_value"), torch.Tensor) and not self._is_view(node, first):
+            if _dtype(self.gm, node) == torch.float32:
+                self._replace(node, args, kwargs)
+        elif not self._may_change(node):
+            # Beside the one on the widened value, which another may be a view of too; what nothing uses is dropped.
+            with self.graph.inserting_after(node):
+                self.narrow[node] = self.graph.create_node(node.op, node.target, args, kwargs)
+
+    def _is_view(self, node: Node, of: Node) -> bool:
+        shared = _storages(node.meta.get("example_value")) & _storages(of.meta.get("example_value"))
+        return bool(shared) and node not in self.detached
+
+    def _may_change(self, node: Node) -> bool:
+        return bool(_storages(node.meta.get("example_value")) & self.overwritten)
+
+
+def _overwritten(graph: torch.fx.Graph, detached: set[Node]) -> set[int]:
+    """Return the storages that the graph overwrites, once what can be done out of place is: it joins `detached`."""
+    readers: dict[int, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        for storage in _storages(node.meta.get("example_value")):
+            readers[storage].append(node)
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    overwritten: set[int] = set()
+    for node in graph.nodes:
+        if not _writes(node):
+            continue
+        for written in _written(node):
+            storages = _storages(written.meta.get("example_value"))
+            earlier = [each for storage in storages for each in readers[storage] if order[each] < order[node]]
+            if _dead_after(earlier, node, order) and _out_of_place(node):
+                detached.add(node)
+                continue
+            overwritten |= storages
+    return overwritten
+
+
+def _writes(node: Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in ("setitem", "copy_")
+    augmented = getattr(operator, name, None) is node.target and name.startswith("i") and name[1:] in dir(operator)
+    inplace = node.kwargs.get("inplace") is True or (node.target is functional.relu and True in node.args[1:])
+    return node.op.startswith("call") and (in_place or augmented or inplace or "out" in node.kwargs)
+
+
+def _written(node: Node) -> Iterable[Node]:
+    return [each for each in (*node.args[:1], node.kwargs.get("out")) if isinstance(each, Node)]
+
+
+def _dead_after(earlier: Iterable[Node], node: Node, order: Mapping[Node, int]) -> bool:
+    """Tell whether nothing after `node` reads any of `earlier`, of which none is the caller's."""
+    return all(
+        each.op.startswith("call") and all(user is node or order[user] < order[node] for user in each.users)
+        for each in earlier
+    )
+
+
+def _out_of_place(node: Node) -> bool:
+    """Make an operation one that overwrites nothing; return whether there is such a one."""
+    if node.kwargs.get("inplace") is True:
+        node.kwargs = {**node.kwargs, "inplace": False}
+    elif node.target is functional.relu:
+        node.args = node.args[:1]
+    elif node.target in OUT_OF_PLACE:
+        node.target = OUT_OF_PLACE[node.target]
+    else:
+        return False
+    return True
+
+
+def _storages(value: Any) -> set[int]:
+    tensors = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else ()
+    return {
+        each.untyped_storage()._cdata
+        for each in tensors
+        if isinstance(each, torch.Tensor) and each.layout == torch.strided
+    }
+
+
+def _dtype(gm: GraphModule, node: Node) -> torch.dtype | None:
+    value = node.meta.get("example_value")
+    if value is None and node.op == "get_attr":
+        value = getattr(gm, str(node.target), None)
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _is_parameter(node: Node) -> bool:
+    return isinstance(node.meta.get("example_value"), torch.nn.Parameter)

@@ -1,0 +1,83 @@
+"""The error of a graph in a lower precision: measured on the call's own inputs, uncompiled, against float64."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto.eligibility import communicates, recomputes, why_never
+from backend_kwargs.compilers.auto.request import Request, Tools
+from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.compilers.auto.workload import Task, cuda_devices, has_drawn
+from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.precision.reference import InFloat64
+from backend_kwargs.errors import error_text
+from backend_kwargs.measure import Accuracy
+
+LARGEST_WIDE = 2 << 30  # bytes of inputs that are widened together: written ones and those that train
+
+
+def measured_error(
+    gm: GraphModule, lowered: Callable[..., Any], example_inputs: Sequence[Any], max_error: float
+) -> Accuracy:
+    """Call the graph in eager, in float64 and as `lowered`, on its inputs; compare. Leaves no trace in these."""
+    if why := _why_never(gm, example_inputs):
+        return Accuracy("fail_accuracy", f"its error cannot be measured: {why}")
+    with torch.random.fork_rng(devices=cuda_devices()):
+        try:
+            task = Task.of(copy_of_graph(gm), example_inputs)
+            eager = task.observe(task.copy())
+            if has_drawn():
+                return Accuracy("fail_accuracy", "its error cannot be measured: it draws random numbers")
+            precise = in_float64(task)
+            return against(task.observe(lowered), eager, precise, max_error)
+        except Exception as error:  # noqa: BLE001 - a kernel without float64, no memory left, a kernel missing
+            return Accuracy("fail_accuracy", f"its error cannot be measured: {error_text(error)}")
+
+
+def _why_never(gm: GraphModule, example_inputs: Sequence[Any]) -> str:
+    def never(*_: Any) -> Any:
+        raise AssertionError
+
+    if communicates(gm):
+        return "other ranks take part in it"
+    if recomputes(gm) and any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs):
+        return "activation checkpointing runs parts of it again"
+    return why_never(Request(gm, example_inputs, Settings(), never, Tools(never, never, {})))
+
+
+def in_float64(task: Task) -> dict[str, Any]:
+    """Return what the task gives in float64; raise where that cannot be."""
+    if task.inputs.aliased:
+        raise ValueError("inputs that it writes to share memory")
+    whole = {at for at, value in enumerate(task.inputs.values) if at in task.inputs.written or _trains(task, value)}
+    if sum(task.inputs.values[at].nbytes for at in whole) > LARGEST_WIDE:
+        raise ValueError(f"what must be kept in float64 exceeds {LARGEST_WIDE >> 30} GiB")
+    values = [_wide(value) if at in whole else value for at, value in enumerate(task.inputs.values)]
+    wide = replace(task, inputs=replace(task.inputs, values=values))
+    return wide.observe(InFloat64(task.copy()).run)
+
+
+def _trains(task: Task, value: Any) -> bool:
+    return task.training and isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    if not value.is_floating_point():
+        return value
+    return value.detach().double().requires_grad_(value.requires_grad)
+
+
+def against(seen: dict[str, Any], eager: dict[str, Any], precise: dict[str, Any], max_error: float) -> Accuracy:
+    """Judge outputs and what was written leaf by leaf, and all gradients as one vector."""
+    judged = [
+        measure.check_gradients(seen[what], precise[what], max_error)
+        if what == "gradient"
+        else measure.check_error(seen[what], eager[what], precise[what], max_error, what=what)
+        for what in seen
+    ]
+    failed = [accuracy for accuracy in judged if not accuracy.passed]
+    return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)

@@ -1,0 +1,183 @@
+"""A graph in a lower precision: made, its error measured where a bound is given, and compiled."""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch._guards import TracingContext
+from torch.fx import GraphModule
+from torch.nn import Parameter
+
+from backend_kwargs.compilers.freezing import guard_identity, guard_versions, lifted_parameters
+from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.precision.bounds import Used, is_measured_elsewhere, note_used
+from backend_kwargs.compilers.precision.casts import cast_products
+from backend_kwargs.compilers.precision.error import measured_error
+from backend_kwargs.compilers.precision.table import PRECISIONS, why_slow
+from backend_kwargs.compilers.precision.weights import Held, source_of, unused_placeholders, weight_of
+from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.requirements import machine
+
+CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+class UnfitPrecisionError(BackendKwargsError):
+    """A graph cannot be computed in a precision; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A precision for one graph; `max_error` is None where the caller, a race, measures the error itself."""
+
+    precision: str
+    max_error: float | None
+    freezing: bool = False
+    strict: bool = False
+
+
+@dataclass
+class Lowered:
+    """A graph in a lower precision: `kept` are the positions of the inputs that it still takes."""
+
+    gm: GraphModule
+    kept: list[int]
+    products: int
+    held: Held = field(default_factory=Held)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run it uncompiled, with all inputs of the graph that it was made of."""
+        return self.gm(*[inputs[at] for at in self.kept])
+
+
+def compile_lowered(
+    gm: GraphModule, example_inputs: Sequence[Any], asked: Asked, compile_gm: CompileGm
+) -> Callable[..., Any]:
+    """Compile `gm` in the precision asked for, or as captured where that cannot be or its error exceeds the bound.
+
+    Without a bound, and under `strict`, it raises then. `compile_gm` is called with a copy of `gm`, or with `gm`.
+    """
+    note_used(None)
+    if is_measured_elsewhere():
+        asked = replace(asked, max_error=None)
+    try:
+        lowered = lower(gm, example_inputs, asked)
+        error = _error_of(gm, lowered, example_inputs, asked.max_error)
+    except UnfitPrecisionError as unfit:
+        if asked.max_error is None or asked.strict:
+            raise UnfitPrecisionError(f"Precision {asked.precision!r} is refused: {unfit}.") from None
+        warn_once(f"A graph is compiled without precision {asked.precision!r}: {unfit}.")
+        note_used(Used(asked.precision, None, asked.max_error, reason=str(unfit)))
+        return compile_gm(gm, example_inputs)
+    note_used(Used(asked.precision, error, asked.max_error, lowered.held.nbytes, lowered.products))
+    _guard(gm, example_inputs, lowered, asked)
+    with _silenced(asked.precision):
+        compiled = compile_gm(lowered.gm, [example_inputs[at] for at in lowered.kept])
+    if len(lowered.kept) == len(example_inputs) and not lowered.held.positions:
+        return compiled
+    return _following(compiled, lowered, watched=not asked.freezing)
+
+
+def _error_of(
+    gm: GraphModule, lowered: "Lowered", example_inputs: Sequence[Any], max_error: float | None
+) -> float | None:
+    """Return the error, None where the caller measures it; raise UnfitPrecisionError where it exceeds the bound."""
+    if max_error is None:
+        return None
+    accuracy = measured_error(gm, lowered.forward, example_inputs, max_error)
+    if not accuracy.passed:
+        raise UnfitPrecisionError(accuracy.reason)
+    return accuracy.error
+
+
+def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lowered:
+    """Return `gm` in the precision, as a copy; raise UnfitPrecisionError where it has nothing to compute in it."""
+    precision = PRECISIONS[asked.precision]
+    if why := _why_unfit(example_inputs, asked.precision):
+        raise UnfitPrecisionError(why)
+    lowered = Lowered(copy_of_graph(gm), list(range(len(example_inputs))), 0)
+    # Outside dynamo nothing guards which parameter it is.
+    lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
+    if precision.kind == "quantised":
+        from backend_kwargs.compilers.precision.quantised import quantise_linears
+
+        if any(value.is_inference() for value in lifted.values()):
+            raise UnfitPrecisionError("a weight is an inference tensor, whose changes nothing counts")
+        lowered.products = quantise_linears(lowered.gm, lifted, asked.precision, lowered.held)
+        nothing = "no linear layer has a floating parameter as its weight"
+    else:
+        dtype = getattr(torch, precision.dtype)
+        lowered.products = cast_products(lowered.gm, dtype)
+        if not torch.is_grad_enabled() and not asked.freezing:
+            _hold_casts(lowered, lifted, dtype, asked.precision)
+        nothing = "no product or convolution computes in float32"
+    if not lowered.products:
+        raise UnfitPrecisionError(nothing)
+    lowered.kept = unused_placeholders(lowered.gm, list(lowered.held.positions))
+    lowered.gm.recompile()
+    return lowered
+
+
+def _why_unfit(example_inputs: Sequence[Any], name: str) -> str:
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    device = next((tensor.device.type for tensor in tensors if tensor.is_cuda), "cpu")
+    if torch.is_grad_enabled() and not PRECISIONS[name].trains and any(tensor.requires_grad for tensor in tensors):
+        return "it is for inference: call the model under torch.no_grad()"
+    return why_slow(name, device, machine()) if PRECISIONS[name].kind == "quantised" else ""
+
+
+def _hold_casts(lowered: Lowered, lifted: dict[int, torch.Tensor], dtype: torch.dtype, precision: str) -> None:
+    """Put weights that were cast once in the place of casts at each call, where their changes are counted."""
+    placeholders = lowered.gm.graph.find_nodes(op="placeholder")
+    for at, value in lifted.items():
+        casts = [user for user in placeholders[at].users if user.target == "to" and user.args[1:] == (dtype,)]
+        if not casts or value.is_inference():
+            continue
+        weight = weight_of(value, precision, lambda parameter: parameter.to(dtype))
+        name = f"{placeholders[at].name}_{precision}"
+        while hasattr(lowered.gm, name):
+            name += "_"
+        lowered.gm.register_parameter(name, Parameter(weight.tensor, requires_grad=False))
+        lowered.gm._param_name_to_source[name] = source_of(placeholders[at], precision)  # type: ignore[index, operator, assignment]
+        first = next(node for node in lowered.gm.graph.nodes if node.op != "placeholder")
+        with lowered.gm.graph.inserting_before(first):
+            held = lowered.gm.graph.get_attr(name)
+        for cast in casts:
+            cast.replace_all_uses_with(held)
+            lowered.gm.graph.erase_node(cast)
+        lowered.held.add(at, weight)
+
+
+def _silenced(precision: str) -> AbstractContextManager[None]:
+    if PRECISIONS[precision].kind != "quantised":
+        return nullcontext()
+    from backend_kwargs.compilers.precision.quantised import unhashed
+
+    return unhashed()
+
+
+def _guard(gm: GraphModule, example_inputs: Sequence[Any], lowered: Lowered, asked: Asked) -> None:
+    """Guard which parameters the weights were made of, and their versions where freezing makes constants of these."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    held = {at: placeholders[at]._dynamo_source for at in lowered.held.positions}
+    for source in held.values():
+        guard_identity(source)
+    if held and asked.freezing:
+        guard_versions(next(iter(held.values())), [example_inputs[at] for at in held])
+
+
+def _following(compiled: Callable[..., Any], lowered: Lowered, *, watched: bool) -> Callable[..., Any]:
+    kept, held = lowered.kept, lowered.held
+
+    # A wrapper in the hot path: what a parameter is now, only a look at it tells.
+    @functools.wraps(compiled)
+    def call(*inputs: Any) -> Any:
+        if watched:
+            held.follow(inputs)
+        return compiled(*[inputs[at] for at in kept])
+
+    call.__dict__.pop("serialize", None)  # what aot_compile() would save of it knows nothing of these weights
+    call.precision_held = held  # type: ignore[attr-defined]  # its weights are alive as long as the compiled graph is
+    return call

@@ -1,0 +1,131 @@
+"""Linear layers quantised by torchao: each becomes a module of the graph, which torchao's `quantize_` changes."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.nn import functional
+
+from backend_kwargs.compilers.precision.weights import Held, Weight, source_of, weight_of
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FP8_BLOCK = 16  # float8 products want both sizes of a weight in multiples of it
+
+
+def config_of(precision: str) -> Any:
+    """Return torchao's configuration of a precision."""
+    quantization = _torchao()
+    # Inductor's options are the caller's, not torchao's, which would set them for the whole process.
+    configs: Mapping[str, Callable[..., Any]] = {
+        "int8-dynamic": quantization.Int8DynamicActivationInt8WeightConfig,
+        "int8-weight": quantization.Int8WeightOnlyConfig,
+        "fp8-dynamic": partial(
+            quantization.Float8DynamicActivationFloat8WeightConfig, granularity=quantization.PerRow()
+        ),
+    }
+    return configs[precision](set_inductor_config=False)
+
+
+def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precision: str, held: Held) -> int:
+    """Replace the linear layers of `gm` whose weight is one of the `lifted` inputs; return how many there were.
+
+    `gm` is changed; its inputs stay, used or not. A bias stays an input too, so that no copy of it is held.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    weights = {placeholders[at]: (at, value) for at, value in lifted.items()}
+    modules: dict[Node, str] = {}
+    count = 0
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or node.target is not functional.linear:
+            continue
+        x, weight, bias = _arguments(node)
+        if weight not in weights or not _can_quantise(weights[weight][1], precision):
+            continue
+        at, value = weights[weight]
+        if weight not in modules:
+            made = weight_of(value, precision, partial(_quantised, precision=precision))
+            modules[weight] = _add_module(gm, made, weight, precision)
+            held.add(at, made)
+        _replace(gm, node, modules[weight], x, bias, precision)
+        count += 1
+    gm.recompile()
+    return count
+
+
+def _arguments(node: Node) -> tuple[Any, Any, Any]:
+    given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
+    return given["input"], given["weight"], given.get("bias")
+
+
+def _can_quantise(value: torch.Tensor, precision: str) -> bool:
+    if value.dtype not in FLOATS or value.dim() != 2 or value.is_inference():
+        return False
+    return precision != "fp8-dynamic" or not any(size % FP8_BLOCK for size in value.shape)
+
+
+def _quantised(weight: torch.Tensor, precision: str) -> torch.Tensor:
+    """Return the weight as torchao leaves it in a linear layer."""
+    if precision == "fp8-dynamic":
+        weight = weight.to(torch.bfloat16)  # what row-wise scales are for
+    layer = _linear(weight)
+    _torchao().quantize_(layer, config_of(precision))
+    return layer.weight.detach()
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
+def _add_module(gm: GraphModule, weight: Weight, placeholder: Node, precision: str) -> str:
+    name = f"{placeholder.name}_{precision.replace('-', '_')}"
+    while hasattr(gm, name):
+        name += "_"
+    gm.add_submodule(name, _linear(weight.tensor))
+    gm._param_name_to_source[f"{name}.weight"] = source_of(placeholder, precision)  # type: ignore[index, operator, assignment]
+    return name
+
+
+def _replace(gm: GraphModule, node: Node, module: str, x: Node, bias: Any, precision: str) -> None:
+    captured = node.meta["example_value"].dtype
+    with gm.graph.inserting_before(node):
+        if precision == "fp8-dynamic" and captured != torch.bfloat16:
+            x = gm.graph.call_method("to", (x, torch.bfloat16))
+        made = gm.graph.call_module(module, (x,))
+        if precision == "fp8-dynamic" and captured != torch.bfloat16:
+            made = gm.graph.call_method("to", (made, captured))
+        if bias is not None:
+            made = gm.graph.call_function(torch.add, (made, bias))
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    gm.graph.erase_node(node)
+
+
+@cache
+def _torchao() -> Any:
+    """Import torchao without what it logs and warns of: libraries for another machine, enums of its own."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module("torchao.quantization")
+    finally:
+        logging.disable(disabled)
+
+
+@contextmanager
+def unhashed() -> Iterator[None]:
+    """Silence AOTAutograd where it says that torchao's tensors bring no hash of their own for its cache."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*does not implement _stable_hash_for_caching", UserWarning)
+        yield

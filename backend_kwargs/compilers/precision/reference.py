@@ -1,0 +1,84 @@
+"""A graph computed in float64, operation by operation: no copy of all its weights, no constant in a lower dtype."""
+
+import copy
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.node import map_aggregate
+
+WIDENED = frozenset({"float", "half", "bfloat16"})
+LOWER = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
+AUTOCAST = torch.amp.autocast_mode._enter_autocast
+BITS = "view"  # with a dtype, the same bits as other numbers
+
+
+class InFloat64(Interpreter):
+    """Runs a graph with each floating value widened where it is read, so that one layer's weights are wide at a time.
+
+    What the graph says of dtypes is widened too: a model that rounds to bfloat16 between its layers does not here.
+    Inputs that the graph writes to, and those of which gradients are taken, must come in float64.
+    """
+
+    def __init__(self, gm: GraphModule) -> None:
+        within = GraphModule(gm, gm.graph)
+        for node in gm.graph.nodes:
+            check_bits(node)
+        for node in gm.graph.find_nodes(op="get_attr"):
+            held = getattr(gm, str(node.target), None)
+            if isinstance(held, GraphModule):
+                setattr(within, str(node.target), widened(held))
+        super().__init__(within)
+
+    def fetch_args_kwargs_from_env(self, n: Node) -> tuple[Any, Any]:
+        """Return a node's arguments with numbers and dtypes widened."""
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        if n.op == "output":
+            return args, kwargs
+        args, kwargs = map_aggregate(args, _wide), map_aggregate(kwargs, _wide)
+        return (_without_autocast(args) if n.target is AUTOCAST else args), kwargs
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call a method; `.half()` and the like widen."""
+        return super().call_method("double" if target in WIDENED else target, args, kwargs)
+
+
+def widened(gm: GraphModule) -> GraphModule:
+    """Return a copy of a graph within a graph, whose inputs are wide, with all that it says of dtypes widened."""
+    graph = copy.deepcopy(gm.graph)
+    for node in graph.nodes:
+        check_bits(node)
+        if node.op == "call_method" and node.target in WIDENED:
+            node.target = "double"
+        node.args, node.kwargs = map_aggregate(node.args, _wide_dtype), map_aggregate(node.kwargs, _wide_dtype)
+        if node.target is AUTOCAST:
+            node.args = _without_autocast(node.args)
+    made = GraphModule(gm, graph)
+    for node in graph.find_nodes(op="get_attr"):
+        held = getattr(made, str(node.target), None)
+        if isinstance(held, GraphModule):
+            setattr(made, str(node.target), widened(held))
+        elif isinstance(held, torch.Tensor):
+            setattr(made, str(node.target), _wide(held))
+    return made
+
+
+def check_bits(node: Node) -> None:
+    """Raise where a node reads the bits of numbers, which are others in float64."""
+    if node.target == BITS and any(isinstance(arg, torch.dtype) for arg in (*node.args, *node.kwargs.values())):
+        raise TypeError("it takes the bits of numbers, which are others in float64")
+
+
+def _wide(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.double() if leaf.dtype in LOWER else leaf
+    return _wide_dtype(leaf)
+
+
+def _wide_dtype(leaf: Any) -> Any:
+    return torch.float64 if isinstance(leaf, torch.dtype) and leaf in LOWER else leaf
+
+
+def _without_autocast(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    device, dtype, _, *rest = args
+    return (device, torch.bfloat16 if dtype == torch.float64 else dtype, False, *rest)

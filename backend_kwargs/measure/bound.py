@@ -1,0 +1,74 @@
+"""The error of a result against a bound: relative RMSE of each output to a reference in higher precision."""
+
+import math
+from typing import Any
+
+import torch
+
+from backend_kwargs.measure.accuracy import Accuracy, is_number, mismatch, root_mean_square, walk, wide
+
+
+def check_error(result: Any, eager: Any, reference: Any, max_error: float, *, what: str = "output") -> Accuracy:
+    """Compare a pytree with `reference`: pass if no floating leaf is off by more than `max_error` of its own size.
+
+    Off by, and size, are root mean squares. Structure, types, shapes and devices must be eager's, values that are not
+    floating equal, and NaN and infinity where eager has them. `error` of what is returned is the largest of a leaf.
+    """
+    results, expected, precise = (dict(walk(what, tree)) for tree in (result, eager, reference))
+    if results.keys() != expected.keys() or precise.keys() != expected.keys():
+        odd = min(results.keys() ^ expected.keys() or precise.keys() ^ expected.keys())
+        return Accuracy("fail_accuracy", f"the structure of the result differs from eager's at {odd}")
+    largest, where = 0.0, what
+    for path in results:
+        leaf, of_eager, wanted = (_as_tensor(leaves[path]) for leaves in (results, expected, precise))
+        if reason := _differs(leaf, of_eager):
+            return Accuracy("fail_accuracy", f"{path}: {reason}")
+        if is_number(leaf):
+            error = relative_error([leaf], [wanted])
+            largest, where = (error, path) if error > largest else (largest, where)
+    return judged(largest, max_error, where)
+
+
+def check_gradients(result: list[Any], reference: list[Any], max_error: float) -> Accuracy:
+    """Compare all gradients with `reference` as one vector: some are zero but for rounding, as a key's bias has it."""
+    pairs = [(got, want) for got, want in zip(result, reference, strict=True) if want is not None and got is not None]
+    if any((got is None) != (want is None) for got, want in zip(result, reference, strict=True)):
+        return Accuracy(
+            "fail_accuracy", "gradient: eager has gradients where this one has none, or the other way round"
+        )
+    error = relative_error([got for got, _ in pairs], [want for _, want in pairs]) if pairs else 0.0
+    return judged(error, max_error, "gradient")
+
+
+def judged(error: float, max_error: float, where: str) -> Accuracy:
+    """Return the verdict on a relative error."""
+    if error <= max_error:
+        return Accuracy(error=error, bound=max_error)
+    reason = f"{where}: error {error:.2g}, above max_error={max_error:g}"
+    return Accuracy("fail_accuracy", reason, error=error, bound=max_error)
+
+
+def relative_error(results: list[torch.Tensor], references: list[torch.Tensor]) -> float:
+    """Return the RMSE of tensors to their references over the RMS of these, all of them together."""
+    got, want = (torch.cat([wide(leaf) for leaf in leaves]) for leaves in (results, references))
+    finite = want.isfinite()
+    if not bool(got[finite].isfinite().all()):
+        return math.inf
+    error, size = root_mean_square(got[finite] - want[finite]), root_mean_square(want[finite])
+    return error / size if size else math.inf if error else 0.0
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return torch.tensor(leaf, dtype=torch.float64) if isinstance(leaf, float) else leaf
+
+
+def _differs(leaf: Any, expected: Any) -> str:
+    if reason := mismatch(leaf, expected):
+        return reason
+    if not is_number(leaf):
+        equal = torch.equal(leaf, expected) if isinstance(leaf, torch.Tensor) else bool(leaf == expected)
+        return "" if equal else "the values differ from eager's"
+    got, want = wide(leaf), wide(expected)
+    odd = ~want.isfinite()
+    same = torch.equal(got[odd].nan_to_num(nan=0.5), want[odd].nan_to_num(nan=0.5)) and bool(got[~odd].isfinite().all())
+    return "" if same else "NaN or infinity where eager has none, or the other way round"

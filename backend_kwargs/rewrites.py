@@ -1,0 +1,214 @@
+"""Rewrites: named replacements of what a graph computes, and where each comes from. Imports no torch.
+
+A name is looked for in the built-in table, among those registered in this process, then among the entry points of
+installed packages, of which only the one that is named gets loaded.
+"""
+
+import hashlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, error_text, unknown, wrong_value
+from backend_kwargs.spec import check_name
+
+ENTRY_POINT_GROUP = "backend_kwargs.rewrites"
+# Training may rely on a nan that comes through, so `auto` leaves such calls to inference.
+NAN = "the library's ReLU may turn nan into 0"
+OURS = "backend_kwargs.compilers.inductor.rewrites"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A named replacement of what a graph computes.
+
+    Exactly one of two functions does it, given as such or as "module:function", imported when a graph is there.
+    `patterns` is called with a `torch._inductor.pattern_matcher.PatternMatcherPass` and adds patterns to it, which act
+    on the graphs that Inductor lowers, forward and backward. `traced` is called with dynamo's graph and its
+    example_inputs and returns a `Change` or None. `operators` are those that it puts into a graph, as
+    "namespace::name": `report` counts them in the generated code. `needs` names entries of
+    `requirements.REQUIREMENTS`. `same_function` tells whether it computes what the graph computes, up to rounding: one
+    that does not acts only where it is named. `fitting` tells from what a race counted in the graph whether it may
+    match at all, and `objective` which races it is for.
+    """
+
+    summary: str
+    patterns: str | Callable[[Any], None] = ""
+    traced: str | Callable[[Any, Any], Any] = ""
+    operators: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    same_function: bool = True
+    costs: str = ""
+    version: int = 1
+    fitting: Callable[[Any], bool] = lambda stats: True
+    objective: str = "latency"
+
+    def __post_init__(self) -> None:
+        if bool(self.patterns) == bool(self.traced):
+            raise BackendKwargsError("A rewrite must have either `patterns` or `traced`; give exactly one.")
+
+
+BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
+    {
+        "convolution": Rewrite(
+            "Convolution, bias or a norm in eval mode, a residual and ReLU as one library call",
+            patterns=f"{OURS}.convolution:add_patterns",
+            operators=("backend_kwargs::conv_relu", "backend_kwargs::conv_add_relu"),
+            costs=f"a norm is folded into weights at each call, rounded to their dtype; {NAN}",
+            fitting=lambda stats: stats.convolutions > 0 and not stats.training,
+        ),
+        "linear_activation": Rewrite(
+            "Linear with bias and ReLU or tanh-GELU as one library call",
+            patterns=f"{OURS}.linear:add_patterns",
+            operators=("backend_kwargs::linear_relu", "backend_kwargs::linear_gelu"),
+            costs=NAN,
+            fitting=lambda stats: stats.gemms > 0 and not stats.training,
+        ),
+        "attention": Rewrite(
+            "Attention that is spelt out, with a bias or without, as one library call",
+            patterns=f"{OURS}.attention:add_patterns",
+            operators=("backend_kwargs::attention",),
+            fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 1,
+        ),
+        "cudnn_attention": Rewrite(
+            "cuDNN's kernel where scaled_dot_product_attention takes another",
+            patterns=f"{OURS}.attention:add_cudnn_patterns",
+            operators=("backend_kwargs::cudnn_attention",),
+            needs=("gpu",),
+            fitting=lambda stats: stats.attentions > 0,
+        ),
+        "cross_entropy": Rewrite(
+            "Cross-entropy, forward and backward, by kernels that read the logits once each",
+            traced=f"{OURS}.losses:fuse_cross_entropy",
+            operators=("backend_kwargs::cross_entropy",),
+            fitting=lambda stats: stats.gpu and stats.softmaxes > 0,
+        ),
+        "linear_cross_entropy": Rewrite(
+            "A linear layer and cross-entropy in chunks of rows, so that few logits are alive at a time",
+            traced=f"{OURS}.losses:fuse_linear_cross_entropy",
+            operators=("backend_kwargs::linear_cross_entropy",),
+            costs="about a tenth slower; gradients are computed in the forward pass and rounded once for each chunk",
+            fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 0,
+            objective="memory",
+        ),
+        "packed": Rewrite(
+            "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
+            traced=f"{OURS}.packed:pack",
+            same_function=False,
+            costs="a copy of each packed weight; a check of each at every call; writes through `.data` are unseen",
+            fitting=lambda stats: stats.gemms > 1 and not stats.training,
+        ),
+        "approximate_gelu": Rewrite(
+            "Linear with bias and exact GELU as one library call with tanh-GELU",
+            patterns=f"{OURS}.linear:add_approximate_patterns",
+            operators=("backend_kwargs::linear_approximated_gelu",),
+            same_function=False,
+            costs="tanh-GELU differs from exact GELU by up to 5e-4",
+            fitting=lambda stats: stats.gemms > 0,
+        ),
+    }
+)
+
+_registered: dict[str, Rewrite] = {}
+
+
+def find_rewrite(name: str) -> Rewrite:
+    """Return the rewrite called `name`, or raise with the nearest name."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if name in _registered:
+        return _registered[name]
+    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        return _plugged_in(entry)
+    raise unknown("rewrite", name, list_rewrites(), otherwise=f"Rewrites are {', '.join(list_rewrites())}.")
+
+
+def list_rewrites() -> list[str]:
+    """Return the names of every rewrite: built in, registered, or offered by an installed package."""
+    plugged_in = (entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
+    return list(dict.fromkeys((*BUILT_IN, *_registered, *plugged_in)))
+
+
+def register_rewrite(name: str, rewrite: Rewrite) -> None:
+    """Let options and `auto` name `rewrite`. The same again is fine, another under a name that is taken is an error."""
+    check_name("A rewrite", name)
+    if not isinstance(rewrite, Rewrite):
+        raise wrong_value("register_rewrite's second argument", "a Rewrite", rewrite)
+    if (BUILT_IN.get(name) or _registered.get(name, rewrite)) != rewrite:
+        raise BackendKwargsError(f"Rewrite {name!r} exists and is another; choose another name.")
+    _registered.setdefault(name, rewrite)
+
+
+def check_rewrites(names: Iterable[str]) -> None:
+    """Raise where one of `names` is no rewrite."""
+    for name in names:
+        find_rewrite(name)
+
+
+def raced_rewrites(named: Iterable[str] | None) -> tuple[str, ...]:
+    """Return what `auto` may race: those that compute the same function, and those `named`; () where named is empty.
+
+    Those of installed packages are raced where they are named.
+    """
+    if named is not None and not tuple(named):
+        return ()
+    exact = (name for name, rewrite in {**BUILT_IN, **_registered}.items() if rewrite.same_function)
+    return tuple(dict.fromkeys((*exact, *(named or ()))))
+
+
+def fingerprint(names: Iterable[str]) -> str:
+    """Return text that changes with what the rewrites `names` do: it is part of the keys of Inductor's caches."""
+    parts = [f"{name} {find_rewrite(name).version} {_source_hash(find_rewrite(name))}" for name in names]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is given as "module:function" or as itself."""
+    found: Callable[..., Any] = pkgutil.resolve_name(function) if isinstance(function, str) else function
+    return found
+
+
+def _source_hash(rewrite: Rewrite) -> str:
+    function = rewrite.patterns or rewrite.traced
+    module = function.partition(":")[0] if isinstance(function, str) else getattr(function, "__module__", "")
+    text = _module_text(module)
+    if not isinstance(function, str):
+        try:
+            text += inspect.getsource(function)
+        except (OSError, TypeError):  # written at a prompt, or no plain function
+            code = getattr(function, "__code__", None)
+            text += f"{code.co_code.hex()} {code.co_consts} {code.co_names}" if code else repr(function)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@cache
+def _module_text(module: str) -> str:
+    """Return the source of a module, and of all modules beside it where it is one of this package."""
+    try:
+        spec = find_spec(module) if module and module != "__main__" else None
+    except (ImportError, ValueError):
+        return ""
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return ""
+    path = Path(spec.origin)
+    files = sorted(path.parent.glob("*.py")) if module.startswith(f"{OURS}.") else [path]
+    return "\n".join(each.read_text() for each in files)
+
+
+def _plugged_in(entry: EntryPoint) -> Rewrite:
+    try:
+        loaded = entry.load()
+    except Exception as error:  # a plug-in may fail in any way, and must break nothing else
+        raise BrokenPluginError(
+            f"Rewrite {entry.name!r} of {entry.value!r} does not load: {error_text(error)}."
+        ) from error
+    if not isinstance(loaded, Rewrite):
+        raise wrong_value(f"Entry point {entry.value!r}", "a Rewrite", loaded)
+    return loaded

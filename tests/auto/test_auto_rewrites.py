@@ -1,0 +1,172 @@
+"""Rewrites in a race: which are tried, what joins what, what is remembered, and what a file may say."""
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+from graphs import rows_of
+from torch import nn
+
+import backend_kwargs
+from backend_kwargs import make_backend
+from backend_kwargs.compilers.auto import candidates, decide, race
+from backend_kwargs.compilers.auto.candidates import Candidate, merged, rewriting
+from backend_kwargs.compilers.auto.decision import Decision
+from backend_kwargs.compilers.auto.store import Store
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch, fresh_dynamo):
+    """Give each test a file of its own, and races that try every rewrite that matches and nothing else."""
+    path = tmp_path / "decisions.sqlite"
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
+    monkeypatch.setattr(candidates, "STEPS", ())
+    monkeypatch.setattr(race, "LEAST_GAIN", -10.0)
+    monkeypatch.setattr(race, "LEAST_GAIN_PER_S", -10.0)
+    decide.forget_process()
+    yield path
+    decide.forget_process()
+
+
+class Net(nn.Module):
+    """A convolution with ReLU, and two linear layers of one input with GELU."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.one, self.other = nn.Linear(8 * 36, 16), nn.Linear(8 * 36, 16)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x)).flatten(1)
+        return nn.functional.gelu(self.one(x)) + nn.functional.gelu(self.other(x), approximate="tanh")
+
+
+def raced(model=None, *, no_grad=True, x=None, **options):
+    model = model or Net().eval()
+    x = torch.randn(2, 3, 8, 8) if x is None else x
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=make_backend("tmpl-inductor:auto", {"budget_s": 300.0, **options}))
+    with torch.set_grad_enabled(not no_grad):
+        torch.testing.assert_close(compiled(x), model(x), atol=2e-3, rtol=2e-3)
+    return compiled
+
+
+ASKED = {
+    "nothing named": ({}, {"convolution", "linear_activation"}),
+    "consent": ({"rewrites": ("packed",)}, {"convolution", "linear_activation", "packed"}),
+    "another function": ({"rewrites": ["approximate_gelu"]}, {"convolution", "linear_activation", "approximate_gelu"}),
+    "none": ({"rewrites": ()}, set()),
+    "a candidate": ({"candidates": ["packed"]}, {"packed"}),
+}
+
+
+@pytest.mark.parametrize(("options", "wanted"), ASKED.values(), ids=ASKED)
+def test_what_is_raced(store, options, wanted):
+    """Those that compute the same function, and those that are named; none where none may be."""
+    raced(**options)
+    rows = rows_of(store)
+    assert set(rows) - {"eager", "default"} == wanted
+    for name in wanted:
+        assert rows[name].status == "pass", rows[name].reason
+        assert rows[name].rewritten[name] == 1
+
+
+def test_what_does_not_match_is_not_compiled(store):
+    """A graph without the pattern costs a look, and no compile."""
+    raced(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8), nn.SiLU()), x=torch.randn(4, 8))
+    assert set(rows_of(store)) == {"eager", "default"}
+
+
+def test_training_leaves_relu_alone(store):
+    """A library's ReLU may lose a nan that training relies on, so there `auto` does not race it."""
+    raced(no_grad=False)
+    assert set(rows_of(store)) == {"eager", "default"}
+
+
+def test_rewrites_join():
+    """A rewrite joins those of the current best and its other options; what stands alone replaces them."""
+    under = {"rewrites": ["convolution"], "triton.cudagraphs": True}
+    assert merged(under, rewriting("attention")) == {
+        "rewrites": ["convolution", "attention"],
+        "triton.cudagraphs": True,
+    }
+    assert merged({}, rewriting("attention")) == {"rewrites": ["attention"]}
+    assert merged(under, Candidate("cudagraphs", {"triton.cudagraphs": True})) == under
+
+
+def test_the_winner_is_remembered(store, monkeypatch):
+    """What won is compiled, reported with what it rewrote, stored, and found by the next process without a race."""
+    monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: self._list(challenger.row) or True)
+    monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
+    model = Net().eval()
+    (graph,) = backend_kwargs.report(raced(model)).graphs
+    assert sorted(graph.race.options["rewrites"]) == ["convolution", "linear_activation"]
+    assert graph.rewritten == {"convolution": 1, "linear_activation": 1}
+    assert "rewrote convolution 1x, linear_activation 1x" in graph.race.table
+    assert "rewritten: convolution once, linear_activation once" in str(backend_kwargs.report(raced(model)))
+    decide.forget_process()
+    (again,) = backend_kwargs.report(raced(model, race="never")).graphs
+    assert again.rewritten == {"convolution": 1, "linear_activation": 1}
+
+
+SAID = {
+    "what may be raced": ("convolution", ["convolution"], {}, True),
+    "another function without consent": ("approximate_gelu", ["approximate_gelu"], {}, False),
+    "with it": ("approximate_gelu", ["approximate_gelu"], {"rewrites": ("approximate_gelu",)}, True),
+    "no rewrite": ("convolution", ["somewhere:function"], {}, False),
+    "no list": ("convolution", "convolution", {}, False),
+}
+
+
+@pytest.mark.parametrize(("winner", "said", "options", "followed"), SAID.values(), ids=SAID)
+def test_a_stored_decision_is_followed(store, winner, said, options, followed):
+    """A stored decision is compiled under only where the request would race its rewrites."""
+    raced(**options)
+    (decision,) = Store(store).all()
+    Store(store).put(dataclasses.replace(decision, winner=winner, options={"rewrites": said}, made=decision.made + 1))
+    decide.forget_process()
+    (graph,) = backend_kwargs.report(raced(race="never", **options)).graphs
+    assert (graph.race.winner == winner) is followed
+
+
+def test_another_version_is_raced_anew(store, monkeypatch):
+    """A decision is for the rewrites as they were."""
+    raced()
+    monkeypatch.setattr(decide, "fingerprint", lambda names: f"other {names}")
+    decide.forget_process()
+    raced()
+    assert len(Store(store).all()) == 2
+
+
+def test_one_that_fails_is_not_tried(store, caplog):
+    """A rewrite of somebody else's that raises costs the race nothing but a line in the log."""
+    backend_kwargs.register_rewrite("broken", backend_kwargs.Rewrite("broken", patterns="nowhere:function"))
+    try:
+        with caplog.at_level(logging.INFO, "backend_kwargs.auto"):
+            raced()
+    finally:
+        backend_kwargs.rewrites._registered.pop("broken")
+    assert "Rewrite broken is not tried: ModuleNotFoundError: No module named 'nowhere'" in caplog.messages
+    assert "convolution" in rows_of(store)
+
+
+def test_memory(store):
+    """For the least memory a linear layer and its loss are raced in chunks."""
+    layer = nn.Linear(16, 64, bias=False)
+    target = torch.randint(64, (32,))
+
+    def loss(x):
+        return nn.functional.cross_entropy(layer(x), target)
+
+    x = torch.randn(32, 16)
+    raced(loss, x=x, objective="memory", no_grad=False)
+    assert rows_of(store)["linear_cross_entropy"].rewritten == {"linear_cross_entropy": 1}
+
+
+def test_a_decision_as_it_was_before():
+    """Rows of decisions that were stored before hold no counts."""
+    row = decide.RaceRow("default")
+    assert row.rewritten == {}
+    assert Decision("k", "g", "default", rows=(row,)).rows == (row,)

@@ -1,0 +1,85 @@
+"""On a GPU: float8 by torchao and half-precision casts, in generated code, under CUDA graphs, within their bound."""
+
+import pytest
+import torch
+from torch import nn
+
+import backend_kwargs as bk
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+pytest.importorskip("torchao", reason="torchao quantises")
+needs_fp8 = pytest.mark.skipif(not HOPPER, reason="float8 products need compute capability 8.9")
+
+
+def mlp(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512)).to("cuda", dtype).eval()
+
+
+def rows(dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(256, 512, device="cuda", dtype=dtype)
+
+
+def error(result: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
+    import copy
+
+    precise = copy.deepcopy(model).double()(x.double())
+    return ((result.double() - precise).square().mean() / precise.square().mean()).sqrt().item()
+
+
+def kernels(compiled: object) -> str:
+    return "".join(code.source for graph in bk.report(compiled).graphs for code in graph.codes)
+
+
+@needs_fp8
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("template", ["default", "cudagraphs"])
+def test_float8_products_follow_their_weights(dtype, template):
+    """Linear layers call float8 products, also in a CUDA graph, and a weight that changes is quantised again."""
+    model, x = mlp(dtype), rows(dtype)
+    backend = bk.make_backend(f"tmpl-inductor:{template}", precision="fp8-dynamic", max_error=0.1)
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for _ in range(3):
+            result = compiled(x).clone()
+        assert result.dtype == dtype
+        assert error(result, model, x) < 0.1
+        assert "_scaled_mm" in kernels(compiled)
+        model[0].weight.mul_(-1.5)
+        assert error(compiled(x).clone(), model, x) < 0.1
+
+
+@needs_fp8
+def test_float8_beyond_its_bound_is_never_chosen():
+    """A race shows the error of float8 and keeps what is within the bound."""
+    backend = bk.make_backend("tmpl-inductor:auto", precision="fp8-dynamic", max_error=0.005, race="always")
+    compiled = torch.compile(mlp(), backend=backend)
+    with torch.no_grad():
+        compiled(rows())
+    race = bk.report(compiled).graphs[0].race
+    (row,) = [row for row in race.rows if row.name == "fp8-dynamic"]
+    assert row.status == "fail_accuracy"
+    assert row.error > row.max_error == 0.005
+    assert "precision" not in race.options
+
+
+def test_casts_of_a_float32_model_train(fresh_dynamo):
+    """Forward and backward products run in bfloat16; parameters and gradients stay float32."""
+    model, x = mlp(torch.float32).train(), rows(torch.float32)
+    compiled = torch.compile(model, backend=bk.make_backend("tmpl-inductor", precision="bf16", max_error=0.02))
+    compiled(x).sum().backward()
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+    assert "torch.bfloat16" in kernels(compiled)
+
+
+@pytest.mark.parametrize("template", ["default", "cudagraphs"])
+def test_casts_follow_their_weights(template):
+    """A weight that is cast once is cast again after it changed, also in a CUDA graph."""
+    model, x = mlp(torch.float32), rows(torch.float32)
+    backend = bk.make_backend(f"tmpl-inductor:{template}", precision="bf16", max_error=0.02)
+    compiled = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(x)
+        model[2].weight.mul_(-2)
+        assert error(compiled(x).clone(), model, x) < 0.02

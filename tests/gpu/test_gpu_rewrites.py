@@ -1,0 +1,192 @@
+"""Rewrites on a GPU: the libraries' kernels against float64, layouts, CUDA graphs, what a library has no kernel for."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch._inductor.utils import run_and_get_code
+
+from backend_kwargs import make_backend, report
+from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites.operators import _without_kernel
+
+LAST = torch.channels_last
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+def normal(*shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def close(got, want, dtype):
+    """Within the dtype's rounding of the largest value."""
+    error = (got.double() - want.double()).abs().max() / want.double().abs().max().clamp(min=1e-6)
+    assert error < TOLERANCE[dtype], float(error)
+
+
+def exact(args):
+    """Return the arguments in float64 on the CPU."""
+    return [a.double().cpu() if isinstance(a, torch.Tensor) and a.is_floating_point() else
+            a.cpu() if isinstance(a, torch.Tensor) else a for a in args]  # fmt: skip
+
+
+def conv_args(dtype, channels=16, out=32, kernel=3, groups=1, residual=False):
+    x = normal(4, channels, 14, 14, dtype=dtype).contiguous(memory_format=LAST)
+    w = normal(out, channels // groups, kernel, kernel, dtype=dtype).contiguous(memory_format=LAST)
+    z = [normal(4, out, 14, 14, dtype=dtype).contiguous(memory_format=LAST)] if residual else []
+    return [x, w, *z, normal(out, dtype=dtype), [1, 1], [kernel // 2] * 2, [1, 1], groups]
+
+
+def linear_args(dtype, rows=64, width=48, inner=96):
+    return [normal(rows, width, dtype=dtype), normal(inner, width, dtype=dtype), normal(inner, dtype=dtype)]
+
+
+def attention_args(dtype, tokens, *, bias):
+    qkv = (normal(2, 4, tokens, 32, dtype=dtype) for _ in range(3))
+    return [*qkv, normal(4, tokens, tokens, dtype=dtype) if bias else None, 0.2]
+
+
+CALLS = {
+    "conv": lambda dtype: (operators.conv_relu, conv_args(dtype)),
+    "conv 1x1": lambda dtype: (operators.conv_relu, conv_args(dtype, kernel=1)),
+    "conv groups": lambda dtype: (operators.conv_relu, conv_args(dtype, groups=4)),
+    "conv odd channels": lambda dtype: (operators.conv_relu, conv_args(dtype, channels=3, out=5)),
+    "conv residual": lambda dtype: (operators.conv_add_relu, conv_args(dtype, residual=True)),
+    "linear relu": lambda dtype: (operators.linear_relu, linear_args(dtype)),
+    "linear gelu": lambda dtype: (operators.linear_gelu, linear_args(dtype)),
+    "linear odd": lambda dtype: (operators.linear_gelu, linear_args(dtype, 3, 7, 5)),
+    "attention bias": lambda dtype: (operators.attention, attention_args(dtype, 49, bias=True)),
+    "attention": lambda dtype: (operators.attention, attention_args(dtype, 64, bias=False)),
+    "attention many keys": lambda dtype: (operators.attention, attention_args(dtype, 300, bias=True)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_operator(name, dtype):
+    """Each operator's CUDA kernel gives what the composite one gives in float64, with the fake kernel's strides."""
+    operator, args = CALLS[name](dtype)
+    got = operator(*args)
+    want = operator(*exact(args)) if "linear" not in name and "conv" not in name else composite(operator)(*exact(args))
+    close(got.cpu(), want, dtype)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = operator(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args))
+    assert fake.stride() == got.stride()
+
+
+def composite(operator):
+    """Return the operator in terms of ATen's, which take float64."""
+    return {
+        operators.conv_relu: operators._conv_relu,
+        operators.conv_add_relu: operators._conv_add_relu,
+        operators.linear_relu: operators._linear_relu,
+        operators.linear_gelu: operators._linear_gelu,
+    }[operator]
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+def test_cudnn_attention(causal):
+    """cuDNN's attention agrees with float64, and its result lies with heads beside widths."""
+    q, k, v = (normal(2, 128, 4, 64).transpose(1, 2) for _ in range(3))
+    got = operators.cudnn_attention(q, k, v, None, causal, 0.125)
+    want = F.scaled_dot_product_attention(*exact([q, k, v]), is_causal=causal, scale=0.125).transpose(1, 2)
+    close(got.cpu(), want, torch.bfloat16)
+    assert got.is_contiguous()
+
+
+def test_no_engine():
+    """Where the library has no kernel, here for float64, the composite one runs, from then on at once."""
+    args = [a.double() if isinstance(a, torch.Tensor) else a for a in conv_args(torch.float32)]
+    _without_kernel.clear()
+    first, second = operators.conv_relu(*args), operators.conv_relu(*args)
+    want = operators._conv_relu(*args)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, want)
+
+
+def convs(dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 1), nn.ReLU()
+    )
+    return model.to("cuda", dtype).eval().to(memory_format=LAST)
+
+
+def code_of(fn, args, names, **options):
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=make_backend("tmpl-inductor", {"rewrites": names, **options}))
+    with torch.no_grad():
+        result, codes = run_and_get_code(compiled, *args)
+    return result, codes[0], compiled
+
+
+def test_no_layout_copy():
+    """Between fused convolutions lies no kernel: what Triton does here is to fold the norm."""
+    model, x = convs(), normal(8, 32, 28, 28).contiguous(memory_format=LAST)
+    result, code, _ = code_of(model, (x,), ("convolution",))
+    assert code.count("torch.ops.backend_kwargs.conv_relu.default(") == 2
+    calls = [line for line in code.splitlines() if ".run(" in line and "triton_" in line]
+    biggest = [line for line in calls if str(8 * 64 * 28 * 28) in line or str(8 * 32 * 28 * 28) in line]
+    assert not biggest, calls
+    with torch.no_grad():
+        close(result, model(x), torch.bfloat16)
+
+
+def test_cuda_graphs():
+    """A CUDA graph replays fused calls, with inputs that change."""
+    model = convs()
+    x = normal(8, 32, 28, 28).contiguous(memory_format=LAST)
+    _, _, compiled = code_of(model, (x,), ("convolution",), **{"triton.cudagraphs": True})
+    with torch.no_grad():
+        for _ in range(4):
+            x = normal(8, 32, 28, 28).contiguous(memory_format=LAST)
+            close(compiled(x).clone(), model(x), torch.bfloat16)
+    assert "recorded" in str(report(compiled))
+
+
+def test_updated_weights():
+    """A norm that is folded at each call follows updates of its weights."""
+    model, x = convs(), normal(8, 32, 28, 28).contiguous(memory_format=LAST)
+    _, _, compiled = code_of(model, (x,), ("convolution",))
+    with torch.no_grad():
+        model[1].weight.mul_(3)
+        model[0].weight.add_(0.1)
+        close(compiled(x), model(x), torch.bfloat16)
+
+
+@pytest.mark.parametrize("columns", [1000, 32001], ids=str)
+def test_cross_entropy(columns):
+    """Loss and gradient agree with float64 where some targets are ignored."""
+    logits = normal(64, columns).requires_grad_()
+    target = torch.randint(columns, (64,), device="cuda")
+    target[::3] = -100
+
+    def loss(logits):
+        return F.cross_entropy(logits.float(), target) * 3
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend=make_backend("tmpl-inductor", rewrites=("cross_entropy",)))
+    got = compiled(logits)
+    got.backward()
+    exactly = logits.detach().double().requires_grad_()
+    want = F.cross_entropy(exactly, target) * 3
+    want.backward()
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+    close(logits.grad, exactly.grad, torch.bfloat16)
+    assert report(compiled).graphs[0].rewritten == {"cross_entropy": 1}
+
+
+def test_packed_under_cuda_graphs():
+    """Packed weights stay where they are, so that a CUDA graph sees updates of the originals."""
+    layers = nn.ModuleList(nn.Linear(256, n) for n in (256, 64, 64)).to("cuda", torch.bfloat16)
+
+    def fn(x):
+        return [layer(x) for layer in layers]
+
+    x = normal(16, 256)
+    _, _, compiled = code_of(fn, (x,), ("packed",), **{"triton.cudagraphs": True})
+    with torch.no_grad():
+        for _ in range(3):
+            layers[1].weight.add_(0.1)
+            for got, want in zip(compiled(x), fn(x), strict=True):
+                close(got, want, torch.bfloat16)

@@ -1,0 +1,151 @@
+"""Attention that is spelt out as one call: what matches, what must not, and that it computes the same."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lowering import Rewriting, agrees, matched
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from backend_kwargs.compilers.inductor.rewrites.apply import rewrite_graph
+
+SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+
+# How models write the scores.
+SCORES = {
+    "q scaled": lambda q, k, b: (q * 0.3) @ k.transpose(-2, -1) + b,
+    "scaled": lambda q, k, b: (q @ k.transpose(-2, -1)) * 0.3 + b,
+    "divided": lambda q, k, b: q @ k.transpose(-1, -2) / 4.0 + b,
+    "bias first": lambda q, k, b: b + torch.matmul(q, k.permute(0, 1, 3, 2)),
+    "two biases": lambda q, k, b: q @ k.transpose(-2, -1) + b + b * 0.5,
+    "in place": lambda q, k, b: (q @ k.transpose(-2, -1)).mul_(0.3).add_(b),
+    "no bias": lambda q, k, b: q @ k.transpose(-2, -1) * 0.3,
+    "float32": lambda q, k, b: (q @ k.transpose(-2, -1)).float() * 0.3 + b,
+}
+BIASES = {
+    "relative": (3, 5, 7),
+    "whole": (2, 3, 5, 7),
+    "one head": (2, 1, 5, 7),
+    "keys": (2, 1, 1, 7),
+    "matrix": (5, 7),
+}
+
+
+def attention(scores, *, heads_last=True, bias=True):
+    def call(q, k, v, b):
+        weights = scores(q, k, b).softmax(-1).to(v.dtype)
+        made = weights @ v
+        return made.transpose(1, 2).reshape(q.shape[0], q.shape[2], -1) if heads_last else made
+
+    return call
+
+
+def factors(dtype=torch.float32, strided=False, bias="relative"):
+    shapes = ((2, 3, 5, 16), (2, 3, 7, 16), (2, 3, 7, 16))
+    if strided:
+        qkv = (torch.randn(s[0], s[2], s[1], s[3]).to(dtype).transpose(1, 2) for s in shapes)
+    else:
+        qkv = (torch.randn(s).to(dtype) for s in shapes)
+    return (*qkv, torch.randn(BIASES[bias]).to(dtype))
+
+
+@SETTINGS
+@given(
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    scores=st.sampled_from(sorted(SCORES)),
+    bias=st.sampled_from(sorted(BIASES)),
+    heads_last=st.booleans(),
+    strided=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_computes_the_same(dtype, scores, bias, heads_last, strided, seed):
+    """However it is spelt, one call gives what float64 gives up to rounding: this one's or, of some, Inductor's own."""
+    torch.manual_seed(seed)
+    args = factors(dtype, strided, bias)
+    rewriting = Rewriting(fn := attention(SCORES[scores], heads_last=heads_last), "attention")
+    with torch.no_grad():
+        agrees(rewriting(*args), fn, args)
+    (gm,) = rewriting.graphs
+    assert rewriting.counts["attention"] == 1 or "scaled_dot_product" in gm.code
+
+
+def test_heads_merged():
+    """Attention of three dimensions matches as well."""
+    q, k, v = (torch.randn(6, 5, 8) for _ in range(3))
+    b = torch.randn(6, 5, 5)
+    fn = lambda q, k, v, b: torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)) + b, 2), v)  # noqa: E731
+    assert matched(fn, (q, k, v, b), "attention") == 1
+
+
+@pytest.mark.parametrize("value", [float("-inf"), -1e30, 1e4], ids=str)
+def test_masks(value):
+    """A bias that masks keys out does so."""
+    *qkv, b = factors(bias="keys")
+    b[..., 2] = value
+    assert matched(attention(SCORES["scaled"]), (*qkv, b), "attention") == 1
+
+
+K = SCORES["scaled"]
+NEAR = {
+    "the bias is scaled too": lambda q, k, v, b: ((q @ k.transpose(-2, -1) + b) * 0.3).softmax(-1) @ v,
+    "the weights are returned": lambda q, k, v, b: (w := K(q, k, b).softmax(-1), w @ v),
+    "the scores are returned": lambda q, k, v, b: (s := K(q, k, b), s.softmax(-1) @ v),
+    "the weights are scaled": lambda q, k, v, b: (K(q, k, b).softmax(-1) * 2) @ v,
+    "over queries": lambda q, k, v, b: K(q, k, b).softmax(-2) @ v,
+    "over heads": lambda q, k, v, b: K(q, k, b).softmax(1) @ v,
+    "log-softmax": lambda q, k, v, b: K(q, k, b).log_softmax(-1) @ v,
+    "a scale for each key": lambda q, k, v, b: (q @ k.transpose(-2, -1) * b).softmax(-1) @ v,
+    "a function of the scores": lambda q, k, v, b: (q @ k.transpose(-2, -1)).tanh().softmax(-1) @ v,
+    "weights on the right": lambda q, k, v, b: v.transpose(-2, -1) @ K(q, k, b).softmax(-1).transpose(-2, -1),
+    "scores that are no product": lambda q, k, v, b: (b.expand(2, 3, 5, 7) * 2).softmax(-1) @ v,
+}
+
+
+@pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
+def test_near_miss(fn):
+    """What is only alike stays as it is."""
+    rewriting = Rewriting(fn, "attention")
+    args = factors()
+    with torch.no_grad():
+        got, want = rewriting(*args), fn(*args)
+    assert rewriting.counts["attention"] == 0
+    torch.testing.assert_close(got, want)
+
+
+def test_training_keeps_weights():
+    """A backward pass needs the weights, so there nothing matches and gradients are eager's."""
+    args = [each.requires_grad_() for each in factors()]
+    fn = attention(SCORES["scaled"])
+    rewriting = Rewriting(fn, "attention")
+    rewriting(*args).square().sum().backward()
+    got = [each.grad for each in args]
+    for each in args:
+        each.grad = None
+    fn(*args).square().sum().backward()
+    torch.testing.assert_close(got, [each.grad for each in args])
+    assert rewriting.counts["attention"] == 0
+
+
+@pytest.mark.parametrize("by", ["flash", "efficient"])
+def test_cudnn_in_place_of_others(by):
+    """In a graph for a GPU, traced without one, cuDNN's kernel takes another's place where the result alone is used."""
+    aten = torch.ops.aten
+    calls = {
+        "flash": lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=0.2),
+        "efficient": lambda q, k, v: aten._scaled_dot_product_efficient_attention(q, k, v, None, False, scale=0.2),
+    }
+    with FakeTensorMode():
+        qkv = [torch.empty(2, 4, 128, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+        inference = make_fx(lambda *args: calls[by](*args)[0])(*qkv)
+        training = make_fx(lambda *args: calls[by](*args)[:2])(*qkv)
+    for gm in (inference, training):
+        gm.graph.eliminate_dead_code()
+    (before,) = inference.graph.output_node().all_input_nodes
+    was = before.meta["val"]
+    assert rewrite_graph(training.graph, "cudnn_attention") == 0
+    assert rewrite_graph(inference.graph, "cudnn_attention") == 1
+    (node,) = inference.graph.find_nodes(op="call_function", target=torch.ops.backend_kwargs.cudnn_attention.default)
+    assert node.args[3:] == (None, by == "flash", 0.2)
+    (after,) = inference.graph.output_node().all_input_nodes
+    assert (after.meta["val"].shape, after.meta["val"].stride()) == (was.shape, was.stride())

@@ -1,0 +1,224 @@
+"""Convolution, norm, residual and ReLU as one call: what matches, what must not, and that it computes the same."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lowering import Rewriting, agrees, matched
+from torch import nn
+
+SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class Block(nn.Module):
+    """Convolution, norm or none, residual or none, ReLU."""
+
+    def __init__(self, *, norm="batch", residual="", inplace=False, affine=True, **conv):
+        super().__init__()
+        self.conv = nn.Conv2d(**conv)
+        channels = conv["out_channels"]
+        self.norm = nn.BatchNorm2d(channels, affine=affine) if norm == "batch" else nn.Identity()
+        self.relu = nn.ReLU(inplace=inplace)
+        self.residual = residual
+        if norm == "batch":
+            nn.init.uniform_(self.norm.running_mean, -1, 1)
+            nn.init.uniform_(self.norm.running_var, 0.5, 2)
+            if affine:
+                nn.init.uniform_(self.norm.weight, 0.5, 1.5)
+                nn.init.uniform_(self.norm.bias, -1, 1)
+        self.scale = nn.Parameter(torch.rand(channels, 1, 1) + 0.5) if norm == "scale" else None
+        self.eval()
+
+    def forward(self, x, z=None):
+        y = self.norm(self.conv(x))
+        if self.scale is not None:
+            y = y * self.scale
+        if self.residual == "right":
+            y = y + z
+        if self.residual == "left":
+            y = z + y
+        if self.residual == "inplace":
+            y += z
+        return self.relu(y)
+
+
+def block(dtype=torch.float32, **options):
+    given = {"in_channels": 4, "out_channels": 8, "kernel_size": 3, "padding": 1, **options}
+    return Block(**given).to(dtype)
+
+
+def image(*sizes, dtype=torch.float32, last=True):
+    return (
+        torch.randn(*sizes).to(dtype).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    )
+
+
+@SETTINGS
+@given(
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    norm=st.sampled_from(["batch", "", "scale"]),
+    residual=st.sampled_from(["", "left", "right", "inplace"]),
+    groups=st.sampled_from([1, 2]),
+    kernel=st.sampled_from([1, 3, (1, 3)]),
+    stride=st.integers(1, 2),
+    dilation=st.integers(1, 2),
+    bias=st.booleans(),
+    inplace=st.booleans(),
+    affine=st.booleans(),
+    last=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_computes_the_same(dtype, norm, residual, groups, kernel, stride, dilation, bias, inplace, affine, last, seed):
+    """Whatever the convolution is like, one call gives what float64 gives, up to rounding."""
+    torch.manual_seed(seed)
+    model = block(
+        dtype, norm=norm, residual=residual, groups=groups, kernel_size=kernel, stride=stride, dilation=dilation,
+        bias=bias, inplace=inplace, affine=affine,
+    )  # fmt: skip
+    x = image(2, 4, 9, 8, dtype=dtype, last=last)
+    with torch.no_grad():
+        z = torch.randn_like(model.conv(x))
+    assert matched(model, (x, z) if residual else (x,), "convolution") == 1
+
+
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("-inf"), 1e-40], ids=str)
+def test_values_at_the_edges(value):
+    """Infinities, zero and a denormal come through as in eager."""
+    model = block(norm="")
+    x = image(1, 4, 5, 5)
+    x[0, 0, 2, 2] = value
+    rewriting = Rewriting(model, "convolution")
+    with torch.no_grad():
+        torch.testing.assert_close(rewriting(x), model(x), equal_nan=True)
+    assert rewriting.counts["convolution"] == 1
+
+
+def test_nan():
+    """Where eager gives nan, the library's ReLU gives nan or 0, as its page says; all else is eager's."""
+    model, x = block(norm=""), image(1, 4, 5, 5)
+    x[0, 0, 2, 2] = float("nan")
+    with torch.no_grad():
+        got, want = Rewriting(model, "convolution")(x), model(x)
+    lost = want.isnan() & (got == 0)
+    torch.testing.assert_close(torch.where(lost, want, got), want, equal_nan=True)
+
+
+def test_updated_weights_show():
+    """A norm is folded at each call, so that weights and statistics that change show."""
+    model, x = block(), image(2, 4, 6, 6)
+    rewriting = Rewriting(model, "convolution")
+    with torch.no_grad():
+        rewriting(x)
+        model.conv.weight.mul_(2)
+        model.norm.running_mean.add_(1)
+        agrees(rewriting(x), model, (x,))
+    assert rewriting.counts["convolution"] == 1
+
+
+def test_two_branches():
+    """Where a norm ends both branches of a sum, both are folded."""
+    one, other = block(), block()
+    x = image(2, 4, 6, 6)
+    both = Rewriting(lambda x: F.relu(one.norm(one.conv(x)) + other.norm(other.conv(x))), "convolution")
+    with torch.no_grad():
+        got = both(x)
+        want = F.relu(one.norm(one.conv(x)) + other.norm(other.conv(x)))
+    torch.testing.assert_close(got, want)
+    assert both.operators() == ["conv_add_relu"]
+    (gm,) = both.graphs
+    assert not [
+        node
+        for node in gm.graph.nodes
+        if "relu.default" in str(node.target) and "backend_kwargs" not in str(node.target)
+    ]
+
+
+CONV = nn.Conv2d(4, 4, 3, padding=1).eval()
+NORM = nn.BatchNorm2d(4).eval()
+NEAR = {
+    "ReLU6": lambda x: F.relu6(CONV(x)),
+    "leaky ReLU": lambda x: F.leaky_relu(CONV(x)),
+    "another user of the convolution": lambda x: (F.relu(y := CONV(x)), y + 1)[0] + y,
+    "another user of the sum": lambda x: (y := CONV(x) + x) * F.relu(y),
+    "the sum is returned": lambda x: (y := CONV(x) + x, F.relu(y)),
+    "broadcast residual": lambda x: F.relu(CONV(x) + x[:, :, :1, :1]),
+    "residual for each position": lambda x: F.relu(CONV(x) + x[:1, :1]),
+    "residual of another layout": lambda x: F.relu(CONV(x) + x.transpose(2, 3)),
+    "scaled residual": lambda x: F.relu(torch.add(CONV(x), x, alpha=2)),
+    "transposed convolution": lambda x: F.relu(F.conv_transpose2d(x, CONV.weight)),
+    "one dimension": lambda x: F.relu(F.conv1d(x[:, :, 0], CONV.weight[:, :, 0])),
+    "a mask for each position": lambda x: F.relu(CONV(x) * x[:1, :1]),
+    "a subtrahend": lambda x: F.relu(1 - CONV(x)),
+    "norm in training mode": lambda x: F.relu(F.batch_norm(CONV(x), None, None, training=True)),
+    "another dtype after": lambda x: F.relu(CONV(x).double()),
+}
+
+
+@pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
+def test_near_miss(fn):
+    """What is only alike stays as it is."""
+    rewriting = Rewriting(fn, "convolution")
+    x = image(2, 4, 6, 6)
+    with torch.no_grad():
+        got, want = rewriting(x), fn(x)
+    assert rewriting.counts["convolution"] == 0
+    torch.testing.assert_close(got, want)
+
+
+def test_the_result_has_other_users():
+    """Others may use what the ReLU gives, also a view of it that is written to."""
+
+    def fn(x):
+        y = F.relu(CONV(x))
+        z = y * 2
+        y[:, 0].add_(1)
+        return y, z
+
+    rewriting = Rewriting(fn, "convolution")
+    x = image(2, 4, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(rewriting(x), fn(x))
+    assert rewriting.counts["convolution"] == 1
+
+
+def test_an_aliased_residual():
+    """A residual that is the input itself, changed in place before, is what it was then."""
+
+    def fn(x):
+        x = x.clone()
+        y = CONV(x)
+        x.mul_(2)
+        return F.relu(y + x)
+
+    rewriting = Rewriting(fn, "convolution")
+    x = image(2, 4, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(rewriting(x), fn(x))
+    assert rewriting.counts["convolution"] == 1
+
+
+@pytest.mark.parametrize("norm", ["", "batch"])
+def test_training(norm):
+    """In training the backward pass gets what it needs: gradients are eager's."""
+    model = block(norm=norm)
+    x = image(2, 4, 6, 6).requires_grad_()
+    rewriting = Rewriting(model, "convolution")
+    rewriting(x).square().sum().backward()
+    got = [x.grad, *(parameter.grad for parameter in model.parameters())]
+    x.grad = None
+    model.zero_grad()
+    model(x).square().sum().backward()
+    torch.testing.assert_close(got, [x.grad, *(parameter.grad for parameter in model.parameters())])
+    assert rewriting.counts["convolution"] == (1 if norm == "" else 0)
+
+
+def test_dynamic_sizes():
+    """A graph of symbolic sizes matches as well, and serves other sizes."""
+    model = block(residual="right")
+    rewriting = Rewriting(model, "convolution")
+    with torch.no_grad():
+        for side in (5, 7, 9):
+            x, z = image(2, 4, side, side), image(2, 8, side, side)
+            torch.testing.assert_close(rewriting(x, z), model(x, z))
+    assert rewriting.counts["convolution"] == len(rewriting.graphs) == 2

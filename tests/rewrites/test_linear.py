@@ -1,0 +1,126 @@
+"""Linear and an activation as one call: what matches, what must not, and that it computes the same."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lowering import Rewriting, matched
+from torch import nn
+
+SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class Feed(nn.Module):
+    """A linear layer and an activation."""
+
+    def __init__(self, width, inner, act):
+        super().__init__()
+        self.linear = nn.Linear(width, inner)
+        self.act = act
+
+    def forward(self, x):
+        return self.act(self.linear(x))
+
+
+def tanh_gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS = {"ReLU": F.relu, "ReLU in place": F.relu_, "tanh-GELU": tanh_gelu, "module": nn.GELU(approximate="tanh")}
+
+
+@SETTINGS
+@given(
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    act=st.sampled_from(sorted(ACTIVATIONS)),
+    sizes=st.lists(st.integers(1, 5), min_size=0, max_size=3),
+    width=st.integers(1, 17),
+    inner=st.integers(1, 17),
+    cut=st.booleans(),
+    scale=st.sampled_from([0.1, 1.0, 100.0]),
+    seed=st.integers(0, 9),
+)
+def test_computes_the_same(dtype, act, sizes, width, inner, cut, scale, seed):
+    """Whatever the sizes and strides, one call gives what float64 gives, up to rounding.
+
+    Of rows that are apart and of several dimensions torch makes another product, with the bias added after: that stays.
+    """
+    torch.manual_seed(seed)
+    model = Feed(width, inner, ACTIVATIONS[act]).to(dtype).eval()
+    x = (torch.randn(2, *sizes, 2 * width if cut else width) * scale).to(dtype)[..., :width]
+    assert matched(model, (x,), "linear_activation") == 1 or (cut and sizes)
+
+
+def test_exact_gelu_by_consent():
+    """Exact GELU is another function: it stays unless the user consents, and then differs by little."""
+    model, x = Feed(8, 8, F.gelu), torch.randn(4, 8)
+    left, taken = Rewriting(model, "linear_activation"), Rewriting(model, "approximate_gelu")
+    with torch.no_grad():
+        assert torch.equal(left(x), model(x)) or left(x).allclose(model(x), atol=1e-6)
+        taken(x)
+        assert (taken(x) - model(x)).abs().max() < 1e-3
+    assert left.counts["linear_activation"] == 0
+    assert taken.operators() == ["linear_approximated_gelu"]
+
+
+LINEAR = nn.Linear(6, 6)
+NEAR = {
+    "no bias": lambda x: F.relu(F.linear(x, LINEAR.weight)),
+    "a bias that is computed for each row": lambda x: F.relu(torch.addmm(x, x, LINEAR.weight)),
+    "a bias of one value": lambda x: F.relu(torch.addmm(LINEAR.bias[:1], x, LINEAR.weight)),
+    "scaled bias": lambda x: F.relu(torch.addmm(LINEAR.bias, x, LINEAR.weight, beta=2)),
+    "scaled product": lambda x: F.relu(torch.addmm(LINEAR.bias, x, LINEAR.weight, alpha=2)),
+    "another user": lambda x: (y := LINEAR(x)) * F.relu(y),
+    "the product is returned": lambda x: (y := LINEAR(x), tanh_gelu(y)),
+    "ReLU6": lambda x: F.relu6(LINEAR(x)),
+    "SiLU": lambda x: F.silu(LINEAR(x)),
+    "exact GELU": lambda x: F.gelu(LINEAR(x)),
+    "another tanh": lambda x: 0.5 * (y := LINEAR(x)) * (1 + torch.tanh(0.8 * (y + 0.044715 * y**3))),
+    "another dtype after": lambda x: F.relu(LINEAR(x).double()),
+    "something between": lambda x: F.relu(LINEAR(x) + 1),
+}
+
+
+@pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
+def test_near_miss(fn):
+    """What is only alike stays as it is."""
+    rewriting = Rewriting(fn, "linear_activation")
+    x = torch.randn(6, 6)
+    with torch.no_grad():
+        got, want = rewriting(x), fn(x)
+    assert rewriting.counts["linear_activation"] == 0
+    torch.testing.assert_close(got, want)
+
+
+def test_half_stays_on_a_cpu():
+    """oneDNN has no fused linear layer in float16 on every CPU, so there it stays."""
+    rewriting = Rewriting(Feed(8, 8, F.relu).half(), "linear_activation")
+    with torch.no_grad():
+        rewriting(torch.randn(4, 8).half())
+    assert rewriting.counts["linear_activation"] == 0
+
+
+def test_training():
+    """In training gradients are eager's: where the backward pass needs the product, it stays."""
+    for act, count in ((F.relu, 1), (tanh_gelu, 0)):
+        model, x = Feed(8, 8, act), torch.randn(4, 8, requires_grad=True)
+        rewriting = Rewriting(model, "linear_activation")
+        rewriting(x).square().sum().backward()
+        got = [x.grad, *(parameter.grad for parameter in model.parameters())]
+        x.grad = None
+        model.zero_grad()
+        model(x).square().sum().backward()
+        torch.testing.assert_close(got, [x.grad, *(parameter.grad for parameter in model.parameters())])
+        assert rewriting.counts["linear_activation"] == count
+
+
+def test_dynamic_sizes():
+    """A graph of symbolic sizes matches as well, also where the product is brought to other sizes."""
+    model = Feed(8, 12, tanh_gelu)
+    rewriting = Rewriting(model, "linear_activation")
+    with torch.no_grad():
+        for rows in (3, 5, 7):
+            x = torch.randn(2, rows, 8)
+            torch.testing.assert_close(rewriting(x), model(x))
+    assert rewriting.counts["linear_activation"] == len(rewriting.graphs) == 2

@@ -1,0 +1,152 @@
+"""Cross-entropy as one operator, alone and in chunks with its linear layer."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lowering import Rewriting
+
+import backend_kwargs
+from backend_kwargs.compilers.inductor.rewrites import losses
+
+SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+CHANGES = {"cross_entropy": losses.fuse_cross_entropy, "linear_cross_entropy": losses.fuse_linear_cross_entropy}
+
+
+class Changed(Rewriting):
+    """A function whose dynamo graph is changed, lowered, and run in eager."""
+
+    def _compile(self, gm, example_inputs):
+        for name in self.names:
+            change = CHANGES[name](gm, example_inputs)
+            self.counts[name] += change.count if change else 0
+            gm = change.gm if change else gm
+        return super()._compile(gm, example_inputs)
+
+    def _lower(self, gm, example_inputs, **kwargs):
+        names, self.names = self.names, ()
+        try:
+            return super()._lower(gm, example_inputs, **kwargs)
+        finally:
+            self.names = names
+
+
+def gradients(fn, args):
+    args = [arg.detach().requires_grad_() if arg.is_floating_point() else arg for arg in args]
+    loss = fn(*args)
+    loss.backward()
+    return [loss.detach(), *(arg.grad for arg in args if arg.is_floating_point())]
+
+
+def agree(changed, fn, args):
+    """Raise unless loss and gradients are float64's up to rounding, and of eager's dtypes."""
+    got, eager = gradients(changed, args), gradients(fn, args)
+    want = gradients(fn, [arg.double() if arg.is_floating_point() else arg for arg in args])
+    for one, plain, exact in zip(got, eager, want, strict=True):
+        assert one.dtype == plain.dtype
+        own = (plain.double() - exact).abs().max()
+        # A share near 1 less 1 keeps few digits, and is multiplied by a weight.
+        largest = max(exact.abs().max(), *(arg.abs().max() for arg in args if arg.is_floating_point()))
+        limit = 2 * own + 16 * torch.finfo(one.dtype).eps * largest + 1e-6
+        assert (one.double() - exact).abs().max() <= limit
+
+
+@SETTINGS
+@given(
+    name=st.sampled_from(sorted(CHANGES)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    rows=st.integers(1, 20),
+    classes=st.integers(2, 40),
+    ignored=st.sampled_from([-100, 0]),
+    wide=st.booleans(),
+    scale=st.sampled_from([1.0, 50.0]),
+    seed=st.integers(0, 9),
+)
+def test_computes_the_same(name, dtype, rows, classes, ignored, wide, scale, seed):
+    """Loss and gradients agree with float64, whatever is ignored, but for a row that counts."""
+    torch.manual_seed(seed)
+    x, w = torch.randn(rows, 6).to(dtype), (torch.randn(classes, 6) * scale).to(dtype)
+    target = torch.randint(classes, (rows,))
+    target[::2] = ignored
+    target[-1] = classes - 1
+
+    def fn(x, w, target):
+        logits = F.linear(x, w)
+        return (
+            F.cross_entropy(
+                logits.float() if wide and dtype == torch.bfloat16 else logits, target, ignore_index=ignored
+            )
+            * 3
+        )
+
+    changed = Changed(fn, name)
+    agree(changed, fn, (x, w, target))
+    assert changed.counts[name] == 1
+
+
+def test_all_rows_ignored():
+    """With no row that counts the loss is nan, as eager's is."""
+    x, target = torch.randn(4, 5), torch.full((4,), -100)
+    changed = Changed(lambda x: F.cross_entropy(x, target), "cross_entropy")
+    with torch.no_grad():
+        assert changed(x).isnan()
+
+
+T = torch.tensor([1, 2, 3, 0])
+P = torch.softmax(torch.randn(4, 4), 1)
+NEAR = {
+    "sum": lambda x: F.cross_entropy(x, T, reduction="sum"),
+    "each row": lambda x: F.cross_entropy(x, T, reduction="none").sum(),
+    "weights": lambda x: F.cross_entropy(x, T, weight=torch.arange(4.0)),
+    "smoothing": lambda x: F.cross_entropy(x, T, label_smoothing=0.1),
+    "probabilities": lambda x: F.cross_entropy(x, P),
+    "pixels": lambda x: F.cross_entropy(x[:, :, None], T[:, None]),
+    "columns apart": lambda x: F.cross_entropy(x.t(), T),
+}
+
+
+@pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
+def test_near_miss(fn):
+    """Another loss stays as it is."""
+    changed, x = Changed(fn, "cross_entropy"), torch.randn(4, 4)
+    torch.testing.assert_close(gradients(changed, [x]), gradients(fn, [x]))
+    assert changed.counts["cross_entropy"] == 0
+
+
+W = torch.randn(4, 4)
+NEAR_LINEAR = {
+    "bias": lambda x: F.cross_entropy(F.linear(x, W, W[0]), T),
+    "the logits have another user": lambda x: F.cross_entropy(y := F.linear(x, W), T) + y.sum(),
+    "something between": lambda x: F.cross_entropy(F.linear(x, W) * 2, T),
+}
+
+
+@pytest.mark.parametrize("fn", NEAR_LINEAR.values(), ids=NEAR_LINEAR)
+def test_near_miss_with_linear(fn):
+    """What is no linear layer right before the loss stays as it is."""
+    changed, x = Changed(fn, "linear_cross_entropy"), torch.randn(4, 4)
+    torch.testing.assert_close(gradients(changed, [x]), gradients(fn, [x]))
+    assert changed.counts["linear_cross_entropy"] == 0
+
+
+def test_memory():
+    """In chunks the logits of few rows are alive at a time: the compiled graph holds no tensor of all of them."""
+    x, w = torch.randn(64, 8, requires_grad=True), torch.randn(512, 8, requires_grad=True)
+    target = torch.randint(512, (64,))
+
+    def fn(x, w):
+        return F.cross_entropy(F.linear(x, w), target)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        fn, backend=backend_kwargs.make_backend("tmpl-inductor", rewrites=("linear_cross_entropy",))
+    )
+    compiled(x, w).backward()
+    got = [x.grad, w.grad]
+    x.grad = w.grad = None
+    fn(x, w).backward()
+    torch.testing.assert_close(got, [x.grad, w.grad])
+    (graph,) = backend_kwargs.report(compiled).graphs
+    assert graph.rewritten == {"linear_cross_entropy": 1}
+    assert not any("(64, 512)" in code.source for code in graph.codes)

@@ -1,0 +1,152 @@
+"""Linear layers that share an input as one product: changes of weights that show, refusals, and what it costs."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import backend_kwargs
+from backend_kwargs.compilers.inductor.rewrites.packed import Pack
+
+
+class Heads(nn.Module):
+    """Three linear layers of one input."""
+
+    def __init__(self, bias=True, dtype=torch.float32):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, n, bias=bias, dtype=dtype) for n in (8, 4, 4))
+
+    def forward(self, x):
+        return self.q(x).view(-1, 8), self.k(x) + 1, self.v(x)
+
+
+def packing(fn):
+    torch._dynamo.reset()
+    return torch.compile(fn, backend=backend_kwargs.make_backend("tmpl-inductor", rewrites=("packed",)))
+
+
+def same(compiled, fn, x):
+    with torch.no_grad():
+        got, want = compiled(x), fn(x)
+    torch.testing.assert_close(got, want)
+    assert [each.stride() for each in got] == [each.stride() for each in want]
+
+
+def count(compiled):
+    (graph,) = backend_kwargs.report(compiled).graphs
+    return graph.rewritten.get("packed", 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias"])
+def test_computes_the_same(bias, dtype):
+    """One product gives what three give, in their strides."""
+    model, x = Heads(bias, dtype), torch.randn(2, 3, 8, dtype=dtype)
+    compiled = packing(model)
+    same(compiled, model, x)
+    assert count(compiled) == 1
+
+
+def test_changes_of_weights_show():
+    """Weights written in place, replaced, or given other memory are packed again."""
+    model, x = Heads(), torch.randn(5, 8)
+    compiled = packing(model)
+    same(compiled, model, x)
+    with torch.no_grad():
+        model.k.weight.add_(1)
+        model.v.bias.zero_()
+    same(compiled, model, x)
+    model.q.weight = nn.Parameter(torch.randn(8, 8))
+    same(compiled, model, x)
+    model.q.weight.data = torch.randn(8, 8)
+    same(compiled, model, x)
+    torch.optim.SGD(model.parameters(), lr=1.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    same(compiled, model, x)
+    model.load_state_dict(Heads().state_dict())
+    same(compiled, model, x)
+
+
+def test_writes_through_data_are_unseen():
+    """As the docs say: `.data` counts no version, so its writes show only with the next change that is seen."""
+    model, x = Heads(), torch.randn(5, 8)
+    compiled = packing(model)
+    same(compiled, model, x)
+    with torch.no_grad():
+        before = compiled(x)[1]
+        model.k.weight.data.add_(1)
+        assert torch.equal(compiled(x)[1], before)
+        model.k.weight.add_(0)
+    same(compiled, model, x)
+
+
+def test_two_modules_of_one_code():
+    """Another module that shares the compiled code gets its own numbers, and the first its own again."""
+    one, other, x = Heads(), Heads(), torch.randn(5, 8)
+    fn = lambda model, x: model(x)  # noqa: E731
+    compiled = packing(fn)
+    with torch.no_grad():
+        for model in (one, other, one, other):
+            torch.testing.assert_close(compiled(model, x), model(x))
+
+
+def test_packs_stay_where_they_are():
+    """Packing again writes into the same buffer, as CUDA graphs need."""
+    tensors = [nn.Parameter(torch.randn(2, 3)) for _ in range(2)]
+    pack = Pack((0, 1), tensors)
+    address = pack.buffer.data_ptr()
+    with torch.no_grad():
+        tensors[0].add_(1)
+    pack.refresh(tensors)
+    assert pack.buffer.data_ptr() == address
+    assert torch.equal(pack.buffer, torch.cat([each.detach() for each in tensors]))
+
+
+LAYERS = Heads()
+NEAR = {
+    "one layer": lambda x: [LAYERS.q(x)],
+    "other inputs": lambda x: [LAYERS.q(x), LAYERS.k(x + 1)],
+    "with bias and without": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.k.weight)],
+    "a weight that is computed": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.k.weight * 2, LAYERS.k.bias)],
+    "a weight that is no parameter": lambda x: [F.linear(x, x), F.linear(x, x + 1)],
+    "a weight that the graph changes": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.v.weight.mul_(1), LAYERS.v.bias)],
+}
+
+
+@pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
+def test_near_miss(fn):
+    """What must not be packed is not."""
+    compiled, x = packing(fn), torch.randn(5, 8)
+    same(compiled, fn, x)
+    assert count(compiled) == 0
+
+
+def test_not_while_gradients_are_recorded():
+    """In training nothing is packed, and gradients are eager's."""
+    model, x = Heads(), torch.randn(5, 8)
+    compiled = packing(model)
+    sum(each.sum() for each in compiled(x)).backward()
+    got = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    sum(each.sum() for each in model(x)).backward()
+    torch.testing.assert_close(got, [parameter.grad for parameter in model.parameters()])
+    assert count(compiled) == 0
+
+
+def test_inference_tensors_are_refused():
+    """Inference tensors have no version by which a change would show."""
+    with torch.inference_mode():
+        model = Heads()
+        compiled, x = packing(model), torch.randn(5, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert count(compiled) == 0
+
+
+def test_dynamic_sizes():
+    """Rows may vary."""
+    model = Heads()
+    compiled = packing(model)
+    for rows in (3, 5, 7):
+        same(compiled, model, torch.randn(rows, 8))

@@ -1,0 +1,280 @@
+"""Rewrites as values: their names, the option, other people's, and what a compile with them leaves behind."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
+from torch._inductor.utils import fresh_cache
+
+import backend_kwargs
+from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_rewrite, rewrites
+from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites.apply import RewritePass, with_rewrites
+from backend_kwargs.compilers.inductor.rewrites.operators import with_fallback
+
+
+@pytest.fixture(autouse=True)
+def _fresh(fresh_dynamo):
+    before = dict(rewrites._registered)
+    yield
+    rewrites._registered.clear()
+    rewrites._registered.update(before)
+
+
+def feed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+
+def rewritten(compiled):
+    (graph,) = backend_kwargs.report(compiled).graphs
+    return dict(graph.rewritten)
+
+
+def called(fn, x, **options):
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=make_backend("tmpl-inductor", options))
+    with torch.no_grad():
+        compiled(x)
+    return compiled
+
+
+WRONG = {
+    "name": (
+        {"rewrites": ("convolutions",)},
+        "Unknown rewrite 'convolutions'. Did you mean 'convolution'?",
+    ),
+    "far from all": (
+        {"rewrites": ("zzz",)},
+        "Unknown rewrite 'zzz'. Rewrites are convolution, linear_activation, attention, cudnn_attention, cross_entropy, "
+        "linear_cross_entropy, packed, approximate_gelu.",
+    ),
+    "type": (
+        {"rewrites": "convolution"},
+        "Option 'rewrites' must be tuple[str, ...] | list[str] | None, got 'convolution' (str).",
+    ),
+    "of a part": (
+        {"rewrites": (1,)},
+        "Option 'rewrites' must be tuple[str, ...] | list[str] | None, got (1,) (tuple).",
+    ),
+    "strict": (
+        {"rewrites": ("cudnn_attention",), "strict": True},
+        "Rewrite 'cudnn_attention' cannot work here: no CUDA GPU is visible; "
+        "run on a machine with an NVIDIA GPU, with a CUDA build of torch.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_options(options, message):
+    """A wrong name, type or need is an error at once, which says what to do."""
+    if "strict" in options and torch.cuda.is_available():
+        pytest.skip("a GPU is visible")
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tmpl-inductor", options)
+    assert str(e.value) == message
+
+
+def test_a_rewrite_has_one_function():
+    """Both functions or none is an error."""
+    for given in ({}, {"patterns": "a:b", "traced": "a:b"}):
+        with pytest.raises(BackendKwargsError) as e:
+            Rewrite("nothing", **given)
+        assert str(e.value) == "A rewrite must have either `patterns` or `traced`; give exactly one."
+
+
+def test_every_built_in_resolves():
+    """Each built-in rewrite names a function that is there, and operators that are defined."""
+    for rewrite in rewrites.BUILT_IN.values():
+        assert callable(rewrites.resolved(rewrite.patterns or rewrite.traced))
+        for name in rewrite.operators:
+            space, _, operator = name.partition("::")
+            assert getattr(getattr(torch.ops, space), operator).default in operators._saved
+
+
+def test_an_inert_rewrite_warns_once():
+    """On a CPU build what needs a GPU warns, once, and the graph stays as it is."""
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is visible")
+    message = "Rewrite 'cudnn_attention' cannot act fully here: no CUDA GPU is visible; graphs stay as they are."
+    with pytest.warns(backend_kwargs.BackendKwargsWarning) as caught:
+        compiled = called(feed(), torch.randn(2, 8), rewrites=("cudnn_attention",))
+    assert [str(each.message) for each in caught if each.category is backend_kwargs.BackendKwargsWarning] == [message]
+    assert rewritten(compiled) == {}
+    assert backend_kwargs.explain("tmpl-inductor", rewrites=("cudnn_attention",)).notes == (message,)
+
+
+def test_text_and_toml(tmp_path):
+    """An environment's JSON and a TOML file name rewrites as a list; a file may, since names are data."""
+    path = tmp_path / "templates.toml"
+    path.write_text('[templates.fused]\noptions = {rewrites = ["convolution"]}\n')
+    try:
+        backend_kwargs.load_templates(path)
+    except BackendKwargsError as error:  # the form of the file, if it is another
+        pytest.fail(str(error))
+    assert list(make_backend("tmpl-inductor:fused").options["rewrites"]) == ["convolution"]
+
+
+def test_of_no_use_in_a_plain_dict():
+    """Plain Inductor knows nothing of them, and says so."""
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tmpl-inductor", rewrites=("convolution",)).inductor_config()
+    assert str(e.value).startswith("Option 'rewrites' does not work in a plain dict: it is an option of backend_kwargs")
+
+
+def doubled_to_sum(passes):
+    """Replace x * 2 by x + x."""
+
+    @register_graph_pattern(CallFunction(torch.ops.aten.mul.Tensor, KeywordArg("x"), 2), pass_dict=passes)
+    def fuse(match, x):
+        old = match.output_node()
+        with old.graph.inserting_before(old):
+            new = old.graph.call_function(torch.ops.aten.add.Tensor, (x, x))
+            new.meta = dict(old.meta)
+        old.replace_all_uses_with(new)
+        old.graph.erase_node(old)
+
+
+def test_somebody_elses():
+    """A registered rewrite is one like the built-in ones; the same again is fine, another under its name is not."""
+    theirs = Rewrite("x * 2 as x + x", patterns=doubled_to_sum)
+    register_rewrite("doubled", theirs)
+    register_rewrite("doubled", theirs)
+    for other in (dataclasses.replace(theirs, version=2), rewrites.BUILT_IN["packed"]):
+        with pytest.raises(BackendKwargsError) as e:
+            register_rewrite("doubled", other)
+        assert str(e.value) == "Rewrite 'doubled' exists and is another; choose another name."
+    with pytest.raises(BackendKwargsError, match="register_rewrite's second argument must be a Rewrite, got"):
+        register_rewrite("other", doubled_to_sum)
+    x = torch.randn(4)
+    compiled = called(lambda x: x * 2, x, rewrites=("doubled",))
+    torch.testing.assert_close(compiled(x), x * 2)
+    assert rewrites.raced_rewrites(None)[-1] == "doubled"
+
+
+def test_entry_point(install):
+    """A rewrite of an installed package is found by name, loaded when it is named, and raced only then."""
+    source = "from backend_kwargs import Rewrite\nmine = Rewrite('mine', patterns='somewhere:function')\nbroken = 1\n"
+    install("their_rewrites", source, "backend_kwargs.rewrites", mine="mine", broken="broken")
+    assert make_backend("tmpl-inductor", rewrites=("mine",)).options["rewrites"] == ("mine",)
+    assert "mine" in rewrites.list_rewrites()
+    assert "mine" not in rewrites.raced_rewrites(None)
+    assert "mine" in rewrites.raced_rewrites(("mine",))
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tmpl-inductor", rewrites=("broken",))
+    assert str(e.value) == "Entry point 'their_rewrites:broken' must be a Rewrite, got 1 (int)."
+
+
+class Counting(CustomGraphPass):
+    """A pass of the user's, which counts its calls."""
+
+    def __init__(self, identity):
+        self.calls = 0
+        self.identity = identity
+
+    def __call__(self, graph):
+        self.calls += 1
+
+    def uuid(self):
+        return self.identity
+
+
+@pytest.mark.parametrize("place", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
+def test_the_users_own_pass_still_runs(place):
+    """A pass that the user has set runs beside rewrites, from an option or from Inductor's configuration."""
+    own = Counting("mine")
+    x = torch.randn(2, 8)
+    with fresh_cache():
+        assert rewritten(called(feed(), x, **{"rewrites": ("linear_activation",), place: own})) == {"linear_activation": 1}
+        assert own.calls == 1
+    with fresh_cache(), config.patch({place: own}):
+        assert rewritten(called(feed(), x, rewrites=("linear_activation",))) == {"linear_activation": 1}
+        assert own.calls == 2
+
+
+def test_uuid():
+    """The pass's identity tells names and the user's passes apart; a pass without one has none, and is not cached."""
+    uuids = [
+        RewritePass(names, users).uuid()
+        for names in (["convolution"], ["linear_activation"], ["convolution", "linear_activation"])
+        for users in ([], [Counting("one")], [Counting("two")])
+    ]
+    assert len(set(uuids)) == len(uuids)
+    assert RewritePass(["convolution"], []).uuid() == uuids[0]
+    assert RewritePass(["convolution"], [lambda graph: None]).uuid() is None
+
+
+def test_without_lowered_rewrites_nothing_is_patched():
+    """What acts on dynamo's graphs alone adds no pass of Inductor's."""
+    assert with_rewrites({"max_autotune": True}, ("packed",)) == {"max_autotune": True}
+
+
+@pytest.mark.parametrize("first", ["plain", "rewritten"])
+def test_caches_tell_graphs_apart(first):
+    """With warm caches each compile gets its own code, and finds it again."""
+    x = torch.randn(2, 8)
+    ways = {"plain": {}, "rewritten": {"rewrites": ("linear_activation",)}}
+    order = [first, *(way for way in ways if way != first)]
+    with fresh_cache():
+        for way in order:
+            assert rewritten(called(feed(), x, **ways[way])) == ({"linear_activation": 1} if way == "rewritten" else {})
+        counters.clear()
+        for way in order:
+            assert rewritten(called(feed(), x, **ways[way])) == ({"linear_activation": 1} if way == "rewritten" else {})
+        hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
+        assert hits >= len(order)
+
+
+def test_an_operator_without_a_kernel():
+    """Where a library raises, the composite operator runs, from then on at once; wrong arguments still raise."""
+    calls = []
+
+    def kernel(x):
+        calls.append("kernel")
+        raise RuntimeError("no engine")
+
+    def composite(x):
+        calls.append("composite")
+        return x.relu()
+
+    safe = with_fallback(kernel, composite)
+    x = torch.randn(3)
+    assert torch.equal(safe(x), x.relu())
+    assert torch.equal(safe(x), x.relu())
+    assert calls == ["kernel", "composite", "composite"]
+    with pytest.raises(AttributeError):
+        safe(None)
+
+
+def test_the_configuration_stays_as_it_was():
+    """Compiling with rewrites changes no option of Inductor's for others."""
+    before = config.post_grad_custom_pre_pass
+    called(feed(), torch.randn(2, 8), rewrites=("linear_activation", "convolution"))
+    assert config.post_grad_custom_pre_pass is before
+
+
+@pytest.mark.parametrize("options", [{"cpp_wrapper": True}, {"freezing": True}], ids=str)
+def test_beside_other_options(options):
+    """Rewrites go with a C++ wrapper and with freezing."""
+    model, x = feed(), torch.randn(2, 8)
+    compiled = called(model, x, rewrites=("linear_activation",), **options)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_graph_breaks():
+    """Each graph of a function that breaks is rewritten."""
+    one, other = feed(), feed()
+
+    def fn(x):
+        x = one(x)
+        torch._dynamo.graph_break()
+        return other(x)
+
+    compiled = called(fn, torch.randn(2, 8), rewrites=("linear_activation",))
+    assert [dict(graph.rewritten) for graph in backend_kwargs.report(compiled).graphs] == [{"linear_activation": 1}] * 2
