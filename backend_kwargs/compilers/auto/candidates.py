@@ -43,9 +43,8 @@ class RaceCandidate:
     candidate can help. `shares` are the parts of a call's slack that it removed in past measurements, `costs` its
     compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
     seconds of a call that a rewrite is expected to save beside these; `gain` is the share of a call that a lower
-    precision is expected to save, in place of both. Among candidates of equal speed the one with the lower `rank` is
-    kept. `compiler` names
-    another compiler than Inductor, whose `options` these are.
+    precision or another compiler is expected to save, in place of both. Among candidates of equal speed the one with
+    the lower `rank` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
     """
 
     name: str
@@ -245,16 +244,15 @@ def _named(name: str, options_of: Callable[[str], Mapping[str, Any]], *, frozen:
     return RaceCandidate(name, options_of(name), over=False, rank=2)
 
 
-# No slack predicts what another compiler gains, nor default's compile time what it costs.
-OF_COMPILER = {"launches": EVERYWHERE, "library": EVERYWHERE, "generated": EVERYWHERE}
-COMPILER_COSTS, COMPILER_RANK = Costs(1.5), 3
+# The slack of Inductor's code does not predict what another compiler gains, so the share of a call is a fixed one.
+COMPILER_GAIN, COMPILER_COSTS, COMPILER_RANK = 0.3, Costs(1.5), 3
 
 
 def _of_compiler(text: str, *, frozen: bool) -> RaceCandidate:
     other = other_of(text)
     options, name = other.under(frozen=frozen), other.compiler.name
     return RaceCandidate(
-        text, options, over=False, shares=OF_COMPILER, costs=COMPILER_COSTS, rank=COMPILER_RANK, compiler=name
+        text, options, over=False, costs=COMPILER_COSTS, rank=COMPILER_RANK, gain=COMPILER_GAIN, compiler=name
     )
 
 

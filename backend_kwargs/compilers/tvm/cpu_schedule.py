@@ -310,7 +310,9 @@ def _fuse(sch: Schedule, block: Block) -> None:
     along = (
         at
         for at in range(len(variables))
-        if all(_walks(read, variables[at:], shape[at:]) or not _reads(read, variables[at:]) for read in axes.block.reads)
+        if all(
+            _walks(read, variables[at:], shape[at:]) or not _reads(read, variables[at:]) for read in axes.block.reads
+        )
     )
     first = next(along, len(variables))
     if first < len(variables) - 1:
