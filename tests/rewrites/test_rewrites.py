@@ -56,11 +56,11 @@ WRONG = {
     ),
     "type": (
         {"rewrites": "convolution"},
-        "Option 'rewrites' must be tuple[str, ...] | list[str] | None, got 'convolution' (str).",
+        "Option 'rewrites' must be tuple[str, ...] | None, got 'convolution' (str).",
     ),
     "of a part": (
         {"rewrites": (1,)},
-        "Option 'rewrites' must be tuple[str, ...] | list[str] | None, got (1,) (tuple).",
+        "Option 'rewrites' must be tuple[str, ...] | None, got (1,) (tuple).",
     ),
     "strict": (
         {"rewrites": ("cudnn_attention",), "strict": True},
@@ -117,7 +117,10 @@ def test_text_and_toml(tmp_path):
         backend_kwargs.load_templates(path)
     except BackendKwargsError as error:  # the form of the file, if it is another
         pytest.fail(str(error))
-    assert list(make_backend("tmpl-inductor:fused").options["rewrites"]) == ["convolution"]
+    named = make_backend("tmpl-inductor", rewrites=["convolution"])
+    assert named == make_backend("tmpl-inductor", rewrites=("convolution",))
+    assert make_backend("tmpl-inductor:fused").options == named.options
+    assert backend_kwargs.Backend.from_config(named.to_config()) == named
 
 
 def test_of_no_use_in_a_plain_dict():
