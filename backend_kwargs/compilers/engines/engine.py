@@ -70,9 +70,17 @@ def _unknown(node: fx.Node, engine: Engine) -> str:
     return "" if engine.knows(node) else f"{engine.name} does not have it"
 
 
+def _used(node: fx.Node) -> list[Any]:
+    """Return what a node gives that another takes: a norm's statistics for the backward pass are empty in inference."""
+    value = node.meta["val"]
+    if not isinstance(value, list | tuple):
+        return tree_leaves(value)
+    return tree_leaves([value[user.args[1]] for user in node.users if user.target is operator.getitem])  # type: ignore[index]
+
+
 def _unfit_values(node: fx.Node, engine: Engine) -> str:
     inputs = tree_leaves(fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"]))
-    values = [*inputs, *tree_leaves(node.meta["val"])]
+    values = [*inputs, *_used(node)]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sizes = [size for tensor in tensors for size in tensor.shape] + [v for v in values if isinstance(v, torch.SymInt)]
     if any(tensor.device.type != "cpu" for tensor in tensors):
