@@ -43,9 +43,8 @@ class Candidate:
     candidate can help. `shares` are the parts of a call's slack that it removed in past measurements, `costs` its
     compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
     seconds of a call that a rewrite is expected to save beside these; `gain` is the share of a call that a lower
-    precision or another compiler is expected to save, in place of both. Among candidates of equal speed the one with the lower `rank` is
-    kept. `compiler` names
-    another compiler than Inductor, whose `options` these are.
+    precision or another compiler is expected to save, in place of both. Among candidates of equal speed the one with
+    the lower `rank` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
     """
 
     name: str
