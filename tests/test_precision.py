@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning
@@ -320,6 +321,22 @@ def test_the_users_autocast_is_left_alone():
         assert in_precision(model, "fp16")(x).dtype == torch.bfloat16
 
 
+def test_checkpointed_parts_are_cast():
+    """A part that the backward pass runs again computes in the precision too, forward and backward."""
+    model, x = net().train(), rows()
+
+    def checkpointed(x):
+        return checkpoint(model, x, use_reentrant=False)
+
+    compiled = in_precision(checkpointed, "bf16")
+    compiled(x).sum().backward()
+    assert (used(compiled).products, used(compiled).reason) == (2, "")
+    found = model[0].weight.grad.clone()
+    model.zero_grad()
+    model(x).sum().backward()
+    assert 0 < (found - model[0].weight.grad).norm() < 0.02 * found.norm()
+
+
 # ---- weights
 
 
@@ -455,6 +472,20 @@ def test_inference_tensors_are_refused():
         "A graph is compiled without precision 'int8-dynamic': a weight is an inference tensor, whose changes nothing "
         "counts."
     )
+
+
+@pytest.mark.parametrize("precision", ["bf16", *INT8])
+def test_inference_mode(precision):
+    """Called in inference mode, a model made outside of it is compiled in the precision, and followed."""
+    model, x = net(), rows()
+    compiled = in_precision(model, precision)
+    with torch.inference_mode():
+        assert error(compiled(x), model, x) < BOUND
+    with torch.no_grad():
+        model[0].weight.mul_(-2)
+    with torch.inference_mode():
+        assert error(compiled(x), model, x) < BOUND
+    assert used(compiled).nbytes > 0
 
 
 @torchao

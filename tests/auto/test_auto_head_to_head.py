@@ -8,12 +8,12 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto import head_to_head, race
-from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, Candidate
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, RaceCandidate
 
 
 def runner(*, rank=1, speedup=None, peak_mib=None):
     row = head_to_head.RaceRow("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
-    return head_to_head.Runner(Candidate("a step", rank=rank), row, None, ())
+    return head_to_head.Runner(RaceCandidate("a step", rank=rank), row, None, ())
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,8 @@ def napping(*naps):
 def test_what_is_not_clear_is_timed_longer(challenger, least, most):
     """One bout suffices for a clear result; if the difference is within noise, more rounds are timed."""
     runners = [
-        head_to_head.Runner(Candidate(""), head_to_head.RaceRow(""), call, ()) for call in (challenger, napping(2e-3))
+        head_to_head.Runner(RaceCandidate(""), head_to_head.RaceRow(""), call, ())
+        for call in (challenger, napping(2e-3))
     ]
     samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
     assert least <= len(samples["champion"]) == len(samples["challenger"]) <= most
@@ -57,7 +58,7 @@ def test_what_fails_late_ends_it():
     """A call that raises after some rounds is told, and no further round is made."""
     naps, left, told = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
     calls = (lambda: (next(left), naps())), napping(2e-3)
-    runners = [head_to_head.Runner(Candidate(""), head_to_head.RaceRow(""), call, ()) for call in calls]
+    runners = [head_to_head.Runner(RaceCandidate(""), head_to_head.RaceRow(""), call, ()) for call in calls]
     samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
     assert isinstance(told.pop("challenger"), StopIteration)
     assert (told, len(samples["champion"]) <= 3 * head_to_head.BOUT) == ({}, True)
@@ -131,7 +132,7 @@ def test_memory_decides_between_no_replays():
     """Against a CUDA graph, whose memory is in its pool, and against eager memory decides nothing."""
     lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
     replayed, eager = runner(peak_mib=100), runner(peak_mib=100)
-    replayed.code, eager.candidate = (("code", True),), Candidate(EAGER)
+    replayed.code, eager.candidate = (("code", True),), RaceCandidate(EAGER)
     assert not head_to_head.better(lighter, replayed, "latency")
     assert not head_to_head.better(lighter, eager, "latency")
 
@@ -154,7 +155,7 @@ def test_cuda_graphs_cost_whichever_step_brought_them():
 )
 def test_default_is_kept_within_noise(ratio, wins):
     """Default stands before eager unless it is slower beyond noise."""
-    default = head_to_head.Runner(Candidate(DEFAULT, over=False, rank=0), head_to_head.RaceRow(DEFAULT), None, ())
+    default = head_to_head.Runner(RaceCandidate(DEFAULT, over=False, rank=0), head_to_head.RaceRow(DEFAULT), None, ())
     default.row.speedup = measure.Interval(*ratio)
-    eager = head_to_head.Runner(Candidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
+    eager = head_to_head.Runner(RaceCandidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
     assert head_to_head.better(default, eager, "latency") is wins

@@ -11,7 +11,7 @@ from torch import nn
 import backend_kwargs
 from backend_kwargs import make_backend
 from backend_kwargs.compilers.auto import candidates, decide, race
-from backend_kwargs.compilers.auto.candidates import Candidate, merged, rewriting
+from backend_kwargs.compilers.auto.candidates import RaceCandidate, merged, rewriting
 from backend_kwargs.compilers.auto.decision import Decision
 from backend_kwargs.compilers.auto.store import Store
 
@@ -93,7 +93,7 @@ def test_rewrites_join():
         "triton.cudagraphs": True,
     }
     assert merged({}, rewriting("attention")) == {"rewrites": ["attention"]}
-    assert merged(under, Candidate("cudagraphs", {"triton.cudagraphs": True})) == under
+    assert merged(under, RaceCandidate("cudagraphs", {"triton.cudagraphs": True})) == under
 
 
 def test_the_winner_is_remembered(store, monkeypatch):

@@ -9,7 +9,7 @@ from graphs import chain, rows_of
 
 import backend_kwargs
 from backend_kwargs.compilers.auto import decide, race
-from backend_kwargs.compilers.auto.candidates import Candidate, Costs
+from backend_kwargs.compilers.auto.candidates import Costs, RaceCandidate
 from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.store import Store
 
@@ -29,10 +29,10 @@ def raced(monkeypatch, store):
 
     def run(steps, **options):
         made = [
-            Candidate(name, OPTIONS[at], shares={"generated": share}, costs=Costs(0.0, op_s=seconds / OPS))
+            RaceCandidate(name, OPTIONS[at], shares={"generated": share}, costs=Costs(0.0, op_s=seconds / OPS))
             for at, (name, (share, seconds)) in enumerate(steps.items())
         ]
-        monkeypatch.setattr(race, "candidates_for", lambda *_: made)
+        monkeypatch.setattr(race, "candidates_for", lambda *_, **__: made)
         backend = backend_kwargs.make_backend("tmpl-inductor:auto", {"budget_s": 300.0} | options)
         torch.compile(chain, backend=backend)(torch.randn(8, 64))
         (decision,) = Store(store).all()

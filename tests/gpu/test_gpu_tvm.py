@@ -72,7 +72,7 @@ def test_numbers_are_eagers(model, options, fresh_dynamo):
 @torch.no_grad()
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_callers_stream_is_respected(options, fresh_dynamo):
-    """What runs before the call on a side stream is seen, and only that stream need be waited for."""
+    """Work queued before the call on a side stream is visible, and only that stream needs a wait."""
     module, x = made(mlp)
     compiled, wanted, buffer, side = by_tvm(module, **options), module(x), torch.zeros_like(x), torch.cuda.Stream()
     for _ in range(3):

@@ -239,7 +239,7 @@ def test_a_second_thread(recorded):
 
 @torch.no_grad()
 def test_a_side_stream(recorded):
-    """On a stream of the user's, waited for as usual, results are right and stay."""
+    """On a user's stream, synchronized as usual, results are right and are not overwritten."""
     model, xs = mlp(), inputs()
     f, side = auto(model), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

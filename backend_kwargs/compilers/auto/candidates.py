@@ -35,7 +35,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class RaceCandidate:
     """Options to try.
 
     `over` merges them onto the current best's options, less those in `without`: so the reduction options of one step
@@ -104,16 +104,16 @@ PRECISION_GAIN = 0.3  # of a call: less than bf16 saved beside freezing on BERT,
 AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.65), Costs(0.65), Costs(1.0, op_s=0.3), 0.3
 
 
-STEPS: tuple[Candidate, ...] = (
+STEPS: tuple[RaceCandidate, ...] = (
     # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph
     # that mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
-    Candidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
-    Candidate(
+    RaceCandidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
+    RaceCandidate(
         "persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE
     ),
     # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
-    Candidate("mix_order_reductions", MIXED, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE),
-    Candidate(
+    RaceCandidate("mix_order_reductions", MIXED, _gpu_reductions, shares={"generated": 0.15}, costs=ONCE),
+    RaceCandidate(
         "two_pass_softmax",
         {"online_softmax": False},
         lambda stats: stats.gpu and stats.softmaxes > 0,
@@ -121,13 +121,13 @@ STEPS: tuple[Candidate, ...] = (
         costs=ONCE,
     ),
     # Inductor pads by default where its own timing of the product alone says so, and often it says no too soon.
-    Candidate(
+    RaceCandidate(
         "padded", {"force_shape_pad": True}, lambda stats: stats.gpu and stats.unaligned > 0, shares={"library": 0.3}
     ),
-    Candidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
-    Candidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),
+    RaceCandidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
+    RaceCandidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),
     # Tuned blocks of a looped reduction can beat a persistent one, and merging alone would not undo the latter.
-    Candidate(
+    RaceCandidate(
         "coordinate_descent_looped",
         TUNED,
         lambda stats: _gpu_reductions(stats) and _gpu_fused(stats),
@@ -136,7 +136,7 @@ STEPS: tuple[Candidate, ...] = (
         costs=TUNES,
         rank=2,
     ),
-    Candidate(
+    RaceCandidate(
         "combo_kernels",
         {"combo_kernels": True, "benchmark_combo_kernel": True},
         lambda stats: stats.gpu and stats.ops > 8,
@@ -144,7 +144,7 @@ STEPS: tuple[Candidate, ...] = (
         costs=Costs(1.5),
         rank=2,
     ),
-    Candidate(
+    RaceCandidate(
         "max_autotune",
         {"max_autotune": True, **DESCENT},
         lambda stats: stats.matmul,
@@ -153,13 +153,13 @@ STEPS: tuple[Candidate, ...] = (
         rank=2,
     ),
     # To wake other cores takes longer than little work does.
-    Candidate(
+    RaceCandidate(
         "one_thread",
         {"cpp.threads": 1},
         _little_on_a_cpu,
         shares={"launches": EVERYWHERE, "library": EVERYWHERE, "generated": EVERYWHERE},
     ),
-    Candidate(
+    RaceCandidate(
         "cpp_wrapper",
         {"cpp_wrapper": True},
         lambda stats: not stats.gpu,
@@ -167,7 +167,7 @@ STEPS: tuple[Candidate, ...] = (
         costs=Costs(1.2),
         rank=2,
     ),
-    Candidate(
+    RaceCandidate(
         "multi_kernel",
         {"triton.multi_kernel": 1},
         _gpu_reductions,
@@ -177,7 +177,7 @@ STEPS: tuple[Candidate, ...] = (
         rank=2,
     ),
     # Hundreds of compiles for a kernel, one after the other: minutes where one takes long.
-    Candidate(
+    RaceCandidate(
         "all_directions",
         {**TUNED, "coordinate_descent_check_all_directions": True},
         _gpu_fused,
@@ -186,8 +186,10 @@ STEPS: tuple[Candidate, ...] = (
         effort="full",
         rank=2,
     ),
-    Candidate("simd_256", {"cpp.simdlen": 256}, lambda stats: not stats.gpu, shares={"generated": 0.2}, effort="full"),
-    Candidate(
+    RaceCandidate(
+        "simd_256", {"cpp.simdlen": 256}, lambda stats: not stats.gpu, shares={"generated": 0.2}, effort="full"
+    ),
+    RaceCandidate(
         "tma",
         {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
         _gpu_matmul,
@@ -197,8 +199,8 @@ STEPS: tuple[Candidate, ...] = (
         rank=2,
     ),
     # Shorter kernels leave more gaps. Not the other way round: what is won once stays won when kernels get shorter.
-    Candidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
-    Candidate(
+    RaceCandidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
+    RaceCandidate(
         "cpp_wrapper",
         {"cpp_wrapper": True},
         _gpu,
@@ -217,7 +219,7 @@ def candidates_for(
     options_of: Callable[[str], Mapping[str, Any]],
     *,
     frozen: bool = False,
-) -> list[Candidate]:
+) -> list[RaceCandidate]:
     """Return what to try after eager and default: what can gain here, or the steps, templates and compilers `named`.
 
     `frozen` says whether the caller has parameters frozen: only then compilers may take them as constants.
@@ -234,27 +236,27 @@ def candidates_for(
     return [steps_by_name.get(name) or _named(name, options_of, frozen=frozen) for name in wanted]
 
 
-def _named(name: str, options_of: Callable[[str], Mapping[str, Any]], *, frozen: bool) -> Candidate:
+def _named(name: str, options_of: Callable[[str], Mapping[str, Any]], *, frozen: bool) -> RaceCandidate:
     if is_other(name):
         return _of_compiler(name, frozen=frozen)
     if name in list_rewrites() and name not in template_names():
         return rewriting(name)
-    return Candidate(name, options_of(name), over=False, rank=2)
+    return RaceCandidate(name, options_of(name), over=False, rank=2)
 
 
 # The slack of Inductor's code does not predict what another compiler gains, so the share of a call is a fixed one.
 COMPILER_GAIN, COMPILER_COSTS, COMPILER_RANK = 0.3, Costs(1.5), 3
 
 
-def _of_compiler(text: str, *, frozen: bool) -> Candidate:
+def _of_compiler(text: str, *, frozen: bool) -> RaceCandidate:
     other = other_of(text)
     options, name = other.under(frozen=frozen), other.compiler.name
-    return Candidate(
+    return RaceCandidate(
         text, options, over=False, costs=COMPILER_COSTS, rank=COMPILER_RANK, gain=COMPILER_GAIN, compiler=name
     )
 
 
-def why_not_raced(candidate: Candidate, stats: "GraphStats", *, frozen: bool) -> str:
+def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool) -> str:
     """Return why another compiler is not raced for this graph, "" if it is."""
     compiler = OTHERS[candidate.compiler](candidate.compiler)
     if compiler.freezes and not frozen:
@@ -264,17 +266,17 @@ def why_not_raced(candidate: Candidate, stats: "GraphStats", *, frozen: bool) ->
     return "it draws other random numbers than Inductor" if stats.random else ""
 
 
-def rewriting(name: str, saved_s: float = 0.0, *, on_gpu: bool = True) -> Candidate:
+def rewriting(name: str, saved_s: float = 0.0, *, on_gpu: bool = True) -> RaceCandidate:
     """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
 
     Where no traffic tells, as on a CPU, it is expected to save a share of the call's slack.
     """
     known = on_gpu and saved_s > 0
     shares = {"generated": 0.3} if known else {"library": 0.2, "generated": 0.2}
-    return Candidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s)
+    return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s)
 
 
-def merged(under: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
+def merged(under: Mapping[str, Any], candidate: RaceCandidate) -> dict[str, Any]:
     """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
     options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
     if candidate.over and "rewrites" in candidate.options and "rewrites" in under:
@@ -282,10 +284,10 @@ def merged(under: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
     return options
 
 
-def precision_candidates(precisions: Iterable[str], max_error: float | None) -> list[Candidate]:
+def precision_candidates(precisions: Iterable[str], max_error: float | None) -> list[RaceCandidate]:
     """Return a step for each precision that the user consents to, within the bound that was given with it."""
     return [
-        Candidate(name, {"precision": name, "max_error": max_error}, costs=ONCE, rank=2, gain=PRECISION_GAIN)
+        RaceCandidate(name, {"precision": name, "max_error": max_error}, costs=ONCE, rank=2, gain=PRECISION_GAIN)
         for name in precisions
     ]
 
@@ -320,7 +322,7 @@ def allowed_candidates(
     rewrites: Iterable[str],
     precisions: Iterable[str],
     max_error: float | None,
-) -> list[Candidate]:
+) -> list[RaceCandidate]:
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
     allowed = [*STEPS, *map(rewriting, rewrites), *precision_candidates(precisions, max_error)]
     for name in set(named).difference(step_names()):
@@ -329,7 +331,7 @@ def allowed_candidates(
     return allowed
 
 
-def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Iterable[Candidate]) -> bool:
+def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Iterable[RaceCandidate]) -> bool:
     """Return whether the winner is one of the `allowed` candidates, and these set each option to this value.
 
     A winner of another `compiler` than Inductor must set exactly these options. Any other stored decision is ignored:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.candidates import EAGER, GRAPHS_RANK, Candidate
+from backend_kwargs.compilers.auto.candidates import EAGER, GRAPHS_RANK, RaceCandidate
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.measure import Interval
 
@@ -26,7 +26,7 @@ LITTLE = 1 << 20  # bytes by which peaks of one callable differ between runs
 class Runner:
     """A candidate that passed the check: its row, its call, and its code to compare with others."""
 
-    candidate: Candidate
+    candidate: RaceCandidate
     row: RaceRow
     call: Callable[[], Any]
     code: tuple[tuple[str, bool], ...]

@@ -19,7 +19,7 @@ from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import (
     DEFAULT,
     EAGER,
-    Candidate,
+    RaceCandidate,
     candidates_for,
     merged,
     precision_candidates,
@@ -154,11 +154,11 @@ class _Race:
 
     def run(self) -> RaceResult:
         # Before the reference exists: where two eager runs differ, both differ from it as well.
-        eager = self._entered(Candidate(EAGER), self.task.copy(), RaceRow(EAGER))
+        eager = self._entered(RaceCandidate(EAGER), self.task.copy(), RaceRow(EAGER))
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
         self.reference = self._reference()
-        champion = self._meet(eager, Candidate(DEFAULT, over=False, rank=0))
+        champion = self._meet(eager, RaceCandidate(DEFAULT, over=False, rank=0))
         champion = self._climb(champion)
         champion = self._not_slower(champion, eager)
         if champion.row.status != "pass":
@@ -203,7 +203,7 @@ class _Race:
             champion = self._meet(champion, following)
         return champion
 
-    def _rewrites(self) -> list[Candidate]:
+    def _rewrites(self) -> list[RaceCandidate]:
         """Return the rewrites that match, unless candidates are named."""
         if self._named or self._over:
             return []
@@ -277,7 +277,7 @@ class _Race:
     def _named(self) -> bool:
         return self.settings.candidates is not None
 
-    def _not_worth(self, candidate: Candidate, champion: Runner) -> str:
+    def _not_worth(self, candidate: RaceCandidate, champion: Runner) -> str:
         """Return why the candidate is skipped against this champion, "" if it is not."""
         options = self._options(candidate, champion)
         if why := self._unfit(candidate, options):
@@ -300,7 +300,7 @@ class _Race:
             return f"it could save {gain:.1%}, for about {predicted:.0f} s of compiling"
         return ""
 
-    def _unfit(self, candidate: Candidate, options: Mapping[str, Any]) -> str:
+    def _unfit(self, candidate: RaceCandidate, options: Mapping[str, Any]) -> str:
         """Return why the candidate can do nothing here, "" where it can."""
         if candidate.compiler:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
@@ -311,11 +311,11 @@ class _Race:
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         return ""
 
-    def _predicted_s(self, candidate: Candidate) -> float:
+    def _predicted_s(self, candidate: RaceCandidate) -> float:
         """Return the predicted seconds to compile and tune, from the time that default took."""
         return candidate.costs.seconds(max(self.default_s, LEAST_COMPILE_S), self.stats)
 
-    def _gain(self, candidate: Candidate, champion: Runner) -> float:
+    def _gain(self, candidate: RaceCandidate, champion: Runner) -> float:
         """Return the share of the champion's time that the candidate may save, from what such options saved before."""
         if candidate.gain is not None:
             return candidate.gain
@@ -325,7 +325,7 @@ class _Race:
         saved_s = slack.saves(candidate.shares) + candidate.saved_s
         return 1 - (seconds - saved_s) / (champion.row.seconds or seconds)
 
-    def _options(self, candidate: Candidate, champion: Runner) -> dict[str, Any]:
+    def _options(self, candidate: RaceCandidate, champion: Runner) -> dict[str, Any]:
         # Inductor's best, if another compiler is faster still.
         row = self.best_row if champion.row.compiler else champion.row
         return merged(row.options if candidate.over and row else {}, candidate)
@@ -339,7 +339,7 @@ class _Race:
 
     # ---- one candidate
 
-    def _meet(self, champion: Runner, candidate: Candidate) -> Runner:
+    def _meet(self, champion: Runner, candidate: RaceCandidate) -> Runner:
         """Compile and check the candidate; return the better of it and the champion."""
         challenger = self._prepared(candidate, champion)
         best = challenger if challenger is not None and self._beats(challenger, champion) else champion
@@ -369,7 +369,7 @@ class _Race:
         except Exception as error:  # noqa: BLE001 - without the slack, the race goes on in the table's order
             logger.info("The slack of %s is unknown: %s", row.name, measure.status_of(error)[1])
 
-    def _prepared(self, candidate: Candidate, champion: Runner) -> Runner | None:
+    def _prepared(self, candidate: RaceCandidate, champion: Runner) -> Runner | None:
         options = self._options(candidate, champion)
         first, row = candidate.name == DEFAULT, RaceRow(candidate.name, options, compiler=candidate.compiler)
         row.predicted_s = None if first else self._predicted_s(candidate)
@@ -405,7 +405,7 @@ class _Race:
         with get_metrics_context(), noting as self.lowered:
             return self.request.compiled(self.task.copy(), self.request.example_inputs, options, compiler)
 
-    def _entered(self, candidate: Candidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
+    def _entered(self, candidate: RaceCandidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
         call = _Call(fn, self.task, self.dynamo_s)
         accuracy = self._within_bound(fn, row) if "precision" in row.options else self._check(candidate, fn)
@@ -419,7 +419,7 @@ class _Race:
             row.peak_bytes = measure.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
 
-    def _check(self, candidate: Candidate, fn: Callable[..., Any]) -> Accuracy:
+    def _check(self, candidate: RaceCandidate, fn: Callable[..., Any]) -> Accuracy:
         """Check the results of `fn` and the inputs it changes.
 
         Inductor draws other random numbers than eager does. So for a random graph, default is checked with

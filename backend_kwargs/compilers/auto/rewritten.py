@@ -9,7 +9,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch.fx import GraphModule
 
-from backend_kwargs.compilers.auto.candidates import Candidate, rewriting
+from backend_kwargs.compilers.auto.candidates import RaceCandidate, rewriting
 from backend_kwargs.compilers.auto.graph_stats import GraphStats
 from backend_kwargs.compilers.auto.roofline import seconds_of_traffic
 from backend_kwargs.compilers.inductor.compile_step import noting_lowered
@@ -31,7 +31,7 @@ def candidates_of_rewrites(
     lowered: Callable[[], Sequence[GraphModule]],
     traced: tuple[GraphModule, Sequence[Any]],
     device: torch.device,
-) -> list[Candidate]:
+) -> list[RaceCandidate]:
     """Return those of the rewrites `names` that match, each with the seconds that it is expected to save.
 
     `lowered` gives the graphs that Inductor lowers, `traced` is dynamo's with its inputs; both stay as they are.

@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto.eligibility import communicates, recomputes, why_never
+from backend_kwargs.compilers.auto.eligibility import communicates, why_never
 from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, cuda_devices, has_drawn
@@ -44,8 +44,6 @@ def _why_never(gm: GraphModule, example_inputs: Sequence[Any]) -> str:
 
     if communicates(gm):
         return "other ranks take part in it"
-    if recomputes(gm) and any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs):
-        return "activation checkpointing runs parts of it again"
     return why_never(Request(gm, example_inputs, Settings(), never, Tools(never, never, {})))
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from backend_kwargs.harness.named_models import imported
 from benchmarks.workloads.case import Case, Problem
 from benchmarks.workloads.cases.models import ADAMW, tokens
-from benchmarks.workloads.nets.libraries import Cached, Called, Classifier, imported
+from benchmarks.workloads.nets.libraries import Cached, Called, Classifier
 
 SUITE = "models"
 Sizes = Mapping[str, Any]
