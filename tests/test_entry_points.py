@@ -19,11 +19,17 @@ PUBLISHED = {
     entry.name: entry for entry in entry_points(group="torch_dynamo_backends") if entry.module == module.__name__
 }
 TVM = "tmpl-tvm"
-OPENVINO = "tmpl-openvino"
-NAMES = [INDUCTOR, *(f"{INDUCTOR}:{name}" for name in BUILT_IN), TVM, OPENVINO]
+OPENVINO, NATIVE, ONNX, TENSORRT = "tmpl-openvino", "tmpl-openvino-native", "tmpl-onnxruntime", "tmpl-tensorrt"
+NAMES = [INDUCTOR, *(f"{INDUCTOR}:{name}" for name in BUILT_IN), TVM, OPENVINO, NATIVE, ONNX, TENSORRT]
 NEEDS_TVM = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
 NEEDS_OPENVINO = pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
-OPTIONAL = [pytest.param(TVM, marks=NEEDS_TVM), pytest.param(OPENVINO, marks=NEEDS_OPENVINO)]
+NEEDS_ONNX = pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+OPTIONAL = [
+    pytest.param(TVM, marks=NEEDS_TVM),
+    pytest.param(OPENVINO, marks=NEEDS_OPENVINO),
+    pytest.param(NATIVE, marks=NEEDS_OPENVINO),
+    pytest.param(ONNX, marks=NEEDS_ONNX),
+]
 
 LOADS_ONE = """
 import json, sys
@@ -31,7 +37,7 @@ from importlib.metadata import entry_points
 (entry,) = entry_points(group="torch_dynamo_backends", name=sys.argv[1])
 backend = entry.load()
 watched = (
-    "torch._inductor.compile_fx", "torch._inductor.scheduler", "tvm", "tvm_ffi", "openvino",
+    "torch._inductor.compile_fx", "torch._inductor.scheduler", "tvm", "tvm_ffi", "openvino", "onnxruntime",
     "backend_kwargs.measure", "typer",
 )
 print(json.dumps([repr(backend), [name for name in watched if name in sys.modules]]))
@@ -43,7 +49,7 @@ def test_each_template_is_published():
     assert set(PUBLISHED) == set(NAMES)
 
 
-@pytest.mark.parametrize("name", [*NAMES[:-2], *OPTIONAL])
+@pytest.mark.parametrize("name", [*NAMES[:-5], *OPTIONAL])
 def test_entry_point_loads(name):
     """Each entry point loads the interned backend of its name."""
     assert PUBLISHED[name].load() is make_backend(name)

@@ -186,19 +186,36 @@ def test_is_raced_where_the_caller_froze_the_parameters(engine, tmp_path):
         assert (row.name, row.compiler, row.status) == (engine, engine, status)
 
 
-WRONG = [
-    ("onnxruntime", {"intra_op_num_threads": 0}, "ONNX Runtime option 'intra_op_num_threads' must be int of at least 1 "
-     "| None, got 0 (int)."),
-    ("onnxruntime", {"spinning": True}, "Unknown ONNX Runtime option 'spinning'. Did you mean 'allow_spinning'?"),
-    ("openvino-native", {"inference_precision": "fp8"}, "OpenVINO option 'inference_precision' must be 'f32' | 'bf16' | "
-     "'f16', got 'fp8' (str)."),
-    ("openvino-native", {"config": {"NUM_STREAM": 1}}, "Unknown property of OpenVINO's CPU 'NUM_STREAM'. Did you mean "
-     "'NUM_STREAMS'?"),
-    ("tensorrt", {"min_block_size": -1}, "Torch-TensorRT option 'min_block_size' must be int of at least 0, got -1 (int)."),
-]  # fmt: skip
+WRONG = {
+    "onnxruntime threads": (
+        "onnxruntime",
+        {"intra_op_num_threads": 0},
+        "ONNX Runtime option 'intra_op_num_threads' must be int of at least 1 | None, got 0 (int).",
+    ),
+    "onnxruntime name": (
+        "onnxruntime",
+        {"spinning": True},
+        "Unknown ONNX Runtime option 'spinning'. Did you mean 'allow_spinning'?",
+    ),
+    "openvino-native precision": (
+        "openvino-native",
+        {"inference_precision": "fp8"},
+        "OpenVINO option 'inference_precision' must be 'f32' | 'bf16' | 'f16', got 'fp8' (str).",
+    ),
+    "openvino-native property": (
+        "openvino-native",
+        {"config": {"NUM_STREAM": 1}},
+        "Unknown property of OpenVINO's CPU 'NUM_STREAM'. Did you mean 'NUM_STREAMS'?",
+    ),
+    "tensorrt": (
+        "tensorrt",
+        {"min_block_size": -1},
+        "Torch-TensorRT option 'min_block_size' must be int of at least 0, got -1 (int).",
+    ),
+}
 
 
-@pytest.mark.parametrize(("name", "options", "message"), WRONG, ids=[f"{n} {[*o][0]}" for n, o, _ in WRONG])
+@pytest.mark.parametrize(("name", "options", "message"), WRONG.values(), ids=WRONG)
 def test_a_wrong_option_raises_at_once(name, options, message):
     """Before a graph comes."""
     with pytest.raises(bk.BackendKwargsError) as raised:

@@ -1,6 +1,7 @@
 """torch's OpInfo samples through torch.compile by a compiler on the CPU: is any operator worse than eager?
 
-    python tests/tvm_backend/opinfo.py [--backend tvm] [--ops add,mul] [--dtypes float32,int64] [--samples 8] [--processes 2] [--out F]
+    python tests/tvm_backend/opinfo.py [--backend tvm] [--ops add,mul] [--dtypes float32,int64] [--samples 8]
+        [--processes 2] [--out F]
 
 Each sample runs in eager and compiled; outputs, and gradients with --gradients, must be alike. Operators run in
 processes of their own, so that one which kills its process is told and the others go on. --out writes the list.
@@ -219,7 +220,8 @@ def heading() -> str:
     """Return by what the list was written, and of what."""
     releases = [f"{name} {version(name)}" for name in ("torch", *RELEASES[backend_name[0]])]
     where = ", ".join([*releases, f"Python {platform.python_version()}"])
-    return f"What {NAMES[backend_name[0]]} ran of torch's OpInfo samples on the CPU, written by `python {' '.join(sys.argv)}`: {where}."
+    what = f"What {NAMES[backend_name[0]]} ran of torch's OpInfo samples on the CPU"
+    return f"{what}, written by `python {' '.join(sys.argv)}`: {where}."
 
 
 def main() -> int:
