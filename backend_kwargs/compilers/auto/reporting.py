@@ -76,7 +76,7 @@ def _head(decision: Decision) -> str:
 def _line(row: RaceRow) -> str:
     error = "" if row.error is None else f", error {row.error:.2g}"
     if row.status != "pass":
-        timed = "" if row.seconds is None else f" ({row.seconds * 1e6:.1f} µs)"
+        timed = "" if row.seconds is None or row.error is None else f" ({row.seconds * 1e6:.1f} µs)"
         return f"{row.name:<24} {row.status}: {row.reason}{timed}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
     ratio = row.speedup
