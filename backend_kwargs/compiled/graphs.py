@@ -207,10 +207,15 @@ def _content(tensor: torch.Tensor) -> str:
 
 def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
     """Return the backend that compiles with auto's decision, without a race."""
-    fixed = {name: value for name, value in backend.options.items() if name not in _auto_options()}
+    # Under auto `rewrites` names candidates: those that won are in the decision.
+    besides = {*_auto_options(), "rewrites"}
+    fixed = {name: value for name, value in backend.options.items() if name not in besides}
     clones = True if fixed.get("clone_outputs") is None else fixed["clone_outputs"]
     # A decision from a file only chooses among options that are data.
-    chosen = backend.bind("auto's decision", {**decision["options"], "auto": False}, untrusted(check))
+    options = {**decision["options"], "auto": False}
+    if "rewrites" in backend.options:
+        options.setdefault("rewrites", ())
+    chosen = backend.bind("auto's decision", options, untrusted(check))
     return chosen.bind("fixed", {**fixed, "clone_outputs": clones, "auto": False})
 
 

@@ -255,7 +255,7 @@ def test_memory_is_not_that_of_the_inputs(monkeypatch, auto):
 def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):
     """A row's time follows from its speedup over whom it met, so that no drift between meetings turns ranks around."""
     step = RaceCandidate("step", {"epilogue_fusion": False})
-    monkeypatch.setattr(race, "candidates_for", lambda *_: [step])
+    monkeypatch.setattr(race, "candidates_for", lambda *_, **__: [step])
     monkeypatch.setattr(race, "_code", lambda fn: ())
     monkeypatch.setattr(race, "speedup", lambda samples: measure.Interval(2.0, 2.0, 2.0))
     auto(chain)(torch.randn(8, 64))
@@ -300,7 +300,7 @@ def test_a_step_leaves_out_what_it_must(monkeypatch, auto, store, default_wins):
     """A step's options are merged onto those of the current best, less those in `without`."""
     one = RaceCandidate("one", {"epilogue_fusion": False, "max_fusion_size": 2})
     two = RaceCandidate("two", {"realize_reads_threshold": 1}, without=("max_fusion_size",))
-    monkeypatch.setattr(race, "candidates_for", lambda *_: [one, two])
+    monkeypatch.setattr(race, "candidates_for", lambda *_, **__: [one, two])
     monkeypatch.setattr(race, "_code", lambda fn: ())
     auto(chain)(torch.randn(8, 64))
     assert rows_of(store)["two"].options == {"epilogue_fusion": False, "realize_reads_threshold": 1}

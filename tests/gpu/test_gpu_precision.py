@@ -1,5 +1,7 @@
 """On a GPU: float8 by torchao and half-precision casts, in generated code, under CUDA graphs, within their bound."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -21,8 +23,6 @@ def rows(dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def error(result: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
-    import copy
-
     precise = copy.deepcopy(model).double()(x.double())
     return ((result.double() - precise).square().mean() / precise.square().mean()).sqrt().item()
 

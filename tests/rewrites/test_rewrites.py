@@ -51,21 +51,25 @@ WRONG = {
     ),
     "far from all": (
         {"rewrites": ("zzz",)},
-        "Unknown rewrite 'zzz'. Rewrites are convolution, linear_activation, attention, cudnn_attention, cross_entropy, "
-        "linear_cross_entropy, packed, approximate_gelu.",
+        (
+            "Unknown rewrite 'zzz'. Rewrites are convolution, linear_activation, attention, cudnn_attention, "
+            "cross_entropy, linear_cross_entropy, packed, approximate_gelu."
+        ),
     ),
     "type": (
         {"rewrites": "convolution"},
-        "Option 'rewrites' must be tuple[str, ...] | list[str] | None, got 'convolution' (str).",
+        "Option 'rewrites' must be tuple[str, ...] | None, got 'convolution' (str).",
     ),
     "of a part": (
         {"rewrites": (1,)},
-        "Option 'rewrites' must be tuple[str, ...] | list[str] | None, got (1,) (tuple).",
+        "Option 'rewrites' must be tuple[str, ...] | None, got (1,) (tuple).",
     ),
     "strict": (
         {"rewrites": ("cudnn_attention",), "strict": True},
-        "Rewrite 'cudnn_attention' cannot work here: no CUDA GPU is visible; "
-        "run on a machine with an NVIDIA GPU, with a CUDA build of torch.",
+        (
+            "Rewrite 'cudnn_attention' cannot work here: no CUDA GPU is visible; "
+            "run on a machine with an NVIDIA GPU, with a CUDA build of torch."
+        ),
     ),
 }
 
@@ -117,7 +121,10 @@ def test_text_and_toml(tmp_path):
         backend_kwargs.load_templates(path)
     except BackendKwargsError as error:  # the form of the file, if it is another
         pytest.fail(str(error))
-    assert list(make_backend("tmpl-inductor:fused").options["rewrites"]) == ["convolution"]
+    named = make_backend("tmpl-inductor", rewrites=["convolution"])
+    assert named == make_backend("tmpl-inductor", rewrites=("convolution",))
+    assert make_backend("tmpl-inductor:fused").options == named.options
+    assert backend_kwargs.Backend.from_config(named.to_config()) == named
 
 
 def test_of_no_use_in_a_plain_dict():
@@ -190,7 +197,8 @@ def test_the_users_own_pass_still_runs(place):
     own = Counting("mine")
     x = torch.randn(2, 8)
     with fresh_cache():
-        assert rewritten(called(feed(), x, **{"rewrites": ("linear_activation",), place: own})) == {"linear_activation": 1}
+        compiled = called(feed(), x, **{"rewrites": ("linear_activation",), place: own})
+        assert rewritten(compiled) == {"linear_activation": 1}
         assert own.calls == 1
     with fresh_cache(), config.patch({place: own}):
         assert rewritten(called(feed(), x, rewrites=("linear_activation",))) == {"linear_activation": 1}

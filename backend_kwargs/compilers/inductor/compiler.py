@@ -40,7 +40,7 @@ OWN: Mapping[str, Option] = MappingProxyType(
             Option("use_aoti", bool, False, "compile ahead of time: for torch.compile(...).aot_compile()"),
             Option(
                 "rewrites",
-                tuple[str, ...] | list[str] | None,
+                tuple[str, ...] | None,
                 None,
                 "rewrites of the graph to apply; under auto those to race, None: all that compute the same function",
                 data="rewrites" in OWN_DATA,
@@ -211,6 +211,8 @@ class InductorCompiler:
                     f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend."
                 )
         known = [(self.option(name), value) for name, value in options.items()]
+        # As a tuple, whether it came from Python, from a file or from a stored decision: equal backends compile once.
+        known = [(o, tuple(v) if o.name == "rewrites" and isinstance(v, list) else v) for o, v in known]
         known = [(o, precisions.named(value) if o.name == "precision" else value) for o, value in known]
         return {o.name: copied(coerce(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
 
