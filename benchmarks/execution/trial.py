@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs import report
+from backend_kwargs import CompileConfig, CompiledModule, report
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.study import tensors_of
 from backend_kwargs.harness.trial import WARM_CALLS, Trial, TrialError, UnavailableError
@@ -44,6 +44,8 @@ class PeerTrial(Trial):
         """Compile as a user would."""
         if self.peer.kind == "graph":
             return self._replayed(model), None
+        if self.peer.kind == "ahead":
+            return self._ahead(model), None
         if self.peer.hand:
             return self._hand(self.peer.hand), None
         if not self.peer.compiles:
@@ -85,6 +87,13 @@ class PeerTrial(Trial):
 
         return call
 
+    def _ahead(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        if self.study.problem.sweep:
+            raise UnavailableError("an ahead-of-time package has the sizes of its sample")
+        module = model if isinstance(model, torch.nn.Module) else _Called(model)
+        compiled = CompiledModule(CompileConfig(kind="aoti", check_numbers="off"))
+        return compiled.build(module, [tuple(self.study.problem.args)], cache_dir=self.cache)
+
     def _hand(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         if self.study.mode == "train":
             raise UnavailableError("a kernel alone has nothing to train")
@@ -115,6 +124,18 @@ def decided(compiled: Callable[..., Any]) -> dict[str, Any] | None:
 
 def _figures(speedup: Interval | None) -> list[float] | None:
     return speedup and [speedup.low, speedup.median, speedup.high]
+
+
+class _Called(torch.nn.Module):
+    """A function as a module, which torch.export requires."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        """Call the function."""
+        return self.function(*args)
 
 
 class Replayed:

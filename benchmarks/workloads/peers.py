@@ -10,8 +10,9 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.trial import UnavailableError
 from benchmarks.workloads.case import Case, Mode
 
-Kind = Literal["eager", "graph", "mode", "clone", "template", "auto", "winner", "hand", "tvm", "control"]
+Kind = Literal["eager", "graph", "ahead", "mode", "clone", "template", "auto", "winner", "hand", "tvm", "control"]
 TEMPLATES = "tmpl-inductor:"
+LAUNCH_BOUND = ("gemm_decode_1", "sdpa_decode", "dlrm", "llama_decode_*", "resnet50_b1")
 HAND = "hand:"
 BASELINES = ("eager", "default")  # timed in each group, so that every ratio is within one process
 WINNER = "winner"
@@ -26,10 +27,10 @@ GLOBS: Mapping[str, tuple[str, ...]] = {
 class Peer:
     """One way to run a case: `torch.compile`'s backend, mode and options; none of them if it is not compiled.
 
-    "eager" and "graph" run the case uncompiled, "hand" a kernel of the case's own. "clone" is a mode whose caller
-    clones the outputs of each call, "winner" is auto's choice, compiled alone. `devices` are those on which the peer
-    differs from all others, `cases` globs of the cases that it runs on, `suite` the suite that it belongs to, `cache`
-    the peer whose compiled code it uses.
+    "eager" and "graph" run the case uncompiled, "ahead" as an ahead-of-time package, "hand" a kernel of the case's own.
+    "clone" is a mode whose caller clones the outputs of each call, "winner" is auto's choice, compiled alone. `devices`
+    are those on which the peer differs from all others, `cases` globs of the cases that it runs on, `suite` the suite
+    that it belongs to, `cache` the peer whose compiled code it uses.
     """
 
     name: str
@@ -57,6 +58,7 @@ def _mode(name: str, mode: str | None, *devices: str) -> Peer:
 FIXED: tuple[Peer, ...] = (
     Peer("eager", "eager"),
     Peer("eager+graph", "graph", devices=("cuda",), modes=("fwd",)),
+    Peer("aoti", "ahead", modes=("fwd",), cases=LAUNCH_BOUND),
     _mode("default", None),
     _mode("reduce-overhead", "reduce-overhead", "cuda"),
     _mode("max-autotune", "max-autotune"),
