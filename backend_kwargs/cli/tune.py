@@ -13,6 +13,7 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table
 from backend_kwargs.cli.models import model_of
+from backend_kwargs.compilers.precision import table
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options import convert
 from backend_kwargs.spec import split_outside
@@ -46,6 +47,13 @@ def show(
     freezing: Annotated[
         bool, typer.Option("--freezing", help="Make parameters constants: later changes of them are unseen.")
     ] = False,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[,NAME]", help="Lower precisions that may win, such as bf16,int8-dynamic."),
+    ] = None,
+    max_error: Annotated[
+        float | None, typer.Option(help="Largest relative RMSE to float64 to accept; --precision needs it.")
+    ] = None,
     budget_s: Annotated[float, typer.Option(min=0.0, help="Seconds for each graph's race.")] = 300.0,
     option: Annotated[
         list[str] | None,
@@ -61,8 +69,12 @@ def show(
     sizes = _sizes(shapes or [])
     given = {**assigned(option), "effort": effort, **({"freezing": "true"} if freezing else {})}
     backend = backend_from_text(AUTO, given)
-    if candidates is not None:
-        backend = backend.bind("command line", {"candidates": split_outside(candidates)}, convert)
+    asked = {
+        "candidates": None if candidates is None else split_outside(candidates),
+        "precision": table.named(precision) or None,
+        "max_error": max_error,
+    }
+    backend = backend.bind("command line", {name: value for name, value in asked.items() if value is not None}, convert)
     backend.verify()
     found = _raced(partial(model_of, model), sizes, backend, budget_s)
     decisions = [decision for _, decided in found for decision in decided]
