@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.auto.candidates import trusted
+from backend_kwargs.compilers.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.compilers.auto.decide import forget_process
 from backend_kwargs.compilers.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.compilers.auto.store import open_store
@@ -137,7 +137,8 @@ def test_a_wrong_candidate_raises_at_once(candidate):
 )
 def test_a_stored_decision_may_name_another_compiler_only_where_it_is_listed(winner, compiler, options, listed, wanted):
     """A file of decisions cannot choose what the caller did not ask for."""
-    assert trusted(winner, options, options_of, listed, compiler) is wanted
+    allowed = allowed_candidates(listed, options_of, (), (), None)
+    assert trusted(winner, options, compiler, allowed) is wanted
 
 
 def test_toml_names_the_compiler(store, tmp_path, monkeypatch):

@@ -24,7 +24,8 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 def test_every_template_and_mode_is_a_peer():
     """What a user could pick is in the table."""
     clones = {"reduce-overhead+clone", "max-autotune+clone"}
-    wanted = {"eager", "eager+graph", *MODES, *clones, "tmpl-inductor:auto", "auto-full", "tvm-untuned", "tvm-tuned"}
+    others = {"tmpl-inductor:auto", "auto-full", "tvm-untuned", "tvm-tuned"}
+    wanted = {"eager", "eager+graph", "aoti", *MODES, *clones, *others}
     assert peers().keys() == wanted | {f"tmpl-inductor:{name}" for name in list_templates()}
 
 
