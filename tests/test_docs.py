@@ -60,7 +60,8 @@ def test_toml_of_the_docs_loads(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", dict.fromkeys(re.findall(r"^(backend-kwargs (?!compare).*?) +#", COMMANDS, re.MULTILINE))
+    "command",
+    dict.fromkeys(re.findall(r"^(backend-kwargs (?!compare|tune|decisions import).*?) +#", COMMANDS, re.MULTILINE)),
 )
 def test_commands_of_the_docs_run(command):
     """The quick command lines of README and the docs exit with 0."""

@@ -295,6 +295,10 @@ def test_every_backend_of_dynamo(name):
         pytest.skip(f"no TVM: {unfit()}")
     if "openvino" in name and not find_spec("openvino"):
         pytest.skip("no OpenVINO")
+    if "onnxruntime" in name and not find_spec("onnxruntime"):
+        pytest.skip("no ONNX Runtime")
+    if "tensorrt" in name and not find_spec("torch_tensorrt"):
+        pytest.skip("no Torch-TensorRT")
     given = REQUIRED.get(name, {})
     backend = bk.make_backend(name, given)
     assert (backend, backend.spec) == (bk.make_backend(name, given), name)

@@ -17,6 +17,7 @@ from attempts import TIMES
 
 from backend_kwargs.compilers.auto import decide
 from backend_kwargs.compilers.auto.decide import Decision, Store
+from backend_kwargs.compilers.auto.store import SCHEMA
 
 KEY = "ab" * 32
 MADE = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, (), {"gpu": "H200"}, "3 ops", 2.5, 0.0, 1e9)
@@ -343,7 +344,8 @@ def test_a_file_that_is_no_database_is_left_alone(store, warned, content):
 def test_a_newer_store_is_read_and_not_written(store, execute, warned):
     """A store of a later release is read, but not changed."""
     Store(store).put(MADE)
-    execute("ALTER TABLE decisions ADD COLUMN more DEFAULT 1; CREATE TABLE further (what); PRAGMA user_version = 3")
+    later = f"PRAGMA user_version = {SCHEMA + 1}"
+    execute(f"ALTER TABLE decisions ADD COLUMN more DEFAULT 1; CREATE TABLE further (what); {later}")
     before = store.read_bytes()
     assert Store(store).find(KEY) == MADE
     with warned() as told:

@@ -136,7 +136,7 @@ def test_cudnn_in_place_of_others(by):
         "efficient": lambda q, k, v: aten._scaled_dot_product_efficient_attention(q, k, v, None, False, scale=0.2),
     }
     with FakeTensorMode():
-        qkv = [torch.empty(2, 4, 128, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+        qkv = [torch.empty(2, 128, 4, 64, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(3)]
         inference = make_fx(lambda *args: calls[by](*args)[0])(*qkv)
         training = make_fx(lambda *args: calls[by](*args)[:2])(*qkv)
     for gm in (inference, training):

@@ -266,9 +266,14 @@ def _arguments(node: AnyNode) -> dict[str, Any]:
 
 
 def _only_result(node: AnyNode) -> bool:
-    """Tell whether nothing but the result is used: what a backward pass takes belongs to one kernel's."""
+    """Return whether only the result is used, and its heads lie beside their widths, as our operator returns it.
+
+    The other results are for the backward pass of the same kernel.
+    """
     given = _arguments(node)
     if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
+        return False
+    if not all(user.meta["val"].transpose(1, 2).is_contiguous() for user in node.users):
         return False
     values = [value_of(given[name]) for name in ("query", "key", "value")]
     half = all(each is not None and each.dtype in (torch.bfloat16, torch.float16) for each in values)
