@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch._inductor.runtime.benchmarking import benchmarker
+from torch._inductor.utils import fresh_cache
 
 from backend_kwargs.compilers.auto import deadline, race
 from backend_kwargs.compilers.auto.deadline import TIMERS, OutOfTime, capped, capped_backward
@@ -107,7 +108,7 @@ def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
     """Tuning beyond the budget is interrupted, the row says so, and the race goes on without side effects."""
     monkeypatch.setattr(race, "capped", lambda ends: capped(ends - 1e6))  # default's tuning never ends
     model, x = torch.nn.Linear(128, 128), torch.randn(128, 128)
-    with torch.no_grad():
+    with torch.no_grad(), fresh_cache():  # which holds no choice that was tuned before
         seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have own products
         assert torch.allclose(seen, model(x), atol=1e-3)
     (decision,) = Store(store).all()
