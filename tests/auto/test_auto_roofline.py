@@ -95,6 +95,7 @@ def test_an_opaque_graph_may_save_all():
     ("busy", "read", "activations", "slack"),
     [
         pytest.param(8.0, 5.0, 0.0, Slack(2.0, 1.0, 4.0), id="each"),
+        pytest.param(8.0, 30.0, 0.0, Slack(2.0, 1.0, 2.0), id="two seconds above the limit"),
         pytest.param(8.0, 35.0, 0.0, Slack(2.0, 1.0, 1.0), id="near the limit"),
         pytest.param(8.0, 80.0, 0.0, Slack(2.0, 1.0, 0.0), id="beyond it"),
         pytest.param(8.0, 5.0, 12.0, Slack(2.0, 1.0, 1.0), id="activations pass through memory"),
