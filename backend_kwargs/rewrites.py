@@ -137,7 +137,7 @@ def list_rewrites() -> list[str]:
 
 
 def register_rewrite(name: str, rewrite: Rewrite) -> None:
-    """Let options and `auto` name `rewrite`. The same again is fine, another under a name that is taken is an error."""
+    """Register `rewrite` for options and `auto`. Raise if another rewrite already has this name."""
     check_name("A rewrite", name)
     if not isinstance(rewrite, Rewrite):
         raise wrong_value("register_rewrite's second argument", "a Rewrite", rewrite)
@@ -147,7 +147,7 @@ def register_rewrite(name: str, rewrite: Rewrite) -> None:
 
 
 def check_rewrites(names: Iterable[str]) -> None:
-    """Raise where one of `names` is no rewrite."""
+    """Raise if one of `names` is not a rewrite."""
     for name in names:
         find_rewrite(name)
 

@@ -82,6 +82,15 @@ def test_what_is_wrong_is_one_line(tune, arguments, message):
     assert message in " ".join((ran.output + str(ran.exception)).split())
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_precision_is_raced_within_its_bound(tune, tmp_path):
+    """--precision and --max-error reach the race and the line that serves."""
+    ran = tune("--precision", "bf16", "--max-error", "0.1", "--budget-s", "20")
+    assert ran.exit_code == 0, ran.output
+    (line,) = [line for line in ran.output.splitlines() if line.startswith("backend = ")]
+    assert "'precision': ('bf16',), 'max_error': 0.1" in line
+
+
 def test_a_precision_needs_its_bound(tune):
     """--precision without --max-error is an error that says what to give."""
     ran = tune("--precision", "bf16")

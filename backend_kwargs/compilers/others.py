@@ -50,7 +50,7 @@ class Other:
 
 
 def is_other(text: str) -> bool:
-    """Tell whether a candidate names a compiler beside Inductor, or comes close to such a name with options."""
+    """Return whether a candidate names a compiler beside Inductor, or comes close to such a name with options."""
     head = text.partition("[")[0].strip()
     return head in OTHERS or ("[" in text and bool(get_close_matches(head, OTHERS, n=1, cutoff=0.8)))
 
@@ -85,7 +85,7 @@ def installed() -> tuple[str, ...]:
 
 
 def sets(text: str, compiler: str, options: Mapping[str, Any]) -> bool:
-    """Tell whether the candidate `text` is of `compiler` and sets exactly `options`."""
+    """Return whether the candidate `text` is of `compiler` and sets exactly `options`."""
     try:
         other = other_of(text)
     except BackendKwargsError:

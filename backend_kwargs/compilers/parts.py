@@ -55,7 +55,7 @@ def _is_marked(prefix: str, _: Mapping[str, Any], node: Node) -> bool:
 
 
 def is_part(node: Node) -> bool:
-    """Tell whether a node calls what `split` made, or what a compiler made of it."""
+    """Return whether a node calls what `split` made, or what a compiler made of it."""
     return node.op == "call_module" and str(node.target).startswith(PREFIX)
 
 

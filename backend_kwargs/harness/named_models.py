@@ -21,7 +21,7 @@ _torchvision: list[torch.library.Library] = []  # kept alive, else the operators
 
 
 def is_named(spec: str) -> bool:
-    """Tell whether `spec` names a model of a library, not a factory."""
+    """Return whether `spec` names a model of a library, not a factory."""
     return spec.partition(":")[0] in LIBRARIES
 
 

@@ -135,7 +135,7 @@ def walk(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a leaf is a tensor of floating or complex numbers."""
+    """Return whether a leaf is a tensor of floating or complex numbers."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 

@@ -233,6 +233,12 @@ def test_nine_peers_each_compile(timed):
     assert {cells[peer.name].status for peer in extra} == {"pass"}
 
 
+def test_an_ahead_of_time_package_is_a_peer(timed):
+    """A case that is a function is exported, compiled, checked and timed as a package."""
+    cell = timed(DOUBLE, ("eager", "aoti"))["aoti"]
+    assert (cell.status, cell.reason, len(cell.wall_s)) == ("pass", "", 3)
+
+
 def test_what_cannot_be_had_says_why(timed):
     """A peer for another device is unavailable, not a failure."""
     cell = timed(DOUBLE, ("eager", "eager+graph"))["eager+graph"]

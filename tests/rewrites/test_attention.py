@@ -127,6 +127,16 @@ def test_training_keeps_weights():
     assert rewriting.counts["attention"] == 0
 
 
+def test_cudnn_keeps_the_layout():
+    """A result whose heads do not lie beside their widths stays with its kernel: cuDNN's would have other strides."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    with FakeTensorMode():
+        qkv = [torch.empty(2, 4, 128, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+        traced = make_fx(lambda *args: flash(*args, 0.0, True, scale=0.2)[0])(*qkv)
+    traced.graph.eliminate_dead_code()
+    assert rewrite_graph(traced.graph, "cudnn_attention") == 0
+
+
 @pytest.mark.parametrize("by", ["flash", "efficient"])
 def test_cudnn_in_place_of_others(by):
     """In a graph for a GPU, traced without one, cuDNN's kernel takes another's place where the result alone is used."""

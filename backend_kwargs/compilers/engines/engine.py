@@ -39,7 +39,7 @@ class Engine(Protocol):
         """Why operators, by their ATen name, with or without overload, are left to eager."""
 
     def knows(self, node: fx.Node) -> bool:
-        """Tell whether the engine has a translation of the operator."""
+        """Return whether the engine has a translation of the operator."""
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """Return how operators are taken apart before the graph is cut."""

@@ -41,7 +41,6 @@ TYPES = {
     torch.int32: "int32",
     torch.bool: "bool",
 }
-DENIED: Mapping[str, str] = MappingProxyType({})
 
 
 class ONNXRuntime:
@@ -49,7 +48,7 @@ class ONNXRuntime:
 
     name: ClassVar[str] = "ONNX Runtime"
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
-    denied: ClassVar[Mapping[str, str]] = DENIED
+    denied: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -25,9 +25,9 @@ OUT_OF_BOUNDS = "for an index out of bounds eager raises"
 DENIED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("embedding", "gather", "index", "index_select", "index_put", "scatter", "take"), OUT_OF_BOUNDS)
     | dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "equals have another order in OpenVINO")
-    | dict.fromkeys(("var", "var_mean", "std", "std_mean"), "OpenVINO takes no notice of the correction")
+    | dict.fromkeys(("var", "var_mean", "std", "std_mean"), "OpenVINO ignores the correction")
 )
-# Of integers OpenVINO rounds these otherwise.
+# OpenVINO rounds these differently than torch if the operands are integers.
 ROUNDED = frozenset({"div", "floor_divide", "remainder", "fmod", "avg_pool1d", "avg_pool2d", "avg_pool3d"})
 
 

@@ -54,5 +54,5 @@ def measured_elsewhere() -> Iterator[None]:
 
 
 def is_measured_elsewhere() -> bool:
-    """Tell whether the caller of this compile measures the error."""
+    """Return whether the caller of this compile measures the error."""
     return _elsewhere.get()

@@ -99,7 +99,7 @@ class _Cast:
         return count
 
     def _is_single(self, node: Node) -> bool:
-        """Tell whether a product gives float32 and takes nothing else but masks: no out=, nothing cast already."""
+        """Return whether a product gives float32 and takes nothing else but masks: no out=, nothing cast already."""
         floats = [
             dtype for each in node.all_input_nodes if (dtype := _dtype(self.gm, each)) and dtype.is_floating_point
         ]
@@ -217,7 +217,7 @@ def _written(node: Node) -> Iterable[Node]:
 
 
 def _dead_after(earlier: Iterable[Node], node: Node, order: Mapping[Node, int]) -> bool:
-    """Tell whether nothing after `node` reads any of `earlier`, of which none is the caller's."""
+    """Return whether nothing after `node` reads any of `earlier`, of which none is the caller's."""
     return all(
         each.op.startswith("call") and all(user is node or order[user] < order[node] for user in each.users)
         for each in earlier

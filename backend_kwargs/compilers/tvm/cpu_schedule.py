@@ -320,7 +320,7 @@ def _fuse(sch: Schedule, block: Block) -> None:
 
 
 def _walks(region: Any, variables: list[Any], shape: list[Any]) -> bool:
-    """Tell whether a region's last axes are these variables in their order, over axes of these sizes."""
+    """Return whether a region's last axes are these variables in their order, over axes of these sizes."""
     last, sizes = list(region.region)[-len(variables) :], list(region.source.shape)[-len(variables) :]
     if len(last) != len(variables) or not all(map(_same, sizes[1:], shape[1:])):
         return False
@@ -328,7 +328,7 @@ def _walks(region: Any, variables: list[Any], shape: list[Any]) -> bool:
 
 
 def _reads(region: Any, variables: list[Any]) -> bool:
-    """Tell whether a region moves with any of these variables."""
+    """Return whether a region moves with any of these variables."""
     return any(_among(each, variables) for part in region.region for each in _walked(part.min, tirx.Var))
 
 

@@ -228,7 +228,7 @@ def _source(node: Any, dims: int) -> AnyNode | None:
 
 
 def _scores_and_bias(node: AnyNode, whole: torch.Tensor) -> tuple[Any, AnyNode] | None:
-    """Tell the scores from what is added to them: they alone come from a product and have all sizes."""
+    """Return the scores and their bias: only the scores come from a product and have all sizes."""
     for scores, bias in (node.args, node.args[::-1]):
         value, added = value_of(scores), value_of(bias)
         if value is None or added is None or not same_sizes(value.shape, whole.shape):

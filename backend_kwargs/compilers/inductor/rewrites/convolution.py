@@ -85,7 +85,7 @@ def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
 
 
 def _fits(affine: Affine, relu: AnyNode) -> bool:
-    """Tell whether the library's fused call gives what `relu` gives: the same size, dtype and layout."""
+    """Return whether the library's fused call gives what `relu` gives: the same size, dtype and layout."""
     x, weight, made, wanted = map(value_of, (*affine.convolution.args[:2], affine.convolution, relu))
     if x is None or weight is None or made is None or wanted is None:
         return False
@@ -100,7 +100,7 @@ def _fits(affine: Affine, relu: AnyNode) -> bool:
 
 
 def _is_residual(node: Any, relu: AnyNode) -> bool:
-    """Tell whether `node` can be added by the library: of the result's size, dtype and layout."""
+    """Return whether `node` can be added by the library: of the result's size, dtype and layout."""
     value, wanted = value_of(node), value_of(relu)
     if value is None or wanted is None:
         return False
@@ -140,7 +140,7 @@ def _affine(node: Any) -> Affine | None:
 
 
 def _per_channel(operand: Any, node: AnyNode) -> bool:
-    """Tell whether `operand` is a number, or has one value for each channel of `node`."""
+    """Return whether `operand` is a number, or has one value for each channel of `node`."""
     if isinstance(operand, int | float):
         return True
     value, whole = value_of(operand), value_of(node)

@@ -134,7 +134,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Tell whether `attention_over_few_keys` has tiles for these sizes."""
+    """Return whether `attention_over_few_keys` has tiles for these sizes."""
     return k.shape[2] <= MOST_KEYS and max(q.shape[3], v.shape[3]) <= MOST_WIDTH and q.numel() > 0 and k.numel() > 0
 
 

@@ -110,7 +110,7 @@ def _product(activation: AnyNode, x: Any) -> AnyNode | None:
 
 
 def _used_by_one_pattern(node: AnyNode, activation: AnyNode) -> bool:
-    """Tell whether all that uses `node` leads to `activation` alone."""
+    """Return whether all that uses `node` leads to `activation` alone."""
     waiting, seen = [*node.users], set()
     while waiting:
         user = waiting.pop()

@@ -24,22 +24,22 @@ def value_of(node: Any) -> torch.Tensor | None:
 
 
 def calls(node: Any, *targets: Any) -> bool:
-    """Tell whether `node` calls one of `targets`."""
+    """Return whether `node` calls one of `targets`."""
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
 
 def used_once(node: Node) -> bool:
-    """Tell whether one node alone uses `node`, so that a replacement makes it needless."""
+    """Return whether one node alone uses `node`, so that a replacement makes it needless."""
     return len(node.users) == 1
 
 
 def known_true(condition: Any) -> bool:
-    """Tell whether a condition on sizes holds whatever the symbols in it are."""
+    """Return whether a condition on sizes holds whatever the symbols in it are."""
     return bool(statically_known_true(condition))
 
 
 def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Tell whether two shapes are known to be equal."""
+    """Return whether two shapes are known to be equal."""
     return len(one) == len(other) and all(known_true(a == b) for a, b in zip(one, other, strict=True))
 
 

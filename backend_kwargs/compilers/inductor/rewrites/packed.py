@@ -110,7 +110,7 @@ def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode
 
 
 def _may_pack(node: Any, values: dict[AnyNode, Any]) -> bool:
-    """Tell whether `node` is a parameter whose changes show: an input with a version that the graph leaves alone."""
+    """Return whether `node` is a parameter whose changes show: an input with a version that the graph leaves alone."""
     value = values.get(node) if isinstance(node, Node) else None
     if not isinstance(value, torch.nn.Parameter) or not has_memory(value) or value.is_inference():
         return False
