@@ -4,12 +4,13 @@ Cross-entropy reads the logits once forward and once backward; attention over fe
 """
 # ruff: noqa: N803  Triton writes constants large.
 
-import contextlib
 from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
+
+from backend_kwargs.compilers.inductor.rewrites.row_kernels import on_device_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BLOCK, WARPS = 8192, 16
@@ -64,7 +65,7 @@ def loss_of_rows(
     losses, tops, logs = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
     block = min(BLOCK, triton.next_power_of_2(columns))
     kernel: Any = _losses[(rows,)]
-    with _on(logits):
+    with on_device_of(logits):
         kernel(
             logits, target, losses, tops, logs, columns, logits.stride(0), ignore_index, block, num_warps=_warps(block)
         )
@@ -85,14 +86,9 @@ def gradient_of_rows(
     block = min(BLOCK, triton.next_power_of_2(columns))
     kernel: Any = _gradients[(triton.cdiv(columns, block), rows)]
     sizes = (columns, logits.stride(0), ignore_index, block)
-    with _on(logits):
+    with on_device_of(logits):
         kernel(factor, logits, target, tops, logs, out, *sizes, num_warps=_warps(block))
     return out
-
-
-def _on(tensor: torch.Tensor) -> Any:
-    """Return a context in which kernels run on the tensor's GPU."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def _warps(block: int) -> int:
@@ -151,7 +147,7 @@ def attention_over_few_keys(
     padded = [max(triton.next_power_of_2(size), LEAST) for size in (keys, width, width_of_v)]
     kernel: Any = _attend[(batch * heads, triton.cdiv(rows, tile))]
     strides = (stride for each in (q, k, v) for stride in each.stride()[:3])
-    with _on(q):
+    with on_device_of(q):
         kernel(
             q, k, v, q if bias is None else bias, out, *strides, *of_bias, heads, rows, keys, width, width_of_v, scale,
             bias is not None, q.dtype == torch.float32, tile, *padded, num_warps=4 if padded[0] <= 128 else 8,

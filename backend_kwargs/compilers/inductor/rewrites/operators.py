@@ -13,6 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
+from backend_kwargs.compilers.inductor.rewrites.matching import bytes_of, hint
+
 LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
 # Inductor must hand over the strides that a pattern saw: another layout would cost a copy or another kernel.
 TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
@@ -74,9 +76,8 @@ def _written_and_read(node: Node) -> float:
 
 
 def nbytes(node: Any) -> float:
-    """Return the bytes of a node's value by its sizes, hints where they vary."""
-    value = node.meta["val"]
-    return float(int(value.numel()) * value.element_size())
+    """Return the bytes of a node's value in this call."""
+    return bytes_of(node.meta["val"])
 
 
 # ---- convolutions
@@ -196,8 +197,8 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale:
 def _saved_by_attention(node: Node) -> float:
     """Return the traffic of scores and weights, each written and read."""
     q, k = (each.meta["val"] for each in node.all_input_nodes[:2])
-    batch, heads, queries, _ = map(int, q.shape)
-    return 4.0 * batch * heads * queries * int(k.shape[-2]) * int(q.element_size())
+    batch, heads, queries, _ = map(hint, q.shape)
+    return float(4 * batch * heads * queries * hint(k.shape[-2]) * q.element_size())
 
 
 # With heads beside their widths, [batch, queries, heads, width]: as the kernels write and the next layer reads it.
