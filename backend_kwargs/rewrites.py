@@ -71,10 +71,10 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             fitting=lambda stats: stats.gemms > 0 and not stats.training,
         ),
         "attention": Rewrite(
-            "Attention that is spelt out, with a bias or without, as one library call",
+            "Attention that is spelt out, or has a bias over few keys, as one call",
             patterns=f"{OURS}.attention:add_patterns",
             operators=("backend_kwargs::attention",),
-            fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 1,
+            fitting=lambda stats: (stats.softmaxes > 0 and stats.gemms > 1) or (stats.gpu and stats.attentions > 0),
         ),
         "cudnn_attention": Rewrite(
             "cuDNN's kernel where scaled_dot_product_attention takes another",

@@ -78,7 +78,8 @@ execution.session
 analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
 analysis.report
 arguments
-studies studies.bundles studies.overhead studies.precision studies.rewrites studies.templates studies.tune_kernels
+studies studies.bundles studies.overhead studies.precision studies.rewrite_cases studies.rewrites
+studies.templates studies.tune_kernels
 studies.tvm_speed
 studies.commands
 cli

@@ -51,6 +51,11 @@ def attention_args(dtype, tokens, *, bias):
     return [*qkv, normal(4, tokens, tokens, dtype=dtype) if bias else None, 0.2]
 
 
+def window_args(dtype):
+    qkv = (normal(12, 3, 49, 32, dtype=dtype) for _ in range(3))
+    return [*qkv, normal(4, 3, 49, 49, dtype=dtype), 0.2]
+
+
 CALLS = {
     "conv": lambda dtype: (operators.conv_relu, conv_args(dtype)),
     "conv 1x1": lambda dtype: (operators.conv_relu, conv_args(dtype, kernel=1)),
@@ -61,6 +66,7 @@ CALLS = {
     "linear gelu": lambda dtype: (operators.linear_gelu, linear_args(dtype)),
     "linear odd": lambda dtype: (operators.linear_gelu, linear_args(dtype, 3, 7, 5)),
     "attention bias": lambda dtype: (operators.attention, attention_args(dtype, 49, bias=True)),
+    "attention bias repeats": lambda dtype: (operators.attention, window_args(dtype)),
     "attention": lambda dtype: (operators.attention, attention_args(dtype, 64, bias=False)),
     "attention many keys": lambda dtype: (operators.attention, attention_args(dtype, 300, bias=True)),
 }

@@ -36,9 +36,13 @@ for batch, heads, rows, keys, width, of_v in ((2, 3, 49, 49, 32, 32), (1, 2, 5, 
     k, v = torch.randn(batch, heads, keys, width), torch.randn(batch, heads, keys, of_v)
     masked = torch.randn(batch, 1, 1, keys)
     masked[..., 1] = -float("inf")
-    for bias in (None, torch.randn(heads, rows, keys), masked, torch.randn(rows, keys)):
+    repeats = torch.randn(batch, heads, rows, keys)
+    q, k, v = (torch.cat((each, -each)) for each in (q, k, v))
+    for bias in (None, torch.randn(heads, rows, keys), torch.cat((masked, masked)), torch.randn(rows, keys), repeats):
         got = attention_over_few_keys(q, k, v, bias, 0.3)
-        whole = None if bias is None else bias.expand(batch, heads, rows, keys)
+        whole = bias
+        if bias is not None:
+            whole = torch.cat((bias, bias)) if bias is repeats else bias.expand(2 * batch, heads, rows, keys)
         want = F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=0.3).transpose(1, 2)
         assert got.is_contiguous()
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
