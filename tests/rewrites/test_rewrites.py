@@ -53,7 +53,7 @@ WRONG = {
         {"rewrites": ("zzz",)},
         (
             "Unknown rewrite 'zzz'. Rewrites are convolution, linear_activation, attention, cudnn_attention, "
-            "cross_entropy, linear_cross_entropy, packed, approximate_gelu."
+            "cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, packed, approximate_gelu."
         ),
     ),
     "type": (
