@@ -71,12 +71,13 @@ def tune_kernels(
 
 def bundles(
     device: Device = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only such cases, as vit or bert-aoti; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of every figure.")] = None,
 ) -> None:
     """Time the first call from a bundle, in a fresh process that cannot compile, and the compile that made it."""
     from benchmarks.studies.bundles import measure_bundles
 
-    measure_bundles(device_of(device), out)
+    measure_bundles(device_of(device), case or [], out)
 
 
 def rewrites(
