@@ -93,7 +93,7 @@ def test_what_a_compiler_leaves_to_eager_is_no_result_of_it(store):
     compiled(torch.randn(600, 600))
     row = bk.report(compiled).graphs[0].race.rows[-1]
     assert row.status == "fell_back"
-    assert row.reason == "it leaves all to eager: cumsum: a running result has no parallel loop"
+    assert row.reason == "all of it runs in eager: cumsum: a running result has no parallel loop"
 
 
 def test_full_effort_races_those_installed(store):
@@ -105,7 +105,7 @@ WRONG = {
     "tmpl-tvm[trails=1]": "Unknown TVM option 'trails'. Did you mean 'trials'?",
     "tmpl-tvm[exec_mode=fast]": "Unknown TVM exec_mode 'fast'. It is 'bytecode' or 'compiled'.",
     "tmpl-tvm[work_dir=/tmp]": "Candidate 'tmpl-tvm[work_dir=/tmp]' sets 'work_dir', which is code; "
-    "a candidate may set data alone: leave it out.",
+    "a candidate may set only data: leave it out.",
     "tmpl-tvn[trials=1]": "Candidate 'tmpl-tvn[trials=1]' must be a compiler's name, with its options in brackets: "
     "'tmpl-tvm[trials=64]'.",
     "tmpl-inductor:auto": "Candidate 'tmpl-inductor:auto' must be a step, a template or a compiler's name; write a "

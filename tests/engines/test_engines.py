@@ -81,10 +81,10 @@ def test_sizes_stay_symbols(engine, dynamic):
 
 @both
 def test_gradients_are_left_to_eager(engine):
-    """It compiles for inference alone; training runs, and says why it is not compiled."""
+    """It compiles for inference only; training runs, and says why it is not compiled."""
     model = nn.Linear(4, 4)
     compiled = torch.compile(model, backend=bk.make_backend(engine))
-    with pytest.warns(BackendKwargsWarning, match="compiles for inference alone, and a graph runs in eager, since"):
+    with pytest.warns(BackendKwargsWarning, match="compiles for inference only. A graph runs in eager, since"):
         compiled(torch.randn(2, 4)).sum().backward()
     assert model.weight.grad is not None
     assert bk.report(compiled).ran.what == f"ran in eager: no partition of {NAMES[engine]}"
