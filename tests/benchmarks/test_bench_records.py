@@ -116,7 +116,7 @@ def test_other_version_is_refused(tmp_path):
     records.append(tmp_path / "r.jsonl", [ENVIRONMENT | {"version": 0}])
     with pytest.raises(BackendKwargsError) as error:
         records.read(tmp_path / "r.jsonl")
-    assert str(error.value) == "Results of version 0, wanted 1: run them again."
+    assert str(error.value) == "Results must be of version 1, got 0: run them again."
 
 
 def test_hud_records(file):

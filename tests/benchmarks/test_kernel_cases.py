@@ -127,7 +127,7 @@ def test_triton_kernels_say_why_a_cpu_cannot_run_them(monkeypatch):
 
     with pytest.raises(UnavailableError) as e:
         problem.peers["triton_softmax"](*problem.args)
-    assert str(e.value) == "Triton's kernels want a GPU; TRITON_INTERPRET=1 runs them on a CPU, slowly."
+    assert str(e.value) == "Triton's kernels need a GPU; TRITON_INTERPRET=1 runs them on a CPU, slowly."
 
 
 def test_cases_import_without_triton():
