@@ -73,7 +73,7 @@ def test_timm():
 
 @pytest.mark.parametrize("factory", ["named", "listed", "single", "function"])
 def test_factory(factory, tmp_path):
-    """Positional or by name, a tensor or several: what `backend-kwargs compare` takes."""
+    """A factory returns inputs by position or by name, one tensor or several, as for `backend-kwargs compare`."""
     file = tmp_path / "factories.py"
     file.write_text(FACTORY)
     (output,) = outputs(model_case(f"{file}:{factory}"), torch.float64)
