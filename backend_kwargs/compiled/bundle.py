@@ -129,6 +129,7 @@ def _graph_part(key: str, graph: Graph, written: Callable[[bytes], Part]) -> Gra
     return GraphPart(
         key=key,
         code=written(graph.code) if graph.code else None,
+        frame=written(graph.frame) if graph.frame else None,
         libraries=tuple(written(content) for content in graph.libraries.values()),
         winner=decision.get("winner"),
         options=dict(decision.get("options", {})),
@@ -263,10 +264,9 @@ def _why_anew(manifest: Manifest, device: torch.device, *, trusted: bool) -> lis
 
 
 def _graph(graph: GraphPart, read: "_Parts") -> Graph:
-    code = read.content(graph.code) if graph.code else b""
-    return replace(
-        _decided_only(graph), code=code, libraries={part.sha256: read.content(part) for part in graph.libraries}
-    )
+    code, frame = (read.content(part) if part else b"" for part in (graph.code, graph.frame))
+    libraries = {part.sha256: read.content(part) for part in graph.libraries}
+    return replace(_decided_only(graph), code=code, frame=frame, libraries=libraries)
 
 
 def _decided_only(graph: GraphPart) -> Graph:
