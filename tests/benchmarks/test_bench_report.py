@@ -64,7 +64,7 @@ def test_classes_have_summaries_of_their_own(report):
 
 
 def test_a_case_has_a_table_for_each_clock(each):
-    """Times with intervals and percentiles, per cent of the limit, ratios; the wall's has no per cent."""
+    """A case has a table per clock, with intervals, percentiles and ratios, and shares of the limit for device time."""
     device = row(each, "## gemm", "t")
     assert device[1].endswith("]")
     assert " µs [" in device[1]

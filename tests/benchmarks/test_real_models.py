@@ -45,7 +45,7 @@ def test_the_bar_is_the_best_mode_whose_results_stay(cells):
 
 
 def test_first_calls(cells):
-    """The first call of auto, of all four modes, and of auto with a stored decision over its winner alone."""
+    """The table has first calls: auto's, those of all four modes, and auto's with a stored decision over its winner."""
     (model,) = real_models(cells)
     assert (model.first_s(AUTO), model.modes_s, model.stored_over_alone) == (20.0, 50.0, 1.05)
 

@@ -204,7 +204,7 @@ def test_of_a_run_twice_told_the_last_stands():
 
 @pytest.fixture
 def two_groups():
-    """A whole group, then one of a few peers in which everything is twice as fast and eager uses twice the memory."""
+    """A whole group, then one of a few peers in which everything takes twice as long, and eager twice the memory."""
 
     def of(group, slower, **seconds):
         held = Compile(peak_bytes=int(slower * 2**20))
