@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What rewrites gain on whole cases: default, auto without and auto with them, interleaved, a process for each case.
+# Whole cases under default, auto without rewrites and auto with them, interleaved, each case in its own process.
 #     bash benchmarks/gpu_rewrites.sh OUT_DIR [options of `rewrites`]
 set -uo pipefail
-out=${1:?OUT_DIR is wanted}
+out=${1:?OUT_DIR is required}
 shift
 mkdir -p "$out"
 ended=0

@@ -1,4 +1,4 @@
-"""Packages of AOTInductor, compiled under a plain dict of options."""
+"""AOTInductor packages compiled from a plain dict of options."""
 
 import warnings
 from collections.abc import Callable
@@ -25,14 +25,14 @@ def rounding(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def result_of(module: nn.Module, inputs: tuple[torch.Tensor, ...], config: dict[str, Any], folder: Path) -> Any:
-    """Return what a package gives that AOTInductor compiled under `config`."""
+    """Return the result of a package that AOTInductor compiled with `config`."""
     package = _packaged(module, inputs, config, folder)
     with torch.no_grad():
         return torch._inductor.aoti_load_package(package)(*inputs)
 
 
 def code_of(module: nn.Module, inputs: tuple[torch.Tensor, ...], config: dict[str, Any], folder: Path) -> str:
-    """Return the C++ that AOTInductor generates under `config`, without comments; nothing is compiled."""
+    """Return the C++ that AOTInductor generates with `config`, without comments; nothing is compiled."""
     package = _packaged(module, inputs, {**config, "aot_inductor.package_cpp_only": True}, folder)
     with ZipFile(package) as file:
         code = "\n".join(file.read(name).decode() for name in sorted(file.namelist()) if name.endswith(".cpp"))

@@ -66,8 +66,8 @@ def code(compiled) -> str:
         ),
         pytest.param(
             {"precision": "bf16"},
-            "Option 'precision' needs 'max_error', the largest relative error of an output that you accept: pass "
-            "max_error=1e-2, say.",
+            "Option 'precision' needs 'max_error', the largest relative error of an output that you accept: for "
+            "example, pass max_error=1e-2.",
             id="no bound",
         ),
         pytest.param(
@@ -77,18 +77,19 @@ def code(compiled) -> str:
         ),
         pytest.param(
             {"precision": ("bf16", "fp16"), "max_error": 0.01},
-            "Option 'precision' names 2 (bf16, fp16), between which only `auto` chooses: name one, or pass auto=True.",
+            "Option 'precision' names 2 (bf16, fp16), but only `auto` can choose between them: name one, or pass "
+            "auto=True.",
             id="two without a race",
         ),
         pytest.param(
             {"precision": "bf16", "max_error": 0.01, "use_aoti": True},
-            "Options 'use_aoti' and 'precision' do not go together; leave one out.",
+            "Options 'use_aoti' and 'precision' cannot be combined; leave one out.",
             id="ahead of time",
         ),
         pytest.param(
             {"precision": "tf32", "max_error": 0.01},
-            "Precision 'tf32' is refused: torch has it as one setting of the whole process, which the products of "
-            "other threads would take on; call torch.set_float32_matmul_precision('high') yourself, or consent to "
+            "Precision 'tf32' is refused: in torch it is a setting of the whole process, so products of other threads "
+            "would use it too; call torch.set_float32_matmul_precision('high') yourself, or consent to "
             "'bf16'.",
             id="tf32",
         ),
@@ -153,7 +154,7 @@ def test_a_race_leaves_out_what_cannot_work():
     asked = {"precision": ("bf16", "int8-dynamic"), "max_error": 0.01, "auto": True}
     table.verify(asked, Machine(cpu_dtypes=frozenset({"bf16"})), limits.append)
     assert [str(limit) for limit in limits] == [
-        "Precision 'int8-dynamic' cannot act fully here: torchao is not importable; a race leaves it out."
+        "Precision 'int8-dynamic' cannot act fully here: torchao is not importable; `auto` does not try it."
     ]
 
 
@@ -469,8 +470,8 @@ def test_inference_tensors_are_refused():
         with pytest.warns(BackendKwargsWarning) as warned:
             in_precision(model, "int8-dynamic")(rows())
     assert str(warned[0].message) == (
-        "A graph is compiled without precision 'int8-dynamic': a weight is an inference tensor, whose changes nothing "
-        "counts."
+        "A graph is compiled without precision 'int8-dynamic': a weight is an inference tensor, which has no version "
+        "counter."
     )
 
 
@@ -541,7 +542,7 @@ def test_strict_raises_beyond_the_bound():
         ),
         pytest.param(
             lambda x: (x @ x.T).to(torch.float32).view(torch.int32),
-            "its error cannot be measured: TypeError: it takes the bits of numbers, which are others in float64",
+            "its error cannot be measured: TypeError: it reads the bits of numbers, which differ in float64",
             id="bits",
         ),
     ],

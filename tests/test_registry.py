@@ -131,7 +131,7 @@ def test_make_backend_compiles(fresh_dynamo):
         pytest.param(
             f"{INDUCTOR}:freezing",
             {"use_aoti": True},
-            "Options 'use_aoti' and 'freezing' do not go together; leave one out.",
+            "Options 'use_aoti' and 'freezing' cannot be combined; leave one out.",
             id="aoti-freezing",
         ),
         pytest.param(f"{INDUCTOR}:", {}, f"A template's {NO_NAME} '' (str).", id="no-template"),

@@ -198,7 +198,7 @@ def _check_numbers(
     if not torch.equal(got[~finite].nan_to_num(nan=0.5), want[~finite].nan_to_num(nan=0.5)) or not bool(
         got[finite].isfinite().all()
     ):
-        return _failed(f"{path}: NaN or infinity where eager has none, or the other way round")
+        return _failed(f"{path}: NaN or infinity where eager has none, or vice versa")
     precise = wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
     if precise is not None:
         finite &= precise.isfinite()

@@ -31,7 +31,7 @@ SIZES = {"cuda": (4, 768), "cpu": (4, 256)}
 
 
 def made(model: str, device: str) -> tuple[Any, tuple[Any, ...]]:
-    """Return a model of transformers with random weights, and its inputs."""
+    """Return a transformers model with random weights, and its inputs."""
     import torch
     import transformers
 

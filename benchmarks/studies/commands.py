@@ -20,7 +20,7 @@ def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] 
 
 def templates(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="templates.md and templates.json are written there.")],
-    evidence: Annotated[Path | None, typer.Option(metavar="FILE", help="What tests/gpu saw.")] = None,
+    evidence: Annotated[Path | None, typer.Option(metavar="FILE", help="What tests/gpu found.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 30,
     cases: Annotated[str, typer.Option(help="Only cases whose name contains this.")] = "",
     budget_s: Annotated[float, typer.Option(help="Seconds after which no further case starts.")] = 480.0,
@@ -35,7 +35,7 @@ def templates(
 
 def tvm_speed(
     device: Device = None,
-    model: Annotated[list[str] | None, typer.Option(help="Only such models; repeatable.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Only these models; repeatable.")] = None,
     trials: Annotated[int, typer.Option(min=0, help="Schedules to measure for the tuned rows; 0 for none.")] = 64,
     rounds: Annotated[int, typer.Option(min=1)] = 60,
     threads: Annotated[int, typer.Option(min=1)] = 1,
@@ -46,7 +46,7 @@ def tvm_speed(
     from benchmarks.studies.tvm_speed import MODELS, Asked, write_table
 
     if unknown := [name for name in model or () if name not in MODELS]:
-        raise BackendKwargsError(f"--model {unknown[0]!r} is none of {', '.join(MODELS)}.")
+        raise BackendKwargsError(f"--model must be one of {', '.join(MODELS)}, got {unknown[0]!r}.")
     asked = Asked(device_of(device), trials, rounds, threads, work_dir)
     write_table(asked, model or list(MODELS), out)
 
@@ -82,11 +82,11 @@ def bundles(
 
 def rewrites(
     out: Annotated[Path, typer.Option(metavar="FILE", help="JSON of every figure.")],
-    cases: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
-    patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, no races.")] = False,
+    cases: Annotated[str, typer.Option(help="Only those whose name contains this.")] = "",
+    patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, without races.")] = False,
     rounds: Annotated[int, typer.Option(min=1)] = 40,
     race_s: Annotated[float, typer.Option(help="Seconds for each race.")] = 30.0,
-    budget_s: Annotated[float, typer.Option(help="Begin no case after this.")] = 480.0,
+    budget_s: Annotated[float, typer.Option(help="Seconds after which no further case starts.")] = 480.0,
 ) -> None:
     """Time rewrites of the graph on a GPU: each alone inside a compiled graph, or raced on whole cases."""
     from benchmarks.studies.rewrites import run
@@ -98,12 +98,12 @@ def rewrites(
 
 def precision(
     device: Device = None,
-    tokens: Annotated[int, typer.Option(min=0, help="Of the prompt; 4096 on a GPU, 64 on a CPU.")] = 0,
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens of the prompt; default: 4096 on a GPU, 64 on a CPU.")] = 0,
     rounds: Annotated[int, typer.Option(min=1)] = 30,
-    budget_s: Annotated[float, typer.Option(help="Of each race.")] = 60.0,
+    budget_s: Annotated[float, typer.Option(help="Seconds for each race.")] = 60.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="A file for the page.")] = None,
 ) -> None:
-    """Time Llama's prefill in float8 beside the modes of bfloat16, with the error of each."""
+    """Time Llama's prefill in float8 and in the modes of bfloat16, with the error of each."""
     from benchmarks.studies.precision import write_page
 
     where = device_of(device)

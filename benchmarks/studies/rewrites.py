@@ -1,10 +1,10 @@
-"""What rewrites of the graph gain: each pattern alone inside a compiled graph, and whole cases raced with and without.
+"""The speedup of rewrites: each pattern alone in a compiled graph, and whole cases raced with and without rewrites.
 
     python -m benchmarks rewrites --patterns --out benchmarks/results/h200/rewrites_alone.json
     bash benchmarks/gpu_rewrites.sh OUT_DIR
 
-All peers of a case are timed interleaved in one process; the script gives each case a process of its own. A peer that
-is wrong, or does not compile, has no time.
+All peers of a case are timed interleaved in one process; the script runs each case in its own process. A peer that is
+wrong, or does not compile, has no time.
 """
 
 import json
@@ -34,7 +34,7 @@ DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class RewriteCase:
-    """A function with its inputs, what is asked of `auto` beside what it does anyway, and the bar: a gain over auto."""
+    """A function with its inputs, further options for `auto`, and the goal: a speedup over auto without rewrites."""
 
     make: Callable[[], Made]
     bar: float
@@ -48,12 +48,12 @@ def random(*shape: int) -> Tensor:
 
 
 def images(batch: int, channels: int, side: int) -> Tensor:
-    """Return a batch in the layout that convolutions like."""
+    """Return a batch in channels_last, which convolutions need."""
     return random(batch, channels, side, side).contiguous(memory_format=torch.channels_last)
 
 
 def with_statistics(model: nn.Module) -> nn.Module:
-    """Give batch norms statistics that differ from their beginning, as training leaves them."""
+    """Set the statistics of batch norms to values other than the initial ones, as training does."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -0.1, 0.1)
@@ -62,20 +62,20 @@ def with_statistics(model: nn.Module) -> nn.Module:
 
 
 def timm(name: str, batch: int) -> Made:
-    """Return a model of timm in eval mode, channels last."""
+    """Return a timm model in eval mode, channels last."""
     problem = model_case(f"timm:{name}?batch={batch}").build(torch.device("cuda"), DTYPE, "full")
     model = with_statistics(problem.fn).to(memory_format=torch.channels_last)
     return model, tuple(value.contiguous(memory_format=torch.channels_last) for value in problem.args)
 
 
 def transformer(spec: str) -> Made:
-    """Return a model of transformers in eval mode."""
+    """Return a transformers model in eval mode."""
     problem = model_case(f"transformers:{spec}").build(torch.device("cuda"), DTYPE, "full")
     return problem.fn, tuple(problem.args)
 
 
 class Apart(nn.Module):
-    """A linear layer whose outputs are those of several, as most models hold q, k and v, or gate and up."""
+    """Several linear layers with the outputs of one, since most models have separate layers for q, k and v."""
 
     def __init__(self, whole: nn.Linear, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Apart(nn.Module):
 
 
 def decoder(rows: int) -> Made:
-    """Return one step of decoding with grouped queries and a cache; projections are layers of their own."""
+    """Return one step of decoding with grouped queries and a cache; projections are separate layers."""
     problem = decode(torch.device("cuda"), DTYPE, "full", rows)
     for module in [*problem.fn.modules()]:
         for name, size in (("qkv", "heads"), ("gate_up", "inner")):
@@ -118,7 +118,7 @@ class Feed(nn.Module):
 
 
 class Windows(nn.Module):
-    """Attention in windows with a bias of relative positions, as Swin has it."""
+    """Attention in windows with a relative-position bias, as in Swin."""
 
     def __init__(self, heads: int, tokens: int) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def loss_of(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def logits_and_targets(rows: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Return what a loss is computed of."""
+    """Return logits and targets for a loss."""
     return random(rows, classes).requires_grad_(), torch.randint(classes, (rows,), device="cuda")
 
 
@@ -162,7 +162,7 @@ CASES: dict[str, RewriteCase] = {
 
 
 def conv(channels: int, out: int, side: int, kernel: int, *, residual: bool) -> Made:
-    """Return a convolution, bias, a residual or none, and ReLU."""
+    """Return a convolution with bias, an optional residual, and ReLU."""
     layer = on_gpu(nn.Conv2d(channels, out, kernel, padding=kernel // 2)).to(memory_format=torch.channels_last)
     if residual:
         return (lambda x, z: F.relu(layer(x) + z)), (images(128, channels, side), images(128, out, side))
@@ -176,12 +176,12 @@ def linear(rows: int, width: int, inner: int, activation: Callable[[Tensor], Ten
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
-    """Compute GELU by tanh."""
+    """Compute tanh-GELU."""
     return F.gelu(x, approximate="tanh")
 
 
 def causal(batch: int, heads: int, tokens: int, width: int) -> Made:
-    """Return causal attention as models call it, heads beside widths in memory."""
+    """Return causal attention as models call it, with [batch, length, heads, width] in memory."""
     q, k, v = (random(batch, tokens, heads, width).transpose(1, 2) for _ in range(3))
     return (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)), (q, k, v)
 
@@ -217,7 +217,7 @@ def alone(only: str) -> dict[str, dict[str, Any]]:
             continue
         try:
             found[name] = {"rewrite": rewrite, **_timed(make, rewrite, device)}
-        except Exception as error:  # noqa: BLE001 - the next pattern is none the worse
+        except Exception as error:  # noqa: BLE001 - the next pattern can still be timed
             found[name] = {"rewrite": rewrite, "error": error_text(error)}
         print(name, found[name], flush=True)
     return found
@@ -238,7 +238,7 @@ def _timed(make: Callable[[], Made], rewrite: str, device: torch.device) -> dict
 
 
 def whole(only: str, rounds: int, race_s: float, budget_s: float, out: Path) -> dict[str, Any]:
-    """Race each case without and with rewrites, and time both against default; rewrite `out` after each."""
+    """Race each case without and with rewrites, and time both against default; write `out` after each case."""
     started, found = time.perf_counter(), {}
     for name, case in CASES.items():
         if only not in name:
@@ -248,7 +248,7 @@ def whole(only: str, rounds: int, race_s: float, budget_s: float, out: Path) -> 
             break
         try:
             found[name] = _raced(case, rounds, race_s)
-        except Exception as error:  # noqa: BLE001 - the next case is none the worse
+        except Exception as error:  # noqa: BLE001 - the next case can still be timed
             print(name, error_text(error), flush=True)
             continue
         print(name, *_lines(found[name], case), sep="\n", flush=True)
@@ -286,7 +286,7 @@ def _lines(comparison: Comparison, case: RewriteCase) -> list[str]:
             figures = f"{row.status}: {row.reason}"
         lines.append(f"  {row.label:14}{figures}")
         lines += [f"      {line}" for line in row.report.splitlines() if "<- kept" in line or "rewritten" in line]
-    return [*lines, f"  bar: {case.bar}x"]
+    return [*lines, f"  goal: {case.bar}x"]
 
 
 def run(out: Path, only: str, rounds: int, race_s: float, budget_s: float, *, patterns: bool) -> None:

@@ -162,7 +162,7 @@ PLANTED = {"compile": fails_to_compile, "accuracy": fails_accuracy, "call": fail
 
 
 def after_a_race(name: str) -> dict[str, Any]:
-    """Return the census after a race that default wins: "race" has no other candidate, the others one that fails."""
+    """Return the census after a race that default wins; "race" has no other candidate, others have one that fails."""
     race.better = lambda *_: True  # type: ignore[assignment]
     candidates = [name] if name in PLANTED else []
     if candidates:
@@ -185,7 +185,7 @@ def after(backend: Any) -> dict[str, Any]:
 
 
 def interrupts(seconds: float, shard: int, shards: int, candidates: list[str]) -> Iterator[dict[str, Any]]:
-    """Interrupt the race at one line after the other: yield whether it reached the line, and what remained."""
+    """Interrupt the race at one line after the other; yield whether it reached the line, and what remained changed."""
     torch.set_num_threads(1)  # forks do not inherit the threads of OpenMP
     head_to_head.BOUT = head_to_head.LEAST_ROUNDS = head_to_head.ROUNDS = 2
     race.better = lambda *_: True  # type: ignore[assignment]
@@ -252,7 +252,7 @@ def _traced(seen: Callable[[str, int], None]) -> Iterator[None]:
 
 
 def _in_a_fork(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, Any]]:
-    """Interrupt a race at `point`; return whether it got there, and the differences from before."""
+    """Interrupt a race at `point` in a fork; return whether it got there, and the differences from before."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

@@ -23,7 +23,7 @@ ALLOWED = {
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """Return a function that starts census.py in its own process."""
+    """Return a function that starts census.py in a new process."""
 
     def start(*arguments):
         tmp_path = tmp_path_factory.mktemp("census")
@@ -51,7 +51,7 @@ def unexplained(left):
 
 @pytest.fixture(scope="module")
 def censuses(begun):
-    """Return the census of a process that compiled only default, and of one process per race, two at a time."""
+    """Return the census of a process that compiled only default, and of one process per race; two run at a time."""
     names = ["alone", "race", *census.PLANTED]
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(names, pool.map(lambda name: error_text(begun(name))[0], names), strict=True))
@@ -59,7 +59,7 @@ def censuses(begun):
 
 @pytest.mark.parametrize("name", ["race", *census.PLANTED])
 def test_a_race_leaves_what_the_winner_alone_leaves(censuses, name):
-    """This holds even if a candidate fails when it is compiled, checked or called."""
+    """A race leaves the same state as its winner alone, even if a candidate fails to compile, check or run."""
     assert unexplained(census.differences(censuses["alone"], censuses[name])) == {}
 
 

@@ -1,4 +1,4 @@
-"""Cases so small that a process of the suite is done with one at once, and peers that go wrong in it."""
+"""Cases so small that a process of the suite finishes one at once, and peers that fail in it."""
 
 import os
 import signal

@@ -65,7 +65,7 @@ def fsdp2(model: nn.Module, device: str, backend: Any) -> nn.Module:
 
 
 def tensor_parallel(model: nn.Module, device: str, backend: Any) -> nn.Module:
-    """Split each block's two products over the ranks; the graph holds the collective between."""
+    """Split each block's two products over the ranks; the graph contains the collective between them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -82,7 +82,7 @@ PARALLEL: dict[str, Callable[[nn.Module, str, Any], nn.Module]] = {"ddp": ddp, "
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a parameter or gradient that may be sharded, whole."""
+    """Return a parameter or gradient, gathered if it is sharded."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -107,7 +107,7 @@ def largest(pairs: Any) -> float:
 
 
 def loads_uncompiled(model: nn.Module, plain: nn.Module, x: torch.Tensor) -> float:
-    """Load a full checkpoint of `model` into an uncompiled model; return how far their outputs are apart."""
+    """Load a full checkpoint of `model` into an uncompiled model; return the largest difference of their outputs."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=False))

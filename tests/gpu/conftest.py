@@ -1,4 +1,4 @@
-"""Run where a CUDA GPU is: `python -m pytest tests/gpu`. BACKEND_KWARGS_EVIDENCE=FILE keeps what the tests saw."""
+"""Tests for a CUDA GPU: `python -m pytest tests/gpu`. BACKEND_KWARGS_EVIDENCE=FILE keeps the tests' observations."""
 
 import json
 import os
@@ -47,7 +47,7 @@ torch._inductor.aoti_load_package(path)(x)
 
 @pytest.fixture(scope="session")
 def ahead_of_time(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip where torch alone crashes when it loads an ahead-of-time package that it has just made."""
+    """Skip if torch itself crashes when it loads an ahead-of-time package that it has just compiled."""
     path = tmp_path_factory.mktemp("ahead") / "model.pt2"
     code = LOADS_A_PACKAGE.format(path=str(path))
     alone = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)

@@ -1,4 +1,4 @@
-"""The Triton kernels, by Triton's interpreter on a CPU, in a process of its own: the variable is read at import."""
+"""The Triton kernels in Triton's interpreter on a CPU, in a separate process: the variable is read at import."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ for batch, heads, rows, keys, width, of_v in ((2, 3, 49, 49, 32, 32), (1, 2, 5, 
 
 @pytest.mark.parametrize("code", [LOSSES, ATTENTION], ids=["losses", "attention"])
 def test_kernel(code):
-    """Each kernel gives what ATen gives, for sizes that fill no tile."""
+    """Each kernel gives ATen's results, for sizes that do not fill a tile."""
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -262,7 +262,7 @@ def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool
     if compiler.freezes and not frozen:
         return "it makes parameters constants: set freezing=True to race it, and call the model under torch.no_grad()"
     if stats.training and not compiler.trains:
-        return "it compiles for inference alone"
+        return "it compiles for inference only"
     return "it draws other random numbers than Inductor" if stats.random else ""
 
 

@@ -44,7 +44,7 @@ TYPES = {
 
 
 class ONNXRuntime:
-    """ONNX Runtime on a CPU, as `engine.Engine` asks."""
+    """ONNX Runtime on a CPU, as an `engine.Engine`."""
 
     name: ClassVar[str] = "ONNX Runtime"
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
@@ -71,7 +71,7 @@ class ONNXRuntime:
 
 
 def exported(part: fx.GraphModule) -> ExportedProgram:
-    """Return a part as an exported program, whose buffers are the part's attributes; sizes keep their symbols."""
+    """Return a part as an exported program: its attributes become buffers, and symbolic sizes stay symbolic."""
     graph, made = fx.Graph(), {}
     attributes = part.graph.find_nodes(op="get_attr")
     users = part.graph.find_nodes(op="placeholder")
@@ -105,7 +105,7 @@ def _argument(node: fx.Node) -> Any:
 
 def _model(program: ExportedProgram) -> bytes:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's own doings
+        warnings.simplefilter("ignore")  # about the exporter's own code
         found: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
     return found.model_proto.SerializeToString()  # type: ignore[no-any-return]
 
@@ -138,7 +138,7 @@ def _options(settings: Settings) -> Any:
 
 
 class _Session:
-    """Runs a session on torch's memory: inputs as they lie, outputs made by torch where their sizes are fixed."""
+    """Runs a session on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
     def __init__(self, session: Any, part: fx.GraphModule) -> None:
         import numpy as np
@@ -185,6 +185,6 @@ def _CPU() -> Any:  # noqa: N802
 
 
 def _taken(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return what ONNX Runtime made as a tensor that owns it; DLPack has its truth values as bytes."""
+    """Return an output that ONNX Runtime allocated, as a tensor that owns it; DLPack passes booleans as bytes."""
     found: torch.Tensor = from_dlpack(value.to_dlpack())
     return found.view(dtype) if found.dtype != dtype else found

@@ -113,7 +113,7 @@ class InductorCompiler:
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         if options.get("use_aoti") and options.get("freezing"):
-            raise BackendKwargsError("Options 'use_aoti' and 'freezing' do not go together; leave one out.")
+            raise BackendKwargsError("Options 'use_aoti' and 'freezing' cannot be combined; leave one out.")
         if _clones(options) and not options.get("triton.cudagraph_trees", True):
             raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
         check_candidates(options.get("candidates") or ())

@@ -1,6 +1,6 @@
-"""Cross-entropy as one operator, and with the linear layer before it in chunks, so that few logits are alive at a time.
+"""Cross-entropy as one operator, alone or in chunks together with the linear layer before it, which saves memory.
 
-Both act on dynamo's graph, where a loss is one call: autograd then derives through the operator.
+Both act on dynamo's graph, in which a loss is one call; autograd then differentiates the operator.
 """
 
 import operator
@@ -25,12 +25,12 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fuse_cross_entropy(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with each mean cross-entropy as one operator, None where there is none."""
+    """Return the graph with each mean cross-entropy as one operator, or None if it has none."""
     return _changed(gm, example_inputs, _replace_loss)
 
 
 def fuse_linear_cross_entropy(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with each linear layer and cross-entropy in chunks, None where there is none."""
+    """Return the graph with each linear layer and its cross-entropy in chunks, or None if it has none."""
     return _changed(gm, example_inputs, _replace_linear_and_loss)
 
 
@@ -50,7 +50,7 @@ def _changed(
 
 
 def _arguments(node: AnyNode) -> dict[str, Any] | None:
-    """Return logits, target and ignore_index of a mean over rows of class indices, None where it is another loss."""
+    """Return the arguments of a mean cross-entropy of logits [rows, classes] and class indices, or None."""
     names = NAMES if node.target is F.cross_entropy else NAMES_IN_C
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     given["input"] = given.get("input", given.get("self"))
@@ -108,7 +108,7 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
 
 
 def _put(node: AnyNode, call: AnyNode) -> None:
-    """Let the first result of `call` stand for the loss `node`, in its dtype."""
+    """Replace the loss `node` by the first result of `call`, in the dtype of `node`."""
     graph = node.graph
     value = _example(node)
     assert value is not None
@@ -123,7 +123,7 @@ def _put(node: AnyNode, call: AnyNode) -> None:
 
 
 def _narrow(node: AnyNode) -> AnyNode:
-    """Return the logits before they were made float32, which the operator does by itself."""
+    """Return the logits before their conversion to float32, since the operator converts them itself."""
     value = _example(node)
     widened = node.op == "call_method" and node.target in ("float", "to") and used_once(node)
     if not widened or value is None or value.dtype != torch.float32 or not isinstance(node.args[0], Node):
@@ -134,7 +134,7 @@ def _narrow(node: AnyNode) -> AnyNode:
 
 
 def _flattened(node: Any) -> Any:
-    """Return what was brought to rows and columns, its last dimension as it is."""
+    """Return the node before reshapes that keep the last dimension, or None if one changes it."""
     while (
         isinstance(node, Node) and node.op == "call_method" and node.target in ("view", "reshape") and used_once(node)
     ):
