@@ -107,6 +107,35 @@ def test_what_it_has_not_runs_in_eager(engine):
     assert graph.engine.partitions
 
 
+F = nn.functional
+DROPPED = {  # by the exporter, without a word
+    "batch_norm": (
+        lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True),
+        "_native_batch_norm_legit_functional",
+        "ONNX Runtime's norm has the statistics of inference",
+    ),
+    "avg_pool2d": (
+        lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+        "avg_pool2d",
+        "ONNX has no divisor_override",
+    ),
+    "log_ndtr": (
+        lambda x: torch.special.log_ndtr(10 * x - 20),
+        "special_erfcx",
+        "the exporter's formula overflows",
+    ),
+}
+
+
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+@pytest.mark.parametrize(("fn", "op", "reason"), DROPPED.values(), ids=DROPPED)
+def test_what_the_exporter_translates_wrongly_runs_in_eager(fn, op, reason):
+    """Statistics of a batch, a divisor, and a formula that overflows."""
+    compiled = torch.compile(fn, backend=bk.make_backend("onnxruntime"))
+    check(compiled, fn, X)
+    assert bk.report(compiled).graphs[0].engine.fallbacks == {op: reason}
+
+
 @both
 def test_inputs_that_change_and_views_are_eagers(engine):
     """A graph may write to an input, and may return a view of one."""

@@ -23,7 +23,7 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
-from backend_kwargs.compilers.engines.engine import Run
+from backend_kwargs.compilers.engines.engine import Run, argument
 from backend_kwargs.compilers.engines.onnx_settings import Settings
 from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
 
@@ -41,6 +41,15 @@ TYPES = {
     torch.int32: "int32",
     torch.bool: "bool",
 }
+# The exporter writes exp(x*x) * erfc(x), which overflows.
+DENIED: Mapping[str, str] = MappingProxyType({"special_erfcx": "the exporter's formula overflows"})
+# What the exporter drops without a word.
+UNTRANSLATED: Mapping[str, str] = MappingProxyType(
+    {
+        "training": "ONNX Runtime's norm has the statistics of inference",
+        "divisor_override": "ONNX has no divisor_override",
+    }
+)
 
 
 class ONNXRuntime:
@@ -48,13 +57,15 @@ class ONNXRuntime:
 
     name: ClassVar[str] = "ONNX Runtime"
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
-    denied: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    denied: ClassVar[Mapping[str, str]] = DENIED
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def knows(self, node: fx.Node) -> bool:
-        return _registry().is_registered(node.target)  # type: ignore[no-any-return]
+    def lacks(self, node: fx.Node) -> str:
+        if not _registry().is_registered(node.target):
+            return "ONNX Runtime does not have it"
+        return next((reason for name, reason in UNTRANSLATED.items() if argument(node, name)), "")
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         from torch._decomp import core_aten_decompositions
