@@ -13,9 +13,16 @@ hypothesis.settings.load_profile("without-deadline")
 VARIABLES = ("BACKEND_KWARGS_TEMPLATE", "BACKEND_KWARGS_OPTIONS")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_frozen_at_the_end():
+    """What is frozen when the interpreter ends is not collected, and extension modules complain of leaks."""
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _imports_out_of_the_collectors_way():
-    """Freeze what is alive before the tests of a file, mostly modules: each `gc.collect()` visits a million objects."""
+def _modules_frozen():
+    """Freeze what is alive before the tests of a file: else each `gc.collect()` visits a million objects of modules."""
     gc.collect()
     gc.freeze()
 

@@ -46,7 +46,6 @@ def _text(file: IO[str]) -> str:
 
 
 def _serve() -> None:
-    import torch._inductor.compile_fx
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     import backend_kwargs  # noqa: F401
@@ -89,7 +88,7 @@ def _become(asked: Mapping[str, Any]) -> NoReturn:
 
 
 def _run(kind: str, *words: str) -> None:
-    sys.path[0] = {"-c": "", "-m": os.getcwd()}.get(kind, os.path.dirname(kind))
+    sys.path[0] = {"-c": "", "-m": str(Path.cwd())}.get(kind, str(Path(kind).parent))
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     if kind == "-c":
