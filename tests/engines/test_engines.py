@@ -1,6 +1,8 @@
 """ONNX Runtime and OpenVINO's own compiler: results, constants and their guards, fallbacks to eager, and options."""
 
 import copy
+import subprocess
+import sys
 import threading
 from importlib.util import find_spec
 
@@ -134,6 +136,29 @@ def test_what_the_exporter_translates_wrongly_runs_in_eager(fn, op, reason):
     compiled = torch.compile(fn, backend=bk.make_backend("onnxruntime"))
     check(compiled, fn, X)
     assert bk.report(compiled).graphs[0].engine.fallbacks == {op: reason}
+
+
+WITHOUT_TORCHVISION = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torchvision" else found(name, *rest)
+import torch
+import backend_kwargs as bk
+with torch.no_grad():
+    torch.compile(torch.relu, backend="tmpl-onnxruntime")(torch.randn(4))
+from torch.onnx._internal.exporter import _registration
+print(_registration.logger.filters)
+_registration._get_overload("torchvision::nms")
+"""
+
+
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+def test_the_exporter_does_not_list_the_operators_of_torchvision():
+    """It does for others than this package, after a compile too."""
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_TORCHVISION], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+    (said,) = ran.stderr.splitlines()
+    assert said.endswith("torchvision is not installed. Skipping torchvision::nms")
 
 
 @both

@@ -1,8 +1,10 @@
 """A part of a graph as a session of ONNX Runtime, which reads and writes torch's memory."""
 
+import logging
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -115,7 +117,7 @@ def _argument(node: fx.Node) -> Any:
 
 
 def _model(program: ExportedProgram) -> bytes:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _without_log_lines():
         warnings.simplefilter("ignore")  # about the exporter's own code
         found: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
     return found.model_proto.SerializeToString()  # type: ignore[no-any-return]
@@ -125,7 +127,26 @@ def _model(program: ExportedProgram) -> bytes:
 def _registry() -> Any:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    return ONNXRegistry.from_torchlib()
+    with _without_log_lines():
+        return ONNXRegistry.from_torchlib()
+
+
+@contextmanager
+def _without_log_lines() -> Iterator[None]:
+    """Drop this thread's lines about torchvision's operators, which the exporter lists at each export if it lacks them.
+
+    Other threads' lines, and all others of this one, are logged as before.
+    """
+    logger, thread = logging.getLogger("torch.onnx._internal.exporter._registration"), threading.get_ident()
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.thread != thread or not str(record.msg).startswith("torchvision is not installed")
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def _options(settings: Settings) -> Any:
