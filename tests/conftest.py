@@ -1,10 +1,14 @@
 """Fixtures for every test: names that a test registers are removed after it."""
 
 import gc
+import os
 import sys
 
 import hypothesis
 import pytest
+
+# Threads that wait for work sleep, also in child processes: else they spin, and keep the cores from other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A slow machine is no failure.
 hypothesis.settings.register_profile("without-deadline", deadline=None)
