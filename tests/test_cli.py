@@ -231,7 +231,7 @@ def test_bare_command():
 
 
 def child(*arguments: str, stdout: Any) -> subprocess.Popen[str]:
-    # Buffered as where a user runs it, whatever the tests were started with.
+    # Buffered as for a user, however the tests were started.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", "PYTHONUNBUFFERED": ""}
     command = [sys.executable, "-m", "backend_kwargs", *arguments]
     return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)

@@ -230,7 +230,7 @@ def test_modes_of_other_backends_are_passed_on():
     assert got == {"options": {"a": 1}}
 
 
-# ---- what is wrong is told, and timed all the same
+# ---- wrong results are reported, and timed all the same
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_slow_candidate_is_seen():
     """The speedup of a candidate with much more work per call is beyond the noise."""
 
     def slow(gm, example_inputs):
-        # A sleep, not work: on a loaded machine work takes any time, and a sleep no less than its own.
+        # A sleep, not work: on a busy machine work takes any time, but a sleep at least its own.
         return lambda *args: time.sleep(0.05) or gm(*args)
 
     x = torch.randn(2, 16)

@@ -23,7 +23,7 @@ from backend_kwargs.templates import template_names
 
 VARIABLE = "BACKEND_KWARGS_COMPOSITION_SECONDS"
 SECONDS = float(os.environ.get(VARIABLE, "100"))
-# `auto` takes one of the others; `debug` is for its files; those for a GPU do nothing here.
+# `auto` chooses one of the others, `debug` is for its files, and those for a GPU have no effect here.
 OTHERS = ("auto", "debug", "cudagraphs", "coordinate_descent", "triton", "cutlass", "tma")
 TEMPLATES = [f"tmpl-inductor:{name}" for name in template_names() if name not in OTHERS]
 TVM = pytest.param("tmpl-tvm", marks=pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}"))
@@ -67,7 +67,7 @@ def test_compositions_are_eagers(backend, fresh_dynamo):
     end, compared, listed, failure = time.monotonic() + share, 0, [], []
 
     @settings(
-        max_examples=5 + int(share),  # a graph takes longer than a second, or time is up before
+        max_examples=5 + int(share),  # a graph takes longer than a second, or the time ends first
         deadline=None,
         database=None,
         derandomize=VARIABLE not in os.environ,

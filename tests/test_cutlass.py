@@ -156,7 +156,7 @@ def test_unwritable(site, tmp_path, monkeypatch):
     assert where.startswith(f"{tmp_path}/file/backend-kwargs/cutlass/4.2.0.0-")
     assert str(error.value) == (
         f"Cannot lay out CUTLASS in {where!r}: Not a directory. "
-        "Set XDG_CACHE_HOME to where it can, or TORCHINDUCTOR_CUTLASS_DIR to a CUTLASS checkout."
+        "Set XDG_CACHE_HOME to a writable folder, or TORCHINDUCTOR_CUTLASS_DIR to a CUTLASS checkout."
     )
 
 

@@ -152,7 +152,7 @@ def test_option_gives_what_the_machine_lacks(option, value, on):
         pytest.param(
             replace(H200, tvm="apache-tvm 0.27.0"),
             Verdict("works"),
-            Verdict("cannot", "the installed apache-tvm is no GPU build (it has no CUDA runtime)", INSTALL_TVM),
+            Verdict("cannot", "the installed apache-tvm is not a GPU build (it has no CUDA runtime)", INSTALL_TVM),
             id="no GPU build",
         ),
         pytest.param(

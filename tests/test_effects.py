@@ -191,7 +191,7 @@ class Mixed(nn.Module):
 def test_falls_back_where_a_graph_has_no_kernel(freezing):
     """If a generator works here but no kernel fits a GEMM, ATEN runs that graph, with a warning."""
     options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP", "freezing": freezing}
-    options |= {"fx_graph_cache": False}  # a graph out of the cache has nothing to tell
+    options |= {"fx_graph_cache": False}  # a graph from the cache is not lowered again
     got = compiled(bk.make_backend("tmpl-inductor", options), Mixed().eval(), torch.randn(32, 64))
     assert_close(got.result, got.eager)
     assert "extern_kernels.mm(" in got.code

@@ -82,7 +82,7 @@ def test_broken_plug_in_breaks_no_other(install, monkeypatch):
     assert done.stdout == "2.0\n"
 
 
-# OpenVINO's, when it is loaded by its own name.
+# OpenVINO's warning when it is loaded by its own name.
 @pytest.mark.filterwarnings("ignore:torch._dynamo.config.inline_inbuilt_nn_modules is deprecated:FutureWarning")
 def test_hidden_backends_of_dynamo_stay_in_reach():
     """A dynamo backend that has a name of ours is available as `dynamo:NAME`."""

@@ -241,7 +241,7 @@ def test_region_name_reaches_inductor():
     assert regions.names == ["attention"]
 
 
-# --- what is left alone ---------------------------------------------------------------------------------------------
+# --- what stays unchanged --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -445,7 +445,7 @@ def test_cupti_variables_are_torchs(monkeypatch, cudagraphs):
     def variables(make: Callable[[], object]) -> dict[str, str]:
         with monkeypatch.context() as patch:
             for name in CUPTI:
-                patch.setenv(name, "unset")  # so that the context takes back what is set below
+                patch.setenv(name, "unset")  # so that the context restores it afterwards
                 os.environ.pop(name)
             make()
             return {name: os.environ[name] for name in CUPTI if name in os.environ}

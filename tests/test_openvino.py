@@ -17,7 +17,7 @@ from backend_kwargs.report import OpenVINO
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 here = pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
-EXACT = {"INFERENCE_PRECISION_HINT": "f32"}  # where a CPU has bfloat16, OpenVINO takes it
+EXACT = {"INFERENCE_PRECISION_HINT": "f32"}  # on a CPU with bfloat16 OpenVINO uses it
 BROKEN = {"NO_SUCH_PROPERTY": "1"}  # the device refuses it when it is given the model, at the first call
 SETTER = "logging.getLogger('openvino.frontend.pytorch.torchdynamo.backend').setLevel(logging.DEBUG)"
 NOT_RUN = (

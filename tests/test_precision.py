@@ -52,7 +52,7 @@ def code(compiled) -> str:
     return "".join(each.source for graph in bk.report(compiled).graphs for each in graph.codes)
 
 
-# ---- what is asked for
+# ---- options
 
 
 @pytest.mark.parametrize(

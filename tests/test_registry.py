@@ -35,7 +35,7 @@ def refusal(make, *args, **kwargs):
     return str(e.value)
 
 
-# --- what make_backend takes ----------------------------------------------------------------------------------------
+# --- what make_backend accepts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

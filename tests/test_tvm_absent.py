@@ -18,7 +18,7 @@ REASONS = {
     "other_ffi": "apache-tvm-ffi is 0.1.15 and 0.1.14 is wanted",
     "no_ffi": "apache-tvm-ffi 0.1.14 is not installed",
 }
-# No installed distribution of TVM is seen, nor its modules; distributions of these names lie in a folder of ours.
+# Installed distributions and modules of TVM are hidden; stand-ins with these names are in our own folder.
 WITHOUT = """
 import importlib.metadata, importlib.util, json, sys
 class Hidden:

@@ -50,8 +50,8 @@ def installed(tmp_path_factory):
     venv.create(env, symlinks=True)
     (site_packages,) = env.glob("lib/python*/site-packages")
     pip("--python", env / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
-    # Lends torch and the rest without a download. An editable install is not lent: it needs a .pth of its own,
-    # and a .pth file is read only in the environment that it lies in.
+    # Makes torch and the rest available without a download. An editable install is not: it needs its own .pth,
+    # and a .pth file is read only in its own environment.
     lent = [path for path in sys.path if path.endswith("-packages")]
     (site_packages / "lent.pth").write_text("\n".join(lent))
     yield Installed(wheel, env / "bin", site_packages)

@@ -114,7 +114,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list
     return found
 
 
-# ---- what is raced
+# ---- races
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
@@ -261,7 +261,7 @@ def _in_a_fork(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, A
         with os.fdopen(writing, "w") as pipe:
             try:
                 json.dump(_interrupted(point, run), pipe)
-            except BaseException:  # noqa: BLE001 - the parent says what it was
+            except BaseException:  # noqa: BLE001 - the parent reports it
                 json.dump([True, {"error": traceback.format_exc()}], pipe)
         os._exit(0)
     os.close(writing)

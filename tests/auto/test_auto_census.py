@@ -28,7 +28,7 @@ def begun(tmp_path_factory):
     def start(*arguments):
         tmp_path = tmp_path_factory.mktemp("census")
         settings = {
-            # Of its own for each: Inductor raises the recursion limit, for good, where it compiles.
+            # One process for each: Inductor raises the recursion limit permanently when it compiles.
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
             "BACKEND_KWARGS_STORE": str(tmp_path / "decisions.sqlite"),
             "PYTHONHASHSEED": "0",

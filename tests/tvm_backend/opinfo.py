@@ -41,7 +41,7 @@ LIMIT = 300  # seconds for an operator
 CHUNK = 40  # operators for which one process is started
 # What eager gives is whatever lay in memory, so that nothing can be compared.
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
-# torch takes these apart under any compiler, "aot_eager" say, and rounds uint8 otherwise then: by one at most.
+# torch decomposes these under any compiler, such as "aot_eager", which changes uint8 results by at most one.
 ROUNDED_BY_TORCH = frozenset({"nn.functional.interpolate", "nn.functional.upsample_bilinear"})
 # Which compiler runs the samples, and the distributions that it needs.
 backend_name = ["tvm"]
@@ -84,7 +84,7 @@ def examine(name: str, dtype: str, samples: int, gradients: bool = False) -> Ver
     try:
         for sample in islice(op.sample_inputs("cpu", getattr(torch, dtype), requires_grad=wants), samples):
             verdict.counts[_sample(op, sample, verdict, wants)] += 1
-    except Exception as error:  # noqa: BLE001 - some samples need what is not installed
+    except Exception as error:  # noqa: BLE001 - some samples need packages that are not installed
         verdict.fallbacks["samples"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return verdict
 
@@ -104,7 +104,7 @@ def _sample(op: OpInfo, sample: Any, verdict: Verdict, gradients: bool) -> str:
     torch._dynamo.reset()
     try:
         wanted = outcome(call, sample, gradients)
-    except Exception:  # noqa: BLE001 - samples on which eager fails tell nothing
+    except Exception:  # noqa: BLE001 - samples on which eager fails show nothing
         return "eager fails"
     try:
         given = outcome(torch.compile(call, backend=recorded, dynamic=False), sample, gradients)
@@ -170,7 +170,7 @@ def work(names: list[str], dtype: str, samples: int | None, gradients: bool) -> 
     torch.set_num_threads(1)
     for name in names:
         print(json.dumps({"starts": name}), flush=True)
-        signal.alarm(LIMIT)  # unhandled, it ends the process, which TVM's own code would not let Python do
+        signal.alarm(LIMIT)  # unhandled, it ends the process, which TVM's code would prevent in Python
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             verdict = examine(name, dtype, samples or DTYPES.get(dtype, 1), gradients)
@@ -252,7 +252,7 @@ def run(options: argparse.Namespace, by_dtype: list[tuple[str, list[str]]]) -> i
     def through(chunk: tuple[str, list[str]]) -> None:
         for verdict in isolated(chunk[1], chunk[0], options.samples, options.gradients):
             verdicts.append(verdict)
-            if options.out and len(verdicts) % CHUNK == 0:  # what a later end by hand leaves
+            if options.out and len(verdicts) % CHUNK == 0:  # the list if the run is ended by hand later
                 write(options.out, verdicts)
             done = f"{len(verdicts)}/{total} {time.monotonic() - began:.0f} s"
             print(f"{done} {verdict.op} {verdict.dtype} {dict(verdict.counts)} {verdict.worse[:1] or ''}", flush=True)

@@ -278,7 +278,7 @@ def test_a_short_symbolic_row_is_summed_right():
     """A symbolic row with fewer elements than lanes is summed correctly."""
     n = tvm.tirx.Var("n", "int64")
     mod = module(lambda x: relax.op.sum(x, [-1]), ((3, n), "float32"))
-    assert "_rf" not in loops(mod)  # a lane without elements would hold what memory held
+    assert "_rf" not in loops(mod)  # a lane without elements would contain arbitrary memory
     main = relax.VirtualMachine(build(mod, Settings(), CPU).executable, tvm.cpu())["main"]
     for size in (1, 5, 40):
         x = torch.randn(3, size)

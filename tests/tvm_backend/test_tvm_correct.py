@@ -194,7 +194,7 @@ def test_failing_call_runs_in_eager(compiled, monkeypatch):
     require_tvm()
     from backend_kwargs.compilers.tvm import runtime
 
-    monkeypatch.setattr(runtime, "_ready", lambda value: value)  # so that it is handed what it refuses
+    monkeypatch.setattr(runtime, "_ready", lambda value: value)  # so that it gets inputs that it refuses
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(8, 4).t()
     with pytest.warns(BackendKwargsWarning, match="TVM failed to run a part of a graph, which ran in eager: "):
         result = call(x)

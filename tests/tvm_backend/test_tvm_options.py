@@ -164,7 +164,7 @@ def test_wrong_options(options, message):
         ),
         pytest.param(
             {"pipeline": "static_shape_tuning"},
-            f"TVM option 'pipeline': 'static_shape_tuning' tunes by arguments of its own; {SEARCH}.",
+            f"TVM option 'pipeline': 'static_shape_tuning' tunes with its own arguments; {SEARCH}.",
             id="tuning pipeline",
         ),
         pytest.param(
@@ -189,12 +189,12 @@ def test_what_is_gone_is_explained(options, message):
     [
         pytest.param(
             {"trials": 64},
-            "TVM option 'trials' needs a search: write scheduler='meta_schedule' beside it.",
+            "TVM option 'trials' needs a search: also write scheduler='meta_schedule'.",
             id="trials",
         ),
         pytest.param(
             {"trials": 64, "work_dir": "tuned"},
-            "TVM option 'trials' needs a search: write scheduler='meta_schedule' beside it.",
+            "TVM option 'trials' needs a search: also write scheduler='meta_schedule'.",
             id="trials-and-work_dir",
         ),
         pytest.param(
@@ -230,7 +230,7 @@ def test_settings(given, scheduler, trials):
 )
 def test_nothing_to_reuse(options, tmp_path):
     """A work_dir without results is reported by explain and at the compile."""
-    told = f"TVM option 'work_dir' cannot act fully here: {str(tmp_path)!r} holds no results of a search; "
+    told = f"TVM option 'work_dir' cannot act fully here: {str(tmp_path)!r} contains no results of a search; "
     options = {"work_dir": str(tmp_path), **options}
     assert explain("tvm", options).notes == (f"{told}nothing is tuned.",)
     (tmp_path / "search").mkdir()
@@ -249,7 +249,7 @@ INERT = [
     pytest.param(
         {"cuda_graph": True},
         Machine(gpu="H200"),
-        "the installed apache-tvm is no GPU build (it has no CUDA runtime)",
+        "the installed apache-tvm is not a GPU build (it has no CUDA runtime)",
         id="cuda_graph without a GPU build",
     ),
     pytest.param({"target": "cuda"}, ON_A_CPU, "no CUDA GPU is visible", id="CUDA target"),

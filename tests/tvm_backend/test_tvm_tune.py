@@ -102,7 +102,7 @@ def test_results_for_another_target_are_not_reused(kept, tmp_path, target):
     with pytest.warns(BackendKwargsWarning) as told:
         assert tuned(work_dir, trials=0, target=target).tuned == 0
     why = f"{str(work_dir)!r} has no results of a search for this target, and nothing is tuned"
-    remedy = "write scheduler='meta_schedule', trials=64 beside it, once"
+    remedy = "also write scheduler='meta_schedule', trials=64, once"
     assert [str(each.message) for each in told] == [f"TVM option 'work_dir': {why}; {remedy}."]
     assert tuned(work_dir, trials=1, target=target).notes == ("measured 2 schedules",)
     assert tuned(work_dir, trials=0, target=target).tuned == 1
