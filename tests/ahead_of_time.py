@@ -41,7 +41,7 @@ def code_of(module: nn.Module, inputs: tuple[torch.Tensor, ...], config: dict[st
 
 def _packaged(module: nn.Module, inputs: tuple[torch.Tensor, ...], config: dict[str, Any], folder: Path) -> str:
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of what it exports
+        warnings.simplefilter("ignore")  # torch's own warning about its export
         exported = torch.export.export(module, inputs)
         path = str(folder / "model.pt2")
         return torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=config)

@@ -12,7 +12,7 @@ NAN, INF = float("nan"), float("inf")
 FLOATS = [NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 1e-40, -3e-45, 1e8, -1e8, 3.3, 0.3, 1.7, -2.5, 1e-8, 3e38, 16777217.0]
 INTS = [0, 1, -1, 2, 7, -7, 100, 46341]
 SHAPES = ((18, 18), (18, 32), (5, 1))
-ULPS = 64  # of the true value; eager's own functions are up to a few off
+ULPS = 64  # from the true value; eager's functions have errors of a few
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def inputs(shape: tuple[int, int]) -> dict[str, torch.Tensor]:
     }
 
 
-# ---- what is drawn
+# ---- strategies
 
 LEAVES = {"float": "xxyyzzrdh", "int": "ijks", "bool": "ab"}
 NUMBERS = {
@@ -196,7 +196,7 @@ def _near(each: Expression, given: dict[str, torch.Tensor], result: torch.Tensor
     (part,) = each.parts
     (x,) = graph_of([Expression(BOUNDED.format(part), "float")])(**given)
     (exact,) = graph_of([Expression(each.function.format("x"), "float")])(**{**given, "x": x.double()})
-    # Of what a sum adds up, since its terms may cancel.
+    # Relative to the terms of a sum, which may cancel.
     sums = "sum(" in each.function or "mean(" in each.function
     (scale,) = graph_of([Expression(each.function.format("x"), "float")])(**{**given, "x": x.double().abs()})
     info = torch.finfo(result.dtype)

@@ -135,7 +135,7 @@ def work_in_a_copy() -> None:
         if (ROOT / file).is_file():
             (Path(folder.name) / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / file, Path(folder.name) / file)
-    # For the tests' own processes, and for this one, which forks and has not loaded the package.
+    # For the tests' processes and for this one, which forks before it loads the package.
     os.environ["PYTHONPATH"] = os.pathsep.join([folder.name, os.environ.get("PYTHONPATH", "")])
     sys.path[0] = folder.name
     sys.dont_write_bytecode = True  # a mutant is as old as its module
@@ -234,7 +234,7 @@ def failures(
     with contextlib.suppress(EOFError):
         if receiving.poll(None if math.isinf(limit_s) else limit_s):
             failing = receiving.recv()
-    with contextlib.suppress(ProcessLookupError):  # also what a test has started and left
+    with contextlib.suppress(ProcessLookupError):  # also processes that a test started and left
         os.killpg(child.pid or 0, signal.SIGKILL)
     child.join()
     return failing

@@ -178,9 +178,9 @@ def test_a_small_output_beside_a_large_one_must_be_right():
 
 @pytest.mark.parametrize(("count", "passes"), [(1, True), (31, True), (32, False)])
 def test_a_number_that_eager_rounded_well_by_chance_may_be_rounded_otherwise(count, passes):
-    """One float32 number computed from bfloat16 ones is off by bfloat16's rounding, however near eager's happens to be.
+    """A float32 number computed from bfloat16 may have bfloat16's rounding error, even if eager's is smaller by chance.
 
-    Chance makes a few numbers' errors small or large, so only large tensors are compared at their own scale.
+    A few numbers' errors can be small or large by chance, so only large tensors are compared at their own scale.
     """
     small = torch.full((count,), 1e-2)
     assert check([ONE, 1.004 * small], [ONE, small], [ONE.double(), small.double()]).passed is passes

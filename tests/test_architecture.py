@@ -83,7 +83,7 @@ cli
 DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what they show
 # torch is imported at the head of these alone: they are loaded when a graph is there, or a model to measure.
 TORCH_AT_THE_HEAD = ("measure", "harness", "compare", "compilers", "compiled")
-# Of the compilers, what loads before a graph comes.
+# Modules of the compilers that are loaded before there is a graph.
 BEFORE_A_GRAPH = (
     "__init__",
     "auto/__init__",

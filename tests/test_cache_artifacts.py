@@ -98,7 +98,9 @@ def test_frozen_graphs_are_said_to_be_left_out(fresh_dynamo):
         compiled(torch.ones(2, 4))
     with pytest.warns(bk.BackendKwargsWarning) as warned:
         bk.save_cache_artifacts()
-    expected = "1 graph is frozen, which bypasses Inductor's cache: expect a compile where the artifacts are loaded."
+    expected = (
+        "1 graph is frozen, which bypasses Inductor's cache: expect a compile in a process that loads the artifacts."
+    )
     assert [str(each.message) for each in warned] == [expected]
 
 

@@ -1,8 +1,8 @@
 """The state of a process that a race could change: `python census.py NAME` prints it as JSON after the race NAME.
 
-`python census.py interrupts SECONDS SHARD SHARDS CANDIDATE...` interrupts a race of these candidates at each line of
-ours that it comes to, each in a fork of its own, and prints for each what is otherwise afterwards: all lines of MUST,
-and of the others a spread sample, until so many seconds are over. Of all lines it takes each SHARDS-th.
+`python census.py interrupts SECONDS SHARD SHARDS CANDIDATE...` races these candidates and interrupts the race at lines
+of this package, each in a fork, until SECONDS have passed. For each line it prints what is different afterwards. It
+tries all lines in MUST and a spread sample of the others; SHARD of SHARDS selects every SHARDS-th line.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list
     return found
 
 
-# ---- what is raced
+# ---- races
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
@@ -261,7 +261,7 @@ def _in_a_fork(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, A
         with os.fdopen(writing, "w") as pipe:
             try:
                 json.dump(_interrupted(point, run), pipe)
-            except BaseException:  # noqa: BLE001 - the parent says what it was
+            except BaseException:  # noqa: BLE001 - the parent reports it
                 json.dump([True, {"error": traceback.format_exc()}], pipe)
         os._exit(0)
     os.close(writing)

@@ -62,9 +62,9 @@ def test_the_climb_can_reach_each_mode(mode, graph):
     for step in candidates_for(facts, "quick", None, lambda name: {}):
         reached |= step.options
     wanted = dict(list_mode_options(mode))
-    if "max_autotune" not in reached:  # what it then does is this
+    if "max_autotune" not in reached:  # its effect without GEMMs
         wanted["max_autotune_pointwise"] = wanted.pop("max_autotune", None)
-    if facts.attentions == facts.ops:  # no kernel of Inductor's to tune but attention's own
+    if facts.attentions == facts.ops:  # attention's kernel is the only one to tune
         wanted.pop("coordinate_descent_tuning", None)
     assert {name: reached.get(name) for name in wanted if wanted[name]} == {k: v for k, v in wanted.items() if v}
 

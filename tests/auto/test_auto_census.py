@@ -25,7 +25,7 @@ def lines_of(tmp_path_factory):
     def run(*arguments):
         tmp_path = tmp_path_factory.mktemp("census")
         settings = {
-            # Of its own for each: Inductor raises the recursion limit, for good, where it compiles.
+            # One process for each: Inductor raises the recursion limit permanently when it compiles.
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
             "BACKEND_KWARGS_STORE": str(tmp_path / "decisions.sqlite"),
             "CUDA_VISIBLE_DEVICES": "",

@@ -108,8 +108,8 @@ def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
     """Tuning beyond the budget is interrupted, the row says so, and the race continues without side effects."""
     monkeypatch.setattr(race, "capped", lambda ends: capped(ends - 1e6))  # default's tuning never ends
     model, x = torch.nn.Linear(128, 128), torch.randn(128, 128)
-    with torch.no_grad(), fresh_cache():  # which holds no choice that was tuned before
-        seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have own products
+    with torch.no_grad(), fresh_cache():  # which contains no earlier tuning
+        seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have their own products
         assert torch.allclose(seen, model(x), atol=1e-3)
     (decision,) = Store(store).all()
     (row,) = [row for row in decision.rows if row.name == "max_autotune"]

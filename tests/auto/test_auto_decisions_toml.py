@@ -160,7 +160,7 @@ def test_command_line(store, tmp_path):
 def test_command_line_exports_eager_as_no_template(store, tmp_path):
     """If eager won, the export contains no template."""
     Store(store).add(replace(MADE, winner="eager", options={}))
-    kept = "none as a template (1 chose eager or another compiler, which is no template)"
+    kept = "none as a template (1 chose eager or another compiler, which has no template)"
     told = f"1 written to {tmp_path / 'd.toml'}, {kept}.\n"
     assert run("export", tmp_path / "d.toml") == told
 

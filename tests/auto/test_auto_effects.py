@@ -159,7 +159,7 @@ def test_a_view_of_a_large_cache_is_copied_alone(auto):
         view.add_(new)
         return view.sum()
 
-    auto(chain)(new)  # what is loaded for a first race is no part of the peak
+    auto(chain)(new)  # modules loaded for a first race are not part of the peak
     compiled = auto(step)
     peak = measure.peak_memory(lambda: compiled(cache[4096:5120], new), torch.device("cpu"))
     assert peak < cache.nbytes

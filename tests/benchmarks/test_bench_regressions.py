@@ -161,7 +161,7 @@ def test_without_eager(tmp_path):
     outcome = compared(tmp_path, cells("old"), cells("new")[1:])
     assert (outcome.code, outcome.reason) == (
         2,
-        "Not comparable: no peer is timed beside eager in both files in one case, mode, dtype, L2 and scale.",
+        "Not comparable: no peer is timed with eager in both files in one case, mode, dtype, L2 and scale.",
     )
 
 

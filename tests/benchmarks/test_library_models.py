@@ -34,7 +34,7 @@ def tensors(output):
     return output if isinstance(output, tuple) else (output,)
 
 
-# Of transformers' own functions, which dynamo traces.
+# From transformers' own functions, which dynamo traces.
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 @pytest.mark.parametrize("name", [case.name for case in libraries.CASES])
 def test_is_one_graph(name, build, fresh_dynamo):

@@ -48,7 +48,7 @@ def test_compiles_beside_others_are_hollow(tmp_path):
     faces = [of.get_facecolor()[0, :3].tolist() == [1.0, 1.0, 1.0] for of in figure.axes[0].collections]
     assert faces == [False, True]
     assert figure.get_suptitle().endswith(
-        "\nHollow: compiled beside the other peers, where what was compiled before costs less."
+        "\nHollow: compiled in one process with other peers, where earlier compiles make later ones cheaper."
     )
     assert "Hollow" not in drawn(cells[:2], tmp_path / "fresh", plots.compile_time).get_suptitle()
 

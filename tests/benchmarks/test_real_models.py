@@ -35,7 +35,7 @@ def cells():
 
 
 def test_the_bar_is_the_best_mode_whose_results_stay(cells):
-    """The goal is the best mode whose results stay valid; a mode that overwrites them is only shown."""
+    """The goal is the best mode whose results stay valid; a mode that overwrites them is only listed."""
     (model,) = real_models(cells)
     assert model.best(KEPT) == "reduce-overhead+clone"
     assert model.over(model.best(KEPT)).median == pytest.approx(0.95, rel=0.005)

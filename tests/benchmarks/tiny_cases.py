@@ -36,7 +36,7 @@ def scale_in_place(x):
 
 
 def several(x):
-    return ((x * 2).relu() + 1).softmax(-1)  # more than auto takes for too small to race
+    return ((x * 2).relu() + 1).softmax(-1)  # too large for auto to skip its race
 
 
 def forget_to_scale(x):

@@ -74,7 +74,7 @@ def test_what_is_data_needs_no_trust(tmp_path):
     assert backend_kwargs.load_templates(tmp_path / "t.toml") == ["plain"]
 
 
-# ---- what is code, what is data
+# ---- code and data
 
 
 def test_every_option_is_classified():
@@ -116,7 +116,7 @@ def test_what_nobody_has_looked_at_is_code():
     assert {wanted: trust.is_data(Option("new", wanted)) for wanted in types} == types
 
 
-# ---- what is printed
+# ---- output
 
 SAID = "\x1b]0;owned\x07\x1b[2J\nfake   cudagraphs  <- kept\r\u202e[bold]x[/bold]\x9b31m"
 

@@ -39,7 +39,7 @@ def raced(auto, races, store):
     return model, x
 
 
-# ---- what a row says
+# ---- contents of a row
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_row_that_is_no_text_hides_no_other(store, execute, warned):
     assert len(told) == 1
 
 
-# ---- where it lies
+# ---- paths
 
 
 def long_name(folder):

@@ -11,7 +11,7 @@ MODULES = (
     "accelerate", "diffusers", "ipykernel", "lightning", "sentence_transformers", "timm", "torchtitan", "transformers",
 )  # fmt: skip
 MISSING = [name for name in MODULES if find_spec(name) is None]
-# `make test-frameworks` has them all, and each row is held there; elsewhere there is nothing to collect.
+# `make test-frameworks` has all of them and requires each row; elsewhere nothing is collected.
 collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 

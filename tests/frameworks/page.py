@@ -24,5 +24,5 @@ def compiled() -> list[str]:
     """Return the spec of each compiled graph that is alive."""
     from backend_kwargs.compile_records import records
 
-    gc.collect()  # what an earlier test's trainer holds in cycles
+    gc.collect()  # cycles of an earlier test's trainer
     return [record.spec for record in records()]

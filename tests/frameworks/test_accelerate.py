@@ -12,9 +12,9 @@ from torch import nn
 import backend_kwargs as bk
 
 pytestmark = [
-    # torch's own, on a machine without an accelerator.
+    # torch's warning on a machine without an accelerator.
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
-    # dynamo's own, which looks at `.grad` of what flows between two regions.
+    # dynamo's warning when it reads `.grad` of a tensor between two regions.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 BACKENDS = ["tmpl-inductor:auto", bk.make_backend("tmpl-inductor:auto")]

@@ -33,7 +33,7 @@ def loader():
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 8)), 4)
 
 
-@pytest.mark.filterwarnings("ignore")  # lightning's own, of torch's pytrees and of how many workers load data
+@pytest.mark.filterwarnings("ignore")  # lightning's warnings about torch's pytrees and the number of data workers
 def test_lightning_fits_a_compiled_module(lightning_module, loader):
     """Trainer calls the compiled module, and its checkpoint loads uncompiled."""
     names = run("lightning", module=lightning_module(), loader=loader, torch=torch)

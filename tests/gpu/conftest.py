@@ -14,11 +14,11 @@ import torch
 HERE = Path(__file__).parent
 EVIDENCE = "BACKEND_KWARGS_EVIDENCE"
 WARNINGS = (
-    # torch's advice, on tests that want float32 as it is.
+    # torch's advice to use TF32; these tests need exact float32.
     "ignore:TensorFloat32 tensor cores:UserWarning",
-    # torch's own: CUDA-graph trees record an empty graph to get a pool.
+    # torch's warning: CUDA-graph trees record an empty graph to get a pool.
     "ignore:The CUDA Graph is empty:UserWarning",
-    # torch's own, at the second trace of a process.
+    # torch's warning at the second trace of a process.
     "ignore:Warning. Profiler clears events:UserWarning",
 )
 

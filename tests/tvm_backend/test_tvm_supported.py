@@ -1,4 +1,4 @@
-"""Which nodes TVM may have, and the reason for each other one."""
+"""The nodes that TVM may compile, and the reason for each other node."""
 
 import operator
 
@@ -80,7 +80,7 @@ def test_operators_left_to_aten():
     ],
 )
 def test_what_cudas_libraries_do_best_is_left_to_aten_there(function, shapes, device, wanted):
-    """Where aten_ops is None; needs no GPU."""
+    """With aten_ops=None, CUDA leaves products to ATen; needs no GPU."""
     assert reason_on(device, function, *shapes, settings=Settings()) == wanted
     assert reason_on(device, function, *shapes) == ""
 
@@ -118,7 +118,7 @@ def test_attention_on_cuda_is_left_to_aten(name):
 
 
 def reason_on(device, function, *shapes, settings=NO_OPTIONS):
-    """Return the reason for the first operator of a function of tensors on a device that may not be here."""
+    """Return the reason for the first operator of a function of tensors on a device that need not exist."""
     with FakeTensorMode():
         gm = make_fx(function)(*(torch.empty(shape, device=device) for shape in shapes))
     return why_not(next(node for node in gm.graph.nodes if node.op == "call_function"), settings)

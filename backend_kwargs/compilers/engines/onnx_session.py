@@ -117,7 +117,7 @@ def _argument(node: fx.Node) -> Any:
 
 
 def _model(program: ExportedProgram) -> bytes:
-    with warnings.catch_warnings(), _without_log_lines():
+    with warnings.catch_warnings(), _without_lines_about_torchvision():
         warnings.simplefilter("ignore")  # about the exporter's own code
         found: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
     return found.model_proto.SerializeToString()  # type: ignore[no-any-return]
@@ -127,12 +127,12 @@ def _model(program: ExportedProgram) -> bytes:
 def _registry() -> Any:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    with _without_log_lines():
+    with _without_lines_about_torchvision():
         return ONNXRegistry.from_torchlib()
 
 
 @contextmanager
-def _without_log_lines() -> Iterator[None]:
+def _without_lines_about_torchvision() -> Iterator[None]:
     """Drop this thread's lines about torchvision's operators, which the exporter lists at each export if it lacks them.
 
     Other threads' lines, and all others of this one, are logged as before.

@@ -104,7 +104,7 @@ def _aten_ops(node: fx.Node, settings: Settings) -> tuple[str, ...]:
 
 
 def _flops(node: fx.Node, result: torch.Tensor) -> float:
-    """Return what a product or a convolution computes, 0 for what is neither."""
+    """Return the operations of a product or a convolution, and 0 for other nodes."""
     name = next((name for name in names_of(node) if name in PRODUCTS), None)
     if name is None:
         return 0.0
@@ -115,7 +115,7 @@ def _flops(node: fx.Node, result: torch.Tensor) -> float:
 
 
 def _size(shape: Iterable[Any]) -> int:
-    # The hint of a symbol: comparing it would guard, and compile anew for other sizes.
+    # The hint of a symbol, since a comparison of the symbol would guard, and recompile for other sizes.
     return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in shape)
 
 

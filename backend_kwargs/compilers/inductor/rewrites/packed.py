@@ -76,7 +76,9 @@ def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     packed.recompile()
     memory = sum(each.buffer.nbytes for each in packs)
     logger.info(
-        "Packed %d groups of linear layers, in %.1f MiB of buffers beside the weights", len(groups), memory / 2**20
+        "Packed %d groups of linear layers into %.1f MiB of buffers, in addition to the weights",
+        len(groups),
+        memory / 2**20,
     )
     return Change(packed, [example_inputs[at] for at in kept], len(groups), 0.0, _wrapped(packs, kept, len(groups)))
 
