@@ -165,6 +165,7 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
     }
 )
 
+
 def _read(entry: EntryPoint, loaded: Any) -> Template | None:
     if isinstance(loaded, Mapping):
         return Template(f"from {entry.value}", loaded)

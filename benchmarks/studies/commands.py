@@ -144,6 +144,7 @@ def compilers(
     page: Annotated[bool, typer.Option("--page", help="Only write the page of the records in FOLDER.")] = False,
 ) -> None:
     """Time compilers and auto on whole models, on one CPU thread."""
+    from backend_kwargs.cli.console import console
     from benchmarks.analysis.compilers import write_page
     from benchmarks.studies.compilers import MODELS, Asked, measure
 

@@ -90,6 +90,7 @@ def race_shard(
     budget_s, each_s = limits
     number, count = which
     every = {**CASES, **(suite_cases() if suite else {})}
+    out.mkdir(parents=True, exist_ok=True)
     names = [name for name in every if only in name]
     for name in names[number - 1 :: count]:
         file = out / (re.sub(r"\W+", "_", name) + ".json")
