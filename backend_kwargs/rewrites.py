@@ -1,7 +1,7 @@
-"""Rewrites: named replacements of what a graph computes, and where each comes from. Imports no torch.
+"""Rewrites: named replacements of parts of a graph, and the lookup of a name. Imports no torch.
 
-A name is looked for in the built-in table, among those registered in this process, then among the entry points of
-installed packages, of which only the one that is named gets loaded.
+A name is looked up in the built-in table, then among the rewrites registered in this process, then among the entry
+points of installed packages. Only the entry point of that name is loaded.
 """
 
 import hashlib
@@ -19,23 +19,24 @@ from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.named_values import NamedValues
 
 ENTRY_POINT_GROUP = "backend_kwargs.rewrites"
-# Training may rely on a nan that comes through, so `auto` leaves such calls to inference.
+# Training may rely on nan being propagated, so `auto` uses such calls for inference only.
 NAN = "the library's ReLU may turn nan into 0"
 OURS = "backend_kwargs.compilers.inductor.rewrites"
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A named replacement of what a graph computes.
+    """A named replacement of part of a graph.
 
-    Exactly one of two functions does it, given as such or as "module:function", imported when a graph is there.
-    `patterns` is called with a `torch._inductor.pattern_matcher.PatternMatcherPass` and adds patterns to it, which act
-    on the graphs that Inductor lowers, forward and backward. `traced` is called with dynamo's graph and its
-    example_inputs and returns a `Change` or None. `operators` are those that it puts into a graph, as
-    "namespace::name": `report` counts them in the generated code. `needs` names entries of
-    `requirements.REQUIREMENTS`. `same_function` tells whether it computes what the graph computes, up to rounding: one
-    that does not acts only where it is named. `fitting` tells from what a race counted in the graph whether it may
-    match at all, and `objective` which races it is for.
+    Give exactly one of `patterns` and `traced`: a function, or "module:function", which is imported for the first
+    graph. `patterns(matcher_pass)` registers patterns on a `torch._inductor.pattern_matcher.PatternMatcherPass`; they
+    apply to the graphs that Inductor lowers, forward and backward. `traced(gm, example_inputs)` takes dynamo's graph
+    and returns a `Change` or None.
+
+    `operators` lists the operators that the rewrite inserts, as "namespace::name": `report` counts them in the
+    generated code. `needs` names entries of `requirements.REQUIREMENTS`. `same_function` is False if the result can
+    differ from the graph's by more than rounding; such a rewrite applies only where it is named. `fitting(stats)`
+    returns whether a graph with these statistics can match, and `objective` names the races that try the rewrite.
     """
 
     summary: str
@@ -77,7 +78,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             fitting=lambda stats: (stats.softmaxes > 0 and stats.gemms > 1) or (stats.gpu and stats.attentions > 0),
         ),
         "cudnn_attention": Rewrite(
-            "cuDNN's kernel where scaled_dot_product_attention takes another",
+            "cuDNN's kernel instead of the one that scaled_dot_product_attention chose",
             patterns=f"{OURS}.attention:add_cudnn_patterns",
             operators=("backend_kwargs::cudnn_attention",),
             needs=("gpu",),
@@ -90,7 +91,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             fitting=lambda stats: stats.gpu and stats.softmaxes > 0,
         ),
         "linear_cross_entropy": Rewrite(
-            "A linear layer and cross-entropy in chunks of rows, so that few logits are alive at a time",
+            "A linear layer and cross-entropy in chunks of rows, so that few logits are in memory at a time",
             traced=f"{OURS}.losses:fuse_linear_cross_entropy",
             operators=("backend_kwargs::linear_cross_entropy",),
             costs="about a tenth slower; gradients are computed in the forward pass and rounded once for each chunk",
@@ -115,7 +116,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
             traced=f"{OURS}.packed:pack",
             same_function=False,
-            costs="a copy of each packed weight; a check of each at every call; writes through `.data` are unseen",
+            costs="a copy of each packed weight, checked at each call; writes through `.data` go unnoticed",
             fitting=lambda stats: stats.gemms > 1 and not stats.training,
         ),
         "approximate_gelu": Rewrite(
@@ -161,9 +162,9 @@ def check_rewrites(names: Iterable[str]) -> None:
 
 
 def raced_rewrites(named: Iterable[str] | None) -> tuple[str, ...]:
-    """Return what `auto` may race: those that compute the same function, and those `named`; () where named is empty.
+    """Return the rewrites that `auto` may race: those that compute the same function, and those in `named`.
 
-    Those of installed packages are raced where they are named.
+    An empty `named` allows none. Rewrites of installed packages are raced only if named.
     """
     if named is not None and not tuple(named):
         return ()
@@ -172,13 +173,13 @@ def raced_rewrites(named: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def fingerprint(names: Iterable[str]) -> str:
-    """Return text that changes with what the rewrites `names` do: it is part of the keys of Inductor's caches."""
+    """Return a hash of the versions and sources of the rewrites `names`, for the keys of Inductor's caches."""
     parts = [f"{name} {find_rewrite(name).version} {_source_hash(find_rewrite(name))}" for name in names]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is given as "module:function" or as itself."""
+    """Return `function`, imported if it is given as "module:function"."""
     found: Callable[..., Any] = pkgutil.resolve_name(function) if isinstance(function, str) else function
     return found
 
@@ -190,7 +191,7 @@ def _source_hash(rewrite: Rewrite) -> str:
     if not isinstance(function, str):
         try:
             text += inspect.getsource(function)
-        except (OSError, TypeError):  # written at a prompt, or no plain function
+        except (OSError, TypeError):  # typed at a prompt, or not a plain function
             code = getattr(function, "__code__", None)
             text += f"{code.co_code.hex()} {code.co_consts} {code.co_names}" if code else repr(function)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -198,7 +199,7 @@ def _source_hash(rewrite: Rewrite) -> str:
 
 @cache
 def _module_text(module: str) -> str:
-    """Return the source of a module, and of all modules beside it where it is one of this package."""
+    """Return the source of a module; for one of ours, of all modules in its folder."""
     try:
         spec = find_spec(module) if module and module != "__main__" else None
     except (ImportError, ValueError):

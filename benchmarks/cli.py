@@ -92,7 +92,7 @@ Compiles = Annotated[
 ]
 Beside = Annotated[
     bool | None,
-    typer.Option("--beside/--apart", help="Compile in the timing process, or first in a process of its own."),
+    typer.Option("--beside/--apart", help="Compile in the timing process, or first in a separate process."),
 ]
 Jobs = Annotated[int, typer.Option(min=1, help="Parallel compiles of peers that time no kernels.")]
 Tuners = Annotated[int, typer.Option(min=1, help="Parallel compiles of torch's modes that time kernels.")]
@@ -120,7 +120,7 @@ def show_list(suite: Suite = Suite.full, case: Globs = None) -> None:
         (c.name, c.group, str(c.dtype).removeprefix("torch."), " ".join(c.modes), " ".join(sorted(c.suites)))
         for c in chosen
     ]
-    print_table(("case", "group", "dtype", "modes", "suites beside full"), rows)
+    print_table(("case", "group", "dtype", "modes", "suites besides full"), rows)
     told = [(p.name, p.kind, " ".join(p.devices), " ".join(p.modes)) for p in peers().values()]
     print_table(("peer", "kind", "devices", "modes"), [*told, (f"{HAND}NAME", "hand", "a case's own", "fwd fwd_bwd")])
 

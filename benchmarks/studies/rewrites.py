@@ -1,4 +1,4 @@
-"""What rewrites of the graph gain: each pattern alone inside a compiled graph, and whole cases raced with and without.
+"""The speedup of rewrites: each pattern alone in a compiled graph, and whole cases raced with and without rewrites.
 
     python -m benchmarks rewrites --patterns --out benchmarks/results/h200/rewrites_alone.json
     bash benchmarks/gpu_rewrites.sh OUT_DIR BUDGET_S
@@ -90,6 +90,7 @@ def race_shard(
     budget_s, each_s = limits
     number, count = which
     every = {**CASES, **(suite_cases() if suite else {})}
+    out.mkdir(parents=True, exist_ok=True)
     names = [name for name in every if only in name]
     for name in names[number - 1 :: count]:
         file = out / (re.sub(r"\W+", "_", name) + ".json")

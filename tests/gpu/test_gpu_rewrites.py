@@ -1,4 +1,4 @@
-"""Rewrites on a GPU: the libraries' kernels against float64, layouts, CUDA graphs, what a library has no kernel for."""
+"""Rewrites on a GPU: the libraries' kernels compared with float64, layouts, CUDA graphs, and missing kernels."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ CALLS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_operator(name, dtype):
-    """Each operator's CUDA kernel gives what the composite one gives in float64, with the fake kernel's strides."""
+    """Each operator's CUDA kernel gives the composite kernel's float64 result, with the fake kernel's strides."""
     operator, args = CALLS[name](dtype)
     got = operator(*args)
     want = operator(*exact(args)) if "linear" not in name and "conv" not in name else composite(operator)(*exact(args))
@@ -86,7 +86,7 @@ def test_operator(name, dtype):
 
 
 def composite(operator):
-    """Return the operator in terms of ATen's, which take float64."""
+    """Return the operator in terms of ATen's operators, which accept float64."""
     return {
         operators.conv_relu: operators._conv_relu,
         operators.conv_add_relu: operators._conv_add_relu,
@@ -97,7 +97,7 @@ def composite(operator):
 
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 def test_cudnn_attention(causal):
-    """cuDNN's attention agrees with float64, and its result lies with heads beside widths."""
+    """cuDNN's attention agrees with float64, and its result is [batch, queries, heads, width] in memory."""
     q, k, v = (normal(2, 128, 4, 64).transpose(1, 2) for _ in range(3))
     got = operators.cudnn_attention(q, k, v, None, causal, 0.125)
     want = F.scaled_dot_product_attention(*exact([q, k, v]), is_causal=causal, scale=0.125).transpose(1, 2)
@@ -106,7 +106,7 @@ def test_cudnn_attention(causal):
 
 
 def test_no_engine():
-    """Where the library has no kernel, here for float64, the composite one runs, from then on at once."""
+    """If the library has no kernel, here for float64, the composite kernel runs, later without another attempt."""
     args = [a.double() if isinstance(a, torch.Tensor) else a for a in conv_args(torch.float32)]
     first, second = operators.conv_relu(*args), operators.conv_relu(*args)
     want = operators._conv_relu(*args)
@@ -131,7 +131,7 @@ def code_of(fn, args, names, **options):
 
 
 def test_no_layout_copy():
-    """Between fused convolutions lies no kernel: what Triton does here is to fold the norm."""
+    """There is no kernel between fused convolutions; Triton only folds the norm."""
     model, x = convs(), normal(8, 32, 28, 28).contiguous(memory_format=LAST)
     result, code, _ = code_of(model, (x,), ("convolution",))
     assert code.count("torch.ops.backend_kwargs.conv_relu.default(") == 2
@@ -143,7 +143,7 @@ def test_no_layout_copy():
 
 
 def test_cuda_graphs():
-    """A CUDA graph replays fused calls, with inputs that change."""
+    """A CUDA graph replays fused calls with changing inputs."""
     model = convs()
     x = normal(8, 32, 28, 28).contiguous(memory_format=LAST)
     _, _, compiled = code_of(model, (x,), ("convolution",), **{"triton.cudagraphs": True})
@@ -155,7 +155,7 @@ def test_cuda_graphs():
 
 
 def test_updated_weights():
-    """A norm that is folded at each call follows updates of its weights."""
+    """A norm folded at each call follows updates of its weights."""
     model, x = convs(), normal(8, 32, 28, 28).contiguous(memory_format=LAST)
     _, _, compiled = code_of(model, (x,), ("convolution",))
     with torch.no_grad():
@@ -166,7 +166,7 @@ def test_updated_weights():
 
 @pytest.mark.parametrize("columns", [1000, 32001], ids=str)
 def test_cross_entropy(columns):
-    """Loss and gradient agree with float64 where some targets are ignored."""
+    """With ignored targets the loss and the gradient agree with float64."""
     logits = normal(64, columns).requires_grad_()
     target = torch.randint(columns, (64,), device="cuda")
     target[::3] = -100
@@ -267,7 +267,7 @@ def test_training_step_under_cuda_graphs():
 
 
 def test_packed_under_cuda_graphs():
-    """Packed weights stay where they are, so that a CUDA graph sees updates of the originals."""
+    """Packed weights keep their address, so a CUDA graph uses updates of the originals."""
     layers = nn.ModuleList(nn.Linear(256, n) for n in (256, 64, 64)).to("cuda", torch.bfloat16)
 
     def fn(x):

@@ -1,4 +1,4 @@
-"""Graphs as Inductor lowers them, rewritten and run in eager: no C++ compiler, so that many can be tried."""
+"""Graphs as Inductor lowers them, rewritten and run in eager without a C++ compiler, which is fast."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from backend_kwargs.rewrites import find_rewrite, resolved
 
 
 class Rewriting:
-    """A function that is compiled as Inductor would, rewritten, and then run in eager; `counts` are the matches."""
+    """A function that is lowered as by Inductor, rewritten, and run in eager; `counts` are the matches."""
 
     def __init__(self, fn, *names):
         self.names = names
@@ -36,7 +36,7 @@ class Rewriting:
         return make_boxed_func(gm.forward)
 
     def operators(self):
-        """Return the names of the operators of rewrites, in the order of the graph."""
+        """Return the names of the rewrites' operators, in the graph's order."""
         known = {operator for name in self.names for operator in find_rewrite(name).operators}
         targets = [node.target for gm in self.graphs for node in gm.graph.nodes if node.op == "call_function"]
         names = [target.name().removesuffix(".default") for target in targets if hasattr(target, "name")]
@@ -70,7 +70,7 @@ def gradients(fn, args):
 
 
 def matched(fn, args, *names):
-    """Return how often rewrites match in inference, once what they give agrees with float64."""
+    """Return the number of matches in inference, after checking the results against float64."""
     rewriting = Rewriting(fn, *names)
     with torch.no_grad():
         agrees(rewriting(*args), fn, args)
@@ -78,7 +78,7 @@ def matched(fn, args, *names):
 
 
 def agrees(got, fn, args):
-    """Raise unless `got` is what float64 gives, up to the rounding of its own dtype, in the strides that eager has."""
+    """Raise unless `got` equals float64's result up to the rounding of its dtype, with eager's strides."""
     plain = fn(*args)
     want = _exact(fn)(*(_wide(arg) for arg in args))
     for one, exact, eager in zip(_flat(got), _flat(want), _flat(plain), strict=True):

@@ -1,4 +1,4 @@
-"""Attention that is spelt out as one call: what matches, what must not, and that it computes the same."""
+"""Written-out attention as one call: what matches, what must not match, and the results."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def factors(dtype=torch.float32, strided=False, bias="relative"):
     seed=st.integers(0, 9),
 )
 def test_computes_the_same(dtype, scores, bias, heads_last, strided, seed):
-    """However it is spelt, one call gives what float64 gives up to rounding: this one's or, of some, Inductor's own."""
+    """Every form becomes one call, by this rewrite or by Inductor, with float64's result up to rounding."""
     torch.manual_seed(seed)
     args = factors(dtype, strided, bias)
     rewriting = Rewriting(fn := attention(SCORES[scores], heads_last=heads_last), "attention")
@@ -105,7 +105,7 @@ def test_masks_of_each_image_stay():
 
 
 def test_heads_merged():
-    """Attention of three dimensions matches as well."""
+    """Attention with three dimensions matches."""
     q, k, v = (torch.randn(6, 5, 8) for _ in range(3))
     b = torch.randn(6, 5, 5)
     fn = lambda q, k, v, b: torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)) + b, 2), v)  # noqa: E731
@@ -114,7 +114,7 @@ def test_heads_merged():
 
 @pytest.mark.parametrize("value", [float("-inf"), -1e30, 1e4], ids=str)
 def test_masks(value):
-    """A bias that masks keys out does so."""
+    """A bias of -inf masks its keys."""
     *qkv, b = factors(bias="keys")
     b[..., 2] = value
     assert matched(attention(SCORES["scaled"]), (*qkv, b), "attention") == 1
@@ -138,7 +138,7 @@ NEAR = {
 
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
 def test_near_miss(fn):
-    """What is only alike stays as it is."""
+    """Similar graphs stay unchanged."""
     rewriting = Rewriting(fn, "attention")
     args = factors()
     with torch.no_grad():
@@ -148,7 +148,7 @@ def test_near_miss(fn):
 
 
 def test_training_keeps_weights():
-    """A backward pass needs the weights, so there nothing matches and gradients are eager's."""
+    """In training nothing matches, since the backward pass needs the weights, and gradients equal eager's."""
     args = [each.requires_grad_() for each in factors()]
     fn = attention(SCORES["scaled"])
     rewriting = Rewriting(fn, "attention")
@@ -162,7 +162,7 @@ def test_training_keeps_weights():
 
 
 def test_cudnn_keeps_the_layout():
-    """A result whose heads do not lie beside their widths stays with its kernel: cuDNN's would have other strides."""
+    """A result in another layout than [batch, queries, heads, width] keeps its kernel, since strides would change."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     with FakeTensorMode():
         qkv = [torch.empty(2, 4, 128, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
@@ -247,7 +247,7 @@ def test_a_library_stays(keys, grad, bias):
 
 @pytest.mark.parametrize("by", ["flash", "efficient"])
 def test_cudnn_in_place_of_others(by):
-    """In a graph for a GPU, traced without one, cuDNN's kernel takes another's place where the result alone is used."""
+    """In a graph traced for a GPU, cuDNN's kernel replaces another one if only the first result is used."""
     aten = torch.ops.aten
     calls = {
         "flash": lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=0.2),

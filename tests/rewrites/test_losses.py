@@ -14,7 +14,7 @@ CHANGES = ("cross_entropy", "linear_cross_entropy")
 
 
 def agree(changed, fn, args):
-    """Raise unless loss and gradients are float64's up to rounding, and of eager's dtypes."""
+    """Raise unless loss and gradients equal float64's up to rounding, with eager's dtypes."""
     got, eager = gradients(changed, args), gradients(fn, args)
     want = gradients(fn, [arg.double() if arg.is_floating_point() else arg for arg in args])
     for one, plain, exact in zip(got, eager, want, strict=True):
@@ -38,7 +38,7 @@ def agree(changed, fn, args):
     seed=st.integers(0, 9),
 )
 def test_computes_the_same(name, dtype, rows, classes, ignored, wide, scale, seed):
-    """Loss and gradients agree with float64, whatever is ignored, but for a row that counts."""
+    """Loss and gradients agree with float64, whichever targets are ignored, as long as one counts."""
     torch.manual_seed(seed)
     x, w = torch.randn(rows, 6).to(dtype), (torch.randn(classes, 6) * scale).to(dtype)
     target = torch.randint(classes, (rows,))
@@ -69,7 +69,7 @@ def test_dynamic_rows():
 
 
 def test_all_rows_ignored():
-    """With no row that counts the loss is nan, as eager's is."""
+    """If all targets are ignored the loss is nan, as in eager."""
     x, target = torch.randn(4, 5), torch.full((4,), -100)
     changed = Changed(lambda x: F.cross_entropy(x, target), "cross_entropy")
     with torch.no_grad():
@@ -91,7 +91,7 @@ NEAR = {
 
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
 def test_near_miss(fn):
-    """Another loss stays as it is."""
+    """Other losses stay unchanged."""
     changed, x = Changed(fn, "cross_entropy"), torch.randn(4, 4)
     torch.testing.assert_close(gradients(changed, [x]), gradients(fn, [x]))
     assert changed.counts["cross_entropy"] == 0
@@ -107,14 +107,14 @@ NEAR_LINEAR = {
 
 @pytest.mark.parametrize("fn", NEAR_LINEAR.values(), ids=NEAR_LINEAR)
 def test_near_miss_with_linear(fn):
-    """What is no linear layer right before the loss stays as it is."""
+    """Without a linear layer right before the loss the graph stays unchanged."""
     changed, x = Changed(fn, "linear_cross_entropy"), torch.randn(4, 4)
     torch.testing.assert_close(gradients(changed, [x]), gradients(fn, [x]))
     assert changed.counts["linear_cross_entropy"] == 0
 
 
 def test_memory():
-    """In chunks the logits of few rows are alive at a time: the compiled graph holds no tensor of all of them."""
+    """In chunks the compiled graph contains no tensor of all logits."""
     x, w = torch.randn(64, 8, requires_grad=True), torch.randn(512, 8, requires_grad=True)
     target = torch.randint(512, (64,))
 

@@ -1,4 +1,4 @@
-"""The Triton kernels, by Triton's interpreter on a CPU, in a process of its own: the variable is read at import."""
+"""The Triton kernels in Triton's interpreter on a CPU, in a separate process: the variable is read at import."""
 
 import os
 import subprocess
@@ -86,7 +86,7 @@ CODES = {"losses": LOSSES, "attention": ATTENTION, "layer norm": LAYER_NORM, "ro
 
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 def test_kernel(code):
-    """Each kernel gives what ATen gives, for sizes that fill no tile."""
+    """Each kernel gives ATen's results, for sizes that do not fill a tile."""
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -1,5 +1,5 @@
 """SwiGLU and rotary embedding: each number read once and written once."""
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 import torch
 import triton

@@ -1,5 +1,5 @@
 """RMS norm with a residual, layer norm and its gradients, as persistent programs with several rows each."""
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 from typing import Any
 

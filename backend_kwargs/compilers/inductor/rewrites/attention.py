@@ -108,7 +108,10 @@ def _replace_here(old: AnyNode, new: AnyNode) -> None:
 
 
 def _heads_last(found: Attention) -> AnyNode | None:
-    """Return the copy with heads beside their widths that models make of the result, which the library gives anyway."""
+    """Return the [batch, queries, heads, width] copy that the model makes of the result, or None.
+
+    The library returns this layout anyway, so the copy is dropped.
+    """
     node = found.product
     for targets, args in ((VIEWS, None), ((aten.permute.default,), HEADS_LAST), ((aten.clone.default,), None)):
         if not used_once(node):
@@ -138,7 +141,7 @@ def _bias(graph: Graph, found: Attention, dtype: torch.dtype) -> Any:
 
 
 def _parse(match: Match) -> Attention | None:
-    """Return the attention of which the softmax that was matched is part, or None."""
+    """Return the attention around the matched softmax, or None."""
     weights, scores = match.output_node(), match.kwargs["x"]
     product = _product_of(weights)
     whole, value = value_of(scores), value_of(product) if product else None
@@ -186,7 +189,7 @@ def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[
 def _of_product(
     node: AnyNode, product: AnyNode, whole: torch.Tensor, biases: list[AnyNode], scale: float
 ) -> Attention | None:
-    """Return the attention whose scores are the product that `node` holds."""
+    """Return the attention whose scores are `node`, a product of q and k, or None."""
     if calls(node, *VIEWS):
         value = value_of(node)
         if value is None or value.dim() != 4 or not same_sizes(value.shape, whole.shape):
@@ -214,7 +217,7 @@ def _swaps_last(dims: Any, count: int) -> bool:
 
 
 def _product_of(weights: AnyNode) -> AnyNode | None:
-    """Return the product of the weights with values, where nothing else uses the weights."""
+    """Return the product of the weights and the values, or None if anything else uses the weights."""
     node = weights
     while used_once(node):
         user = next(iter(node.users))
@@ -227,7 +230,7 @@ def _product_of(weights: AnyNode) -> AnyNode | None:
 
 
 def _source(node: Any, dims: int) -> AnyNode | None:
-    """Return what a factor of a product of matrices is a view of, with as many dimensions as the scores have."""
+    """Return the tensor, with as many dimensions as the scores, of which an operand of a bmm is a view, or None."""
     if not isinstance(node, Node):
         return None
     if dims == 3:
@@ -250,7 +253,7 @@ def _source(node: Any, dims: int) -> AnyNode | None:
 
 
 def _scores_and_bias(node: AnyNode, whole: torch.Tensor) -> tuple[Any, AnyNode] | None:
-    """Return the scores and their bias: only the scores come from a product and have all sizes."""
+    """Return the scores and their bias, or None: only the scores come from a bmm and have the full shape."""
     for scores, bias in (node.args, node.args[::-1]):
         value, added = value_of(scores), value_of(bias)
         if value is None or added is None or not same_sizes(value.shape, whole.shape):
@@ -341,9 +344,9 @@ def _comes_from_product(node: Any) -> bool:
     return calls(node, aten.bmm.default)
 
 
-# ---- which library's kernel attends
+# ---- cuDNN's kernel instead of another one
 
-# By operator: where dropout_p, is_causal and a bias are among its arguments; each returns its result first.
+# The first result of each is the attention's.
 FLASH = aten._scaled_dot_product_flash_attention.default
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
@@ -384,7 +387,7 @@ def _replace_results(node: AnyNode, attended: AnyNode) -> None:
 
 
 def add_cudnn_patterns(passes: PatternMatcherPass) -> None:
-    """Add other kernels of scaled_dot_product_attention, in whose place cuDNN's attends."""
+    """Register patterns of the other kernels of scaled_dot_product_attention, which cuDNN's replaces."""
     for target in (FLASH, EFFICIENT):
         register_graph_pattern(
             CallFunctionVarArgs(target), extra_check=lambda match: _only_result(match.output_node()), pass_dict=passes
@@ -397,7 +400,7 @@ def _arguments(node: AnyNode) -> dict[str, Any]:
 
 
 def _only_result(node: AnyNode) -> bool:
-    """Return whether only the result is used, and its heads lie beside their widths, as our operator returns it.
+    """Return whether only the first result is used, in the layout [batch, queries, heads, width] of our operator.
 
     The other results are for the backward pass of the same kernel.
     """

@@ -1,8 +1,8 @@
-"""Triton kernels of our own, for what libraries have none or slow ones.
+"""Triton kernels of our own, where libraries have no kernel or a slow one.
 
 Cross-entropy reads the logits once forward and once backward; attention over few keys keeps all scores of a tile.
 """
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 from typing import Any
 
@@ -18,7 +18,7 @@ BLOCK, WARPS = 8192, 16
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _losses(logits, target, losses, tops, logs, columns, stride, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store one row's loss, its largest logit, and the logarithm of the sum of exponentials below that."""
+    """Store one row's loss, its largest logit, and the logsumexp of the logits minus the largest."""
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     start_of_row = logits + tl.cast(row, tl.int64) * stride
@@ -60,7 +60,7 @@ def _gradients(factor, logits, target, tops, logs, out, columns, stride, ignore_
 def loss_of_rows(
     logits: torch.Tensor, target: torch.Tensor, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each row's loss, 0 where its target is to be ignored, its largest logit and the rest of its logsumexp."""
+    """Return each row's loss (0 if its target is `ignore_index`), largest logit, and logsumexp minus that logit."""
     rows, columns = logits.shape
     losses, tops, logs = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
     block = min(BLOCK, triton.next_power_of_2(columns))
@@ -106,7 +106,7 @@ def _attend(  # type: ignore[no-untyped-def]
     b_column, period, heads, rows, keys, width, width_of_v, scale, HAS_BIAS: tl.constexpr, EXACT: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_OF_V: tl.constexpr,
 ):  # fmt: skip
-    """Attend one tile of queries of one head to all keys at once."""
+    """Compute attention for one tile of queries of one head, with all keys at once."""
     batch, head = tl.cast(tl.program_id(0) // heads, tl.int64), tl.program_id(0) % heads
     row, key = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
     column, column_of_v = tl.arange(0, WIDTH), tl.arange(0, WIDTH_OF_V)

@@ -1,6 +1,6 @@
-"""Cross-entropy as one operator, and with the linear layer before it in chunks, so that few logits are alive at a time.
+"""Cross-entropy as one operator, alone or in chunks together with the linear layer before it, which saves memory.
 
-Both act on dynamo's graph, where a loss is one call: autograd then derives through the operator.
+Both act on dynamo's graph, in which a loss is one call; autograd then differentiates the operator.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def fuse_linear_cross_entropy(gm: GraphModule, example_inputs: Sequence[Any]) ->
 
 
 def _arguments(node: AnyNode) -> dict[str, Any] | None:
-    """Return logits, target and ignore_index of a mean over rows of class indices, None where it is another loss."""
+    """Return the arguments of a mean cross-entropy of logits [rows, classes] and class indices, or None."""
     names = NAMES if node.target is F.cross_entropy else NAMES_IN_C
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     given["input"] = given.get("input", given.get("self"))
@@ -97,7 +97,7 @@ def _narrow(node: AnyNode) -> AnyNode:
 
 
 def _flattened(node: Any) -> Any:
-    """Return what was brought to rows and columns, its last dimension as it is."""
+    """Return the node before reshapes that keep the last dimension, or None if one changes it."""
     while (
         isinstance(node, Node) and node.op == "call_method" and node.target in ("view", "reshape") and used_once(node)
     ):

@@ -1,4 +1,4 @@
-"""Rewrites of dynamo's graph, before autograd sees it: what one gives, and how it joins the compile."""
+"""Rewrites of dynamo's graph, before autograd: what one returns, and compiling with them."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ def _as_it_is(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Another graph in place of dynamo's, with its inputs.
+    """A graph that replaces dynamo's, with its inputs.
 
-    `count` is how often something was replaced, `bytes` the memory traffic that this saves, `saved_s` further seconds,
-    and `wrap` makes of the compiled graph what takes the inputs of dynamo's.
+    `count` is the number of replacements and `bytes` the memory traffic that they save. `wrap` turns the compiled graph
+    into a callable that takes the inputs of dynamo's graph.
     """
 
     gm: GraphModule
