@@ -71,6 +71,13 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             costs=NAN,
             fitting=lambda stats: stats.gemms > 0 and not stats.training,
         ),
+        "onednn": Rewrite(
+            "Linear or convolution and another activation (GELU, SiLU, ...) as one call of oneDNN, on a CPU",
+            patterns=f"{OURS}.onednn:add_patterns",
+            operators=("backend_kwargs::linear_onednn", "backend_kwargs::conv_onednn"),
+            costs="a norm is folded into weights at each call, rounded to their dtype",
+            fitting=lambda stats: not stats.gpu and not stats.training and stats.gemms + stats.convolutions > 0,
+        ),
         "attention": Rewrite(
             "Attention that is spelt out, or has a bias over few keys, as one call",
             patterns=f"{OURS}.attention:add_patterns",
