@@ -71,13 +71,12 @@ def add_patterns(passes: PatternMatcherPass) -> None:
     seen = set()
     for name, (activation, *_) in ACTIVATIONS.items():
         for dtype in DTYPES:
-            for sizes in ((4, 4), (2, 2, 4, 4)):
-                pattern = pattern_of(partial(_call, activation), torch.empty(sizes, dtype=dtype))
-                if repr(pattern) in seen:
-                    continue
-                seen.add(repr(pattern))
-                for may, fuse in ((_may_be_linear, _fuse_linear), (_may_be_convolution, _fuse_convolution)):
-                    register_graph_pattern(pattern, extra_check=may, pass_dict=passes)(partial(fuse, name))
+            pattern = pattern_of(partial(_call, activation), torch.empty(4, 4, dtype=dtype))
+            if repr(pattern) in seen:
+                continue
+            seen.add(repr(pattern))
+            for may, fuse in ((_may_be_linear, _fuse_linear), (_may_be_convolution, _fuse_convolution)):
+                register_graph_pattern(pattern, extra_check=may, pass_dict=passes)(partial(fuse, name))
 
 
 def _call(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
