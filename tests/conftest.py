@@ -1,15 +1,34 @@
 """Fixtures for every test: names that a test registers are removed after it."""
 
+import gc
+import os
 import sys
 
 import hypothesis
 import pytest
+
+# Threads that wait for work sleep, also in child processes: else they spin, and keep the cores from other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A slow machine is no failure.
 hypothesis.settings.register_profile("without-deadline", deadline=None)
 hypothesis.settings.load_profile("without-deadline")
 
 VARIABLES = ("BACKEND_KWARGS_TEMPLATE", "BACKEND_KWARGS_OPTIONS")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_frozen_at_the_end():
+    """What is frozen when the interpreter ends is not collected, and extension modules complain of leaks."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _modules_frozen():
+    """Freeze what is alive before the tests of a file: else each `gc.collect()` visits a million objects of modules."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ cli.decisions cli.compare cli.tune cli.bundles cli
 SUITE_ORDER = """
 workloads workloads.case workloads.nets
 workloads.nets.counting workloads.nets.convs workloads.nets.encoders workloads.nets.libraries workloads.nets.llama
-workloads.nets.scan workloads.nets.sparse
+workloads.nets.graphs workloads.nets.scan workloads.nets.sparse
 workloads.kernels
 workloads.kernels.launch workloads.kernels.attention workloads.kernels.bandwidth workloads.kernels.elementwise
 workloads.kernels.matmul workloads.kernels.norms workloads.kernels.softmax workloads.kernels.cross_entropy
@@ -73,10 +73,10 @@ execution execution.preload execution.preload_models execution.records execution
 execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
 execution.session
 analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
-analysis.report
+analysis.report analysis.compilers
 arguments
-studies studies.bundles studies.overhead studies.precision studies.rewrites studies.templates studies.tune_kernels
-studies.tvm_speed
+studies studies.bundles studies.compilers studies.overhead studies.precision studies.rewrites studies.templates
+studies.tune_kernels studies.tvm_speed
 studies.commands
 cli
 """

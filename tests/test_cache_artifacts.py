@@ -6,6 +6,7 @@ import sys
 import zipfile
 from io import BytesIO
 
+import forks
 import pytest
 import torch
 
@@ -41,8 +42,7 @@ print(json.dumps(told))
 def process(folder, spec, options=None, loads=""):
     """Compile a small model with gradients in another process; return its output."""
     folder.mkdir()
-    command = [sys.executable, "-c", PROCESS, spec, json.dumps(options or {}), str(loads), str(folder)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = forks.run("-c", PROCESS, spec, json.dumps(options or {}), loads, folder)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 
 import backend_kwargs as bk
@@ -20,11 +21,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "backend_kwargs", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
+    return forks.run(
+        "-m",
+        "backend_kwargs",
+        *arguments,
         cwd=cwd,
         # As on a machine without a GPU, and with no colours of a terminal that runs the tests.
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", **environment},

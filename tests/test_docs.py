@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 
 import docs_tables
+import forks
 import pytest
 from docs_tables import ROOT, TABLES, filled
 from typer.testing import CliRunner
@@ -40,7 +41,7 @@ def blocks(language: str, text: str = README) -> list[str]:
 def test_code_runs(page, tmp_path):
     """The Python blocks of a page run in order, in their own process and directory."""
     code = "\n".join(blocks("python", page.read_text(encoding="utf-8")))
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = forks.run("-c", code, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
 
 

@@ -56,6 +56,18 @@ def test_compiled_by_openvino(model, aot):
 
 
 @here
+def test_a_convolution_leaves_no_guards_without_a_source():
+    """OpenVINO's own backend fails there: it traces with symbols of its own in dynamo's shape environment."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(), torch.randn(4, 1, 8, 8)
+    told = report_of(model, x)
+    assert (told.graphs[0].openvino.partitions, told.ran) == (1, None)
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(AssertionError, match="sources must not be empty for symbol"):
+        torch.compile(model, backend="openvino")(x)
+
+
+@here
 @pytest.mark.parametrize("aot", [False, True], ids=["dynamo's graph", "AOTAutograd's graph"])
 def test_failed_execution_is_told(model, aot):
     """If OpenVINO fails to run a partition, that call warns, and the report says that eager runs it."""

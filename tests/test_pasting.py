@@ -1,9 +1,8 @@
 """The last line of `compare`: wherever it is pasted, it compiles what was measured."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 
@@ -70,9 +69,7 @@ def test_lines_work_in_a_new_process():
     """torch accepts each line in a process that has imported only torch."""
     lines = [line for each in BACKENDS if not each.marks or not unfit() for line in each.values[2]]
     code = "\n".join(["import torch", "model = torch.nn.ReLU()", *lines])
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
+    ran = forks.run("-c", code, cwd=Path(__file__).parent)
     assert ran.returncode == 0, ran.stderr
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated
 
 import typer
 
+from backend_kwargs.cli.console import console
 from backend_kwargs.errors import BackendKwargsError
 from benchmarks.arguments import Device, device_of
 
@@ -71,12 +73,13 @@ def tune_kernels(
 
 def bundles(
     device: Device = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only such cases, as vit or bert-aoti; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of every figure.")] = None,
 ) -> None:
     """Time the first call from a bundle, in a fresh process that cannot compile, and the compile that made it."""
     from benchmarks.studies.bundles import measure_bundles
 
-    measure_bundles(device_of(device), out)
+    measure_bundles(device_of(device), case or [], out)
 
 
 def rewrites(
@@ -109,4 +112,42 @@ def precision(
     write_page(where, tokens or (4096 if where == "cuda" else 64), rounds, budget_s, out)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels, bundles, rewrites, precision)
+def compilers(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A record for each model, and compilers.md of all.")],
+    models: Annotated[str, typer.Option(metavar="NAME,...", help="As --list prints them, or as `compare` takes.")] = "",
+    budget_s: Annotated[float, typer.Option(min=1, help="Seconds for each model, races included.")] = 560.0,
+    tune_s: Annotated[float, typer.Option(min=0, help="Also tune TVM's kernels, in a process beside.")] = 0.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 40,
+    names: Annotated[bool, typer.Option("--list", help="Only print the names of the models.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Only write the page of the records in FOLDER.")] = False,
+) -> None:
+    """Time compilers and auto on whole models, on one CPU thread."""
+    from benchmarks.analysis.compilers import write_page
+    from benchmarks.studies.compilers import MODELS, Asked, measure
+
+    if names:
+        console().print("\n".join(MODELS))
+    elif page:
+        write_page(out)
+    else:
+        chosen = tuple(name for name in models.split(",") if name) or tuple(MODELS)
+        started = perf_counter()
+        stream = console(stderr=True)
+
+        def say(step: str) -> None:
+            stream.print(f"{perf_counter() - started:6.1f} s {step}", markup=False, soft_wrap=True)
+
+        measure(Asked(chosen, budget_s, tune_s, rounds, out), say)
+        console().print(f"{out / 'compilers.md'} is the page.", soft_wrap=True)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    overhead,
+    templates,
+    tvm_speed,
+    tune_kernels,
+    bundles,
+    rewrites,
+    precision,
+    compilers,
+)

@@ -284,6 +284,8 @@ def _interrupted(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str,
                 reached = True
                 raise KeyboardInterrupt
 
+    if not place[0].endswith(MUST[0]):
+        gc.freeze()  # Of our lines only the sandbox's look at it, and each collection takes a quarter of a second.
     _seed()
     before = json.loads(json.dumps(census()))
     with contextlib.suppress(KeyboardInterrupt), _traced(seen):
@@ -293,6 +295,7 @@ def _interrupted(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str,
 
 
 if __name__ == "__main__":
+    torch._inductor.config.compile_threads = 1
     what, *rest = sys.argv[1:]
     if what == "interrupts":
         seconds, shard, shards, *candidates = rest

@@ -1,10 +1,9 @@
 """Decisions: when no race runs, which winners are inherited, and which decision is used."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
+import forks
 import pytest
 import torch
 from graphs import backend_of, chain, told
@@ -427,6 +426,5 @@ print("backend_kwargs.compilers.auto.race" in sys.modules)
 def test_a_stored_decision_loads_no_race(tmp_path):
     """A process that races imports the race; one that finds a stored decision does not."""
     places = {"BACKEND_KWARGS_STORE": str(tmp_path / "store"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", COMPILED]
-    loaded = [subprocess.check_output(command, text=True, env=os.environ | places).strip() for _ in range(2)]
-    assert loaded == ["True", "False"]
+    loaded = [forks.run("-c", COMPILED, env=os.environ | places).stdout for _ in range(2)]
+    assert loaded == ["True\n", "False\n"]

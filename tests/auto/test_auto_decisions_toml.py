@@ -1,10 +1,9 @@
 """Decisions as TOML, and the command that lists, shows, exports, imports and deletes them."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
+import forks
 import pytest
 from graphs import KEY, MADE, spoil
 
@@ -138,8 +137,7 @@ def test_import_says_what_is_wrong(tmp_path, text, message):
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "backend_kwargs", "decisions", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forks.run("-m", "backend_kwargs", "decisions", *arguments)
     return done.stdout + done.stderr
 
 

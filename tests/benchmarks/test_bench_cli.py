@@ -1,10 +1,10 @@
 """The command line of the suite."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 from test_bench_records import ENVIRONMENT, FAILED, PASSED
 
@@ -15,8 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def bench(*args):
-    command = [sys.executable, "-m", "benchmarks", *map(str, args)]
-    return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return forks.run("-m", "benchmarks", *args, cwd=ROOT)
 
 
 def test_list():

@@ -3,9 +3,8 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
+import forks
 import pytest
 
 MODEL = """
@@ -29,9 +28,7 @@ def folder(tmp_path_factory):
 
 
 def call(folder, *arguments, **environment):
-    command = [sys.executable, "-m", "backend_kwargs", *map(str, arguments)]
-    environment = {**os.environ, **environment}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return forks.run("-m", "backend_kwargs", *arguments, cwd=folder, env={**os.environ, **environment})
 
 
 def test_build_says_what_it_made(folder):

@@ -10,6 +10,7 @@ import textwrap
 import threading
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from small_module import scaled
@@ -27,8 +28,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the fault is made by
 def run(program, *arguments):
     """Run a program in another process and return it."""
     environment = {**os.environ, "PYTHONPATH": f"{HERE}:{ROOT}"}
-    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return forks.run("-c", textwrap.dedent(program), *arguments, env=environment)
 
 
 def seed_of(bundle):

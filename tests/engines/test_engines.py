@@ -1,6 +1,8 @@
 """ONNX Runtime and OpenVINO's own compiler: results, constants and their guards, fallbacks to eager, and options."""
 
 import copy
+import subprocess
+import sys
 import threading
 from importlib.util import find_spec
 
@@ -105,6 +107,58 @@ def test_what_it_has_not_runs_in_eager(engine):
     (graph,) = bk.report(compiled).graphs
     assert graph.engine.fallbacks["rand_like"] == "draws random numbers"
     assert graph.engine.partitions
+
+
+F = nn.functional
+DROPPED = {  # by the exporter, without a word
+    "batch_norm": (
+        lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True),
+        "_native_batch_norm_legit_functional",
+        "ONNX Runtime's norm has the statistics of inference",
+    ),
+    "avg_pool2d": (
+        lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+        "avg_pool2d",
+        "ONNX has no divisor_override",
+    ),
+    "log_ndtr": (
+        lambda x: torch.special.log_ndtr(10 * x - 20),
+        "special_erfcx",
+        "the exporter's formula overflows",
+    ),
+}
+
+
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+@pytest.mark.parametrize(("fn", "op", "reason"), DROPPED.values(), ids=DROPPED)
+def test_what_the_exporter_translates_wrongly_runs_in_eager(fn, op, reason):
+    """Statistics of a batch, a divisor, and a formula that overflows."""
+    compiled = torch.compile(fn, backend=bk.make_backend("onnxruntime"))
+    check(compiled, fn, X)
+    assert bk.report(compiled).graphs[0].engine.fallbacks == {op: reason}
+
+
+WITHOUT_TORCHVISION = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torchvision" else found(name, *rest)
+import torch
+import backend_kwargs as bk
+with torch.no_grad():
+    torch.compile(torch.relu, backend="tmpl-onnxruntime")(torch.randn(4))
+from torch.onnx._internal.exporter import _registration
+print(_registration.logger.filters)
+_registration._get_overload("torchvision::nms")
+"""
+
+
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+def test_the_exporter_does_not_list_the_operators_of_torchvision():
+    """It does for others than this package, after a compile too."""
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_TORCHVISION], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+    (said,) = ran.stderr.splitlines()
+    assert said.endswith("torchvision is not installed. Skipping torchvision::nms")
 
 
 @both

@@ -2,10 +2,10 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 from dataclasses import replace
 
+import forks
 import pytest
 from attempts import TIMES
 from hypothesis import HealthCheck, given, settings
@@ -139,8 +139,7 @@ def test_the_command_prints_no_control_characters(store):
     made = Decision(KEY, "graph", SAID, facts=SAID, machine={SAID: SAID})
     Store(store).add(made, replace(made, key=SAID))
     for arguments in (["list"], ["show", "abab"]):
-        command = [sys.executable, "-m", "backend_kwargs", "decisions", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = forks.run("-m", "backend_kwargs", "decisions", *arguments)
         assert done.returncode == 0
         assert not controls(done.stdout + done.stderr)
         assert "[bold]" in done.stdout

@@ -38,8 +38,8 @@ class Engine(Protocol):
     def denied(self) -> Mapping[str, str]:
         """The operators left to eager and the reasons, by ATen name with or without overload."""
 
-    def knows(self, node: fx.Node) -> bool:
-        """Return whether the engine can translate the operator."""
+    def lacks(self, node: fx.Node) -> str:
+        """Return why the engine has no translation of the operator that gives torch's results, "" if it has one."""
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """Return the decompositions applied before the graph is split."""
@@ -63,11 +63,16 @@ def why_not(node: fx.Node, engine: Engine, in_eager: Collection[str]) -> str:
         return "depends on the memory layout"
     tagged = (reason for tag, reason in TAGS.items() if tag in op.tags)
     denied = (reason for name, reason in engine.denied.items() if name in names)
-    return next(denied, "") or next(tagged, "") or _unfit_values(node, engine) or _unknown(node, engine)
+    return next(denied, "") or next(tagged, "") or _unfit_values(node, engine) or engine.lacks(node)
 
 
-def _unknown(node: fx.Node, engine: Engine) -> str:
-    return "" if engine.knows(node) else f"{engine.name} does not have it"
+def argument(node: fx.Node, name: str) -> Any:
+    """Return an argument of an operator by its name in the schema, whether given or not; None where it has no such."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for at, each in enumerate(node.target._schema.arguments):
+        if each.name == name:
+            return node.args[at] if at < len(node.args) else node.kwargs.get(name, each.default_value)
+    return None
 
 
 def _used(node: fx.Node) -> list[Any]:

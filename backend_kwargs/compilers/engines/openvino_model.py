@@ -41,12 +41,14 @@ class OpenVINO:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def knows(self, node: fx.Node) -> bool:
+    def lacks(self, node: fx.Node) -> str:
         value = node.meta["val"]
-        integers = isinstance(value, torch.Tensor) and not value.is_floating_point()
-        # Its frontend has no type for an empty list.
+        if str(node.target) not in _translated():
+            return "OpenVINO does not have it"
+        if isinstance(value, torch.Tensor) and not value.is_floating_point() and op_name(node) in ROUNDED:
+            return "OpenVINO rounds integers otherwise"
         empty = any(isinstance(each, list | tuple) and not each for each in node.args)
-        return str(node.target) in _translated() and not (integers and op_name(node) in ROUNDED) and not empty
+        return "OpenVINO has no type for an empty list" if empty else ""
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
