@@ -1,4 +1,4 @@
-"""The page of compilers on one CPU thread: their speedups on whole models, and those of `auto` over the best of them."""
+"""The page of compilers on one CPU thread: speedups on whole models, and those of `auto` over the best of them."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -198,9 +198,8 @@ def _judged(values: Sequence[float], least: float, figure: Callable[[Sequence[fl
     if not values:
         return "not measured."
     found = figure(values)
-    return (
-        f"{found:.2f}x over {len(values)} models; the goal of {least:g}x is {'met' if found >= least else 'not met'}."
-    )
+    met = "met" if found >= least else "not met"
+    return f"{found:.2f}x over {len(values)} models; the goal of {least:g}x is {met}."
 
 
 def _failures(measured: Sequence[Measured]) -> list[str]:
