@@ -191,8 +191,8 @@ class CannotLoadError(Exception):
 def key_of(gm: Any, example_inputs: Sequence[Any]) -> str:
     """Return 64 hexadecimal digits for a graph's computation and its inputs, the same in each process."""
     held = [(name, _content(tensor)) for name, tensor in _held(gm)]
-    said = [structure(gm), signature(gm, example_inputs), ambient(), held]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    parts = [structure(gm), signature(gm, example_inputs), ambient(), held]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _held(gm: Any) -> list[tuple[str, torch.Tensor]]:

@@ -19,8 +19,8 @@ def status_of(error: BaseException) -> tuple[Status, str]:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, subprocess.CalledProcessError) and (said := _said(error)):
-        return said
+    if isinstance(error, subprocess.CalledProcessError) and (output := _said(error)):
+        return output
     line = next((part.strip() for part in str(error).splitlines() if part.strip()), "")
     return f"{type(error).__name__}: {line}".rstrip(": ")
 

@@ -134,15 +134,15 @@ def test_a_model_is_measured_in_a_process_of_its_own(tmp_path):
     """Every candidate has a row, and the page is written."""
     (tmp_path / "tiny.py").write_text(TINY)
     name = f"{tmp_path / 'tiny.py'}:build"
-    said = []
-    measure(Asked((name,), 240.0, 0.0, 3, tmp_path / "out"), said.append)
+    recorded = []
+    measure(Asked((name,), 240.0, 0.0, 3, tmp_path / "out"), recorded.append)
     (record,) = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")]
     assert (record["model"], record["status"]) == (name, "pass")
     labels = [each["label"] for each in record["comparison"]["candidates"]]
     assert {EAGER, "default", AUTO, AUTO_BF16} <= {*labels} | {*record["lacking"]}
     assert record["comparison"]["environment"]["threads"] == 1
     assert Measured(record).over(AUTO) is not None
-    assert f"{name}: timing" in said
+    assert f"{name}: timing" in recorded
     assert f"| over eager | {name} |" in (tmp_path / "out" / "compilers.md").read_text().splitlines()
     assert len(os.sched_getaffinity(0)) == os.cpu_count()  # the process that measures is pinned, this one is not
 
