@@ -10,14 +10,13 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, error_text, unknown, wrong_value
-from backend_kwargs.spec import check_name
+from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.named_values import NamedValues
 
 ENTRY_POINT_GROUP = "backend_kwargs.rewrites"
 # Training may rely on nan being propagated, so `auto` uses such calls for inference only.
@@ -73,10 +72,10 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             fitting=lambda stats: stats.gemms > 0 and not stats.training,
         ),
         "attention": Rewrite(
-            "Attention written out in the model, with or without a bias, as one library call",
+            "Attention that is spelt out, or has a bias over few keys, as one call",
             patterns=f"{OURS}.attention:add_patterns",
             operators=("backend_kwargs::attention",),
-            fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 1,
+            fitting=lambda stats: (stats.softmaxes > 0 and stats.gemms > 1) or (stats.gpu and stats.attentions > 0),
         ),
         "cudnn_attention": Rewrite(
             "cuDNN's kernel instead of the one that scaled_dot_product_attention chose",
@@ -99,6 +98,20 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 0,
             objective="memory",
         ),
+        "layer_norm_backward": Rewrite(
+            "Layer norm's gradients by one kernel, which reads its input and the incoming gradient once",
+            traced=f"{OURS}.layer_norm:fuse_gradients",
+            operators=("backend_kwargs::layer_norm_backward",),
+            costs="what follows the gradient of the input is no longer part of its kernel",
+            fitting=lambda stats: stats.gpu and stats.training and stats.reductions > 0,
+        ),
+        "rotary": Rewrite(
+            "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",
+            traced=f"{OURS}.rotary:fuse_rotary",
+            operators=("backend_kwargs::rotary",),
+            costs="what comes before and after is no longer part of its kernel",
+            fitting=lambda stats: stats.gpu and stats.ops > 1,
+        ),
         "packed": Rewrite(
             "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
             traced=f"{OURS}.packed:pack",
@@ -117,34 +130,29 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
     }
 )
 
-_registered: dict[str, Rewrite] = {}
+_REWRITES = NamedValues(
+    "rewrite",
+    ENTRY_POINT_GROUP,
+    BUILT_IN,
+    read=lambda entry, loaded: loaded if isinstance(loaded, Rewrite) else None,
+    wanted="a Rewrite",
+    advice=lambda names: f"Rewrites are {', '.join(names)}.",
+)
+_registered = _REWRITES.registered
 
-
-def find_rewrite(name: str) -> Rewrite:
-    """Return the rewrite called `name`, or raise with the nearest name."""
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    if name in _registered:
-        return _registered[name]
-    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        return _plugged_in(entry)
-    raise unknown("rewrite", name, list_rewrites(), otherwise=f"Rewrites are {', '.join(list_rewrites())}.")
+find_rewrite = _REWRITES.find
 
 
 def list_rewrites() -> list[str]:
     """Return the names of every rewrite: built in, registered, or offered by an installed package."""
-    plugged_in = (entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
-    return list(dict.fromkeys((*BUILT_IN, *_registered, *plugged_in)))
+    return _REWRITES.names()
 
 
 def register_rewrite(name: str, rewrite: Rewrite) -> None:
     """Register `rewrite` for options and `auto`. Raise if another rewrite already has this name."""
-    check_name("A rewrite", name)
     if not isinstance(rewrite, Rewrite):
         raise wrong_value("register_rewrite's second argument", "a Rewrite", rewrite)
-    if (BUILT_IN.get(name) or _registered.get(name, rewrite)) != rewrite:
-        raise BackendKwargsError(f"Rewrite {name!r} exists and is another; choose another name.")
-    _registered.setdefault(name, rewrite)
+    _REWRITES.register({name: rewrite}, Rewrite.__eq__, "exists and is another")
 
 
 def check_rewrites(names: Iterable[str]) -> None:
@@ -201,15 +209,3 @@ def _module_text(module: str) -> str:
     path = Path(spec.origin)
     files = sorted(path.parent.glob("*.py")) if module.startswith(f"{OURS}.") else [path]
     return "\n".join(each.read_text() for each in files)
-
-
-def _plugged_in(entry: EntryPoint) -> Rewrite:
-    try:
-        loaded = entry.load()
-    except Exception as error:  # a plug-in can fail in any way
-        raise BrokenPluginError(
-            f"Rewrite {entry.name!r} of {entry.value!r} does not load: {error_text(error)}."
-        ) from error
-    if not isinstance(loaded, Rewrite):
-        raise wrong_value(f"Entry point {entry.value!r}", "a Rewrite", loaded)
-    return loaded

@@ -13,7 +13,8 @@ import backend_kwargs
 ROOT = Path(backend_kwargs.__file__).parent
 # Each module imports only from those before it, at its head and inside its functions.
 PACKAGE_ORDER = """
-errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
+errors atomic_write tables interval spec layers named_values templates options trust catalogue templates_toml
+requirements
 rewrites
 measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.timing measure.memory
 measure.statistics measure
@@ -36,10 +37,12 @@ compilers.others compilers.precision compilers.precision.table compilers.precisi
 compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
 compilers.inductor
 compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
-compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.traced
-compilers.inductor.rewrites.matching compilers.inductor.rewrites.kernels compilers.inductor.rewrites.operators
+compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
+compilers.inductor.rewrites.traced compilers.inductor.rewrites.row_kernels compilers.inductor.rewrites.kernels
+compilers.inductor.rewrites.operators
 compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compilers.inductor.rewrites.attention
-compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.apply
+compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
+compilers.inductor.rewrites.rotary compilers.inductor.rewrites.apply
 compilers.auto
 compilers.auto.settings compilers.auto.request compilers.auto.eligibility compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
@@ -75,8 +78,9 @@ execution.session
 analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
 analysis.report analysis.compilers
 arguments
-studies studies.bundles studies.compilers studies.overhead studies.precision studies.rewrites studies.templates
-studies.tune_kernels studies.tvm_speed
+studies studies.bundles studies.compilers studies.overhead studies.precision studies.rewrite_cases studies.rewrites
+studies.templates studies.tune_kernels
+studies.tvm_speed
 studies.commands
 cli
 """

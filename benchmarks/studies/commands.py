@@ -1,5 +1,6 @@
 """The studies as commands of `python -m benchmarks`: their arguments; each study imports torch late."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -7,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.cli.console import console
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.errors import BackendKwargsError
-from benchmarks.arguments import Device, device_of
+from benchmarks.arguments import Device, Shard, device_of, shard_of
+
+ALL = "reduce-overhead,max-autotune-no-cudagraphs,max-autotune"
 
 
 def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] = 300) -> None:
@@ -83,19 +86,38 @@ def bundles(
 
 
 def rewrites(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON of every figure.")],
-    cases: Annotated[str, typer.Option(help="Only those whose name contains this.")] = "",
-    patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, without races.")] = False,
-    rounds: Annotated[int, typer.Option(min=1)] = 40,
-    race_s: Annotated[float, typer.Option(help="Seconds for each race.")] = 30.0,
-    budget_s: Annotated[float, typer.Option(help="Seconds after which no further case starts.")] = 480.0,
+    out: Annotated[Path, typer.Option(metavar="PATH", help="A folder, a file for each case; a file with --patterns.")],
+    device: Device = None,
+    cases: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
+    one: Annotated[str, typer.Option(metavar="CASE", help="This case in this process; --out is a file.")] = "",
+    suite: Annotated[bool, typer.Option("--suite", help="The suite's own cases too.")] = False,
+    patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, no races.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Run nothing; print what --out holds as Markdown.")] = False,
+    shard: Shard = "1/1",
+    rounds: Annotated[int, typer.Option(min=1)] = 30,
+    race_s: Annotated[float, typer.Option(help="Seconds for each race; 0: those of the case, 30 of most.")] = 0.0,
+    modes: Annotated[str, typer.Option(help="Modes of torch.compile to time beside auto, joined by commas.")] = ALL,
+    each_s: Annotated[float, typer.Option(help="Stop a case after this; what it wrote stays.")] = 300.0,
+    budget_s: Annotated[float, typer.Option(help="Begin no case after this; exit with 3 if any is left.")] = 480.0,
 ) -> None:
-    """Time rewrites of the graph on a GPU: each alone inside a compiled graph, or raced on whole cases."""
-    from benchmarks.studies.rewrites import run
+    """Time rewrites of the graph: each alone inside a compiled graph, or raced on whole cases.
 
-    if device_of(None) == "cpu":
-        raise BackendKwargsError("rewrites needs a GPU: its cases are of sizes for one.")
-    run(out, cases, rounds, race_s, budget_s, patterns=patterns)
+    On a CPU cases are small, which only tries the study.
+    """
+    from benchmarks.studies import rewrites as study
+
+    if report:
+        print(study.report(out))
+        return
+    place = study.place_of(device_of(device))
+    if patterns:
+        write_whole(out, json.dumps(study.alone(place, cases), indent=1) + "\n")
+    elif one:
+        study.race_one(one, out, rounds, race_s, tuple(filter(None, modes.split(","))), place)
+    else:
+        options = [f"--rounds={rounds}", f"--race-s={race_s}", f"--modes={modes}", f"--device={place.device}"]
+        if study.race_shard(out, cases, shard_of(shard), (budget_s, each_s), options, suite=suite):
+            raise typer.Exit(3)
 
 
 def precision(
@@ -122,6 +144,7 @@ def compilers(
     page: Annotated[bool, typer.Option("--page", help="Only write the page of the records in FOLDER.")] = False,
 ) -> None:
     """Time compilers and auto on whole models, on one CPU thread."""
+    from backend_kwargs.cli.console import console
     from benchmarks.analysis.compilers import write_page
     from benchmarks.studies.compilers import MODELS, Asked, measure
 

@@ -8,7 +8,7 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 
 from backend_kwargs.compilers.inductor.rewrites.apply import rewrite_graph
-from backend_kwargs.rewrites import find_rewrite
+from backend_kwargs.rewrites import find_rewrite, resolved
 
 
 class Rewriting:
@@ -41,6 +41,32 @@ class Rewriting:
         targets = [node.target for gm in self.graphs for node in gm.graph.nodes if node.op == "call_function"]
         names = [target.name().removesuffix(".default") for target in targets if hasattr(target, "name")]
         return [name.removeprefix("backend_kwargs::") for name in names if name in known]
+
+
+class Changed(Rewriting):
+    """A function whose dynamo graph is changed, lowered, and run in eager."""
+
+    def _compile(self, gm, example_inputs):
+        for name in self.names:
+            change = resolved(find_rewrite(name).traced)(gm, example_inputs)
+            self.counts[name] += change.count if change else 0
+            gm = change.gm if change else gm
+        return super()._compile(gm, example_inputs)
+
+    def _lower(self, gm, example_inputs, **kwargs):
+        names, self.names = self.names, ()
+        try:
+            return super()._lower(gm, example_inputs, **kwargs)
+        finally:
+            self.names = names
+
+
+def gradients(fn, args):
+    """Return a scalar function's result, and the gradients of its arguments."""
+    args = [arg.detach().requires_grad_() if arg.is_floating_point() else arg for arg in args]
+    loss = fn(*args)
+    loss.backward()
+    return [loss.detach(), *(arg.grad for arg in args if arg.is_floating_point())]
 
 
 def matched(fn, args, *names):

@@ -1,5 +1,7 @@
 """Linear with an activation as one call: what matches, what must not match, and the results."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -27,7 +29,22 @@ def tanh_gelu(x):
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS = {"ReLU": F.relu, "ReLU in place": F.relu_, "tanh-GELU": tanh_gelu, "module": nn.GELU(approximate="tanh")}
+def by_power(x):
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def by_products(x):
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+ACTIVATIONS = {
+    "ReLU": F.relu,
+    "ReLU in place": F.relu_,
+    "tanh-GELU": tanh_gelu,
+    "module": nn.GELU(approximate="tanh"),
+    "by a power": by_power,
+    "by products": by_products,
+}
 
 
 @SETTINGS

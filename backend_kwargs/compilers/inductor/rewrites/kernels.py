@@ -4,12 +4,13 @@ Cross-entropy reads the logits once forward and once backward; attention over fe
 """
 # ruff: noqa: N803  Triton constants are written in capitals.
 
-import contextlib
 from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
+
+from backend_kwargs.compilers.inductor.rewrites.row_kernels import on_device_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BLOCK, WARPS = 8192, 16
@@ -64,7 +65,7 @@ def loss_of_rows(
     losses, tops, logs = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
     block = min(BLOCK, triton.next_power_of_2(columns))
     kernel: Any = _losses[(rows,)]
-    with _on(logits):
+    with on_device_of(logits):
         kernel(
             logits, target, losses, tops, logs, columns, logits.stride(0), ignore_index, block, num_warps=_warps(block)
         )
@@ -85,14 +86,9 @@ def gradient_of_rows(
     block = min(BLOCK, triton.next_power_of_2(columns))
     kernel: Any = _gradients[(triton.cdiv(columns, block), rows)]
     sizes = (columns, logits.stride(0), ignore_index, block)
-    with _on(logits):
+    with on_device_of(logits):
         kernel(factor, logits, target, tops, logs, out, *sizes, num_warps=_warps(block))
     return out
-
-
-def _on(tensor: torch.Tensor) -> Any:
-    """Return a context in which kernels run on the tensor's GPU."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def _warps(block: int) -> int:
@@ -101,13 +97,13 @@ def _warps(block: int) -> int:
 
 # ---- attention over few keys
 
-MOST_KEYS, MOST_WIDTH, LEAST = 256, 128, 16  # the limits of one tile, and the smallest size for tensor cores
+LEAST = 16  # what tensor cores multiply at least
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _attend(  # type: ignore[no-untyped-def]
     q, k, v, bias, out, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, b_batch, b_head, b_row,
-    b_column, heads, rows, keys, width, width_of_v, scale, HAS_BIAS: tl.constexpr, EXACT: tl.constexpr,
+    b_column, period, heads, rows, keys, width, width_of_v, scale, HAS_BIAS: tl.constexpr, EXACT: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_OF_V: tl.constexpr,
 ):  # fmt: skip
     """Compute attention for one tile of queries of one head, with all keys at once."""
@@ -122,7 +118,7 @@ def _attend(  # type: ignore[no-untyped-def]
     keys_of_head = tl.load(at_k, mask=in_keys & (column < width)[:, None], other=0.0)
     score = tl.dot(query, keys_of_head, input_precision="ieee" if EXACT else "tf32") * scale
     if HAS_BIAS:
-        at_bias = bias + batch * b_batch + head * b_head + row[:, None] * b_row + key[None, :] * b_column
+        at_bias = bias + batch % period * b_batch + head * b_head + row[:, None] * b_row + key[None, :] * b_column
         score += tl.load(at_bias, mask=in_rows & in_keys, other=0.0).to(tl.float32)
     score = tl.where(in_keys, score, -float("inf"))
     power = tl.exp2((score - tl.max(score, 1)[:, None]) * LOG2_E)
@@ -133,27 +129,26 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(out + at_out, made.to(out.dtype.element_ty), mask=in_rows & (column_of_v < width_of_v)[None, :])
 
 
-def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Return whether `attention_over_few_keys` has tiles for these sizes."""
-    return k.shape[2] <= MOST_KEYS and max(q.shape[3], v.shape[3]) <= MOST_WIDTH and q.numel() > 0 and k.numel() > 0
-
-
 def attention_over_few_keys(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Return attention as [batch, queries, heads, width]; all keys of a head must fit into one tile."""
+    """Return attention, [batch, queries, heads, width], where all keys of a head fit into one tile.
+
+    The bias may have fewer batches, which repeat.
+    """
     batch, heads, rows, width = q.shape
     keys, width_of_v = v.shape[2:]
     q, k, v = (each if each.stride(3) == 1 else each.contiguous() for each in (q, k, v))
     out = torch.empty(batch, rows, heads, width_of_v, dtype=q.dtype, device=q.device)
-    of_bias = (0, 0, 0, 0) if bias is None else bias.expand(batch, heads, rows, keys).stride()
+    period = bias.shape[0] if bias is not None and bias.dim() == 4 else 1
+    of_bias = (0, 0, 0, 0) if bias is None else bias.expand(period, heads, rows, keys).stride()
     tile = min(triton.next_power_of_2(max(rows, LEAST)), 64)
     padded = [max(triton.next_power_of_2(size), LEAST) for size in (keys, width, width_of_v)]
     kernel: Any = _attend[(batch * heads, triton.cdiv(rows, tile))]
     strides = (stride for each in (q, k, v) for stride in each.stride()[:3])
-    with _on(q):
+    with on_device_of(q):
         kernel(
-            q, k, v, q if bias is None else bias, out, *strides, *of_bias, heads, rows, keys, width, width_of_v, scale,
-            bias is not None, q.dtype == torch.float32, tile, *padded, num_warps=4 if padded[0] <= 128 else 8,
+            q, k, v, q if bias is None else bias, out, *strides, *of_bias, period, heads, rows, keys, width, width_of_v,
+            scale, bias is not None, q.dtype == torch.float32, tile, *padded, num_warps=4 if padded[0] <= 128 else 8,
         )  # fmt: skip
     return out

@@ -1,5 +1,6 @@
 """Linear with bias and ReLU or tanh-GELU as one call: cuBLASLt and oneDNN apply both before they write the product."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -32,14 +33,23 @@ def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _gelu_by_power(x: torch.Tensor) -> torch.Tensor:  # as GPT-2 of transformers has it
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _gelu_by_products(x: torch.Tensor) -> torch.Tensor:  # as GPT-J and others have it
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
 def _gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x)
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
-    """Register the patterns that end in ReLU or tanh-GELU."""
+    """Add what ends in ReLU or tanh-GELU, as one call of torch's or spelt out."""
     _add(passes, _relu, operators.linear_relu)
-    _add(passes, _tanh_gelu, operators.linear_gelu)
+    for spelling in (_tanh_gelu, _gelu_by_power, _gelu_by_products):
+        _add(passes, spelling, operators.linear_gelu)
 
 
 def add_approximate_patterns(passes: PatternMatcherPass) -> None:

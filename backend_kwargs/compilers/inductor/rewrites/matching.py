@@ -43,6 +43,16 @@ def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(known_true(a == b) for a, b in zip(one, other, strict=True))
 
 
+def hint(size: Any) -> int:
+    """Return a size in this call: where it varies, `int` would make it constant for all others."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def bytes_of(value: torch.Tensor) -> float:
+    """Return the bytes of a fake tensor in this call."""
+    return float(hint(value.numel()) * value.element_size())
+
+
 def insert(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     """Insert a call of `target` at the graph's insertion point, with its fake result as `meta["val"]`."""
     node = graph.call_function(target, args, kwargs)

@@ -13,6 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
+from backend_kwargs.compilers.inductor.rewrites.matching import bytes_of, hint, known_true
+
 LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
 # Inductor must pass the strides of the matched graph: another layout would cost a copy or another kernel.
 TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
@@ -74,9 +76,8 @@ def _written_and_read(node: Node) -> float:
 
 
 def nbytes(node: Any) -> float:
-    """Return the size of a node's value in bytes, with hints for symbolic sizes."""
-    value = node.meta["val"]
-    return float(int(value.numel()) * value.element_size())
+    """Return the bytes of a node's value in this call."""
+    return bytes_of(node.meta["val"])
 
 
 # ---- convolutions
@@ -176,16 +177,27 @@ linear_gelu = define(
 # ---- attention
 
 
+MOST_KEYS, MOST_WIDTH = 256, 128  # what one tile of our own kernel holds
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     if bias is not None:
+        if bias.dim() == 4 and bias.shape[0] not in (1, q.shape[0]):  # as for the windows of one image
+            bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1)
         bias = bias.expand(*q.shape[:-1], k.shape[-2])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale).transpose(1, 2).contiguous()
 
 
 def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    from backend_kwargs.compilers.inductor.rewrites.kernels import attends, attention_over_few_keys
+    from backend_kwargs.compilers.inductor.rewrites.kernels import attention_over_few_keys
 
-    return (attention_over_few_keys if attends(q, k, v) else _attention)(q, k, v, bias, scale)
+    fits = has_few_keys(q, k, v) and q.numel() > 0 and k.numel() > 0
+    return (attention_over_few_keys if fits else _attention)(q, k, v, bias, scale)
+
+
+def has_few_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether our own kernel has tiles for these sizes, whatever symbols in them are."""
+    return known_true(k.shape[2] <= MOST_KEYS) and known_true(max(q.shape[3], v.shape[3]) <= MOST_WIDTH)
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -196,11 +208,12 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale:
 def _saved_by_attention(node: Node) -> float:
     """Return the traffic of the scores and the weights, each written once and read once."""
     q, k = (each.meta["val"] for each in node.all_input_nodes[:2])
-    batch, heads, queries, _ = map(int, q.shape)
-    return 4.0 * batch * heads * queries * int(k.shape[-2]) * int(q.element_size())
+    batch, heads, queries, _ = map(hint, q.shape)
+    return float(4 * batch * heads * queries * hint(k.shape[-2]) * q.element_size())
 
 
-# The result is [batch, queries, heads, width]: the kernels write this layout, and the next layer reads it.
+# With heads beside their widths, [batch, queries, heads, width]: as the kernels write and the next layer reads it. The
+# bias may have fewer batches, which repeat.
 attention = define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> Tensor",
     _attention,
