@@ -1,6 +1,6 @@
-"""Processes that begin with torch imported, as forks of one that has done nothing else: an import takes seconds.
+"""Processes that start with torch imported, as forks of one that has done nothing else: an import takes seconds.
 
-A command that looks at imports, or at variables that torch reads as it is imported, needs `subprocess.run`.
+A test that looks at imports, or at variables that torch reads when it is imported, needs `subprocess.run`.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from typing import IO, Any, NoReturn
 def run(
     *command: Any, cwd: Path | str | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Return what `python COMMAND` prints and how it ends: `-c CODE`, `-m MODULE` or a file, with arguments."""
+    """Return the output and the exit status of `python COMMAND`: `-c CODE`, `-m MODULE` or a file, with arguments."""
     server, words = _server(), [str(word) for word in command]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         written = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]

@@ -56,8 +56,8 @@ class CandidateTrial(Trial):
     def finish(self) -> None:
         """Keep the report, and check the results again after timing."""
         with contextlib.suppress(BackendKwargsError):  # there is no report of eager and of other packages' backends
-            told = report(self.subject.call)
-            self.report, self.tuning = str(told), told.tuning
+            reported = report(self.subject.call)
+            self.report, self.tuning = str(reported), reported.tuning
         super().finish()
 
     def row(self, samples: list[float] | None) -> Row:

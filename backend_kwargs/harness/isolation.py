@@ -67,8 +67,8 @@ class Counted:
     def ran(self, call: Callable[..., Any]) -> Ran | None:
         """Return what ran `call`, compiled by this, in place of the backend; None if the backend ran it."""
         with contextlib.suppress(BackendKwargsError):  # there is no report of other packages' backends
-            if (told := report(call)).graphs:
-                return told.ran
+            if (reported := report(call)).graphs:
+                return reported.ran
         if isinstance(self._backend, torch._TorchCompileInductorWrapper):
             return None
         return RETURNED if self.returned else UNKNOWN

@@ -266,9 +266,9 @@ def _in_a_fork(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, A
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        said = pipe.read()
+        output = pipe.read()
     _, status = os.waitpid(child, 0)
-    reached, left = json.loads(said) if said else (True, {"died": status})
+    reached, left = json.loads(output) if output else (True, {"died": status})
     return reached, left
 
 
