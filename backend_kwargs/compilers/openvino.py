@@ -147,7 +147,7 @@ def _attempt(
     return run
 
 
-def _own_sizes(gm: Any, options: Mapping[str, Any]) -> AbstractContextManager[None]:
+def _own_sizes(gm: Any, options: Mapping[str, Any]) -> AbstractContextManager[Any]:
     """Let OpenVINO trace a graph of fixed sizes with sizes of its own.
 
     It traces with symbols that it makes in dynamo's shape environment. Where a convolution compares them, dynamo finds

@@ -55,7 +55,7 @@ UNTRANSLATED: Mapping[str, str] = MappingProxyType(
 
 
 class ONNXRuntime:
-    """ONNX Runtime on a CPU, as `engine.Engine` asks."""
+    """ONNX Runtime on a CPU, as an `engine.Engine`."""
 
     name: ClassVar[str] = "ONNX Runtime"
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
@@ -84,7 +84,7 @@ class ONNXRuntime:
 
 
 def exported(part: fx.GraphModule) -> ExportedProgram:
-    """Return a part as an exported program, whose buffers are the part's attributes; sizes keep their symbols."""
+    """Return a part as an exported program: its attributes become buffers, and symbolic sizes stay symbolic."""
     graph, made = fx.Graph(), {}
     attributes = part.graph.find_nodes(op="get_attr")
     users = part.graph.find_nodes(op="placeholder")
@@ -117,8 +117,8 @@ def _argument(node: fx.Node) -> Any:
 
 
 def _model(program: ExportedProgram) -> bytes:
-    with warnings.catch_warnings(), _unsaid():
-        warnings.simplefilter("ignore")  # of the exporter's own doings
+    with warnings.catch_warnings(), _without_lines_about_torchvision():
+        warnings.simplefilter("ignore")  # about the exporter's own code
         found: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
     return found.model_proto.SerializeToString()  # type: ignore[no-any-return]
 
@@ -127,12 +127,12 @@ def _model(program: ExportedProgram) -> bytes:
 def _registry() -> Any:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    with _unsaid():
+    with _without_lines_about_torchvision():
         return ONNXRegistry.from_torchlib()
 
 
 @contextmanager
-def _unsaid() -> Iterator[None]:
+def _without_lines_about_torchvision() -> Iterator[None]:
     """Drop this thread's lines about torchvision's operators, which the exporter lists at each export if it lacks them.
 
     Other threads' lines, and all others of this one, are logged as before.
@@ -170,7 +170,7 @@ def _options(settings: Settings) -> Any:
 
 
 class _Session:
-    """Runs a session on torch's memory: inputs as they lie, outputs made by torch where their sizes are fixed."""
+    """Runs a session on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
     def __init__(self, session: Any, part: fx.GraphModule) -> None:
         import numpy as np
@@ -217,6 +217,6 @@ def _CPU() -> Any:  # noqa: N802
 
 
 def _taken(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return what ONNX Runtime made as a tensor that owns it; DLPack has its truth values as bytes."""
+    """Return an output that ONNX Runtime allocated, as a tensor that owns it; DLPack passes booleans as bytes."""
     found: torch.Tensor = from_dlpack(value.to_dlpack())
     return found.view(dtype) if found.dtype != dtype else found
