@@ -315,6 +315,21 @@ class WrongGradient(torch.autograd.Function):
         return 2 * grad
 
 
+def doubled(x):
+    return 2 * x + 1
+
+
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+def test_a_function_has_a_row_for_each_backends_own_graphs():
+    """ONNX Runtime has no 16-bit integers; that is not said of another backend that compiled the same function."""
+    engine, inductor = Candidate("engine", make_backend("onnxruntime")), Candidate("inductor", "inductor")
+    ours = Candidate("ours", make_backend("tmpl-inductor"))
+    found = compare(doubled, torch.arange(8, dtype=torch.int16), [EAGER, engine, inductor, ours], rounds=2)
+    assert [row.status for row in found.rows] == ["pass", "fell_back", "pass", "pass"]
+    graphs = [sum(line.startswith("graph ") for line in row.report.splitlines()) for row in found.rows]
+    assert graphs == [0, 1, 0, 1]
+
+
 def test_wrong_gradients_are_caught():
     """In training a right output with wrong gradients fails."""
 
