@@ -22,7 +22,7 @@ from backend_kwargs.compilers.tvm.versions import unfit
 from backend_kwargs.templates import template_names
 
 VARIABLE = "BACKEND_KWARGS_COMPOSITION_SECONDS"
-SECONDS = float(os.environ.get(VARIABLE, "100"))
+SECONDS = float(os.environ.get(VARIABLE, "60"))
 # `auto` takes one of the others; `debug` is for its files; those for a GPU do nothing here.
 OTHERS = ("auto", "debug", "cudagraphs", "coordinate_descent", "triton", "cutlass", "tma")
 TEMPLATES = [f"tmpl-inductor:{name}" for name in template_names() if name not in OTHERS]
