@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import forks
 import pytest
 import torch
 from graphs import KEY, MADE, spoil
@@ -240,10 +241,10 @@ assert torch.allclose(compiled(x), chain(x))
 
 def test_two_processes_race_at_once(store):
     """Both get right numbers, neither warns of the store, and the graph's decision is kept."""
-    racers = [subprocess.Popen([sys.executable, "-c", RACER], stderr=-1, text=True) for _ in range(2)]
-    said = [racer.communicate()[1] for racer in racers]
-    assert [racer.returncode for racer in racers] == [0, 0]
-    assert not [each for each in said if "BackendKwargsWarning" in each]
+    racers = [forks.Fork("-c", RACER) for _ in range(2)]
+    ended = [racer.wait() for racer in racers]
+    assert [each.returncode for each in ended] == [0, 0]
+    assert not [each.stderr for each in ended if "BackendKwargsWarning" in each.stderr]
     assert len(Store(store).all()) == 1
 
 
