@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+LIMIT_S = 600  # for a command that hangs
+
 
 class Fork:
     """A command that runs: `python COMMAND`, which is `-c CODE`, `-m MODULE` or a file, with arguments."""
@@ -30,6 +32,7 @@ class Fork:
         environment.pop("PYTEST_CURRENT_TEST", None)
         asked = {"command": self._command, "cwd": str(cwd or Path.cwd()), "env": environment}
         with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(LIMIT_S)
             connection.connect(_address())
             connection.sendall(json.dumps(asked).encode())
             connection.shutdown(socket.SHUT_WR)

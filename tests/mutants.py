@@ -1,8 +1,8 @@
-"""Plant random small changes in the code and see whether the tests notice: `make mutants`.
+"""Plant random small changes in the code and check whether the tests notice: `make mutants`.
 
-The changes are cosmic-ray's. Each is planted in a copy of the checkout, and the tests of its module and of the module's
-neighbours run there. What survives is printed as a diff: it needs a test of behaviour, or simpler code, or an entry in
-mutants.toml with the reason why it has no visible effect.
+The changes are cosmic-ray's. Each is planted in a copy of the checkout, in which the tests of its module and of
+neighbouring modules run. A mutant that survives is printed as a diff: it needs a test of behaviour, simpler code, or an
+entry in mutants.toml with the reason why it has no visible effect.
 """
 
 # ruff: noqa: T201 - a command prints
@@ -93,7 +93,7 @@ SLACK_S, SLOWER = 60, 3  # a mutant may take so much more than the code as it is
 
 
 def main() -> int:
-    """Sample, plant and test; return 1 where a mutant survived."""
+    """Sample, plant and test; return 1 if a mutant survived."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--modules", default="", help="such as accuracy,auto/cache_key; by default all")
     parser.add_argument("--sample", type=int, default=40, help="how many mutants, at as many places")
@@ -116,7 +116,7 @@ def main() -> int:
 
 
 def tests_of_modules(asked: str) -> dict[str, str]:
-    """Return the tests of each module in TESTS, or of those whose path holds one of the names `asked` for."""
+    """Return the tests of each module in TESTS, or of those whose path contains one of the names in `asked`."""
     names = [f"/{name.strip()}" for name in asked.split(",")]
     found: dict[str, str] = {}
     for path in sorted(path for top in ("backend_kwargs", "benchmarks") for path in (ROOT / top).rglob("*.py")):
@@ -128,14 +128,14 @@ def tests_of_modules(asked: str) -> dict[str, str]:
 
 
 def work_in_a_copy() -> None:
-    """Copy the checkout and go there, so that `import backend_kwargs` finds the copy: each worker plants in its own."""
+    """Copy the checkout and change to it, so that `import backend_kwargs` finds the copy of this worker."""
     listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True).splitlines()
     folder = tempfile.TemporaryDirectory(prefix="mutants-")
     for file in listed:
         if (ROOT / file).is_file():
             (Path(folder.name) / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / file, Path(folder.name) / file)
-    # For the tests' own processes, and for this one, which forks and has not loaded the package.
+    # For the tests' processes and for this one, which forks before it loads the package.
     os.environ["PYTHONPATH"] = os.pathsep.join([folder.name, os.environ.get("PYTHONPATH", "")])
     sys.path[0] = folder.name
     sys.dont_write_bytecode = True  # a mutant is as old as its module
@@ -144,7 +144,7 @@ def work_in_a_copy() -> None:
 
 
 def mutants(modules: Iterable[str]) -> list[MutationSpec]:
-    """Return all mutants of the modules but those that `annotations` finds."""
+    """Return all mutants of the modules, except those that `annotations` finds."""
     with use_db(":memory:", WorkDB.Mode.create) as db:
         init([Path(module) for module in modules], db, {})
         every = [mutant for item in db.work_items for mutant in item.mutations]
@@ -157,7 +157,7 @@ def mutants(modules: Iterable[str]) -> list[MutationSpec]:
 
 
 def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return where annotations and flags of dataclasses are: a mutant there fails at import or changes no result."""
+    """Return the positions of annotations and dataclass flags: a mutant there fails at import or changes nothing."""
     for node in ast.walk(ast.parse(text)):
         found = [getattr(node, field, None) for field in ("annotation", "returns")]
         if isinstance(node, ast.keyword) and node.arg in ("frozen", "slots"):
@@ -169,7 +169,7 @@ def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A file of tests without a mutant: how long it takes, and which tests fail even so and show nothing."""
+    """A file of tests without a mutant: its duration, and the tests that fail anyway and show nothing."""
 
     seconds: float
     failing: frozenset[str]
@@ -195,7 +195,7 @@ def run(sample: Sequence[MutationSpec], tested: Mapping[str, str], jobs: int) ->
 
 
 def baseline(file: str) -> Baseline:
-    """Run a file of tests as it is."""
+    """Run a file of tests without a mutant."""
     began = time.monotonic()
     failing = failures(math.inf, [file], maxfail=0)
     if failing is None:
@@ -224,7 +224,7 @@ def outcome_of(mutant: MutationSpec, tests: Mapping[str, Baseline]) -> tuple[str
 def failures(
     limit_s: float, tests: Sequence[str], *, maxfail: int, deselected: Iterable[str] = ()
 ) -> frozenset[str] | None:
-    """Return which tests fail, in a fork of this process, which has torch loaded; None where it hangs or crashes."""
+    """Return the tests that fail, in a fork of this process with torch loaded; None if it hangs or crashes."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
     arguments = [*PYTEST, f"--maxfail={maxfail}", *(f"--deselect={test}" for test in deselected), *tests]
     child = multiprocessing.get_context("fork").Process(target=quietly, args=(arguments, sending))
@@ -234,14 +234,14 @@ def failures(
     with contextlib.suppress(EOFError):
         if receiving.poll(None if math.isinf(limit_s) else limit_s):
             failing = receiving.recv()
-    with contextlib.suppress(ProcessLookupError):  # also what a test has started and left
+    with contextlib.suppress(ProcessLookupError):  # also processes that a test started and left
         os.killpg(child.pid or 0, signal.SIGKILL)
     child.join()
     return failing
 
 
 class Failing:
-    """A plugin of pytest that notes which tests failed, and which files could not be collected."""
+    """A pytest plugin that records failed tests and files that could not be collected."""
 
     def __init__(self) -> None:
         self.tests: set[str] = set()
@@ -254,7 +254,7 @@ class Failing:
 
 
 def quietly(arguments: Sequence[str], sending: Connection) -> None:
-    """Run pytest without a word, in a process group of its own; send which tests failed."""
+    """Run pytest without output, in its own process group; send the failed tests."""
     os.setsid()
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)

@@ -70,6 +70,7 @@ def inspect(bundle: Bundle, json: AsJson = False) -> None:
     say(f"CompiledModule({changed}) of {manifest.module}, {signed}, made {manifest.made}")
     rows = [("weights", manifest.weights), ("package", manifest.package)]
     rows += [(f"graph {graph.key[:12]}", graph.code) for graph in manifest.graphs]
+    rows += [(f"bytecode {graph.key[:12]}", graph.frame) for graph in manifest.graphs]
     rows += [(f"library {part.sha256[:12]}", part) for graph in manifest.graphs for part in graph.libraries]
     rows += [(place.rpartition("/")[2], part) for place, part in manifest.extensions.items()]
     print_table(("part", "bytes", "sha256"), [(name, part.size, part.sha256[:16]) for name, part in rows if part])
@@ -94,6 +95,9 @@ def run(
         str | None, typer.Argument(metavar="[MODULE_OR_FILE:FACTORY]", help="Default: the factory given to `build`.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed calls.")] = 30,
+    guards: Annotated[
+        bool, typer.Option("--guards/--no-guards", help="Check at each call that the module did not change.")
+    ] = True,
     trust: Trust = False,
     key: Keys = None,
 ) -> None:
@@ -118,7 +122,7 @@ def run(
     import_compiler()
     began = time.perf_counter()
     loaded = CompiledModule.load(bundle, model, trust=trust, trusted_keys=key or ())
-    loaded.deploy(None)
+    loaded.deploy(None, guards=guards)
     ready = time.perf_counter()
     loaded(*args, **kwargs)
     device: Any = loaded.device

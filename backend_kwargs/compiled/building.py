@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from backend_kwargs.compiled.config import CompileConfig
+from backend_kwargs.compiled.frames import keep_frame
 from backend_kwargs.compiled.graphs import Folder
 from backend_kwargs.compiled.running import (
     Built,
@@ -59,6 +60,8 @@ def build(
         except BaseException:
             made.free()
             raise
+        if made.backend:
+            keep_frame(made.backend, twin)
         bound = made if built.package else rebound(made, module)
     built.notes += [f"a graph's code is not in the bundle: {graph.why}" for graph in built.graphs.values() if graph.why]
     return built, bound

@@ -129,6 +129,7 @@ def _graph_part(key: str, graph: Graph, written: Callable[[bytes], Part]) -> Gra
     return GraphPart(
         key=key,
         code=written(graph.code) if graph.code else None,
+        frame=written(graph.frame) if graph.frame else None,
         libraries=tuple(written(content) for content in graph.libraries.values()),
         winner=decision.get("winner"),
         options=dict(decision.get("options", {})),
@@ -155,7 +156,7 @@ def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
 def _sweep(path: Path, manifest: Manifest, own: str) -> None:
     """Remove files that no manifest names; a load that is reading them starts again with the new manifest."""
     kept = {part.sha256 for part in manifest.parts} | {own}
-    # A killed writer leaves an incomplete manifest beside the one in place.
+    # A killed writer leaves an incomplete manifest next to the current one.
     for file in [*(path / PARTS).iterdir(), *(path / SIGNATURES).iterdir(), *path.glob(f".{MANIFEST}.*")]:
         if file.name not in kept:
             with contextlib.suppress(OSError):
@@ -263,10 +264,9 @@ def _why_anew(manifest: Manifest, device: torch.device, *, trusted: bool) -> lis
 
 
 def _graph(graph: GraphPart, read: "_Parts") -> Graph:
-    code = read.content(graph.code) if graph.code else b""
-    return replace(
-        _decided_only(graph), code=code, libraries={part.sha256: read.content(part) for part in graph.libraries}
-    )
+    code, frame = (read.content(part) if part else b"" for part in (graph.code, graph.frame))
+    libraries = {part.sha256: read.content(part) for part in graph.libraries}
+    return replace(_decided_only(graph), code=code, frame=frame, libraries=libraries)
 
 
 def _decided_only(graph: GraphPart) -> Graph:

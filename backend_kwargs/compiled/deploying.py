@@ -27,8 +27,8 @@ def deployed(
     made_ready = running(built, built.module, keep=False, guards="local" if guards else "none")
     lean = checked(made_ready.call, check)
     structures = len({str(sample) for sample in built.samples})
-    call = lean if ahead else FirstCalls(lean, structures, swap)
-    return made_ready, call, [f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]
+    call = FirstCalls(lean, structures, swap) if made_ready.backend else lean
+    return made_ready, call, [*made_ready.notes, f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]
 
 
 def compiled_anew(built: Built) -> Path:
@@ -46,10 +46,10 @@ def facts(built: Built, running: Running | None) -> list[str]:
     else:
         held = sum(bool(graph.code or graph.decision) for graph in built.graphs.values())
         lines.append(f"graphs held: {held} of {len(built.graphs)}")
-    backend = running.backend if running else None
-    if backend:
-        lines.append(f"graphs loaded in this process: {len(backend.loaded)}, compiled: {len(backend.compiled)}")
-        if built.device.type == "cuda" and _records(built):
+        if running and running.backend:
+            loaded, compiled = len(running.backend.loaded), len(running.backend.compiled)
+            lines.append(f"graphs loaded in this process: {loaded}, compiled: {compiled}")
+        if running and built.device.type == "cuda" and _records(built):
             lines.append(SHARED_POOL)
     return lines + [f"note: {note}" for note in built.notes]
 

@@ -45,10 +45,12 @@ class CannotKeepError(Exception):
 class Graph:
     """One compiled graph: `code` is a pickle, "" if it could not be kept; `why` is then the reason.
 
-    `libraries` are its shared libraries by SHA-256; `decision` is auto's, None if auto was not used.
+    `libraries` are its shared libraries by SHA-256; `decision` is auto's, None if auto was not used. `frame` is the
+    bytecode that calls it, another pickle, "" if it was not kept.
     """
 
     code: bytes = b""
+    frame: bytes = b""
     libraries: Mapping[str, bytes] = field(default_factory=dict)
     decision: Mapping[str, Any] | None = None
     why: str = ""
@@ -69,6 +71,8 @@ class GraphBackend:
         self.made: list[Callable[..., Any]] = []
         self.loaded: list[str] = []  # keys of graphs that were loaded
         self.compiled: list[str] = []  # keys of graphs that were compiled
+        # The options of the graphs whose compiled code the backend returned as it was, with nothing around it.
+        self.unwrapped: dict[str, Mapping[str, Any]] = {}
 
     def __call__(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Compile the graph `gm` for dynamo, or load it."""
@@ -123,8 +127,10 @@ class GraphBackend:
 
     def _compile(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
         made: list[Callable[..., Any]] = []
+        used: dict[str, Any] = {}
 
         def compile_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            used.update(options=kwargs["config_patches"])
             kwargs["config_patches"] = {**kwargs["config_patches"], **CACHEABLE}
             with torch._functorch.config.patch(BUNDLED):
                 made.append(compile_fx(*args, **kwargs))
@@ -146,6 +152,8 @@ class GraphBackend:
         else:
             # In a race, the winner is compiled last.
             self.graphs[key] = _kept(made[-1] if made else None, decision)
+            if made and compiled is made[-1]:
+                self.unwrapped[key] = used["options"]
         return compiled
 
     def _load(self, key: str, kept: Graph, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
@@ -156,7 +164,7 @@ class GraphBackend:
 
         def load_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
             try:
-                loaded = _loaded(kept, example_inputs, self.folder, kwargs["config_patches"])
+                loaded = load_graph(kept, example_inputs, self.folder, kwargs["config_patches"])
             except CannotLoadError:
                 raise
             except Exception as error:
@@ -261,7 +269,7 @@ def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> 
         raise CannotKeepError("its C++ wrapper names files of this machine")
     inductor.source_code = source
     inductor.cache_key = "c" + hashlib.sha256(source.encode()).hexdigest()[:50]
-    return Graph(pickle.dumps(result), libraries, decision)
+    return Graph(code=pickle.dumps(result), libraries=libraries, decision=decision)
 
 
 def _module(graph: Any) -> ModuleType:
@@ -306,7 +314,10 @@ def _library_of(value: Any) -> Path | None:
 # ---- loading
 
 
-def _loaded(kept: Graph, example_inputs: Sequence[Any], folder: Path, options: Mapping[str, Any]) -> Callable[..., Any]:
+def load_graph(
+    kept: Graph, example_inputs: Sequence[Any], folder: Path, options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return the compiled code of `kept`; raise CannotLoadError if it does not work for these inputs."""
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
     from torch._inductor import config
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
@@ -323,7 +334,8 @@ def _loaded(kept: Graph, example_inputs: Sequence[Any], folder: Path, options: M
         provide(digest, content, folder)
     # Not in Inductor's cache folder, which may be read-only.
     inductor.write_to_disk = partial(str, path)
-    with config.patch(dict(options)):
+    # One thread: nothing is compiled, and Inductor would start its compile workers.
+    with config.patch({**options, "compile_threads": 1}):
         fx_config = {
             "cudagraphs": BoxedBool(bool(config.triton.cudagraphs)),
             "boxed_forward_device_index": BoxedDeviceIndex(None),

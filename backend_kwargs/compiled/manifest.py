@@ -24,10 +24,14 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GraphPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One compiled graph: its code and libraries, or the reason why it has none; auto's decision."""
+    """One compiled graph: its code and libraries, or the reason why it has none; auto's decision.
+
+    `frame` is the bytecode that calls it without tracing the module.
+    """
 
     key: Digest
     code: Part | None = None
+    frame: Part | None = None
     libraries: tuple[Part, ...] = ()
     winner: str | None = None
     options: dict[str, Any] = {}
@@ -58,7 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def code(self) -> list[Part]:
         """The parts that are code."""
-        of_graphs = [part for graph in self.graphs for part in (graph.code, *graph.libraries) if part]
+        of_graphs = [part for graph in self.graphs for part in (graph.code, graph.frame, *graph.libraries) if part]
         return [*of_graphs, *([self.package] if self.package else []), *self.extensions.values()]
 
     @property

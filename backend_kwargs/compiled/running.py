@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.compiled.config import CompileConfig
+from backend_kwargs.compiled.frames import untraced
 from backend_kwargs.compiled.graphs import Graph, GraphBackend
 from backend_kwargs.compiled.samples import InputCheck, Sample, made, sizes_differ
 
@@ -99,16 +100,19 @@ def entry(config: CompileConfig, device: torch.device, output_dtypes: Dtypes, na
 def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = "all") -> Running:
     """Return `module` compiled, or its code from the bundle; it is compiled at its first call.
 
-    `guards` is "all", "local" (without those on global state), or "none".
+    `guards` is "all", "local" (without those on global state), or "none": then a bundle's code is not even traced.
     """
     if built.package is not None:
         index = -1 if built.device.index is None else built.device.index
         return Running(torch._inductor.aoti_load_package(str(built.package), device_index=index))
     config = built.config
+    function = entry(config, built.device, built.output_dtypes, type(module).__name__)
+    if guards == "none" and (call := untraced(function, module, built.graphs, built.folder)):
+        return Running(call, notes=["served without tracing the module"])
     backend = GraphBackend(config.resolved, built.graphs, keep=keep, folder=built.folder)
     filters = {"local": _local, "none": torch.compiler.skip_all_guards_unsafe}
     compiled = torch.compile(
-        entry(config, built.device, built.output_dtypes, type(module).__name__),
+        function,
         backend=backend,
         fullgraph=config.fullgraph,
         dynamic=built.dynamic,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ SIZES = {"cuda": (4, 768), "cpu": (4, 256)}
 
 
 def made(model: str, device: str) -> tuple[Any, tuple[Any, ...]]:
-    """Return a model of transformers with random weights, and its inputs."""
+    """Return a transformers model with random weights, and its inputs."""
     import torch
     import transformers
 
@@ -66,8 +67,8 @@ def build(model: str, kind: Any, mode: str | None, device: str, bundle: Path) ->
     return {"cold_s": manifest["cold_s"], "build_s": built - began, "code_bytes": size, "says": compiled.describe()}
 
 
-def serve(model: str, device: str, bundle: Path) -> dict[str, Any]:
-    """Load, call once, compare with eager, and return the seconds and the processes started."""
+def serve(model: str, device: str, bundle: Path, *, guards: bool) -> dict[str, Any]:
+    """Load, deploy, call once, compare with eager, and return the seconds and the processes started."""
     started: list[str] = []
     sys.addaudithook(lambda event, args: started.append(f"{event} {args[:2]}"[:200]) if event in STARTS else None)
     import torch
@@ -84,7 +85,7 @@ def serve(model: str, device: str, bundle: Path) -> dict[str, Any]:
         synchronize(on)
     before, began = len(started), time.perf_counter()
     loaded = bk.CompiledModule.load(bundle, net, trust=True)
-    loaded.deploy(None)
+    loaded.deploy(None, guards=guards)
     result = loaded(*args)
     synchronize(on)
     first_s = time.perf_counter() - began
@@ -106,7 +107,7 @@ def serve(model: str, device: str, bundle: Path) -> dict[str, Any]:
 def barren(folder: Path) -> dict[str, str]:
     """Return the environment of a machine that cannot compile and has empty caches."""
     programs = folder / "bin"
-    programs.mkdir()
+    programs.mkdir(parents=True)
     for name in COMPILERS:
         (programs / name).write_text("#!/bin/sh\nexit 1\n")
         (programs / name).chmod(0o755)
@@ -129,16 +130,24 @@ def worked(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
     return json.loads(ran.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def measure_bundles(device: str, out: Path | None) -> None:
-    """Run the device's cases, print a line for each when it is done, and write all figures to the file `out`."""
+def measure_bundles(device: str, only: Sequence[str], out: Path | None) -> None:
+    """Run the device's cases, print a line for each when it is done, and write all figures to the file `out`.
+
+    `only` names models, or a model and a kind as "bert-aoti"; empty for all.
+    """
     rows = []
-    print(f"{'model':6} {'kind':9} {'mode':27} {'cold s':>8} {'first s':>8} {'ratio':>7}  starts accuracy", flush=True)
+    columns = f"{'model':6} {'kind':9} {'mode':16} {'deployed':10} {'cold s':>8} {'first s':>8} {'ratio':>7}"
+    print(f"{columns}  starts accuracy", flush=True)
     for model, kind, mode in CASES[device]:
+        if only and not {model, f"{model}-{kind}"} & set(only):
+            continue
         row: dict[str, Any] = {"model": model, "kind": kind, "mode": mode, **_measured(device, model, kind, mode)}
         rows.append(row)
         if out:
             out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        print(f"{model:6} {kind:9} {mode or '':27} {_line(row)}", flush=True)
+        for served, guards in (("served", "guards"), ("served_without_guards", "no guards")):
+            if served == "served" or served in row:
+                print(f"{model:6} {kind:9} {mode or '':16} {guards:10} {_line(row, served)}", flush=True)
     print("seconds are wall time; both processes had torch's compiler imported before")
 
 
@@ -147,11 +156,16 @@ def _measured(device: str, model: str, kind: str, mode: str | None) -> dict[str,
         folder = Path(name)
         case = [device, model, kind, mode or "-", str(folder / "bundle")]
         built = worked(["build", *case], {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cold")})
-        return {"built": built, "served": {} if "error" in built else worked(["serve", *case], barren(folder))}
+        if "error" in built:
+            return {"built": built}
+        row = {"built": built, "served": worked(["serve", *case], barren(folder / "guards"))}
+        if kind == "inductor":
+            row["served_without_guards"] = worked(["serve-without-guards", *case], barren(folder / "none"))
+        return row
 
 
-def _line(row: dict[str, Any]) -> str:
-    built, served = row["built"], row["served"]
+def _line(row: dict[str, Any], served: str) -> str:
+    built, served = row["built"], row.get(served, {})
     if error := built.get("error") or served.get("error"):
         return f"failed: {error}"
     ratio = served["first_s"] / built["cold_s"]
@@ -165,7 +179,7 @@ def main(step: str, device: str, model: str, kind: str, mode: str, bundle: str) 
     if step == "build":
         print(json.dumps(build(model, kind, None if mode == "-" else mode, device, path)))
     else:
-        print(json.dumps(serve(model, device, path)))
+        print(json.dumps(serve(model, device, path, guards=step == "serve")))
 
 
 if __name__ == "__main__":

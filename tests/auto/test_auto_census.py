@@ -25,7 +25,7 @@ def lines_of(tmp_path_factory):
     def run(*arguments):
         tmp_path = tmp_path_factory.mktemp("census")
         settings = {
-            # Of its own for each: Inductor raises the recursion limit, for good, where it compiles.
+            # One process for each: Inductor raises the recursion limit permanently when it compiles.
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
             "BACKEND_KWARGS_STORE": str(tmp_path / "decisions.sqlite"),
             "CUDA_VISIBLE_DEVICES": "",
@@ -49,7 +49,7 @@ def alone(lines_of):
 
 @pytest.mark.parametrize("name", ["race", *census.PLANTED])
 def test_a_race_leaves_what_the_winner_alone_leaves(lines_of, alone, name):
-    """This holds even if a candidate fails when it is compiled, checked or called."""
+    """A race leaves the same state as its winner alone, even if a candidate fails to compile, check or run."""
     assert unexplained(census.differences(alone, lines_of(name)[0])) == {}
 
 

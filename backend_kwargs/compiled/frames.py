@@ -1,0 +1,100 @@
+"""The bytecode that dynamo generated for a module, kept so that the module can be served without being traced again.
+
+Only for a module that is one graph, compiled once, with nothing wrapped around its compiled code.
+"""
+
+import builtins
+import dis
+import hashlib
+import importlib
+import json
+import marshal
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from backend_kwargs.compiled.graphs import CannotLoadError, GraphBackend, load_graph
+from backend_kwargs.errors import error_text, warn_once
+
+GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """dynamo's bytecode: `modules` are the globals that are modules, `others` all but these and the graph.
+
+    `structure` is the traced module's, and `options` are those under which the graph was compiled.
+    """
+
+    bytecode: bytes
+    graph: str
+    modules: Mapping[str, str]
+    others: Mapping[str, Any]
+    structure: str
+    options: Mapping[str, Any]
+
+
+def keep_frame(backend: GraphBackend, module: torch.nn.Module) -> None:
+    """Keep the bytecode that calls the backend's only graph, if it can be called without dynamo."""
+    if len(backend.compiled) != 1 or len(backend.frames) != 1 or backend.compiled[0] not in backend.unwrapped:
+        return
+    key = backend.compiled[0]
+    try:
+        frame = _frame(*backend.frames[0], module, backend.unwrapped[key])
+        kept = b"" if frame is None else pickle.dumps(frame)
+    except Exception:  # noqa: BLE001 - without it the module is traced when it is served
+        return
+    backend.graphs[key] = replace(backend.graphs[key], frame=kept)
+
+
+def _frame(
+    code: CodeType, scope: Mapping[str, Any], module: torch.nn.Module, options: Mapping[str, Any]
+) -> Frame | None:
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    entries = _debug_get_cache_entry_list(code)
+    if len(entries) != 1:
+        return None
+    generated = entries[0].code
+    loaded = {each.argval for each in dis.get_instructions(generated) if each.opname == "LOAD_GLOBAL"}
+    values = {name: scope[name] for name in sorted(loaded) if name in scope}
+    graphs = [name for name in values if name.startswith(GRAPH)]
+    if len(graphs) != 1:
+        return None
+    modules = {name: value.__name__ for name, value in values.items() if isinstance(value, ModuleType)}
+    if "__main__" in modules.values():  # another module in another process
+        return None
+    others = {name: value for name, value in values.items() if name not in modules and name not in graphs}
+    return Frame(marshal.dumps(generated), graphs[0], modules, others, structure_of(module), options)
+
+
+def structure_of(module: torch.nn.Module) -> str:
+    """Return a hash of the types and the training flags of a module and all in it."""
+    parts = [(name, type(each).__qualname__, each.training) for name, each in module.named_modules()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Any], folder: Any) -> Any | None:
+    """Return a callable that runs the kept bytecode on `module`, None if there is none or it does not fit here."""
+    kept = [graph for graph in graphs.values() if graph.frame and graph.code]
+    if len(graphs) != 1 or not kept:
+        return None
+    try:
+        frame: Frame = pickle.loads(kept[0].frame)  # noqa: S301 - trusted, or this process made it
+        if frame.structure != structure_of(module):
+            return None
+        call: Callable[..., Any] = load_graph(kept[0], (), folder, frame.options)
+        scope: dict[str, Any] = {name: importlib.import_module(found) for name, found in frame.modules.items()}
+    except CannotLoadError:
+        return None
+    except Exception as error:  # noqa: BLE001 - the module is traced instead
+        warn_once(f"The bundle's bytecode does not load, and the module is traced: {error_text(error)}.")
+        return None
+    scope |= {**frame.others, frame.graph: call, "__builtins__": builtins}
+    code = marshal.loads(frame.bytecode)  # noqa: S302 - as above
+    return partial(FunctionType(code, scope, entry.__name__, None, entry.__closure__), module)

@@ -1,0 +1,155 @@
+"""deploy(guards=False) of a bundle: dynamo's bytecode runs without the module being traced, where that is right."""
+
+import json
+import pickle
+import textwrap
+from dataclasses import replace
+
+import forks
+import pytest
+import torch
+from small_module import scaled
+from torch._dynamo.utils import counters
+
+import backend_kwargs as bk
+from backend_kwargs import BackendKwargsWarning, CompiledModule
+
+UNTRACED = "served without tracing the module"
+
+
+class Pair(torch.nn.Module):
+    """Two outputs in a dict, one through a layer, with a keyword and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.dropout = torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)
+
+    def forward(self, x, *, scale=1.0):
+        hidden = self.dropout(self.linear(x)) * scale
+        return {"hidden": hidden, "sum": (hidden.sum(), x)}
+
+
+class Breaking(torch.nn.Module):
+    """A module of two graphs."""
+
+    def forward(self, x):
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+
+def saved(module, data, path, **fields):
+    CompiledModule(bk.CompileConfig(**fields)).build(module, [data]).save(path)
+    return path
+
+
+def deployed(path, module):
+    loaded = CompiledModule.load(path, module, trust=True)
+    loaded.deploy(guards=False)
+    return loaded
+
+
+def frames(path):
+    return [graph["frame"] for graph in json.loads((path / "manifest.json").read_text())["graphs"]]
+
+
+@pytest.mark.parametrize(
+    ("module", "fields"),
+    [
+        pytest.param(scaled, {}, id="one tensor"),
+        pytest.param(lambda: Pair().eval(), {"fullgraph": True}, id="keywords and a dict of outputs"),
+        pytest.param(scaled, {"autocast_enabled": True, "autocast_dtype": "bfloat16"}, id="autocast"),
+        pytest.param(scaled, {"options": {"cpp_wrapper": True}}, id="C++ wrapper"),
+    ],
+)
+def test_a_module_of_one_graph_is_not_traced(module, fields, x, tmp_path):
+    """The results are eager's, with the weights of the bundle and after they change, and dynamo traces nothing."""
+    torch.manual_seed(1)
+    original, other = module(), module()
+    data = ((x,), {"scale": 2.0}) if isinstance(original, Pair) else ((x,), {})
+    loaded = deployed(saved(original, data, tmp_path / "bundle", **fields), other)
+    counters.clear()
+    assert UNTRACED in loaded.describe()
+    tolerance = 0.05 if "autocast_enabled" in fields else 1e-5
+    for _ in range(2):
+        torch.testing.assert_close(
+            loaded(*data[0], **data[1]), other(*data[0], **data[1]), rtol=tolerance, atol=tolerance
+        )
+        with torch.no_grad():
+            other.linear.weight.mul_(2.0)
+    assert not counters["frames"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda module: module.train(), id="in training mode"),
+        pytest.param(lambda module: setattr(module, "linear", torch.nn.Sequential(module.linear)), id="another layer"),
+    ],
+)
+def test_another_module_is_traced(change, x, tmp_path):
+    """Bytecode of a module in eval mode does not serve a module in training mode, or one of other layers."""
+    path = saved(Pair().eval(), x, tmp_path / "bundle")
+    loaded = CompiledModule.load(path, other := Pair().eval(), trust=True)
+    change(other)
+    loaded.deploy(guards=False)
+    assert UNTRACED not in loaded.describe()
+
+
+@pytest.mark.parametrize(
+    ("module", "fields"),
+    [
+        pytest.param(Breaking, {}, id="two graphs"),
+        pytest.param(scaled, {"options": {"freezing": True}}, id="frozen parameters"),
+        pytest.param(scaled, {"backend": "eager"}, id="another compiler"),
+    ],
+)
+def test_other_modules_are_traced(module, fields, x, tmp_path):
+    """Where there is more than one graph, or more than its code to call, no bytecode is kept."""
+    path = saved(module(), x, tmp_path / "bundle", **fields)
+    assert not any(frames(path))
+    loaded = deployed(path, module())
+    torch.testing.assert_close(loaded(x), module()(x), rtol=1e-5, atol=1e-5)
+    assert UNTRACED not in loaded.describe()
+
+
+def test_bytecode_with_a_global_of_main_is_not_kept(tmp_path):
+    """__main__ is another module in the process that serves, so a module that reads a global of it is traced there."""
+    program = """
+        import sys, torch, backend_kwargs as bk
+
+        FACTOR = torch.tensor(3.0)
+
+        class Scaling(torch.nn.Module):
+            def forward(self, x):
+                return x.sin() * FACTOR
+
+        bk.CompiledModule().build(Scaling(), [torch.ones(4)]).save(sys.argv[1])
+    """
+    ran = forks.run("-c", textwrap.dedent(program), tmp_path / "bundle")
+    assert ran.returncode == 0, ran.stderr
+    assert frames(tmp_path / "bundle") == [None]
+
+
+def test_bytecode_that_is_not_trusted_is_not_run(x, tmp_path):
+    path = saved(scaled(), x, tmp_path / "bundle")
+    assert all(frames(path))
+    with pytest.warns(BackendKwargsWarning, match="it is not trusted"):
+        loaded = CompiledModule.load(path, scaled())
+    loaded.deploy(guards=False)
+    assert UNTRACED not in loaded.describe()
+
+
+def test_bytecode_of_a_module_that_is_gone_gives_way_to_tracing(x, tmp_path):
+    """Bytecode that refers to a Python module which cannot be imported here warns, and the module is traced."""
+    loaded = CompiledModule.load(saved(scaled(), x, tmp_path / "bundle"), scaled(), trust=True)
+    ((key, graph),) = loaded._built.graphs.items()
+    frame = replace(pickle.loads(graph.frame), modules={"torch": "no_such_module"})
+    loaded._built.graphs[key] = replace(graph, frame=pickle.dumps(frame))
+    with pytest.warns(BackendKwargsWarning) as warned:
+        loaded.deploy(guards=False)
+    assert str(warned[0].message) == (
+        "The bundle's bytecode does not load, and the module is traced: "
+        "ModuleNotFoundError: No module named 'no_such_module'."
+    )
+    torch.testing.assert_close(loaded(x), scaled()(x).detach())
