@@ -284,8 +284,6 @@ def _interrupted(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str,
                 reached = True
                 raise KeyboardInterrupt
 
-    if not place[0].endswith(MUST[0]):
-        gc.freeze()  # Of our lines only the sandbox's look at it, and each collection takes a quarter of a second.
     _seed()
     before = json.loads(json.dumps(census()))
     with contextlib.suppress(KeyboardInterrupt), _traced(seen):

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import forks
 import pytest
 import torch
 from graphs import KEY, MADE, spoil
@@ -240,10 +241,10 @@ assert torch.allclose(compiled(x), chain(x))
 
 def test_two_processes_race_at_once(store):
     """Two processes that race at once get right results, without warnings, and the graph's decision is stored."""
-    racers = [subprocess.Popen([sys.executable, "-c", RACER], stderr=-1, text=True) for _ in range(2)]
-    output = [racer.communicate()[1] for racer in racers]
-    assert [racer.returncode for racer in racers] == [0, 0]
-    assert not [each for each in output if "BackendKwargsWarning" in each]
+    racers = [forks.Fork("-c", RACER) for _ in range(2)]
+    ended = [racer.wait() for racer in racers]
+    assert [each.returncode for each in ended] == [0, 0]
+    assert not [each.stderr for each in ended if "BackendKwargsWarning" in each.stderr]
     assert len(Store(store).all()) == 1
 
 

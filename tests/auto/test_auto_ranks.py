@@ -2,9 +2,8 @@
 
 import json
 import math
-import subprocess
-import sys
 
+import forks
 import pytest
 import torch
 from graphs import backend_of, chain, logged
@@ -155,7 +154,6 @@ dist.barrier()
 
 def test_ranks_take_one_decision(tmp_path):
     """Two ranks agree on a graph that both compile, even if one has its own decision, and neither waits otherwise."""
-    command = [sys.executable, "-c", RANK]
-    ranks = [subprocess.Popen([*command, str(rank), tmp_path / "init"], stdout=-1, text=True) for rank in range(2)]
-    seen = [json.loads(rank.communicate(timeout=300)[0]) for rank in ranks]
+    ranks = [forks.Fork("-c", RANK, rank, tmp_path / "init") for rank in range(2)]
+    seen = [json.loads(rank.wait().stdout) for rank in ranks]
     assert seen == [["race of 0", "race of 0"], ["race of 0", "race of 1"]]
