@@ -105,6 +105,25 @@ def test_cudnn_attention(causal):
     assert got.is_contiguous()
 
 
+@pytest.mark.parametrize("shifted", [False, True], ids=["bias", "bias and masks"])
+def test_windows_of_a_library(shifted):
+    """In windows our kernel takes the place of scaled_dot_product_attention, as timm's Swin calls it."""
+    qkv = normal(12, 49, 3, 4, 32).permute(2, 0, 3, 1, 4)
+    table, mask = normal(4, 49, 49), torch.where(normal(4, 1, 49, 49) > 1, -100.0, 0.0).bfloat16()
+
+    def attend(qkv, table, mask):
+        q, k, v = qkv.unbind(0)
+        bias = table.unsqueeze(0)
+        if shifted:
+            bias = bias + mask.view(1, 4, 1, 49, 49).expand(3, -1, 4, -1, -1).reshape(-1, 4, 49, 49)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype)).transpose(1, 2).flatten(2)
+
+    got, code, _ = code_of(attend, (qkv, table, mask), ("attention",))
+    assert code.count("torch.ops.backend_kwargs.attention.default(") == 1
+    assert not _without_kernel
+    close(got.cpu(), attend(*exact([qkv, table, mask])), torch.bfloat16)
+
+
 def test_no_engine():
     """If the library has no kernel, here for float64, the composite kernel runs, later without another attempt."""
     args = [a.double() if isinstance(a, torch.Tensor) else a for a in conv_args(torch.float32)]

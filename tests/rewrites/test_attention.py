@@ -13,6 +13,7 @@ from backend_kwargs.compilers.inductor.rewrites.apply import rewrite_graph
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
+HEADS = torch.tensor([0.2, 0.3, 0.5]).reshape(3, 1, 1)
 # How models write the scores.
 SCORES = {
     "q scaled": lambda q, k, b: (q * 0.3) @ k.transpose(-2, -1) + b,
@@ -22,6 +23,7 @@ SCORES = {
     "two biases": lambda q, k, b: q @ k.transpose(-2, -1) + b + b * 0.5,
     "in place": lambda q, k, b: (q @ k.transpose(-2, -1)).mul_(0.3).add_(b),
     "no bias": lambda q, k, b: q @ k.transpose(-2, -1) * 0.3,
+    "a scale of heads": lambda q, k, b: (q @ k.transpose(-2, -1)) * HEADS.to(q.dtype) + b,
     "float32": lambda q, k, b: (q @ k.transpose(-2, -1)).float() * 0.3 + b,
 }
 BIASES = {
@@ -129,6 +131,10 @@ NEAR = {
     "over queries": lambda q, k, v, b: K(q, k, b).softmax(-2) @ v,
     "over heads": lambda q, k, v, b: K(q, k, b).softmax(1) @ v,
     "log-softmax": lambda q, k, v, b: K(q, k, b).log_softmax(-1) @ v,
+    "a scale of heads after the bias": lambda q, k, v, b: ((q @ k.transpose(-2, -1) + b) * HEADS).softmax(-1) @ v,
+    "a scale of heads of another dtype": lambda q, k, v, b: (
+        (q @ k.transpose(-2, -1) * HEADS.double() + b).softmax(-1).to(v.dtype) @ v
+    ),
     "a scale for each key": lambda q, k, v, b: (q @ k.transpose(-2, -1) * b).softmax(-1) @ v,
     "a function of the scores": lambda q, k, v, b: (q @ k.transpose(-2, -1)).tanh().softmax(-1) @ v,
     "weights on the right": lambda q, k, v, b: v.transpose(-2, -1) @ K(q, k, b).softmax(-1).transpose(-2, -1),

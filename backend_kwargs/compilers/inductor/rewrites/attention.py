@@ -46,7 +46,7 @@ HEADS_LAST = [0, 2, 1, 3]
 class Attention:
     """The nodes of one attention; `sizes` are [batch, heads, queries, keys].
 
-    Biases with five dimensions, [1, period, heads, queries, keys], repeat.
+    Biases with five dimensions, [1, period, heads, queries, keys], repeat. `factors` multiply all scores of a head.
     """
 
     q: AnyNode
@@ -57,6 +57,7 @@ class Attention:
     biases: list[AnyNode] = field(default_factory=list)
     scale: float = 1.0
     keys_last: bool = False
+    factors: list[AnyNode] = field(default_factory=list)
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
@@ -88,6 +89,8 @@ def _fuse(match: Match, x: AnyNode) -> None:
         q, k, v = (_of_four(graph, each) for each in (found.q, found.k, found.v))
         if not found.keys_last:
             k = insert(graph, aten.permute.default, k, [0, 1, 3, 2])
+        for factor in found.factors:
+            q = insert(graph, aten.mul.Tensor, q, factor)
         bias = _bias(graph, found, q.meta["val"].dtype)
         attended = insert(graph, operators.attention, q, k, v, bias, found.scale)
     target = _heads_last(found)
@@ -152,15 +155,20 @@ def _parse(match: Match) -> Attention | None:
     found = _sum_of_scores(scores, whole)
     if found is None:
         return None
-    node, biases, scale = found
+    node, biases, scale, factors = found
     if len({period for period in map(_period, biases) if period != 1}) > 1:
         return None
-    return _of_product(node, product, whole, biases, scale)
+    attention = _of_product(node, product, whole, biases, scale)
+    if attention is None or any(value_of(each).dtype != value.dtype for each in factors):  # type: ignore[union-attr]
+        return None
+    attention.factors = factors
+    return attention
 
 
-def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[AnyNode], float] | None:
-    """Return the node of the product in `scores`, the biases added to it and the scale, or None."""
+def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[AnyNode], float, list[AnyNode]] | None:
+    """Return the product in `scores`, the biases added to it, its scale and the factors of its heads, or None."""
     biases: list[AnyNode] = []
+    factors: list[AnyNode] = []
     scale = 1.0
     node: Any = scores
     while isinstance(node, Node) and (node is scores or used_once(node)):
@@ -172,18 +180,29 @@ def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[
                 return None
             scale = scale * factor if calls(node, aten.mul.Tensor) else scale / factor
             node = node.args[0]
-        elif calls(node, aten.add.Tensor) and not node.kwargs and scale == 1.0:
+        elif calls(node, aten.mul.Tensor) and _is_factor_of_heads(node.args[1], whole):
+            factors.append(node.args[1])
+            node = node.args[0]
+        elif calls(node, aten.add.Tensor) and not node.kwargs and scale == 1.0 and not factors:
             split = _scores_and_bias(node, whole)
             if split is None:
                 return None
             node, bias = split
             biases += _parts_of_bias(bias)
-        elif scale == 1.0 and (masked := _masked_windows(node)) is not None:
+        elif scale == 1.0 and not factors and (masked := _masked_windows(node)) is not None:
             node, bias = masked
             biases.append(bias)
         else:
-            return node, biases, scale
+            return node, biases, scale, factors
     return None
+
+
+def _is_factor_of_heads(node: Any, whole: torch.Tensor) -> bool:
+    """Return whether a tensor has one value for each head, or one for all, by which q can be multiplied as well."""
+    value = value_of(node)
+    if value is None or value.dim() not in (3, 4) or value.dim() > whole.dim() or not value.is_floating_point():
+        return False
+    return all(known_true(size == 1) for size in (*value.shape[:-3], *value.shape[-2:]))
 
 
 def _of_product(

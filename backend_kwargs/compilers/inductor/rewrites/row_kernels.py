@@ -13,6 +13,7 @@ import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
 TILE = 4096  # elements of a layer norm's tile: more warps or registers than it needs were slower
 PROGRAMS_PER_SM, STAGES = 2, 3
+STAGED_BYTES = 16384  # of a row; that of float32 and 8192 columns has no place in shared memory three times
 ROWS_TO_TURN = 8
 
 
@@ -72,7 +73,7 @@ def gradients_of_layer_norm(
     with on_device_of(x):
         kernel(
             grad, x, mean, rstd, weight, grad_x, partial[0], partial[1], rows, columns, block, at_once, PROGRAMS_PER_SM,
-            STAGES, num_warps=16 if block > TILE else 8,
+            STAGES if block * x.element_size() <= STAGED_BYTES else 1, num_warps=16 if block > TILE else 8,
         )  # fmt: skip
     of_weight, of_bias = partial.sum(1).to(weight.dtype)
     return grad_x, of_weight, of_bias
