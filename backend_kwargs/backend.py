@@ -371,7 +371,7 @@ def _parsed(text: str) -> Any:
 
 
 def _from_json(option: Option, value: Any, kind: str) -> Any:
-    # JSON has null, numbers and lists of its own: so its strings stay text where the option may be text.
+    # JSON has its own null, numbers and lists, so a string stays text if the option may be text.
     as_it_is = option.type is Any or (isinstance(value, str) and str in get_args(option.type))
     return value if as_it_is else convert(option, value, kind)
 

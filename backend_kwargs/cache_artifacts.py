@@ -29,7 +29,9 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
 
     if frozen := sum(bool(each.options.get("freezing")) and each.cache not in ("hit", "miss") for each in records()):
         graphs = "1 graph is" if frozen == 1 else f"{frozen} graphs are"
-        warn_once(f"{graphs} frozen, which bypasses Inductor's cache: expect a compile where the artifacts are loaded.")
+        warn_once(
+            f"{graphs} frozen, which bypasses Inductor's cache: expect a compile in a process that loads the artifacts."
+        )
     saved, decisions = torch.compiler.save_cache_artifacts(), lasting_decisions()
     if saved is None and not decisions:
         return None

@@ -29,7 +29,7 @@ class Record:
 
     `owner` is the callable that torch.compile was given, `compiled` what the compiler returned; both are weak
     references. `at` is when the compile began, in microseconds since the epoch. `came_back` is whether the compiler
-    returned the graph unchanged; `decision` is that of `auto`; `precision` is what was used of the requested precision.
+    returned the graph unchanged; `decision` is that of `auto`; `precision` is the use of the requested precision.
     """
 
     backend: Any

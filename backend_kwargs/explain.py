@@ -105,7 +105,7 @@ def verdict(backend: Backend) -> Verdict:
 
 
 def precision_verdict(name: str, here: Machine) -> Verdict:
-    """Return whether a lower precision works on a machine; partly where it is only emulated."""
+    """Return whether a lower precision works on a machine; partly if it is only emulated."""
     limit = next(iter(lacking(name, here)), None)
     if limit is None:
         return Verdict("works")

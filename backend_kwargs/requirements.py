@@ -141,7 +141,7 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         },
         "tvm": Requirement(lambda m: "tvm" in m.packages, "tvm is not importable", INSTALL_TVM),
         "tvm_cuda": Requirement(
-            lambda m: m.tvm_cuda, "the installed apache-tvm is no GPU build (it has no CUDA runtime)", INSTALL_TVM
+            lambda m: m.tvm_cuda, "the installed apache-tvm is not a GPU build (it has no CUDA runtime)", INSTALL_TVM
         ),
         "xgboost": Requirement(
             lambda m: {"xgboost", "psutil"} <= m.packages,
@@ -213,7 +213,7 @@ class Rule:
     """An option, or a glob of options, that has an effect only under conditions.
 
     `needs` names requirements; `either` gives groups of which one must be met; `unless` returns the reason why the
-    option has no effect beside the others, or "".
+    option has no effect with the others, or "".
     """
 
     options: str
@@ -341,7 +341,7 @@ def machine() -> Machine:
 
 
 def _cpu_dtypes() -> frozenset[str]:
-    """Return which half precisions the CPU multiplies; torch says so of x86 alone."""
+    """Return the half precisions that the CPU multiplies; torch reports this only for x86."""
     from torch import cpu
 
     def has(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Rewrites: named replacements of what a graph computes, and where each comes from. Imports no torch.
+"""Rewrites: named replacements of parts of a graph, and the lookup of a name. Imports no torch.
 
-A name is looked for in the built-in table, among those registered in this process, then among the entry points of
-installed packages, of which only the one that is named gets loaded.
+A name is looked up in the built-in table, then among the rewrites registered in this process, then among the entry
+points of installed packages. Only the entry point of that name is loaded.
 """
 
 import hashlib
@@ -10,33 +10,33 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, error_text, unknown, wrong_value
-from backend_kwargs.spec import check_name
+from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.named_values import NamedValues
 
 ENTRY_POINT_GROUP = "backend_kwargs.rewrites"
-# Training may rely on a nan that comes through, so `auto` leaves such calls to inference.
+# Training may rely on nan being propagated, so `auto` uses such calls for inference only.
 NAN = "the library's ReLU may turn nan into 0"
 OURS = "backend_kwargs.compilers.inductor.rewrites"
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A named replacement of what a graph computes.
+    """A named replacement of part of a graph.
 
-    Exactly one of two functions does it, given as such or as "module:function", imported when a graph is there.
-    `patterns` is called with a `torch._inductor.pattern_matcher.PatternMatcherPass` and adds patterns to it, which act
-    on the graphs that Inductor lowers, forward and backward. `traced` is called with dynamo's graph and its
-    example_inputs and returns a `Change` or None. `operators` are those that it puts into a graph, as
-    "namespace::name": `report` counts them in the generated code. `needs` names entries of
-    `requirements.REQUIREMENTS`. `same_function` tells whether it computes what the graph computes, up to rounding: one
-    that does not acts only where it is named. `fitting` tells from what a race counted in the graph whether it may
-    match at all, and `objective` which races it is for.
+    Give exactly one of `patterns` and `traced`: a function, or "module:function", which is imported for the first
+    graph. `patterns(matcher_pass)` registers patterns on a `torch._inductor.pattern_matcher.PatternMatcherPass`; they
+    apply to the graphs that Inductor lowers, forward and backward. `traced(gm, example_inputs)` takes dynamo's graph
+    and returns a `Change` or None.
+
+    `operators` lists the operators that the rewrite inserts, as "namespace::name": `report` counts them in the
+    generated code. `needs` names entries of `requirements.REQUIREMENTS`. `same_function` is False if the result can
+    differ from the graph's by more than rounding; such a rewrite applies only where it is named. `fitting(stats)`
+    returns whether a graph with these statistics can match, and `objective` names the races that try the rewrite.
     """
 
     summary: str
@@ -72,13 +72,13 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             fitting=lambda stats: stats.gemms > 0 and not stats.training,
         ),
         "attention": Rewrite(
-            "Attention that is spelt out, with a bias or without, as one library call",
+            "Attention that is spelt out, or has a bias over few keys, as one call",
             patterns=f"{OURS}.attention:add_patterns",
             operators=("backend_kwargs::attention",),
-            fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 1,
+            fitting=lambda stats: (stats.softmaxes > 0 and stats.gemms > 1) or (stats.gpu and stats.attentions > 0),
         ),
         "cudnn_attention": Rewrite(
-            "cuDNN's kernel where scaled_dot_product_attention takes another",
+            "cuDNN's kernel instead of the one that scaled_dot_product_attention chose",
             patterns=f"{OURS}.attention:add_cudnn_patterns",
             operators=("backend_kwargs::cudnn_attention",),
             needs=("gpu",),
@@ -91,18 +91,32 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             fitting=lambda stats: stats.gpu and stats.softmaxes > 0,
         ),
         "linear_cross_entropy": Rewrite(
-            "A linear layer and cross-entropy in chunks of rows, so that few logits are alive at a time",
+            "A linear layer and cross-entropy in chunks of rows, so that few logits are in memory at a time",
             traced=f"{OURS}.losses:fuse_linear_cross_entropy",
             operators=("backend_kwargs::linear_cross_entropy",),
             costs="about a tenth slower; gradients are computed in the forward pass and rounded once for each chunk",
             fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 0,
             objective="memory",
         ),
+        "layer_norm_backward": Rewrite(
+            "Layer norm's gradients by one kernel, which reads its input and the incoming gradient once",
+            traced=f"{OURS}.layer_norm:fuse_gradients",
+            operators=("backend_kwargs::layer_norm_backward",),
+            costs="what follows the gradient of the input is no longer part of its kernel",
+            fitting=lambda stats: stats.gpu and stats.training and stats.reductions > 0,
+        ),
+        "rotary": Rewrite(
+            "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",
+            traced=f"{OURS}.rotary:fuse_rotary",
+            operators=("backend_kwargs::rotary",),
+            costs="what comes before and after is no longer part of its kernel",
+            fitting=lambda stats: stats.gpu and stats.ops > 1,
+        ),
         "packed": Rewrite(
             "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
             traced=f"{OURS}.packed:pack",
             same_function=False,
-            costs="a copy of each packed weight; a check of each at every call; writes through `.data` are unseen",
+            costs="a copy of each packed weight, checked at each call; writes through `.data` go unnoticed",
             fitting=lambda stats: stats.gemms > 1 and not stats.training,
         ),
         "approximate_gelu": Rewrite(
@@ -116,34 +130,29 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
     }
 )
 
-_registered: dict[str, Rewrite] = {}
+_REWRITES = NamedValues(
+    "rewrite",
+    ENTRY_POINT_GROUP,
+    BUILT_IN,
+    read=lambda entry, loaded: loaded if isinstance(loaded, Rewrite) else None,
+    wanted="a Rewrite",
+    advice=lambda names: f"Rewrites are {', '.join(names)}.",
+)
+_registered = _REWRITES.registered
 
-
-def find_rewrite(name: str) -> Rewrite:
-    """Return the rewrite called `name`, or raise with the nearest name."""
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    if name in _registered:
-        return _registered[name]
-    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        return _plugged_in(entry)
-    raise unknown("rewrite", name, list_rewrites(), otherwise=f"Rewrites are {', '.join(list_rewrites())}.")
+find_rewrite = _REWRITES.find
 
 
 def list_rewrites() -> list[str]:
     """Return the names of every rewrite: built in, registered, or offered by an installed package."""
-    plugged_in = (entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
-    return list(dict.fromkeys((*BUILT_IN, *_registered, *plugged_in)))
+    return _REWRITES.names()
 
 
 def register_rewrite(name: str, rewrite: Rewrite) -> None:
     """Register `rewrite` for options and `auto`. Raise if another rewrite already has this name."""
-    check_name("A rewrite", name)
     if not isinstance(rewrite, Rewrite):
         raise wrong_value("register_rewrite's second argument", "a Rewrite", rewrite)
-    if (BUILT_IN.get(name) or _registered.get(name, rewrite)) != rewrite:
-        raise BackendKwargsError(f"Rewrite {name!r} exists and is another; choose another name.")
-    _registered.setdefault(name, rewrite)
+    _REWRITES.register({name: rewrite}, Rewrite.__eq__, "exists and is another")
 
 
 def check_rewrites(names: Iterable[str]) -> None:
@@ -153,9 +162,9 @@ def check_rewrites(names: Iterable[str]) -> None:
 
 
 def raced_rewrites(named: Iterable[str] | None) -> tuple[str, ...]:
-    """Return what `auto` may race: those that compute the same function, and those `named`; () where named is empty.
+    """Return the rewrites that `auto` may race: those that compute the same function, and those in `named`.
 
-    Those of installed packages are raced where they are named.
+    An empty `named` allows none. Rewrites of installed packages are raced only if named.
     """
     if named is not None and not tuple(named):
         return ()
@@ -164,13 +173,13 @@ def raced_rewrites(named: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def fingerprint(names: Iterable[str]) -> str:
-    """Return text that changes with what the rewrites `names` do: it is part of the keys of Inductor's caches."""
+    """Return a hash of the versions and sources of the rewrites `names`, for the keys of Inductor's caches."""
     parts = [f"{name} {find_rewrite(name).version} {_source_hash(find_rewrite(name))}" for name in names]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is given as "module:function" or as itself."""
+    """Return `function`, imported if it is given as "module:function"."""
     found: Callable[..., Any] = pkgutil.resolve_name(function) if isinstance(function, str) else function
     return found
 
@@ -182,7 +191,7 @@ def _source_hash(rewrite: Rewrite) -> str:
     if not isinstance(function, str):
         try:
             text += inspect.getsource(function)
-        except (OSError, TypeError):  # written at a prompt, or no plain function
+        except (OSError, TypeError):  # typed at a prompt, or not a plain function
             code = getattr(function, "__code__", None)
             text += f"{code.co_code.hex()} {code.co_consts} {code.co_names}" if code else repr(function)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -190,7 +199,7 @@ def _source_hash(rewrite: Rewrite) -> str:
 
 @cache
 def _module_text(module: str) -> str:
-    """Return the source of a module, and of all modules beside it where it is one of this package."""
+    """Return the source of a module; for one of ours, of all modules in its folder."""
     try:
         spec = find_spec(module) if module and module != "__main__" else None
     except (ImportError, ValueError):
@@ -200,15 +209,3 @@ def _module_text(module: str) -> str:
     path = Path(spec.origin)
     files = sorted(path.parent.glob("*.py")) if module.startswith(f"{OURS}.") else [path]
     return "\n".join(each.read_text() for each in files)
-
-
-def _plugged_in(entry: EntryPoint) -> Rewrite:
-    try:
-        loaded = entry.load()
-    except Exception as error:  # a plug-in may fail in any way, and must break nothing else
-        raise BrokenPluginError(
-            f"Rewrite {entry.name!r} of {entry.value!r} does not load: {error_text(error)}."
-        ) from error
-    if not isinstance(loaded, Rewrite):
-        raise wrong_value(f"Entry point {entry.value!r}", "a Rewrite", loaded)
-    return loaded

@@ -6,16 +6,15 @@ of installed packages; only the entry point with that name is loaded.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from types import MappingProxyType
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, error_text, unknown, wrong_value
 from backend_kwargs.layers import copied, same
-from backend_kwargs.spec import check_name, split_templates
+from backend_kwargs.named_values import NamedValues
+from backend_kwargs.spec import split_templates
 
 ENTRY_POINT_GROUP = "backend_kwargs.templates"
-NEXT_STEP = "`backend-kwargs list` shows all."
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,39 +165,33 @@ BUILT_IN: Mapping[str, Template] = MappingProxyType(
     }
 )
 
-_registered: dict[str, Template] = {}
+
+def _read(entry: EntryPoint, loaded: Any) -> Template | None:
+    if isinstance(loaded, Mapping):
+        return Template(f"from {entry.value}", loaded)
+    return loaded if isinstance(loaded, Template) else None
 
 
-def find_template(name: str) -> Template:
-    """Return the template called `name`, or raise with the nearest name."""
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    if name in _registered:
-        return _registered[name]
-    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        return _plugged_in(entry)
-    raise unknown("template", name, template_names(), otherwise=NEXT_STEP)
+_TEMPLATES = NamedValues(
+    "template",
+    ENTRY_POINT_GROUP,
+    BUILT_IN,
+    read=_read,
+    wanted="a Template or a mapping of options",
+    advice=lambda names: "`backend-kwargs list` shows all.",
+)
+_registered = _TEMPLATES.registered
 
-
-def is_published(name: str) -> bool:
-    """Return whether dynamo finds "tmpl-inductor:NAME"."""
-    return name in BUILT_IN or name in _registered
-
-
-def template_names() -> list[str]:
-    """Return the names of every template: built in, registered, or offered by an installed package."""
-    plugged_in = (entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
-    return list(dict.fromkeys((*BUILT_IN, *_registered, *plugged_in)))
+find_template = _TEMPLATES.find
+template_names = _TEMPLATES.names
+is_published = _TEMPLATES.is_known  # dynamo finds "tmpl-inductor:NAME"
 
 
 def add_templates(templates: Mapping[str, Template]) -> None:
-    """Register all or none; registering equal content again is allowed, other content under a used name is an error."""
-    for name, template in templates.items():
-        check_name("A template", name)
-        known = BUILT_IN.get(name) or _registered.get(name, template)
-        if not same(dict(known.options), dict(template.options)):
-            raise BackendKwargsError(f"Template {name!r} exists with other options; choose another name.")
-    _registered.update({name: t for name, t in templates.items() if name not in {*BUILT_IN, *_registered}})
+    """Register all or none; registering equal options again is allowed, others under a used name are an error."""
+    _TEMPLATES.register(
+        templates, lambda one, other: same(dict(one.options), dict(other.options)), "exists with other options"
+    )
 
 
 def derive(
@@ -221,17 +214,3 @@ def derive(
 
 def _union(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for mapping in mappings for name, value in mapping.items()}
-
-
-def _plugged_in(entry: EntryPoint) -> Template:
-    try:
-        loaded = entry.load()
-    except Exception as error:  # a plug-in may fail in any way, and must not break the others
-        raise BrokenPluginError(
-            f"Template {entry.name!r} of {entry.value!r} does not load: {error_text(error)}."
-        ) from error
-    if isinstance(loaded, Mapping):
-        return Template(f"from {entry.value}", loaded)
-    if not isinstance(loaded, Template):
-        raise wrong_value(f"Entry point {entry.value!r}", "a Template or a mapping of options", loaded)
-    return loaded

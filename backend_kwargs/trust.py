@@ -71,7 +71,7 @@ INDUCTOR_CODE: Mapping[str, str] = {
         torchinductor_worker_logpath trace.debug_dir trace.log_url_for_graph_xform triton.debug_dump_kernel_inputs
         triton.proton_output_dir worker_log_path
     """,
-    "decides which entries a cache takes for equal": """
+    "decides which cache entries count as equal": """
         _cache_config_ignore_prefix _partitioned_scatter_default _profile_var _save_config_ignore
         unsafe_marked_cacheable_functions
     """,

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from backend_kwargs.cli.console import complain, console, print_json, print_table
 from backend_kwargs.errors import BackendKwargsError, wrong_value
-from benchmarks.arguments import Device, device_of
+from benchmarks.arguments import Device, Shard, device_of, shard_of
 from benchmarks.studies.commands import COMMANDS
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ Compiles = Annotated[
 ]
 Beside = Annotated[
     bool | None,
-    typer.Option("--beside/--apart", help="Compile in the timing process, or first in a process of its own."),
+    typer.Option("--beside/--apart", help="Compile in the timing process, or first in a separate process."),
 ]
 Jobs = Annotated[int, typer.Option(min=1, help="Parallel compiles of peers that time no kernels.")]
 Tuners = Annotated[int, typer.Option(min=1, help="Parallel compiles of torch's modes that time kernels.")]
@@ -102,7 +102,6 @@ OneCache = Annotated[
 ]
 Budget = Annotated[str | None, typer.Option(metavar="540s", help="Stop after this time; --resume continues.")]
 Timeout = Annotated[str, typer.Option(metavar="300s", help="For one peer's compile, or a group's timing.")]
-Shard = Annotated[str, typer.Option(metavar="I/N", help="Every N-th group, from the I-th.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Run only what FILE lacks.")]
 Also = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="With --resume: another file of done groups.")]
 NoCeilings = Annotated[bool, typer.Option("--no-ceilings", help="Without limits.")]
@@ -121,7 +120,7 @@ def show_list(suite: Suite = Suite.full, case: Globs = None) -> None:
         (c.name, c.group, str(c.dtype).removeprefix("torch."), " ".join(c.modes), " ".join(sorted(c.suites)))
         for c in chosen
     ]
-    print_table(("case", "group", "dtype", "modes", "suites beside full"), rows)
+    print_table(("case", "group", "dtype", "modes", "suites besides full"), rows)
     told = [(p.name, p.kind, " ".join(p.devices), " ".join(p.modes)) for p in peers().values()]
     print_table(("peer", "kind", "devices", "modes"), [*told, (f"{HAND}NAME", "hand", "a case's own", "fwd fwd_bwd")])
 
@@ -203,7 +202,7 @@ def run(
         ahead=ahead,
         budget_s=_seconds("--budget", budget) if budget else float("inf"),
         step_s=_seconds("--timeout", timeout),
-        shard=_shard(shard),
+        shard=shard_of(shard),
         resume=resume,
         also=tuple(also or ()),
         ceilings=not no_ceilings,
@@ -318,13 +317,6 @@ def _seconds(option: str, text: str) -> float:
     if not seconds >= 0:
         raise wrong_value(option, "seconds, such as '540s'", text)
     return seconds
-
-
-def _shard(text: str) -> tuple[int, int]:
-    at, _, of = text.partition("/")
-    if not (at.isdecimal() and of.isdecimal() and 1 <= int(at) <= int(of)):
-        raise wrong_value("--shard", "I/N, from 1/N to N/N", text)
-    return int(at), int(of)
 
 
 # ---- printing

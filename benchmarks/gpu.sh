@@ -3,7 +3,7 @@
 #     bash benchmarks/gpu.sh OUT_DIR BUDGET_S [options of `run`]
 # Called again with the same OUT_DIR, also on another number of GPUs, it goes on. It exits with 3 while cells are left.
 set -uo pipefail
-out=${1:?OUT_DIR is wanted} budget=${2:?BUDGET_S is wanted}
+out=${1:?OUT_DIR is required} budget=${2:?BUDGET_S is required}
 shift 2
 mkdir -p "$out"
 IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, -)}"

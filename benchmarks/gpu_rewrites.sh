@@ -1,12 +1,23 @@
 #!/usr/bin/env bash
-# What rewrites gain on whole cases: default, auto without and auto with them, interleaved, a process for each case.
-#     bash benchmarks/gpu_rewrites.sh OUT_DIR [options of `rewrites`]
+# What rewrites gain on whole cases, a shard of them on every visible GPU, a process for each case:
+#     bash benchmarks/gpu_rewrites.sh OUT_DIR BUDGET_S [options of `rewrites`]
+# Called again with the same OUT_DIR it goes on. It exits with 3 while cases are left. `--suite` adds the suite's cases;
+# `--modes reduce-overhead` leaves out the modes that tune, which take minutes for a model.
 set -uo pipefail
-out=${1:?OUT_DIR is wanted}
-shift
+out=${1:?OUT_DIR is wanted} budget=${2:?BUDGET_S is wanted}
+shift 2
 mkdir -p "$out"
-ended=0
-for case in "ResNet-50" "linear 16384" "GPT-2" "Llama" "relative-position" "cross-entropy" "RegNetY"; do
-    python -m benchmarks rewrites --cases "$case" --out "$out/${case// /_}.json" "$@" 2>>"$out/log.txt" || ended=$?
+IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, -)}"
+shards=${#gpus[@]}
+running=()
+for at in "${!gpus[@]}"; do
+    CUDA_VISIBLE_DEVICES=${gpus[at]} python -m benchmarks rewrites --shard "$((at + 1))/$shards" \
+        --budget-s "$budget" --out "$out" "$@" >>"$out/shard-$((at + 1)).txt" 2>&1 &
+    running+=($!)
 done
+ended=0
+for process in "${running[@]}"; do
+    wait "$process" || { code=$?; ((code > ended)) && ended=$code; }
+done
+python -m benchmarks rewrites --report --out "$out" | tee "$out/rewrites.md"
 exit "$ended"

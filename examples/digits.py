@@ -16,7 +16,7 @@ BATCH = 64
 
 
 class Block(nn.Module):
-    """Two convolutions with batch norm round a shortcut: [batch, width, h, w] to the same shape."""
+    """Two convolutions with batch norm and a shortcut: [batch, width, h, w] to the same shape."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -85,7 +85,9 @@ def build() -> tuple[nn.Module, tuple[Tensor]]:
     model = train(images, labels)
     share = accuracy(model, held_out, held_out_labels)
     if share <= 0.95:
-        raise RuntimeError(f"The training failed: {share:.1%} of the held-out digits are right, wanted more than 95 %.")
+        raise RuntimeError(
+            f"The training failed: {share:.1%} of the held-out digits are right; it must be more than 95 %."
+        )
     print(f"{share:.1%} of the {len(held_out)} held-out digits are right.", file=sys.stderr)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device), (held_out[:64].to(device),)

@@ -35,7 +35,7 @@ def of_digits(logits: Tensor, labels: Tensor) -> str:
 
 
 def cases() -> Iterator[tuple[str, nn.Module, tuple[Tensor, ...], Callable[[Tensor], str]]]:
-    """Yield a name, the trained model, its inputs, and what tells in words how good an output is."""
+    """Yield a name, the trained model, its inputs, and a function that describes the quality of an output."""
     encoder, tokens = sentence_encoder.build()
     with torch.no_grad():
         exact = encoder(*tokens).cpu()

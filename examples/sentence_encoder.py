@@ -5,7 +5,7 @@ Run it with: backend-kwargs compare examples/sentence_encoder.py:build
 
 import os
 
-# Set before transformers is imported: the weights lie inside a package, so nothing has to ask the hub.
+# Set before transformers is imported: the weights are in a package, so the hub is not needed.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch

@@ -1,4 +1,4 @@
-"""Packages of AOTInductor, compiled under a plain dict of options."""
+"""AOTInductor packages compiled from a plain dict of options."""
 
 import warnings
 from collections.abc import Callable
@@ -25,14 +25,14 @@ def rounding(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def result_of(module: nn.Module, inputs: tuple[torch.Tensor, ...], config: dict[str, Any], folder: Path) -> Any:
-    """Return what a package gives that AOTInductor compiled under `config`."""
+    """Return the result of a package that AOTInductor compiled with `config`."""
     package = _packaged(module, inputs, config, folder)
     with torch.no_grad():
         return torch._inductor.aoti_load_package(package)(*inputs)
 
 
 def code_of(module: nn.Module, inputs: tuple[torch.Tensor, ...], config: dict[str, Any], folder: Path) -> str:
-    """Return the C++ that AOTInductor generates under `config`, without comments; nothing is compiled."""
+    """Return the C++ that AOTInductor generates with `config`, without comments; nothing is compiled."""
     package = _packaged(module, inputs, {**config, "aot_inductor.package_cpp_only": True}, folder)
     with ZipFile(package) as file:
         code = "\n".join(file.read(name).decode() for name in sorted(file.namelist()) if name.endswith(".cpp"))
@@ -41,7 +41,7 @@ def code_of(module: nn.Module, inputs: tuple[torch.Tensor, ...], config: dict[st
 
 def _packaged(module: nn.Module, inputs: tuple[torch.Tensor, ...], config: dict[str, Any], folder: Path) -> str:
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of what it exports
+        warnings.simplefilter("ignore")  # torch's own warning about its export
         exported = torch.export.export(module, inputs)
         path = str(folder / "model.pt2")
         return torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=config)

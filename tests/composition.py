@@ -1,4 +1,4 @@
-"""Random expressions drawn by hypothesis, compiled as one graph, and the comparison of results with eager's."""
+"""Random expressions drawn by hypothesis, compiled as one graph, and the comparison of their results with eager's."""
 
 import itertools
 import random
@@ -12,14 +12,15 @@ NAN, INF = float("nan"), float("inf")
 FLOATS = [NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 1e-40, -3e-45, 1e8, -1e8, 3.3, 0.3, 1.7, -2.5, 1e-8, 3e38, 16777217.0]
 INTS = [0, 1, -1, 2, 7, -7, 100, 46341]
 SHAPES = ((18, 18), (18, 32), (5, 1))
-ULPS = 64  # of the true value; eager's own functions are up to a few off
+ULPS = 64  # from the true value; eager's functions have errors of a few
 
 
 @dataclass(frozen=True)
 class Expression:
-    """Python's text of an expression over the inputs, of which parts it is made, and its type: float, int or bool.
+    """The Python text of an expression over the inputs, its parts, and its type: float, int or bool.
 
-    An inexact one is a function of exact parts, named by `function`: rounding may differ, which nothing is computed of.
+    An inexact one is a function of exact parts, named by `function`: its rounding may differ, so nothing is
+    computed from it.
     """
 
     text: str
@@ -32,7 +33,7 @@ class Expression:
 
 
 def inputs(shape: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """Return tensors in which each special value meets many others; the same ones each time."""
+    """Return tensors in which each special value meets many others; they are the same each time."""
     rows, columns = shape
     draw = random.Random(0)
 
@@ -61,7 +62,7 @@ def inputs(shape: tuple[int, int]) -> dict[str, torch.Tensor]:
     }
 
 
-# ---- what is drawn
+# ---- strategies
 
 LEAVES = {"float": "xxyyzzrdh", "int": "ijks", "bool": "ab"}
 NUMBERS = {
@@ -126,7 +127,7 @@ def _operators(kind: str, below: dict[str, st.SearchStrategy[Expression]]) -> st
 
 
 def _expressions(depth: int) -> dict[str, st.SearchStrategy[Expression]]:
-    """Return strategies for each type, of operators nested up to `depth`."""
+    """Return strategies for each type, with operators nested up to `depth`."""
     found = {kind: st.sampled_from([Expression(name, kind) for name in names]) for kind, names in LEAVES.items()}
     numbers = {
         "number": st.sampled_from([Expression(n, "number") for n in NUMBERS["float"]]),
@@ -150,7 +151,7 @@ GRAPH = st.lists(st.one_of(*EXPRESSION.values(), EXPRESSION["float"], ROUNDED), 
 
 
 def graph_of(expressions: Sequence[Expression]) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return the function of the inputs, by their names, that has the expressions' values."""
+    """Return the function of the inputs that returns the values of the expressions."""
     names = ", ".join(inputs((1, 1)))
     scope = {"torch": torch}
     exec(f"def graph({names}):\n    return ({' '.join(f'{each},' for each in expressions)})", scope)
@@ -160,7 +161,7 @@ def graph_of(expressions: Sequence[Expression]) -> Callable[..., tuple[torch.Ten
 def wrong(
     expressions: Sequence[Expression], given: dict[str, torch.Tensor], compiled: Sequence[torch.Tensor]
 ) -> list[int]:
-    """Return which results are not eager's: bit for bit, or by their distance to float64's."""
+    """Return which results differ from eager's, bit for bit or by their distance to float64's."""
     eager = graph_of(expressions)(**given)
     return [
         at
@@ -170,7 +171,7 @@ def wrong(
 
 
 def same(result: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Return whether two tensors are equal bit for bit, nan's payload aside."""
+    """Return whether two tensors are equal bit for bit, except for the payloads of nan."""
     if (result.dtype, result.shape) != (wanted.dtype, wanted.shape):
         return False
     if not result.is_floating_point():
@@ -195,7 +196,7 @@ def _near(each: Expression, given: dict[str, torch.Tensor], result: torch.Tensor
     (part,) = each.parts
     (x,) = graph_of([Expression(BOUNDED.format(part), "float")])(**given)
     (exact,) = graph_of([Expression(each.function.format("x"), "float")])(**{**given, "x": x.double()})
-    # Of what a sum adds up, since its terms may cancel.
+    # Relative to the terms of a sum, which may cancel.
     sums = "sum(" in each.function or "mean(" in each.function
     (scale,) = graph_of([Expression(each.function.format("x"), "float")])(**{**given, "x": x.double().abs()})
     info = torch.finfo(result.dtype)

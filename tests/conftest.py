@@ -1,15 +1,34 @@
-"""Fixtures for every test: names that one registers are removed before the next."""
+"""Fixtures for every test: names that a test registers are removed after it."""
 
+import gc
+import os
 import sys
 
 import hypothesis
 import pytest
+
+# Threads that wait for work sleep, also in child processes: else they spin, and keep the cores from other tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A slow machine is no failure.
 hypothesis.settings.register_profile("without-deadline", deadline=None)
 hypothesis.settings.load_profile("without-deadline")
 
 VARIABLES = ("BACKEND_KWARGS_TEMPLATE", "BACKEND_KWARGS_OPTIONS")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_frozen_at_the_end():
+    """What is frozen when the interpreter ends is not collected, and extension modules complain of leaks."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _modules_frozen():
+    """Freeze what is alive before the tests of a file: else each `gc.collect()` visits a million objects of modules."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +52,7 @@ def _no_names_left_behind(monkeypatch, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _float32_precision_as_before():
-    """Put float32's precision back: "highest" is not what a fresh process has, and graphs are kept under it."""
+    """Restore float32's precision setting: "highest" differs from a fresh process's, and graphs are guarded on it."""
     import torch
 
     kinds = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul)
@@ -46,7 +65,7 @@ def _float32_precision_as_before():
 
 @pytest.fixture
 def fresh_dynamo():
-    """Forget compiled code before and after."""
+    """Reset dynamo before and after."""
     import torch._dynamo
 
     torch._dynamo.reset()
@@ -56,7 +75,7 @@ def fresh_dynamo():
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Return a function that installs a distribution of one module with entry points, as pip would lay it out."""
+    """Return a function that installs a one-module distribution with entry points, laid out as pip does."""
 
     def lay_out(name: str, source: str, group: str, **entries: str) -> None:
         monkeypatch.syspath_prepend(tmp_path)

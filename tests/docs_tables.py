@@ -1,4 +1,4 @@
-"""The tables in the docs that repeat code: written by `python tests/docs_tables.py --write`, else checked."""
+"""The generated tables of the docs: `python tests/docs_tables.py` checks them, and `--write` rewrites them."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Small functions that are wrong once floats are simplified as reals, or integers as if they never overflowed."""
+"""Small functions that give wrong results if floats are simplified as reals, or integers as if they cannot overflow."""
 
 import torch
 
@@ -9,7 +9,7 @@ V = torch.tensor([2**31 - 1, -(2**31), 2**31 - 50, -7, 0, 46341], dtype=torch.in
 
 
 def two_sum(a, b):
-    """Return what a sum in floating point loses."""
+    """Return the rounding error of a floating-point sum."""
     s = a + b
     bb = s - a
     return (a - (s - bb)) + (b - bb)

@@ -1,8 +1,8 @@
-"""How small and how large functions are: fails where too many are helpers of a few lines, or one is too long.
+"""The sizes of functions: fails if a tree has too many short helpers, or a function is too long.
 
-A helper here is private, called once in its module and named nowhere else in it, and of at most five lines: a reader
-has to look it up to read one call. Such helpers should hide a decision; those that only name an expression are better
-inlined. What is handed on as a value, an entry of a table say, is none.
+A helper here is private, has at most five lines, and is used only once, by a call: to read that call, a reader must
+look it up. Such a helper should hide a decision; one that only names an expression is better inlined. A function that
+is passed as a value, for instance in a table, does not count.
 """
 
 import ast
@@ -31,7 +31,7 @@ class Function(NamedTuple):
 
 
 def name_of(node: ast.AST) -> str:
-    """Return the name that a node reads, "" where it reads none."""
+    """Return the name that a node reads, or ""."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 

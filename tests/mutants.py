@@ -1,4 +1,4 @@
-"""Plant random small changes in the code and see whether the tests notice: `make mutants`.
+"""Plant random small changes in the code and check whether the tests notice: `make mutants`.
 
 The changes are cosmic-ray's. Each is planted in a copy of the checkout, and the tests of its module and of the module's
 neighbours run there: first those that run the changed lines where nothing is planted, the fastest first; then the
@@ -100,7 +100,7 @@ SLACK_S, SLOWER = 60.0, 3.0  # a test of a mutant may take so much more than wit
 
 
 def main() -> int:
-    """Sample, plant and test; return 1 where a mutant survived."""
+    """Sample, plant and test; return 1 if a mutant survived."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--modules", default="", help="such as accuracy,auto/cache_key; by default all")
     parser.add_argument("--sample", type=int, default=40, help="how many mutants, at as many places")
@@ -135,7 +135,7 @@ def main() -> int:
 
 
 def tests_of_modules(asked: str) -> dict[str, str]:
-    """Return the tests of each module in TESTS, or of those whose path holds one of the names `asked` for."""
+    """Return the tests of each module in TESTS, or of those whose path contains one of the names in `asked`."""
     names = [f"/{name.strip()}" for name in asked.split(",")]
     found: dict[str, str] = {}
     for path in sorted(path for top in ("backend_kwargs", "benchmarks") for path in (ROOT / top).rglob("*.py")):
@@ -147,14 +147,14 @@ def tests_of_modules(asked: str) -> dict[str, str]:
 
 
 def work_in_a_copy() -> None:
-    """Copy the checkout and go there, so that `import backend_kwargs` finds the copy: each worker plants in its own."""
+    """Copy the checkout and change to it, so that `import backend_kwargs` finds the copy of this worker."""
     listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True).splitlines()
     folder = Path(tempfile.mkdtemp(prefix="mutants-"))
     for file in listed:
         if (ROOT / file).is_file():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / file, folder / file)
-    # For the tests' own processes, and for this one, which forks and has not loaded the package.
+    # For the tests' processes and for this one, which forks before it loads the package.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     sys.path[0] = str(folder)
     sys.dont_write_bytecode = True  # a mutant is as old as its module
@@ -172,7 +172,7 @@ def work_in_a_copy() -> None:
 
 
 def mutants(modules: Iterable[str]) -> list[MutationSpec]:
-    """Return all mutants of the modules but those that `annotations` finds."""
+    """Return all mutants of the modules, except those that `annotations` finds."""
     with use_db(":memory:", WorkDB.Mode.create) as db:
         init([Path(module) for module in modules], db, {})
         every = [mutant for item in db.work_items for mutant in item.mutations]
@@ -185,7 +185,7 @@ def mutants(modules: Iterable[str]) -> list[MutationSpec]:
 
 
 def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return where annotations and flags of dataclasses are: a mutant there fails at import or changes no result."""
+    """Return the positions of annotations and dataclass flags: a mutant there fails at import or changes nothing."""
     for node in ast.walk(ast.parse(text)):
         found = [getattr(node, field, None) for field in ("annotation", "returns")]
         if isinstance(node, ast.keyword) and node.arg in ("frozen", "slots"):
@@ -317,7 +317,7 @@ def end(group: int | None) -> None:
 
 
 def quietly(arguments: Sequence[str], plugin: "Plugin", sending: Connection) -> None:
-    """Run pytest without a word, in a process group of its own; send the next test's time limit, then what is found."""
+    """Run pytest without output, in a process group of its own; send the next test's time limit, then the results."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The comparison of numbers: right and wrong results, the reference, fresh inputs and cotangents."""
+"""The accuracy check: right and wrong results, the reference, fresh inputs and cotangents."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from backend_kwargs.measure import check
 
 @dataclass
 class Output:
-    """An output that torch's pytrees do not know."""
+    """An output class that torch's pytrees do not know."""
 
     logits: torch.Tensor
 
@@ -43,7 +43,7 @@ INF = torch.tensor([1.0, math.inf, 3.0])
     ],
 )
 def test_right_results_pass(result, eager):
-    """What equals eager passes, whatever the shape of the output."""
+    """A result equal to eager's passes, whatever the structure of the output."""
     assert check(result, eager).passed
     assert check(result, eager, eager).passed
 
@@ -59,16 +59,16 @@ def test_right_results_pass(result, eager):
         pytest.param([True], [1], "output[0]: eager gives int, this one bool", id="type"),
         pytest.param([3], [4], "output[0]: the values differ from eager's", id="int"),
         pytest.param(ONE.long() + 1, ONE.long(), "output: the values differ from eager's", id="integers"),
-        pytest.param(NAN, ONE, "output: NaN or infinity where eager has none, or the other way round", id="nan"),
-        pytest.param(ONE, NAN, "output: NaN or infinity where eager has none, or the other way round", id="no nan"),
-        pytest.param(INF, NAN, "output: NaN or infinity where eager has none, or the other way round", id="inf, nan"),
-        pytest.param(-INF, INF, "output: NaN or infinity where eager has none, or the other way round", id="sign"),
+        pytest.param(NAN, ONE, "output: NaN or infinity where eager has none, or vice versa", id="nan"),
+        pytest.param(ONE, NAN, "output: NaN or infinity where eager has none, or vice versa", id="no nan"),
+        pytest.param(INF, NAN, "output: NaN or infinity where eager has none, or vice versa", id="inf, nan"),
+        pytest.param(-INF, INF, "output: NaN or infinity where eager has none, or vice versa", id="sign"),
         pytest.param(Output(-ONE), Output(ONE), "output.logits: cosine to eager -1, at least 0.99 wanted", id="fields"),
         pytest.param(0 * ONE, ONE, "output: cosine to eager 0, at least 0.99 wanted", id="zeros"),
     ],
 )
 def test_wrong_results_fail(result, eager, reason):
-    """A wrong result says what is wrong, and where."""
+    """A wrong result fails with the reason and the place."""
     found = check(result, eager)
     assert (found.status, found.reason) == ("fail_accuracy", reason)
 
@@ -84,7 +84,7 @@ def test_wrong_results_fail(result, eager, reason):
 )
 @pytest.mark.parametrize("training", [False, True])
 def test_error_is_held_against_eagers_own(error, dtype, passes, training):
-    """RMSE(reference, result) may be m times eager's, and a tenth of the tolerance more."""
+    """RMSE(reference, result) may be m times eager's, plus a tenth of the tolerance."""
     truth = torch.zeros(1000, dtype=torch.float64)
     truth[0] = 1000.0
     noise = torch.ones_like(truth)
@@ -98,7 +98,7 @@ def test_error_is_held_against_eagers_own(error, dtype, passes, training):
     ("off", "passes"), [pytest.param(3e-3, True, id="less"), pytest.param(3.3e-3, False, id="more")]
 )
 def test_a_tenth_of_the_tolerance_is_allowed_in_the_mean(off, passes):
-    """One element of a thousand may be farther off than the tolerance while the RMSE stays within a tenth of it."""
+    """One element of a thousand may exceed the tolerance if the RMSE stays within a tenth of it."""
     truth = torch.ones(1000, dtype=torch.float64)
     result = truth.clone()
     result[0] += off
@@ -106,13 +106,13 @@ def test_a_tenth_of_the_tolerance_is_allowed_in_the_mean(off, passes):
 
 
 def test_a_tolerance_of_ones_own_holds():
-    """`tol` takes the place of 1e-3, for closeness and for the RMSE."""
+    """`tol` replaces 1e-3, for closeness and for the RMSE."""
     assert check(1.03 * ONE, ONE, ONE.double(), tol=0.1).passed
     assert not check(1.03 * ONE, ONE, ONE.double()).passed
 
 
 def test_figures_are_those_of_the_worst_tensor():
-    """The largest absolute error and the cosine are to eager, the two RMSEs to the reference."""
+    """Reported figures are the largest: absolute error and cosine to eager, both RMSEs to the reference."""
     found = check([ONE, ONE + 1e-4, 3], [ONE, ONE, 3], [ONE.double(), ONE.double() + 1e-5, 3])
     assert (found.max_error, found.rmse, found.reference_rmse) == pytest.approx((1e-4, 9e-5, 1e-5), rel=1e-2)
     assert found.cosine == pytest.approx(1.0)
@@ -121,12 +121,12 @@ def test_figures_are_those_of_the_worst_tensor():
 
 
 def test_a_reference_of_another_shape_is_none():
-    """What a model computes of another shape in float64 says nothing about its errors; the cosine decides."""
+    """A reference of another shape is not used; the cosine decides."""
     assert check(1.01 * ONE, ONE, ONE.double()[:2]).passed
 
 
 def test_a_reference_of_another_structure_is_none():
-    """No part of a reference that has other outputs than eager says how wrong eager is."""
+    """A reference with other outputs than eager's is not used."""
     assert not check([1.5 * ONE], [ONE], [5 * ONE.double(), ONE.double()]).passed
 
 
@@ -139,13 +139,13 @@ def test_training_allows_ten_times_more():
 
 
 def test_small_numbers_are_not_zero():
-    """Zeros do not pass for outputs of 1e-6, though they are closer than any absolute tolerance."""
+    """Zeros do not pass for outputs of 1e-6, although they are within any absolute tolerance."""
     small = 1e-6 * torch.randn(100, generator=torch.Generator().manual_seed(0))
     assert not check(torch.zeros(100), small, small.double()).passed
 
 
 def test_a_tiny_tensor_beside_a_large_one_may_be_noise():
-    """The gradient of a bias before a normalisation is nothing but rounding: beside others it does not fail."""
+    """The gradient of a bias before a normalisation, which is only rounding, does not fail among others."""
     noise = torch.full((64,), 1e-7)
     assert check([ONE, -9 * noise], [ONE, noise], [ONE.double(), 0 * noise.double()]).passed
     assert check([ONE, noise], [ONE, 0 * noise], [ONE.double(), 0 * noise.double()]).passed
@@ -153,14 +153,14 @@ def test_a_tiny_tensor_beside_a_large_one_may_be_noise():
 
 @pytest.mark.parametrize("factor", [0.0, 2.0], ids=["zeroed", "doubled"])
 def test_a_small_tensor_beside_a_large_one_must_be_right(factor):
-    """An output of 1e-3 that eager computes well is compared at its own scale, not at that of a larger one."""
+    """An output of 1e-3 that eager computes accurately is compared at its own scale."""
     small = 1e-3 * torch.randn(100, generator=torch.Generator().manual_seed(0))
     assert not check([ONE, factor * small], [ONE, small], [ONE.double(), small.double()], training=True).passed
 
 
 @pytest.mark.parametrize("count", [1, 64], ids=["a number", "many"])
 def test_a_small_number_may_be_rounded_otherwise(count):
-    """One unit in the last place of bfloat16 is no error, be it eager that happened to be nearer."""
+    """One unit in the last place of bfloat16 passes, even if eager is closer to the reference."""
     small = torch.full((count,), 1e-3, dtype=torch.bfloat16)
     other = small * (1 + torch.finfo(torch.bfloat16).eps)
     assert bool((other != small).all())
@@ -168,7 +168,7 @@ def test_a_small_number_may_be_rounded_otherwise(count):
 
 
 def test_a_small_output_beside_a_large_one_must_be_right():
-    """1.4 for 1.0 does not pass beside values of 1000, whose errors may be as large."""
+    """1.4 for 1.0 fails among values of 1000, whose errors may be as large."""
     large, small = torch.full((8,), 1000.0), torch.tensor([1.0])
     reference = [large.double(), small.double()]
     assert not check([large, 1.4 * small], [large, small]).passed
@@ -178,16 +178,16 @@ def test_a_small_output_beside_a_large_one_must_be_right():
 
 @pytest.mark.parametrize(("count", "passes"), [(1, True), (31, True), (32, False)])
 def test_a_number_that_eager_rounded_well_by_chance_may_be_rounded_otherwise(count, passes):
-    """One float32 number computed from bfloat16 ones is off by bfloat16's rounding, however near eager's happens to be.
+    """A float32 number computed from bfloat16 may have bfloat16's rounding error, even if eager's is smaller by chance.
 
-    Chance makes a few numbers' errors small or large, so only large tensors are compared at their own scale.
+    A few numbers' errors can be small or large by chance, so only large tensors are compared at their own scale.
     """
     small = torch.full((count,), 1e-2)
     assert check([ONE, 1.004 * small], [ONE, small], [ONE.double(), small.double()]).passed is passes
 
 
 def test_without_reference_the_cosine_decides():
-    """Where there is no reference, a direction within 0.99 of eager's passes."""
+    """Without a reference a cosine to eager of at least 0.99 passes."""
     eager = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     assert check(1.05 * eager, eager).passed
     assert not check(1.05 * eager, eager, eager.double()).passed
@@ -201,12 +201,12 @@ def test_without_reference_the_cosine_decides():
     ],
 )
 def test_without_reference_the_size_must_be_right(factor, reason):
-    """An output of eager's direction is wrong where it is smaller or larger by more than 5 %."""
+    """A result with eager's direction fails if it is smaller or larger by more than 5 %."""
     assert check(factor * ONE, ONE).reason == reason
 
 
 def test_an_infinity_of_the_reference_hides_nothing():
-    """If the reference overflows, the other elements are still compared with it."""
+    """If the reference overflows, the other elements are still compared."""
     eager = torch.randn(100, generator=torch.Generator().manual_seed(0))
     reference = eager.double()
     reference[0] = math.inf
@@ -215,7 +215,7 @@ def test_an_infinity_of_the_reference_hides_nothing():
 
 
 def test_reference_is_in_float64_and_leaves_the_model():
-    """The reference is computed on an upcast copy, buffers included."""
+    """The reference is computed on an upcast copy, including buffers."""
     model = torch.nn.BatchNorm1d(4).half().eval()
     found = measure.reference(model, (torch.randn(3, 4).half(),))
     assert found.dtype == torch.float64
@@ -223,7 +223,7 @@ def test_reference_is_in_float64_and_leaves_the_model():
 
 
 def test_reference_falls_back_to_float32():
-    """What float64 cannot do is referred to float32, and what neither can has no reference."""
+    """Without float64 the reference is in float32, and without either there is none."""
 
     def no_double(x):
         if x.dtype == torch.float64:
@@ -255,7 +255,7 @@ def test_reference_falls_back_to_float32():
     ],
 )
 def test_fresh_inputs_differ_and_look_alike(tensor):
-    """Fresh inputs hold other values in the same layout and range, so that nothing recompiles."""
+    """Fresh inputs have other values with the same layout and range, so nothing recompiles."""
     fresh = measure.fresh_inputs([tensor], seed=1)[0]
     assert not torch.equal(fresh, tensor)
     assert (fresh.shape, fresh.stride(), fresh.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
@@ -264,7 +264,7 @@ def test_fresh_inputs_differ_and_look_alike(tensor):
 
 
 def test_a_constant_is_scaled_element_by_element():
-    """A constant tensor, which shuffling would leave as it is, comes back between half of it and it, all different."""
+    """A constant tensor, which shuffling would not change, becomes different values between half of it and it."""
     (fresh,) = measure.fresh_inputs([torch.full((100,), 4.0)], seed=1)
     assert fresh.unique().numel() == 100
     assert 2.0 <= fresh.min() < 2.5
@@ -272,7 +272,7 @@ def test_a_constant_is_scaled_element_by_element():
 
 
 def test_eight_bits_are_shuffled():
-    """float8, which can be neither compared nor indexed, is shuffled by its bytes."""
+    """float8, which can be neither compared nor indexed, is shuffled as bytes."""
     tensor = torch.arange(16.0).to(torch.float8_e4m3fn)
     (fresh,) = measure.fresh_inputs([tensor], seed=1)
     assert fresh.dtype == tensor.dtype
@@ -282,7 +282,7 @@ def test_eight_bits_are_shuffled():
 
 
 def test_beside_shuffled_integers_all_others_stay():
-    """Where integers are all that can change, complex numbers, masks and zeros stay."""
+    """If only integers can change, complex numbers, masks and zeros stay unchanged."""
     given_inputs = {"n": torch.arange(9), "z": torch.arange(9) * 1j, "mask": torch.arange(9) > 4, "x": torch.zeros(9)}
     fresh = measure.fresh_inputs(given_inputs, seed=1)
     assert sorted(fresh["n"].tolist()) == list(range(9)) != fresh["n"].tolist()
@@ -290,7 +290,7 @@ def test_beside_shuffled_integers_all_others_stay():
 
 
 def test_cotangents_differ_and_lie_as_outputs_do():
-    """Random in each place, in the output's layout, the same for one seed, and 1 for a loss."""
+    """Cotangents are random, have the output's layout, repeat for a seed, and are 1 for a loss."""
     rows = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
     made, again, loss = measure.cotangents([rows, rows, torch.zeros((), dtype=torch.bfloat16)], seed=3)
     assert made.stride() == rows.stride()
@@ -301,7 +301,7 @@ def test_cotangents_differ_and_lie_as_outputs_do():
 
 
 def test_fresh_inputs_keep_masks():
-    """Beside floats, integers and masks stay: they may be lengths or positions."""
+    """If there are floats, integers and masks stay unchanged: they may be lengths or positions."""
     given_inputs = {"x": torch.randn(4), "lengths": torch.arange(9), "mask": torch.arange(9) > 4, "n": 3}
     fresh = measure.fresh_inputs(given_inputs, seed=1)
     assert torch.equal(fresh["lengths"], given_inputs["lengths"])

@@ -1,4 +1,4 @@
-"""What may import what, and what an import may pull in."""
+"""What modules may import, and what an import may load."""
 
 import ast
 import json
@@ -13,7 +13,8 @@ import backend_kwargs
 ROOT = Path(backend_kwargs.__file__).parent
 # Each module imports only from those before it, at its head and inside its functions.
 PACKAGE_ORDER = """
-errors atomic_write tables interval spec layers templates options trust catalogue templates_toml requirements
+errors atomic_write tables interval spec layers named_values templates options trust catalogue templates_toml
+requirements
 rewrites
 measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.timing measure.memory
 measure.statistics measure
@@ -36,10 +37,12 @@ compilers.others compilers.precision compilers.precision.table compilers.precisi
 compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
 compilers.inductor
 compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
-compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.traced
-compilers.inductor.rewrites.matching compilers.inductor.rewrites.kernels compilers.inductor.rewrites.operators
+compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
+compilers.inductor.rewrites.traced compilers.inductor.rewrites.row_kernels compilers.inductor.rewrites.kernels
+compilers.inductor.rewrites.operators
 compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compilers.inductor.rewrites.attention
-compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.apply
+compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
+compilers.inductor.rewrites.rotary compilers.inductor.rewrites.apply
 compilers.auto
 compilers.auto.settings compilers.auto.request compilers.auto.eligibility compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
@@ -62,7 +65,7 @@ cli.decisions cli.compare cli.tune cli.bundles cli
 SUITE_ORDER = """
 workloads workloads.case workloads.nets
 workloads.nets.counting workloads.nets.convs workloads.nets.encoders workloads.nets.libraries workloads.nets.llama
-workloads.nets.scan workloads.nets.sparse
+workloads.nets.graphs workloads.nets.scan workloads.nets.sparse
 workloads.kernels
 workloads.kernels.launch workloads.kernels.attention workloads.kernels.bandwidth workloads.kernels.elementwise
 workloads.kernels.matmul workloads.kernels.norms workloads.kernels.softmax workloads.kernels.cross_entropy
@@ -73,9 +76,10 @@ execution execution.preload execution.preload_models execution.records execution
 execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
 execution.session
 analysis analysis.verdicts analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
-analysis.report
+analysis.report analysis.compilers
 arguments
-studies studies.bundles studies.overhead studies.precision studies.rewrites studies.templates studies.tune_kernels
+studies studies.bundles studies.compilers studies.overhead studies.precision studies.rewrite_cases studies.rewrites
+studies.templates studies.tune_kernels
 studies.tvm_speed
 studies.commands
 cli
@@ -83,7 +87,7 @@ cli
 DOORS = ("__init__.py", "__main__.py")  # of a tree itself; they import what they show
 # torch is imported at the head of these alone: they are loaded when a graph is there, or a model to measure.
 TORCH_AT_THE_HEAD = ("measure", "harness", "compare", "compilers", "compiled")
-# Of the compilers, what loads before a graph comes.
+# Modules of the compilers that are loaded before there is a graph.
 BEFORE_A_GRAPH = (
     "__init__",
     "auto/__init__",
@@ -153,7 +157,7 @@ MODULES = [(tree, name) for tree, (_, found) in TREES.items() for name in found]
 
 
 def imported(tree):
-    """Yield the full name of everything that `import` and `from` name below `tree`."""
+    """Yield the full names that `import` and `from` statements below `tree` name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -163,7 +167,7 @@ def imported(tree):
 
 
 def at_the_head(tree):
-    """Return what runs when the module is imported: all but the bodies of functions and of TYPE_CHECKING."""
+    """Return the code that runs at import: all but the bodies of functions and of TYPE_CHECKING."""
     kept = [
         node
         for node in tree.body
@@ -180,14 +184,14 @@ def modules_after(statement):
 
 @pytest.mark.parametrize("tree", TREES)
 def test_every_module_has_its_place(tree):
-    """The order names each module once, and none that is gone."""
+    """The order names each existing module exactly once."""
     order, found = TREES[tree]
     assert sorted(order) == sorted(found)
 
 
 @pytest.mark.parametrize(("tree", "name"), MODULES, ids=[f"{tree}.{name}" for tree, name in MODULES])
 def test_imports_only_from_above(tree, name):
-    """A module imports from those above it alone."""
+    """A module imports only from those above it."""
     order, found = TREES[tree]
     wanted = set()
     for full in imported(ast.parse(found[name].read_text())):
@@ -199,7 +203,7 @@ def test_imports_only_from_above(tree, name):
 
 
 def test_the_package_knows_no_suite():
-    """The package imports nothing of the benchmark suite, which is not installed with it."""
+    """The package imports nothing from the benchmark suite, which is not installed with it."""
     assert not [
         (name, full)
         for name, path in FILES.items()
@@ -215,20 +219,20 @@ LIGHT += [f"compiled/{name}.py" for name in ("__init__", "config", "module", "st
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_torch_waits(name):
-    """torch and TVM are imported inside functions, but for the modules that are nothing without them."""
+    """torch and TVM are imported inside functions, except in modules that are useless without them."""
     heads = {full.partition(".")[0] for full in imported(at_the_head(ast.parse(FILES[name].read_text())))}
     assert not heads & {"torch", "tvm", "tvm_ffi"}
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("compilers/tvm/")])
 def test_tvm_has_one_folder(name):
-    """What touches TVM lies in one folder, since each TVM renames what it has."""
+    """Only one folder uses TVM's API, since each TVM release renames parts of it."""
     packages = {full.partition(".")[0] for full in imported(ast.parse(FILES[name].read_text()))}
     assert not packages & {"tvm", "tvm_ffi"}
 
 
 def test_import_is_light():
-    """`import backend_kwargs` imports no torch and nothing of the command line."""
+    """`import backend_kwargs` imports neither torch nor the command line."""
     assert modules_after("import backend_kwargs") == []
 
 
@@ -236,31 +240,31 @@ def test_import_is_light():
     "spec", ["tmpl-inductor", "tmpl-tvm", "tvm", "tmpl-openvino", "openvino", "openvino-native", "onnxruntime"]
 )
 def test_plain_backend_is_light(spec):
-    """A backend without options costs no torch, no TVM and no OpenVINO."""
+    """A backend without options imports no torch, TVM or OpenVINO."""
     assert modules_after(f"from backend_kwargs.backend import find_backend\nfind_backend({spec!r})") == []
 
 
 def test_tvm_options_are_light():
-    """Options of TVM's are checked without TVM."""
+    """TVM's options are checked without importing TVM."""
     bound = "find_backend('tvm').bind('test', {'target': {'kind': 'llvm', 'num-cores': 2}, 'trials': 8})"
     assert modules_after(f"from backend_kwargs.backend import find_backend\n{bound}") == []
 
 
 def test_entry_point_is_light():
-    """What dynamo's entry points name loads without Inductor's compiler."""
+    """dynamo's entry points load without Inductor's compiler."""
     loaded = modules_after("from backend_kwargs.entry_points import max_autotune")
     assert "torch._dynamo" in loaded
     assert "torch._inductor.compile_fx" not in loaded
 
 
 def test_public_names():
-    """Every public name exists and says what it is."""
+    """Every public name exists and has a docstring."""
     assert sorted(backend_kwargs.__all__) == backend_kwargs.__all__
     assert all(getattr(backend_kwargs, name).__doc__ for name in backend_kwargs.__all__)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT.parent / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
 def test_the_suite_asks_for_nothing_hidden(path):
-    """The benchmark suite names modules, functions and classes of the package that have no underscore."""
+    """The benchmark suite uses only names of the package without an underscore."""
     names = imported(ast.parse(path.read_text()))
     assert not [name for name in names if name.startswith("backend_kwargs.") and "._" in name]

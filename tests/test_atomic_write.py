@@ -27,7 +27,7 @@ def names(directory):
 
 
 def test_writes(tmp_path):
-    """The file holds the text, readable by all, and nothing lies beside it."""
+    """The file contains the text, is readable by all, and no other file is left."""
     write_whole(tmp_path / "a.json", "ä\n")
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == "ä\n"
     assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o644
@@ -35,7 +35,7 @@ def test_writes(tmp_path):
 
 
 def test_replaces(tmp_path):
-    """A file that was there is replaced whole, never written into: a reader that holds it keeps the old text."""
+    """An existing file is replaced as a whole, so a reader that has it open keeps the old text."""
     path = tmp_path / "a.json"
     path.write_text("old text")
     with path.open() as reader:
@@ -52,7 +52,7 @@ def test_replaces(tmp_path):
     ],
 )
 def test_refuses(tmp_path, name, reason):
-    """What cannot be written is told in one line, and leaves nothing behind."""
+    """A failed write is reported in one line, and leaves nothing behind."""
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()
     with pytest.raises(BackendKwargsError) as e:
@@ -62,14 +62,14 @@ def test_refuses(tmp_path, name, reason):
 
 
 def test_unwritable_directory():
-    """A directory that takes no files, for root neither, is told in one line."""
+    """A directory that accepts no files, even from root, is reported in one line."""
     with pytest.raises(BackendKwargsError) as e:
         write_whole(Path("/proc/a.json"), "text")
     assert str(e.value) == "Cannot write '/proc/a.json': No such file or directory."
 
 
 def test_full_disk_leaves_the_old_file(tmp_path):
-    """A write that fails part-way is told, keeps the old file and leaves nothing beside it."""
+    """A write that fails half-way is reported, keeps the old file and leaves nothing else."""
     path = tmp_path / "a.json"
     path.write_text("old")
     done = subprocess.run([sys.executable, "-c", FULL_DISK, path], capture_output=True, text=True, check=True)

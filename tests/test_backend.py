@@ -1,4 +1,4 @@
-"""A backend is a value: compared, hashed, copied, printed, pickled, written."""
+"""A backend is a value: compared, hashed, copied, printed, pickled, saved."""
 
 import base64
 import copy
@@ -66,7 +66,7 @@ def test_catalogue_gives_enough_to_draw():
 @of_any_backend
 @given(backends())
 def test_repr_makes_it_again(b):
-    """A backend's repr is the call that makes it."""
+    """Evaluating a backend's repr gives an equal backend."""
     assert eval(repr(b)) == b
 
 
@@ -74,7 +74,7 @@ def test_repr_makes_it_again(b):
 @of_any_backend
 @given(backends())
 def test_config_makes_it_again(b):
-    """to_config and from_config are each other's way back, through JSON text and its base64 as well."""
+    """to_config and from_config are inverse, also through JSON and its base64."""
     text = json.dumps(b.to_config())
     forms = (b.to_config(), text, base64.b64encode(text.encode()).decode(), base64.encodebytes(text.encode()).decode())
     assert [Backend.from_config(form, trust=True) for form in forms] == [b] * 4
@@ -84,7 +84,7 @@ def test_config_makes_it_again(b):
 @of_any_backend
 @given(backends())
 def test_pickle_makes_it_again(b):
-    """A backend survives pickling."""
+    """Pickling a backend gives an equal one."""
     assert pickle.loads(pickle.dumps(b)) == b
 
 
@@ -92,7 +92,7 @@ def test_pickle_makes_it_again(b):
 @of_any_backend
 @given(backends(), backends())
 def test_equal_backends_hash_and_write_alike(a, b):
-    """Equality, the key and the config agree about any two; equal ones share a hash."""
+    """For any two backends equality, key and config agree; equal ones have the same hash."""
     assert (a == b) == (a.key() == b.key()) == (a.to_config() == b.to_config())
     assert a != b or hash(a) == hash(b)
     again = make_backend(a.spec, dict(a.options))
@@ -100,7 +100,7 @@ def test_equal_backends_hash_and_write_alike(a, b):
 
 
 def test_order_of_options_does_not_matter():
-    """Options given in another order make an equal backend with the same key."""
+    """Options in another order give an equal backend with the same key."""
     a = make_backend(INDUCTOR, {"freezing": True, "max_autotune": True})
     b = make_backend(INDUCTOR, {"max_autotune": True, "freezing": True})
     assert (a, hash(a), a.key(), repr(a.to_config())) == (b, hash(b), b.key(), repr(b.to_config()))
@@ -119,7 +119,7 @@ def test_order_of_options_does_not_matter():
     ],
 )
 def test_unequal(a, b):
-    """Backends that differ in name, templates, or an option's value or type are unequal, both ways."""
+    """Backends that differ in name, templates, or the value or type of an option are unequal, both ways."""
     a, b = make_backend(*a), make_backend(*b)
     assert a != b
     assert b != a
@@ -132,7 +132,7 @@ def test_unequal_to_anything_else():
 
 
 def test_two_spellings_of_one_function_are_equal():
-    """A function by name and in person is one backend."""
+    """A function given by name or as an object is the same backend."""
     a, b = make_backend(target, level=2), make_backend(f"{__name__}:target", level=2)
     assert (a, hash(a)) == (b, hash(b))
 
@@ -142,7 +142,7 @@ def test_two_spellings_of_one_function_are_equal():
     [pytest.param([{"a": {1}}], id="nested"), pytest.param(torch.ones(2), id="tensor"), pytest.param({}, id="mapping")],
 )
 def test_unhashable_values(value):
-    """Unhashable option values compare and hash."""
+    """Backends with unhashable option values can be compared and hashed."""
     a, b = (make_backend(target, extra=copy.deepcopy(value)) for _ in range(2))
     assert (a, hash(a)) == (b, hash(b))
     assert a != make_backend(target, extra=torch.ones(3))
@@ -150,7 +150,7 @@ def test_unhashable_values(value):
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda b: copy.deepcopy({"compile": [b]})["compile"][0]])
 def test_copies_are_itself(copied):
-    """A copy of an immutable value is that value, also with options that cannot be copied."""
+    """A copy of a backend is the backend itself, also with options that cannot be copied."""
     b = make_backend(target, extra=(i for i in range(3)))
     assert copied(b) is b
 
@@ -167,20 +167,20 @@ def test_the_callers_dict_stays():
 
 
 def test_options_are_read_only():
-    """Options can be read, not set."""
+    """Options can be read but not set."""
     with pytest.raises(TypeError, match="does not support item assignment"):
         make_backend(f"{INDUCTOR}:freezing").options["freezing"] = False
 
 
 def test_options_hold_copies():
-    """Changing a list that `options` showed changes no backend."""
+    """Changing a list returned by `options` does not change the backend."""
     b = make_backend(target, extra=[1])
     b.options["extra"].append(2)
     assert dict(b.options) == {"extra": [1]}
 
 
 def test_interned():
-    """A plain spec gives the same object each time, which dynamo's guard compares fastest."""
+    """A plain spec returns the same object each time, which dynamo's guard compares fastest."""
     assert make_backend(f"{INDUCTOR}:freezing") is make_backend(f"{INDUCTOR}:freezing")
     assert make_backend("eager") is make_backend("eager")
     assert make_backend("eager") is not make_backend(INDUCTOR)
@@ -214,20 +214,20 @@ def test_interned():
     ],
 )
 def test_repr(args, text):
-    """The repr is the shortest make_backend call, and makes an equal backend."""
+    """The repr is the shortest make_backend call that gives an equal backend."""
     b = make_backend(*args)
     assert repr(b) == text
     assert eval(text) == b
 
 
 def test_repr_of_what_has_no_name_does_not_evaluate():
-    """Where no spec would find the function, repr shows the function, which eval refuses."""
+    """If no spec can find the function, the repr shows the function, and cannot be evaluated."""
     with pytest.raises(SyntaxError):
         eval(repr(make_backend(lambda graph, inputs=None: graph)))
 
 
 def test_get_compiler_config_is_as_torchs():
-    """The whole patched config, as torch's wrapper for "inductor" gives for the same options."""
+    """It returns the whole patched config, as torch's wrapper for "inductor" does with the same options."""
     options = {"freezing": True, "triton.cudagraphs": False}
     torchs = torch._TorchCompileInductorWrapper(None, options, None).get_compiler_config()
     ours = make_backend(f"{INDUCTOR}:freezing", {"triton.cudagraphs": False}).get_compiler_config()
@@ -246,14 +246,14 @@ def test_get_compiler_config_is_as_torchs():
     ],
 )
 def test_names_are_registered_ones(spec, name):
-    """The compiler's name is one of dynamo's registry."""
+    """The compiler's name is in dynamo's registry."""
     b = make_backend(spec)
     assert (b.__name__, b.compiler_name) == (name, name)
 
 
 @pytest.mark.parametrize("spec", ["eager", "aot_eager", f"{INDUCTOR}:aten"])
 def test_no_reference_to_a_parameter_is_left(spec, fresh_dynamo):
-    """After a compile parameters may be swapped, as dynamo drops its references, under a value as under a name."""
+    """After a compile parameters can be swapped, since dynamo drops its references, with a value as with a name."""
     linear = torch.nn.Linear(4, 4)
     torch.compile(linear, backend=make_backend(spec))(torch.ones(2, 4))
     gc.collect()
@@ -262,14 +262,14 @@ def test_no_reference_to_a_parameter_is_left(spec, fresh_dynamo):
 
 
 def test_a_compiled_value_equals_an_entry_of_dynamos_registry(fresh_dynamo):
-    """torch 2.15 asks for that before it drops its references; older releases ask for the name."""
+    """torch 2.15 checks this before it drops its references; older releases check the name."""
     backend = make_backend("aot_eager")
     torch.compile(torch.nn.Linear(4, 4), backend=backend)(torch.ones(2, 4))
     assert backend in torch._dynamo.backends.registry._COMPILER_FNS.values()
 
 
 def test_another_function_is_not_taken_for_a_registered_one(fresh_dynamo):
-    """A backend of a user's own function, which dynamo does not know, is as dynamo has such functions."""
+    """A backend of a user's function is not taken for a registered one."""
     backend = make_backend(own)
     torch.compile(torch.nn.Linear(4, 4), backend=backend)(torch.ones(2, 4))
     assert not torch._dynamo.backends.registry._is_registered_backend(backend)

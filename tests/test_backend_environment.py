@@ -1,4 +1,4 @@
-"""Two variables of the environment speak to the plain name, when the backend is made."""
+"""Two environment variables apply to the plain name when the backend is created."""
 
 import pickle
 
@@ -36,21 +36,21 @@ def environment(monkeypatch):
     ],
 )
 def test_environment(environment, variables, text):
-    """The two variables feed the plain name."""
+    """The two variables apply to the plain name."""
     environment(**variables)
     assert repr(make_backend(INDUCTOR)) == text
 
 
 @pytest.mark.parametrize("spec", ["inductor", f"{INDUCTOR}:default", "eager"])
 def test_environment_feeds_the_plain_name_alone(environment, spec):
-    """Any other name is deaf to the variables."""
+    """The variables do not apply to other names."""
     before = make_backend(spec)
     environment("freezing", '{"max_autotune": true}')
     assert make_backend(spec) is before
 
 
 def test_environment_is_read_when_the_backend_is_made(environment):
-    """What the environment said then is part of the value; a change makes another backend."""
+    """The environment at creation is part of the value; another environment makes another backend."""
     before = make_backend(INDUCTOR)
     environment("freezing")
     after = make_backend(INDUCTOR)
@@ -59,7 +59,7 @@ def test_environment_is_read_when_the_backend_is_made(environment):
 
 
 def test_environment_is_written(environment, monkeypatch):
-    """A config or pickle carries what the environment said, and reading one asks no environment."""
+    """A config or pickle contains the options of the environment, and reading one ignores the environment."""
     environment("freezing")
     b = make_backend(INDUCTOR)
     config, pickled = b.to_config(), pickle.dumps(b)
@@ -87,7 +87,7 @@ def test_environment_is_written(environment, monkeypatch):
     ],
 )
 def test_wrong_environment(environment, variables, message):
-    """What is wrong in a variable is told when the backend is made."""
+    """A wrong variable raises when the backend is created."""
     environment(**variables)
     with pytest.raises(BackendKwargsError) as e:
         make_backend(INDUCTOR)
@@ -95,6 +95,6 @@ def test_wrong_environment(environment, variables, message):
 
 
 def test_the_environment_is_named_in_layers(monkeypatch):
-    """What the environment's template sets is told apart from what a spec's would."""
+    """Options of the environment's template have their own layer."""
     monkeypatch.setenv("BACKEND_KWARGS_TEMPLATE", "freezing")
     assert [layer.source for layer in make_backend(INDUCTOR).layers] == ["template freezing (environment)"]

@@ -1,4 +1,4 @@
-"""A backend is written and read back: configs, JSON, pickles, keys."""
+"""A backend is saved and read back: configs, JSON, pickles, keys."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ class Pass:
 
 
 def test_to_config():
-    """A config is plain data: sorted, with a version, without what the templates say already."""
+    """A config is plain data: sorted, with a version, without options that the templates already set."""
     b = make_backend(f"{INDUCTOR}:aten", {"triton.cudagraphs": False, "freezing": True})
     assert json.dumps(b.to_config()) == (
         '{"backend": "tmpl-inductor:aten", "options": {"freezing": true, "triton.cudagraphs": false}, "version": 1}'
@@ -41,7 +41,7 @@ def test_to_config():
 
 
 def test_to_json(tmp_path):
-    """The file holds the config, and from_config reads it."""
+    """The file contains the config, and from_config reads it."""
     b = make_backend(f"{INDUCTOR}:aten", freezing=True)
     b.to_json(tmp_path / "b.json")
     assert json.loads((tmp_path / "b.json").read_text()) == b.to_config()
@@ -49,13 +49,13 @@ def test_to_json(tmp_path):
 
 
 def test_key_is_of_all_time():
-    """The key depends on no process: it is written down here."""
+    """The key is the same in every process, and recorded here."""
     key = "f4bbdb5f77993172550533b7318e0a53f819bbb23cf222b6e58df06aabf64753"
     assert make_backend(f"{INDUCTOR}:aten", freezing=True).key() == key
 
 
 def test_key_and_pickle_in_another_process():
-    """Another process, with another hash seed, reads the pickle and computes the same key."""
+    """Another process with another hash seed reads the pickle and computes the same key."""
     b = make_backend(f"{INDUCTOR}:freezing", {"max_autotune_gemm_backends": "ATEN", "triton.cudagraphs": False})
     code = "import pickle, sys; b = pickle.load(sys.stdin.buffer); print(b.key(), b, sep='\\n')"
     done = subprocess.run(
@@ -93,7 +93,7 @@ WRITERS = [
     ],
 )
 def test_values_that_cannot_be_written(write, value, kind):
-    """A value that would not read back equal is named in one line, by each way to write."""
+    """Every way to save names in one line a value that would not be read back equal."""
     b = make_backend(INDUCTOR, joint_custom_pre_pass=value)
     with pytest.raises(BackendKwargsError) as e:
         write(b)
@@ -113,7 +113,7 @@ def test_values_that_cannot_be_written(write, value, kind):
     ],
 )
 def test_functions_that_cannot_be_written(write, fn, name):
-    """A function that no other process would find is named in one line, by each way to write."""
+    """Every way to save names in one line a function that no other process could find."""
     with pytest.raises(BackendKwargsError) as e:
         write(make_backend(fn))
     assert str(e.value) == (
@@ -122,7 +122,7 @@ def test_functions_that_cannot_be_written(write, fn, name):
 
 
 def test_a_function_as_value_is_written_by_name():
-    """A function at the top of a module is written as `module:name` if the option's type is a callable."""
+    """A function at the top level of a module is saved as `module:name` if the option's type is a callable."""
     b = make_backend(INDUCTOR, joint_custom_pre_pass=a_pass)
     assert b.to_config()["options"] == {"joint_custom_pre_pass": f"{__name__}:a_pass"}
     assert Backend.from_config(json.dumps(b.to_config()), trust=True) == b == pickle.loads(pickle.dumps(b))
@@ -139,7 +139,7 @@ def test_a_function_as_value_is_written_by_name():
     ],
 )
 def test_values_that_json_would_change(value):
-    """What JSON would give back as something else is refused, not changed."""
+    """A value that JSON would change is refused."""
     with pytest.raises(BackendKwargsError) as e:
         make_backend(target, extra=value).to_config()
     assert str(e.value) == (
@@ -149,21 +149,21 @@ def test_values_that_json_would_change(value):
 
 
 def test_a_set_is_written_in_order():
-    """A set has no order of its own, so that the config, and with it the key, is that of the sorted values."""
+    """A set is saved in sorted order, so that config and key do not depend on its order."""
     b = make_backend(of_sizes, sizes={64, 1, 3})
     assert b.to_config()["options"] == {"sizes": [1, 3, 64]}
     assert Backend.from_config(b.to_config(), trust=True) == b
 
 
 def test_a_registered_backend_is_written_by_its_name():
-    """A local function can be written once it has a name."""
+    """A local function can be saved once it is registered."""
     b = bk.register_backend("mine", local())
     assert b.to_config()["backend"] == "mine"
     assert pickle.loads(pickle.dumps(make_backend("mine"))) == b
 
 
 def test_nan_is_no_json():
-    """A value that JSON cannot represent is refused, rather than written in a way that cannot be read."""
+    """A value that JSON cannot represent is refused."""
     b = make_backend(INDUCTOR, {"min_overlap_ratio": float("nan")})
     with pytest.raises(BackendKwargsError, match="Option 'min_overlap_ratio' cannot be written: nan"):
         b.to_config()
@@ -204,7 +204,7 @@ def test_nan_is_no_json():
     ],
 )
 def test_from_config(config, same_as):
-    """A config gives the backend that make_backend gives."""
+    """A config gives the same backend as make_backend."""
     assert Backend.from_config(config, trust=True) == make_backend(*same_as)
 
 
@@ -234,7 +234,7 @@ def wanted(got):
     ],
 )
 def test_wrong_config(config, message):
-    """What is wrong in a config is told in one line."""
+    """A wrong config raises an error of one line."""
     with pytest.raises(BackendKwargsError) as e:
         Backend.from_config(config)
     assert str(e.value) == message
@@ -265,14 +265,14 @@ CODE = "which a file may set only if it is trusted: pass trust=True if you trust
     ],
 )
 def test_a_config_that_is_not_trusted_names_no_code(config, message):
-    """A config is data, unless its reader trusts it: what is code raises before anything is imported."""
+    """Without trust a config with code raises before anything is imported."""
     with pytest.raises(BackendKwargsError) as e:
         Backend.from_config(config)
     assert str(e.value) == message
 
 
 def test_from_config_leaves_the_mapping():
-    """The mapping that a config comes in stays as it was."""
+    """from_config does not change the mapping that it reads."""
     config = {"backend": INDUCTOR, "version": 1, "freezing": True}
     Backend.from_config(config)
     assert config == {"backend": INDUCTOR, "version": 1, "freezing": True}

@@ -1,4 +1,4 @@
-"""What one process compiled and decided is found by another, with an empty cache and no store."""
+"""Compiled code and decisions of one process are used by another, with an empty cache and no store."""
 
 import json
 import subprocess
@@ -6,6 +6,7 @@ import sys
 import zipfile
 from io import BytesIO
 
+import forks
 import pytest
 import torch
 
@@ -39,16 +40,15 @@ print(json.dumps(told))
 
 
 def process(folder, spec, options=None, loads=""):
-    """Compile a small model with gradients in a process of its own; return what it told."""
+    """Compile a small model with gradients in another process; return its output."""
     folder.mkdir()
-    command = [sys.executable, "-c", PROCESS, spec, json.dumps(options or {}), str(loads), str(folder)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = forks.run("-c", PROCESS, spec, json.dumps(options or {}), loads, folder)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 
 
 def test_template_is_found_by_another_process(tmp_path):
-    """Every graph of a template is a hit, and none a miss, where the artifacts were loaded."""
+    """With loaded artifacts every graph of a template is a cache hit."""
     first = process(tmp_path / "first", "tmpl-inductor:fast_compile")
     assert (first["hits"], first["misses"]) == (0, 2)
     second = process(tmp_path / "second", "tmpl-inductor:fast_compile", loads=tmp_path / "first" / "artifacts")
@@ -57,7 +57,7 @@ def test_template_is_found_by_another_process(tmp_path):
 
 
 def test_autos_decision_travels(tmp_path):
-    """Another process compiles what auto decided, without a race, out of the cache; no loser's code is among it."""
+    """Another process compiles auto's decision from the cache without a race; no loser's code is saved."""
     race = {"candidates": ["fast_compile"], "budget_s": 600.0}
     first = process(tmp_path / "first", "tmpl-inductor:auto", race)
     assert {"default", "fast_compile"} <= {*first["tried"]}
@@ -71,14 +71,14 @@ def test_autos_decision_travels(tmp_path):
 
 @pytest.fixture
 def artifacts(fresh_dynamo):
-    """Return what is saved after one small compile."""
+    """Return the artifacts saved after one small compile."""
     torch.compile(lambda x: x.sin() + 1, backend="tmpl-inductor:aten")(torch.ones(8))
     data, _ = bk.save_cache_artifacts()
     return data
 
 
 def test_torchs_blob_loads_without_us(artifacts, tmp_path):
-    """torch alone reads its member of the container."""
+    """torch alone can read its part of the container."""
     with zipfile.ZipFile(BytesIO(artifacts)) as file:
         file.extract(OF_TORCH, tmp_path)
     code = f"""
@@ -92,13 +92,15 @@ print(len(info.inductor_artifacts))
 
 
 def test_frozen_graphs_are_said_to_be_left_out(fresh_dynamo):
-    """Saving warns of graphs that no artifact holds."""
+    """Saving warns about graphs that artifacts cannot contain."""
     compiled = torch.compile(torch.nn.Linear(4, 4), backend="tmpl-inductor:freezing")
     with torch.no_grad():
         compiled(torch.ones(2, 4))
     with pytest.warns(bk.BackendKwargsWarning) as warned:
         bk.save_cache_artifacts()
-    expected = "1 graph is frozen, which bypasses Inductor's cache: expect a compile where the artifacts are loaded."
+    expected = (
+        "1 graph is frozen, which bypasses Inductor's cache: expect a compile in a process that loads the artifacts."
+    )
     assert [str(each.message) for each in warned] == [expected]
 
 
@@ -107,7 +109,7 @@ def test_frozen_graphs_are_said_to_be_left_out(fresh_dynamo):
     [pytest.param(b"nonsense", "b'nonsense' (bytes)", id="bytes"), pytest.param("text", "'text' (str)", id="no bytes")],
 )
 def test_other_data_is_refused(data, shown):
-    """What is no container is an error at once."""
+    """Data that is not a container raises at once."""
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.load_cache_artifacts(data)
     assert str(raised.value) == f"`data` must be what save_cache_artifacts returned, got {shown}."

@@ -1,4 +1,4 @@
-"""Holds the facts of torch._inductor.config that the catalogue relies on."""
+"""Facts about torch._inductor.config on which the catalogue relies."""
 
 import json
 import os
@@ -45,45 +45,45 @@ def in_child(code, **env):
 
 
 def test_every_option_is_there():
-    """The catalogue has each of Inductor's options, private ones too, and nothing else."""
+    """The catalogue has exactly Inductor's options, including private ones."""
     assert set(config._config) - set(inductor_options()) == {"TYPE_CHECKING"}
     assert set(inductor_options()) <= set(config._config)
 
 
 def test_every_option_is_described_shortly():
-    """Each type has a name that fits into a message."""
+    """The name of every type fits into a message."""
     assert max(len(describe(option.type)) for option in inductor_options().values()) <= 120
 
 
 def test_every_default_passes_its_own_check():
-    """Torch's own defaults have the types that the catalogue gives."""
+    """Torch's defaults have the types in the catalogue."""
     for option in inductor_options().values():
         assert check(option, option.default) is option.default
 
 
 def test_every_default_survives_json():
-    """What JSON can write of the defaults, convert reads back as it was."""
+    """Defaults written as JSON are read back by `convert` unchanged."""
     for option in inductor_options().values():
         if isinstance(option.default, bool | int | float | list | tuple | dict | None):
             assert convert(option, json.dumps(option.default)) == option.default
 
 
 def test_every_name_is_found_with_dashes():
-    """A name with dashes for underscores is that option, where this torch reads it at all."""
+    """A name with dashes instead of underscores finds the option, if this torch reads it."""
     for name, option in inductor_options().items():
         if not name.startswith("cuda."):
             assert inductor_option(name.replace("_", "-")) is option
 
 
 def test_defaults_are_copies():
-    """Changing a default that was handed out leaves torch's own as it was."""
+    """Changing a returned default does not change torch's own."""
     for name, option in inductor_options().items():
         if isinstance(option.default, list | dict | set):
             assert option.default is not config._config[name].default
 
 
 def test_options_are_read_only():
-    """The catalogue cannot be changed by who reads it."""
+    """The catalogue is read-only."""
     with pytest.raises(TypeError):
         inductor_options()["max_autotune"] = None
 
@@ -101,12 +101,12 @@ def test_options_are_read_only():
     ],
 )
 def test_type(name, wanted):
-    """An option's type is what torch declares, mended where torch lost it."""
+    """An option's type is the one that torch declares, corrected where torch loses it."""
     assert inductor_options()[name].type == wanted
 
 
 def test_corrected_types_are_needed():
-    """Each correction is for an option that torch types None, or whose annotation torch's own code contradicts."""
+    """Each correction is for an option that torch types as None, or that torch's code contradicts."""
     contradicted = {"cpp.cxx", "triton.cudagraph_capture_sizes"}
     unset = {name for name in CORRECTED_TYPES if name in config._config and config._config[name].default is None}
     assert {config.get_type(name) for name in unset - contradicted} == {type(None)}
@@ -126,12 +126,12 @@ def test_nothing_is_left_typed_none():
     ],
 )
 def test_takes_what_torch_takes(name, value):
-    """Where torch's annotation is narrower than its code, the code's values pass."""
+    """Where torch's annotation is narrower than its code, values that the code accepts pass."""
     assert check(inductor_option(name), value) is value
 
 
 def test_alias_has_its_targets_default():
-    """An option that only forwards to another shows that one's default."""
+    """An alias shows the default of its target."""
     option = inductor_options()["use_static_triton_launcher"]
     assert option.alias == "torch._inductor.config.use_static_cuda_launcher"
     assert option.default is inductor_options()["use_static_cuda_launcher"].default
@@ -141,7 +141,7 @@ def test_alias_has_its_targets_default():
     "default", [{}, {"TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT": "1"}], ids=["alone", "over a default"]
 )
 def test_forced_by_environment(default):
-    """An option that an environment variable forces says so, with the value; one that only sets a default is beaten."""
+    """An option forced by an environment variable shows this with the value, unlike a default from one."""
     code = (
         "import json; from backend_kwargs.catalogue import inductor_options as o; x = o()['fx_graph_cache'];"
         "print(json.dumps([x.forced, x.forced_value, x.default, o()['max_autotune'].forced]))"
@@ -150,7 +150,7 @@ def test_forced_by_environment(default):
 
 
 def test_alias_is_forced_with_its_target():
-    """An option that forwards to one which the environment forces says so, with the value."""
+    """An alias whose target is forced by the environment shows this with the value."""
     code = (
         "import json; from backend_kwargs.catalogue import inductor_options as o; x = o()['force_disable_caches'];"
         "print(json.dumps([x.forced, x.forced_value, x.default]))"
@@ -168,7 +168,7 @@ def test_catalogue_leaves_compile_fx_alone():
 
 
 def test_config_is_untouched():
-    """Building the catalogue reads no option through torch's config, which would store a copy."""
+    """Building the catalogue does not read options through torch's config, which would store copies."""
     before = config.get_config_copy()
     inductor_options.__wrapped__()
     assert config.get_config_copy() == before
@@ -183,12 +183,12 @@ def test_source_notes_cover_the_options():
 
 
 def test_source_notes_leave_out_what_is_no_option():
-    """What the source assigns and torch does not take for an option, a function say, has no note."""
+    """A name in the source that is not an option, such as a function, has no note."""
     assert [name for name in source_notes() if name not in config._config] == []
 
 
 def test_source_notes_follow_an_alias():
-    """The variables of an option are those of the one it forwards to; its doc is its own."""
+    """An alias has the variables of its target and its own doc."""
     notes = source_notes()
     variables = ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES")
     assert notes["force_disable_caches"].env_force == variables
@@ -198,7 +198,7 @@ def test_source_notes_follow_an_alias():
 
 
 def test_documented():
-    """Docs and variables are added on demand and nothing else changes."""
+    """Docs and variables are added on request, and nothing else changes."""
     option = documented(inductor_option("max_autotune"))
     assert option.doc == "enable slow autotuning passes to select algorithms"
     assert option.env == ("TORCHINDUCTOR_MAX_AUTOTUNE",)
@@ -206,7 +206,7 @@ def test_documented():
 
 
 def test_no_doc_speaks_to_a_tool():
-    """Type checkers' comments are no docs."""
+    """Comments for type checkers are not part of a doc."""
     assert [name for name, note in source_notes().items() if "ignore[" in note.doc or "noqa" in note.doc] == []
 
 
@@ -271,7 +271,7 @@ class child(parent):
     ],
 )
 def test_read_notes(name, doc, env, force):
-    """A config source's comments and environment variables are read by option."""
+    """Comments and environment variables of a config source are read per option."""
     note = read_notes(SOURCE)[name]
     assert (note.doc, note.env, note.env_force) == (doc, env, force)
 
@@ -303,20 +303,20 @@ def test_read_notes(name, doc, env, force):
     ],
 )
 def test_message(name, message):
-    """A name that cannot act is told in one line, with the one that can."""
+    """A name that has no effect raises an error of one line with the name that has one."""
     assert message_of(name) == message
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, id=name) for name in UNREAD_COPIES])
 def test_unread_copies_are_told(name):
-    """Each option that `cuda` inherits from `cutlass` and nothing reads is sent there."""
+    """Options that `cuda` inherits from `cutlass`, and nothing reads, are redirected there."""
     assert (
         message_of(name) == f"Inductor option {name!r} is called {name.replace('cuda', 'cutlass')!r} on torch {HERE}."
     )
 
 
 def test_renames_are_told_both_ways():
-    """Of each renamed pair the name that works here is found, and the other one sent to it."""
+    """Of each renamed pair the name valid here is found, and the other is redirected to it."""
     for pair in RENAMED.items():
         works = [name for name in pair if name in inductor_options()][-1]
         absent = [name for name in pair if name not in inductor_options()]
@@ -336,14 +336,14 @@ def test_renames_are_told_both_ways():
     ],
 )
 def test_name_of_another_release(name, known):
-    """A name that only another torch has is told with the release."""
+    """The error for a name of another torch names the release."""
     if name in inductor_options():
         pytest.skip(f"torch {HERE} has it")
     assert message_of(name) == f"Inductor option {name!r} exists {known}; this is torch {HERE}."
 
 
 def test_release_tables_hold_on_this_torch():
-    """What the tables say of the installed torch is so."""
+    """The tables are right for the installed torch."""
     gone = set(chain.from_iterable(names for release, names in REMOVED.items() if release <= RELEASE))
     come = set(chain.from_iterable(names for release, names in ADDED.items() if release <= RELEASE))
     later = set(chain.from_iterable(names for release, names in ADDED.items() if release > RELEASE))
@@ -356,7 +356,7 @@ def test_release_tables_hold_on_this_torch():
 
 @pytest.mark.skipif(RELEASE < (2, 12), reason="torch 2.11 has no annotation as text")
 def test_unresolvable_type_takes_anything():
-    """An annotation that only a type checker can resolve refuses nothing."""
+    """An annotation that only a type checker can resolve accepts any value."""
     option = inductor_option("cudagraph_policy")
     assert isinstance(option.type, str)
     assert check(option, 3) == 3

@@ -1,4 +1,4 @@
-"""The command line: what it prints, in golden files; ACCEPT=1 accepts what is printed now."""
+"""The command line: its output is compared with golden files; ACCEPT=1 rewrites them."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 
 import backend_kwargs as bk
@@ -20,11 +21,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "backend_kwargs", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
+    return forks.run(
+        "-m",
+        "backend_kwargs",
+        *arguments,
         cwd=cwd,
         # As on a machine without a GPU, and with no colours of a terminal that runs the tests.
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", **environment},
@@ -52,14 +52,14 @@ def check_golden(name: str, text: str) -> None:
     ],
 )
 def test_output(name, arguments):
-    """A command prints what its golden file holds, and exits with 0."""
+    """A command prints its golden file and exits with 0."""
     ran = run(*arguments)
     assert ran.returncode == 0, ran.stderr
     check_golden(name, ran.stdout)
 
 
 def test_list_names_every_template():
-    """`list --json` has a row for each template, with whether it works here and a summary."""
+    """`list --json` has a row for each template, with its summary and whether it works here."""
     listed = json.loads(run("list", "--json").stdout)
     rows = {row["name"]: row for row in listed["templates"]}
     assert rows["cpp_wrapper"]["works here"] == "works"
@@ -68,7 +68,7 @@ def test_list_names_every_template():
 
 
 def test_options_searches_words_of_the_doc():
-    """A word that stands only in an option's doc finds the option."""
+    """A word that occurs only in an option's doc finds the option."""
     rows = json.loads(run("options", "heuristic-based partitioning", "--json").stdout or "[]")
     words = json.loads(run("options", "tiling select heuristic", "--json").stdout)
     assert ([row["option"] for row in words], rows) == (["cpp.enable_tiling_heuristics"], [])
@@ -76,7 +76,7 @@ def test_options_searches_words_of_the_doc():
 
 @pytest.mark.parametrize("spec", ["tmpl-inductor", "tmpl-inductor:auto", "tmpl-inductor:freezing+aten"])
 def test_options_show_ours_first(spec):
-    """Before Inductor's options come this package's own, which each template takes: type, default and doc."""
+    """This package's options, which every template accepts, come before Inductor's: type, default and doc."""
     rows = json.loads(run("options", "--backend", spec, "--json").stdout)
     ours = rows[: len(OWN)]
     assert [row["option"] for row in ours] == list(OWN)
@@ -104,7 +104,7 @@ def test_options_show_ours_first(spec):
     ],
 )
 def test_options_that_nobody_checks(arguments, told, tmp_path):
-    """`options` says of a backend what it takes unchecked, or that it takes nothing."""
+    """`options` shows what a backend accepts unchecked, or that it accepts nothing."""
     text = "def f(gm, inputs, options=None): ...\ndef g(gm, inputs, *, level=1, **kwargs): ...\n"
     (tmp_path / "boxes.py").write_text(text, encoding="utf-8")
     ran = run("options", *arguments, cwd=tmp_path)
@@ -112,7 +112,7 @@ def test_options_that_nobody_checks(arguments, told, tmp_path):
 
 
 def test_explain_json():
-    """`explain --json` gives each option's value, layer, default, status and what it overrides."""
+    """`explain --json` shows each option's value, layer, default, status and what it overrides."""
     explained = json.loads(run("explain", "tmpl-inductor:cpp_wrapper", "-o", "cpp-wrapper=false", "--json").stdout)
     assert explained["effects"] == [
         {
@@ -127,7 +127,7 @@ def test_explain_json():
 
 
 def test_explain_shows_the_environment():
-    """Options of the environment variable appear with their layer, converted by type."""
+    """Options of the environment variable are shown with their layer, converted by type."""
     explained = run("explain", "tmpl-inductor", "--json", BACKEND_KWARGS_OPTIONS='{"epilogue_fusion": "false"}')
     (effect,) = json.loads(explained.stdout)["effects"]
     assert (effect["option"], effect["value"], effect["layer"]) == ("epilogue_fusion", False, "environment")
@@ -216,7 +216,7 @@ def test_mistakes(arguments, message, tmp_path):
     ],
 )
 def test_usage(arguments, start, end):
-    """A mistake in the arguments is one line too; what stands in its middle are typer's words, new with each typer."""
+    """A mistake in the arguments is one line; the words in its middle are typer's and vary between releases."""
     ran = run(*arguments)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert ran.stderr.startswith(f"error: {start}")
@@ -224,14 +224,14 @@ def test_usage(arguments, start, end):
 
 
 def test_bare_command():
-    """Without arguments there is the help, on standard output, and exit code 0."""
+    """Without arguments the help is printed on standard output, with exit code 0."""
     ran = run()
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "Usage: backend-kwargs [OPTIONS] COMMAND" in ran.stdout
 
 
 def child(*arguments: str, stdout: Any) -> subprocess.Popen[str]:
-    # Buffered as where a user runs it, whatever the tests were started with.
+    # Buffered as for a user, however the tests were started.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1", "PYTHONUNBUFFERED": ""}
     command = [sys.executable, "-m", "backend_kwargs", *arguments]
     return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
@@ -239,7 +239,7 @@ def child(*arguments: str, stdout: Any) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "JSON"])
 def test_reader_that_leaves(flags):
-    """A reader that has seen enough, such as `head -1`, is no mistake: exit code 0, and not a word."""
+    """If a reader such as `head -1` closes the pipe, the exit code is 0 and nothing is printed."""
     with child("options", "*", *flags, stdout=subprocess.PIPE) as ran:
         ran.stdout.close()
         assert (ran.stderr.read(), ran.wait()) == ("", 0)
@@ -298,7 +298,7 @@ def factory(tmp_path):
 
 
 def test_compare_compiles_nine(factory):
-    """Nine backends are nine compiled rows, though dynamo stops at eight variants of one function."""
+    """Nine backends give nine compiled rows, although dynamo stops at eight variants of one function."""
     ran = run("compare", "factory.py:build", "--backends", NINE, "--rounds", "2", "--json", "out.json", cwd=factory)
     assert ran.returncode == 0, ran.stderr
     rows = json.loads((factory / "out.json").read_text(encoding="utf-8"))["candidates"]
@@ -306,7 +306,7 @@ def test_compare_compiles_nine(factory):
 
 
 def test_compare_applies_options_to_inductor_alone(factory):
-    """`-o` reaches Inductor's candidates; the report, the plot and a config's candidate come when asked for."""
+    """`-o` applies to Inductor's candidates; the report, the plot and a config's candidate are optional."""
     ran = run(
         *("compare", "factory.py:build", "--backends", "eager,aot_eager,tmpl-inductor", "-o", "epilogue-fusion=false"),
         *(
@@ -327,7 +327,7 @@ def test_compare_applies_options_to_inductor_alone(factory):
 
 
 def test_compare_fails_where_none_ran(factory):
-    """Where no candidate ran the exit code is 1, and each row tells its reason."""
+    """If no candidate ran the exit code is 1, and each row shows its reason."""
     ran = run("compare", "factory.py:relu", "--backends", "relu_compile_error_TESTING_ONLY", cwd=factory)
     assert ran.returncode == 1
     assert "fail_to_run" in ran.stdout
@@ -343,20 +343,20 @@ def test_compare_fails_where_none_ran(factory):
     ],
 )
 def test_compare_tells_a_failing_factory(factory, name, message):
-    """A factory that raises or leaves is the user's mistake, in one line."""
+    """A factory that raises or exits is reported in one line as the user's mistake."""
     ran = run("compare", f"factory.py:{name}", cwd=factory)
     assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", f"error: {message}\n")
 
 
 def test_compare_tells_a_module_that_leaves(tmp_path):
-    """A file that ends the process as it is loaded, as argparse does, is told as such."""
+    """A file that exits while it is loaded, as argparse does, is reported as such."""
     (tmp_path / "leaves.py").write_text("raise SystemExit(3)", encoding="utf-8")
     ran = run("compare", "leaves.py:build", cwd=tmp_path)
     assert (ran.returncode, ran.stderr) == (2, "error: Cannot import 'leaves.py': SystemExit: 3.\n")
 
 
 def test_interrupt_is_quiet(factory):
-    """Ctrl-C ends a command with 130 and no traceback."""
+    """Ctrl-C ends a command with exit code 130 and no traceback."""
     ran = run("compare", "factory.py:interrupt", cwd=factory)
     assert (ran.returncode, ran.stderr.strip()) == (130, "")
 
@@ -381,7 +381,7 @@ def build():
 
 
 def test_compare_loads_the_file_itself(tmp_path):
-    """A json.py is loaded for itself, beside the standard library's; it and its model import their neighbours."""
+    """A file json.py is loaded instead of the standard library's, and can import its neighbours."""
     models = tmp_path / "models"
     models.mkdir()
     for name, text in (("json", JSON_PY), ("neighbour", "TWO = 2.0"), ("late", "ONE = 1.0")):
@@ -410,7 +410,7 @@ def broken(gm, inputs):
 
 
 def test_compare_finds_a_backend_beside_the_model(tmp_path):
-    """A backend is named by its file, or by its module beside the model; what it writes does not disturb the table."""
+    """A backend is named by its file, or by its module next to the model; its output does not disturb the table."""
     folder = tmp_path / "models"
     folder.mkdir()
     (folder / "factory.py").write_text(FACTORY, encoding="utf-8")
@@ -431,7 +431,7 @@ def test_compare_finds_a_backend_beside_the_model(tmp_path):
 
 
 def test_backend_in_a_file_that_hides_behind_another_module(tmp_path):
-    """A file whose name is another module's cannot be pasted, so it is refused as a backend."""
+    """A file with the name of another module cannot be pasted, so it is refused as a backend."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "json.py").write_text("def f(gm, inputs): ...", encoding="utf-8")
     ran = run("explain", "sub/json.py:f", cwd=tmp_path)
@@ -440,7 +440,7 @@ def test_backend_in_a_file_that_hides_behind_another_module(tmp_path):
 
 
 def test_user_files_do_not_stay_first(tmp_path, monkeypatch):
-    """Once the factory has run its directory is searched last: compile workers take over our path."""
+    """After the factory has run, its directory is last on the path, which compile workers inherit."""
     monkeypatch.setattr(sys, "path", ["somewhere"])
     with importable(str(tmp_path)):
         assert sys.path == [str(tmp_path), "somewhere"]
@@ -448,7 +448,7 @@ def test_user_files_do_not_stay_first(tmp_path, monkeypatch):
 
 
 def test_compare_output(capsys, monkeypatch):
-    """The table of a comparison, with a row of each kind, and the line to paste."""
+    """The table of a comparison has a row of each kind, and the line to paste."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     times = {"graphs": 1, "samples": [2e-3]}
@@ -484,7 +484,7 @@ def test_compare_output(capsys, monkeypatch):
 
 
 def test_list_output():
-    """`list` prints each template, whether it works where no GPU is, and its summary."""
+    """`list` prints each template, whether it works without a GPU, and its summary."""
     ran = run("list")
     assert ran.returncode == 0, ran.stderr
     # The backends above depend on what is installed.

@@ -1,4 +1,4 @@
-"""Whole comparisons through real torch.compile; Inductor only where it is the point."""
+"""Whole comparisons through real torch.compile, with Inductor only where it matters."""
 
 import os
 import time
@@ -37,7 +37,7 @@ def rows_of(model, candidates, inputs=None, **kwargs) -> list[Row]:
 
 
 def forward(gm, example_inputs):
-    """Compile nothing, rightly."""
+    """Return the graph uncompiled."""
     return gm.forward
 
 
@@ -47,13 +47,13 @@ def wrong(gm, example_inputs):
 
 
 def no_op(gm, example_inputs):
-    """Return memory instead of work."""
+    """Return uninitialised memory instead of computing."""
     shapes = [torch.empty_like(out) for out in gm(*example_inputs)]
     return lambda *args: tuple(out.clone().zero_() for out in shapes)
 
 
 def cached(gm, example_inputs):
-    """Remember the first result for ever."""
+    """Compute once, and return the first result for ever."""
     kept = []
 
     def run(*args):
@@ -83,7 +83,7 @@ def lazy_cached(calls: int):
 
 
 def remembering(calls: int):
-    """Be right for some calls, and from then on recall what was given for each input."""
+    """Be right for some calls, and then return stored results by input."""
 
     def backend(gm, example_inputs):
         left, seen = calls, {}
@@ -134,7 +134,7 @@ def out_of_memory(gm, example_inputs):
     indirect=["isolation"],
 )
 def test_twelve_candidates_compile(isolation, mode):
-    """Dynamo's limit of eight variants hides none of twelve: each compiles its graph, none runs in eager unseen."""
+    """All of twelve candidates compile their graph, despite dynamo's limit of eight variants."""
     backends = ["eager", "aot_eager", *(lambda gm, inputs: gm.forward for _ in range(10))]
     rows = rows_of(mlp(), [Candidate(str(at), backend) for at, backend in enumerate(backends)], rounds=1, mode=mode)
     told = ["fell_back", "unknown", *["fell_back"] * 10]
@@ -159,7 +159,7 @@ class Broken(nn.Module):
 
 
 def test_twelve_candidates_compile_through_a_graph_break(isolation):
-    """Submodules that become frames of their own at a graph break hit no limit either."""
+    """Submodules that become separate frames at a graph break reach no limit either."""
     rows = rows_of(Broken(), [Candidate(str(at), lambda gm, inputs: gm.forward) for at in range(12)], rounds=1)
     assert {(row.status, row.graphs > 1) for row in rows} == {("fell_back", True)}
     assert len({row.graphs for row in rows}) == 1
@@ -173,7 +173,7 @@ def test_graph_break_is_counted():
 
 
 class Counter(nn.Module):
-    """A model that dynamo recompiles at each call: it guards on an int that changes."""
+    """A model that dynamo recompiles at each call, since it guards on a changing int."""
 
     def __init__(self):
         super().__init__()
@@ -185,7 +185,7 @@ class Counter(nn.Module):
 
 
 def test_recompile_is_caught():
-    """A candidate that compiles while it is timed is no candidate; eager beside it stays one."""
+    """A candidate that compiles while it is timed fails; eager still passes."""
     with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=False):
         eager, compiled = rows_of(Counter(), [EAGER, Candidate("c", "eager")])
     assert (eager.status, compiled.status) == ("pass", "fail_to_run")
@@ -194,7 +194,7 @@ def test_recompile_is_caught():
 
 
 def test_silent_eager_is_caught():
-    """A model that dynamo leaves alone is told as such, not timed as compiled."""
+    """A model that dynamo skips is reported, and not timed as compiled."""
     model = mlp()
     model.forward = torch._dynamo.disable(model.forward)
     (row,) = rows_of(model, [Candidate("c", "eager")])
@@ -203,7 +203,7 @@ def test_silent_eager_is_caught():
 
 
 def test_timed_callable_is_the_backends_own():
-    """Counting wraps the compile and not the call: dynamo gets the very function that the backend returned."""
+    """Counting wraps the compile but not the call: dynamo gets the function that the backend returned."""
     compiled = isolating.Counted(forward)
     gm = torch.fx.symbolic_trace(mlp())
     assert compiled(gm, []) == gm.forward
@@ -211,7 +211,7 @@ def test_timed_callable_is_the_backends_own():
 
 
 def test_modes_of_inductor_are_bound():
-    """A mode goes to plain "inductor" as torch.compile itself binds it."""
+    """A mode is passed to plain "inductor" as torch.compile passes it."""
     counted, left = isolating.counted("inductor", "max-autotune-no-cudagraphs")
     assert counted.get_compiler_config()["max_autotune"] is True
     assert counted.compiler_name == "inductor"
@@ -230,7 +230,7 @@ def test_modes_of_other_backends_are_passed_on():
     assert got == {"options": {"a": 1}}
 
 
-# ---- what is wrong is told, and timed all the same
+# ---- wrong results are reported, and timed all the same
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_modes_of_other_backends_are_passed_on():
     ],
 )
 def test_cheats_are_caught(backend):
-    """A wrong, an empty and a remembered result are told and timed, also where they begin during timing."""
+    """A wrong, missing or remembered result is reported and timed, even if it starts during timing."""
     good, bad = rows_of(mlp(), [Candidate("good", forward), Candidate("bad", backend)])
     assert (good.status, bad.status) == ("fell_back", "fail_accuracy")
     assert bad.latency
@@ -261,13 +261,13 @@ def a_little_wrong(gm, example_inputs):
     ("tolerance", "status"), [pytest.param(None, "fail_accuracy", id="default"), pytest.param(0.1, "unknown", id="0.1")]
 )
 def test_tolerance(tolerance, status):
-    """A tolerance of one's own lets through what the default does not."""
+    """A larger tolerance accepts what the default refuses."""
     (row,) = compare(mlp(), torch.randn(64, 16), [Candidate("c", a_little_wrong)], rounds=1, tolerance=tolerance).rows
     assert row.status == status
 
 
 def test_tolerance_of_nothing_is_refused():
-    """A tolerance of 0 would let nothing through."""
+    """A tolerance of 0, which would accept nothing, is refused."""
     with pytest.raises(BackendKwargsError) as error:
         compare(mlp(), torch.randn(2, 16), [EAGER], tolerance=0.0)
     assert str(error.value) == "tolerance must be a number above 0, got 0.0 (float)."
@@ -289,14 +289,14 @@ def wraps(gm, example_inputs):
     ],
 )
 def test_what_ran_is_a_status(backend, status, reason):
-    """A row passes only where its own backend is known to run it; others are timed and have a status of their own."""
+    """A row passes only if it is known that its own backend ran; others are timed with their own status."""
     (row,) = rows_of(mlp(), [Candidate("c", backend)], rounds=1)
     assert (row.status, row.reason, row.right) == (status, reason, True)
 
 
 @pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
 def test_openvinos_fallback_is_a_status():
-    """A partition that OpenVINO fails to run is no pass of OpenVINO's, though its numbers are eager's own."""
+    """If OpenVINO fails to run a partition, its row does not pass, although the results are eager's."""
     candidate = Candidate("c", make_backend("openvino", config={"NO_SUCH_PROPERTY": "1"}))
     with pytest.warns(BackendKwargsWarning, match="OpenVINO failed to run a partition"):
         (row,) = rows_of(mlp(), [candidate], rounds=1)
@@ -304,7 +304,7 @@ def test_openvinos_fallback_is_a_status():
 
 
 class WrongGradient(torch.autograd.Function):
-    """The identity, with twice the gradient."""
+    """The identity function, with twice the gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -327,7 +327,7 @@ def test_wrong_gradients_are_caught():
 
 
 def test_lost_mutation_is_caught():
-    """A backend that forgets to update a buffer fails, though its outputs are right."""
+    """A backend that forgets to update a buffer fails, although its outputs are right."""
 
     def backend(gm, example_inputs):
         def call(*args):
@@ -357,14 +357,14 @@ def test_lost_mutation_is_caught():
     ],
 )
 def test_failing_candidate_is_a_row(backend, status, reason):
-    """A candidate that fails is told in one line, and the others are compared all the same."""
+    """A candidate that fails is reported in one line, and the others are still compared."""
     bad, good = rows_of(mlp(), [Candidate("bad", backend), Candidate("good", "eager")])
     assert (bad.status, bad.reason, bad.latency) == (status, reason, None)
     assert good.verdict == "baseline"
 
 
 def test_unrepeatable_eager_is_told():
-    """Where eager differs from itself nothing can be checked, so nothing is timed."""
+    """If eager is not reproducible nothing can be checked, so nothing is timed."""
     drift = iter(range(1000))
     rows = rows_of(lambda x: x + next(drift), [EAGER, Candidate("c", forward)])
     assert [row.status for row in rows] == ["eager_two_runs_differ"] * 2
@@ -372,7 +372,7 @@ def test_unrepeatable_eager_is_told():
 
 
 def test_failing_eager_is_told():
-    """A model that does not run at all gives rows that say why."""
+    """A model that does not run gives rows with the reason."""
     rows = rows_of(mlp(), [EAGER, Candidate("c", "eager")], torch.randn(3, 5))
     assert [row.status for row in rows] == ["fail_to_run"] * 2
     assert rows[0].reason.startswith("eager failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied")
@@ -397,10 +397,10 @@ def test_rows_hold_their_figures():
 
 
 def test_slow_candidate_is_seen():
-    """Much more work per call is beyond the noise: the speedup says so."""
+    """The speedup of a candidate with much more work per call is beyond the noise."""
 
     def slow(gm, example_inputs):
-        # A sleep, not work: on a loaded machine work takes any time, and a sleep no less than its own.
+        # A sleep, not work: on a busy machine work takes any time, but a sleep at least its own.
         return lambda *args: time.sleep(0.05) or gm(*args)
 
     x = torch.randn(2, 16)
@@ -410,7 +410,7 @@ def test_slow_candidate_is_seen():
 
 
 def test_what_is_fast_only_while_results_are_dropped_loses():
-    """A planted candidate, much slower than the baseline while its last result is alive, is seen as slower."""
+    """A planted candidate that is slow while its last result is alive is measured as slower."""
 
     def steady(gm, example_inputs):
         return lambda *args: time.sleep(0.03) or gm(*args)
@@ -434,7 +434,7 @@ def test_what_is_fast_only_while_results_are_dropped_loses():
     ],
 )
 def test_baseline(labels, wanted, baseline):
-    """The baseline is the one asked for, else eager, else the first that passes."""
+    """The baseline is the requested one, else eager, else the first that passes."""
     backends = {"eager": None, "bad": refusing}
     found = compare(
         mlp(), torch.randn(2, 16), [Candidate(n, backends.get(n, forward)) for n in labels], rounds=1, baseline=wanted
@@ -457,7 +457,7 @@ def test_example_inputs(inputs):
 
 
 def test_dropout_is_off_in_training_and_told():
-    """Masks that Inductor draws otherwise cannot be compared: training runs without them and says so."""
+    """Training runs without dropout, and says so, since Inductor draws other masks."""
     model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
     found = compare(model, torch.randn(4, 16), [Candidate("c", "aot_eager")], mode="training", rounds=1)
     assert found.rows[0].right
@@ -475,7 +475,7 @@ def test_inductor_compiles_cold():
 
 
 def test_nothing_stays_changed(isolation):
-    """Model, gradients, inputs, random state, grad mode, dynamo's config and environment are as before."""
+    """Model, gradients, inputs, random state, grad mode, dynamo's config and environment are restored."""
     model, x = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8)).train(), torch.randn(4, 16)
     rows_of(mlp(), [Candidate("first", "eager")])
     state, given = {name: tensor.clone() for name, tensor in model.state_dict().items()}, x.clone()
@@ -497,7 +497,7 @@ def test_nothing_stays_changed(isolation):
 
 
 def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
-    """The empty cache of a candidate goes with it, also when it fails."""
+    """A candidate's cache folder is removed, even if it fails."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rows_of(mlp(), [Candidate("bad", refusing), Candidate("good", "eager")])
     assert list(tmp_path.iterdir()) == []
@@ -544,7 +544,7 @@ def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
     ],
 )
 def test_wrong_arguments(kwargs, message):
-    """A wrong argument is told at once."""
+    """A wrong argument raises at once."""
     arguments = {"model": mlp(), "example_inputs": torch.ones(2, 16), "candidates": [EAGER], **kwargs}
     with pytest.raises(BackendKwargsError) as raised:
         compare(**arguments)

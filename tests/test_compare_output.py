@@ -1,4 +1,4 @@
-"""What a comparison says: progress, JSON, a plot, the fastest."""
+"""The output of a comparison: progress, JSON, a plot, the fastest."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ def refusing(gm, example_inputs):
 
 
 def test_progress_tells_each_stage():
-    """Progress hears each candidate's compile begin and end, then the rounds, and never goes back."""
+    """Progress reports each compile's start and end, then the rounds, and never decreases."""
     heard = []
     candidates = [EAGER, Candidate("c", "eager")]
     compare(nn.Linear(16, 4), torch.randn(2, 16), candidates, rounds=2, progress=lambda *told: heard.append(told))
@@ -39,7 +39,7 @@ def test_progress_tells_each_stage():
 
 @pytest.fixture
 def made() -> Comparison:
-    """A comparison without a clock: one faster, one slower, one within noise, one failed."""
+    """A comparison without timing: one row faster, one slower, one within noise, one failed."""
     rows = [
         Row("eager", "eager", speedup=Interval(1, 1, 1), latency=Interval(2, 2, 2), verdict="baseline", samples=[2.0]),
         Row("inductor", "inductor", graphs=1, compile_s=8.1, speedup=Interval(1.3, 1.2, 1.4)),
@@ -52,7 +52,7 @@ def made() -> Comparison:
 
 
 def test_json_is_plain_and_whole(made):
-    """The JSON holds each row's figures, raw samples, the environment and a version, and no NaN."""
+    """The JSON contains each row's figures, raw samples, the environment and a version, and no NaN."""
     found = json.loads(json.dumps(to_json(made), allow_nan=False))
     assert set(found) == {"version", "environment", "mode", "baseline", "noise", "notes", "candidates"}
     assert found["candidates"][0] == {
@@ -76,7 +76,7 @@ def test_json_is_plain_and_whole(made):
 
 
 def test_json_of_a_real_comparison():
-    """What compare returns is written as it is, a failed row included."""
+    """The result of compare is written as JSON, including a failed row."""
     found = compare(nn.Linear(16, 4), torch.randn(2, 16), [EAGER, Candidate("bad", refusing)], rounds=2)
     written = json.loads(json.dumps(to_json(found), allow_nan=False))
     assert written["environment"]["torch"] == torch.__version__
@@ -85,7 +85,7 @@ def test_json_of_a_real_comparison():
 
 @pytest.mark.parametrize("name", ["speedup.png", "speedup.svg"])
 def test_plot_draws_every_row(made, tmp_path, name):
-    """The image names every candidate, its speedup and compile time, and a failed one's status."""
+    """The image shows every candidate with its speedup and compile time, or its status."""
     pytest.importorskip("matplotlib")
     plot(made, tmp_path / name)
     assert (tmp_path / name).stat().st_size > 5000
@@ -112,7 +112,7 @@ def test_plot_draws_every_row(made, tmp_path, name):
     ],
 )
 def test_plot_that_cannot_be_written(made, name, message, tmp_path, monkeypatch):
-    """A format that matplotlib lacks and a directory that is not there are told in one line."""
+    """A format that matplotlib lacks and a missing directory are reported in one line."""
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BackendKwargsError) as raised:
@@ -121,7 +121,7 @@ def test_plot_that_cannot_be_written(made, name, message, tmp_path, monkeypatch)
 
 
 def test_cells_of_a_row(made):
-    """A row's remark is why it failed, else its verdict; memory is in MiB, which are 2^20 bytes."""
+    """A row's remark is the reason of its failure or its verdict; memory is in MiB of 2^20 bytes."""
     failed = rows.cells(dataclasses.replace(made.rows[4], peak_bytes=3 * 2**19))
     assert failed == ("nope", "", "", "", "", "1.5 MiB", "", "unavailable", "InvalidBackend: nope")
     assert rows.cells(made.rows[3])[-1] == "within noise"
@@ -129,7 +129,7 @@ def test_cells_of_a_row(made):
 
 
 def test_plot_names_what_to_install(made, tmp_path, monkeypatch):
-    """Without matplotlib the error holds the command that brings it."""
+    """Without matplotlib the error contains the command to install it."""
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -139,7 +139,7 @@ def test_plot_names_what_to_install(made, tmp_path, monkeypatch):
 
 
 def test_notes_on_rows_of_a_plot(made):
-    """Beside the dot stand the speedup and the compile time, or why there is none."""
+    """Each dot is labelled with the speedup and the compile time, or the reason why there is none."""
     assert [drawing._note(row) for row in made.rows] == [
         "1.00x   not compiled",
         "1.30x   compile 8.1 s",
@@ -150,7 +150,7 @@ def test_notes_on_rows_of_a_plot(made):
 
 
 def test_json_holds_noise_and_spread():
-    """The band of the noise and the 20th and 80th per cent of the samples are written; null where nothing was timed."""
+    """The JSON contains the noise band and the 20th and 80th percentile of the samples, or null."""
     row = Row("a", "a", latency=Interval(3.0, 1.0, 5.0), samples=[1.0, 2.0, 3.0, 4.0, 5.0])
     written = to_json(Comparison([row], {}, Interval(1.0, 0.9, 1.1), "a", "inference", []))
     assert written["noise"] == {"median": 1.0, "low": 0.9, "high": 1.1}
@@ -182,6 +182,6 @@ def compiled_row(label: str, median: float, compile_s: float) -> Row:
     ],
 )
 def test_fastest(rows, wanted):
-    """The fastest beyond the noise is named; of those that tie, the one that compiles in the least time."""
+    """The fastest row beyond the noise is named; among ties, the one with the shortest compile."""
     found = fastest(Comparison(rows, {}, None, "eager", "inference", []))
     assert (found and found.label) == wanted

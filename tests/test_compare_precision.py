@@ -1,4 +1,4 @@
-"""`compare` with lower precision: rows for each, a bound that accepts them, and what a row beyond the limit says."""
+"""`compare` with lower precision: a row for each, a bound that accepts them, and rows beyond the limit."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def rounding(gm, example_inputs):
-    """Compute as a backend does that takes float32 for bfloat16: a relative error of 1.5e-3."""
+    """Compute like a backend that uses bfloat16 for float32: a relative error of 1.5e-3."""
     return lambda *args: tuple(out.bfloat16().float() for out in gm(*args))
 
 
@@ -30,7 +30,7 @@ def row_of(backend, **options) -> Row:
 
 
 def test_less_precise_numbers_say_what_accepts_them():
-    """A newcomer reads the error, the limit, and which option accepts it; the speedup stands beside it."""
+    """A row shows the error, the limit, the option that accepts it, and the speedup."""
     row = row_of(rounding)
     assert row.status == "fail_accuracy"
     *_, remark = cells(row)
@@ -42,14 +42,14 @@ def test_less_precise_numbers_say_what_accepts_them():
 
 
 def test_wrong_numbers_are_no_question_of_precision():
-    """Numbers that have nothing to do with the model's keep the plain reason."""
+    """Entirely wrong results keep the plain reason."""
     row = Row("c", "c", "fail_accuracy", "output: far", accuracy=Accuracy("fail_accuracy", error=0.9, bound=1e-4))
     assert cells(row)[-1] == "output: far"
 
 
 @pytest.mark.parametrize(("max_error", "status"), [(1e-2, "unknown"), (1e-4, "fail_accuracy")])
 def test_bound(max_error, status):
-    """`max_error` accepts what is within it, and nothing beyond."""
+    """`max_error` accepts errors within it, and none beyond."""
     row = row_of(rounding, max_error=max_error)
     assert row.status == status
     if status == "fail_accuracy":
@@ -58,7 +58,7 @@ def test_bound(max_error, status):
 
 @pytest.mark.filterwarnings("ignore:.*cannot act fully here")
 def test_a_precision_beyond_the_bound_is_timed():
-    """Its row has a time, an error and the limit, though nobody would use it."""
+    """A row beyond the bound has a time, an error and the limit."""
     candidate = Candidate("c", "tmpl-inductor", options={"precision": "bf16", "max_error": 1e-5})
     (row,) = compare(net(), torch.randn(16, 64), [candidate], rounds=1, max_error=1e-5).rows
     assert row.status == "fail_accuracy"
@@ -68,7 +68,7 @@ def test_a_precision_beyond_the_bound_is_timed():
 
 @pytest.mark.parametrize("value", [0, 1, -0.1])
 def test_wrong_bound(value):
-    """A bound that is none is an error at once."""
+    """An invalid bound raises at once."""
     with pytest.raises(BackendKwargsError) as caught:
         compare(net(), torch.randn(1, 64), [], max_error=value)
     assert str(caught.value) == (
@@ -88,7 +88,7 @@ def test_wrong_bound(value):
     ids=["no bound", "unknown"],
 )
 def test_command_line(arguments, message):
-    """What is missing or wrong is told before anything is built."""
+    """Missing or wrong arguments are reported before anything is built."""
     ran = CliRunner().invoke(app, ["compare", "nowhere.py:build", *arguments])
     assert isinstance(ran.exception, BackendKwargsError)
     assert str(ran.exception) == message

@@ -1,7 +1,7 @@
-"""Operators composed at random give eager's numbers, under TVM and under each of Inductor's templates for a CPU.
+"""Operators composed at random give eager's results, with TVM and with each of Inductor's CPU templates.
 
-BACKEND_KWARGS_COMPOSITION_SECONDS says for how long graphs are drawn, half of the time for TVM; beyond the default each
-run draws others.
+BACKEND_KWARGS_COMPOSITION_SECONDS sets how long graphs are drawn, half of the time for TVM; beyond the default, each
+run draws different ones.
 """
 
 import os
@@ -23,14 +23,14 @@ from backend_kwargs.templates import template_names
 
 VARIABLE = "BACKEND_KWARGS_COMPOSITION_SECONDS"
 SECONDS = float(os.environ.get(VARIABLE, "100"))
-# `auto` takes one of the others; `debug` is for its files; those for a GPU do nothing here.
+# `auto` chooses one of the others, `debug` is for its files, and those for a GPU have no effect here.
 OTHERS = ("auto", "debug", "cudagraphs", "coordinate_descent", "triton", "cutlass", "tma")
 TEMPLATES = [f"tmpl-inductor:{name}" for name in template_names() if name not in OTHERS]
 TVM = pytest.param("tmpl-tvm", marks=pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}"))
 
 
 def run(backend: str, expressions: Sequence[Expression], shape: tuple[int, int]) -> list[int]:
-    """Return which of the expressions a backend gets wrong in one graph: all where it fails to compile."""
+    """Return the expressions that a backend gets wrong in one graph; all if it fails to compile."""
     torch._dynamo.reset()
     tensors = composition.inputs(shape)
     with torch.no_grad(), warnings.catch_warnings():
@@ -46,7 +46,7 @@ def run(backend: str, expressions: Sequence[Expression], shape: tuple[int, int])
 
 
 def bisected(backend: str, expressions: list[Expression], at: int, shape: tuple[int, int]) -> list[Expression]:
-    """Return the fewest expressions, and of the wrong one the smallest part, that are still wrong together."""
+    """Return the fewest expressions that are wrong together, with the smallest wrong part of one."""
     culprit, others = expressions[at], [*expressions[:at], *expressions[at + 1 :]]
     while others and 0 not in run(backend, [culprit], shape):
         half = len(others) // 2
@@ -62,12 +62,12 @@ def bisected(backend: str, expressions: list[Expression], at: int, shape: tuple[
 
 @pytest.mark.parametrize("backend", [TVM, *TEMPLATES])
 def test_compositions_are_eagers(backend, fresh_dynamo):
-    """Twenty expressions in a graph; what plain Inductor computes otherwise too is listed, not compared."""
+    """Twenty expressions in one graph equal eager's; where plain Inductor differs too, they are only listed."""
     share = SECONDS / 2 if backend == "tmpl-tvm" else SECONDS / 2 / len(TEMPLATES)
     end, compared, listed, failure = time.monotonic() + share, 0, [], []
 
     @settings(
-        max_examples=5 + int(share),  # a graph takes longer than a second, or time is up before
+        max_examples=5 + int(share),  # a graph takes longer than a second, or the time ends first
         deadline=None,
         database=None,
         derandomize=VARIABLE not in os.environ,

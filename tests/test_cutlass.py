@@ -1,4 +1,4 @@
-"""CUTLASS as PyPI installs it, laid out for Inductor; the packages here are small ones, laid into a directory."""
+"""CUTLASS as installed from PyPI, laid out for Inductor; the packages here are small stand-ins in a directory."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ HEADER = "include/cutlass/cutlass.h"
 
 
 def install(site: Path, release: str) -> None:
-    """Lay out what the wheel of nvidia-cutlass installs."""
+    """Lay out the files of the nvidia-cutlass wheel."""
     for package in ("cutlass_library", "cutlass_cppgen", "pycute"):
         (site / package).mkdir(parents=True, exist_ok=True)
         (site / package / "__init__.py").touch()
@@ -58,7 +58,7 @@ def inductor_cache(tmp_path, monkeypatch):
 
 
 def seen() -> str:
-    """Return what a thread of its own, as those that run nvcc, reads."""
+    """Return the settings that a new thread reads, like those that run nvcc."""
     read: list[str] = []
     thread = threading.Thread(target=lambda: read.append(config.cutlass.cutlass_dir))
     thread.start()
@@ -67,7 +67,7 @@ def seen() -> str:
 
 
 def test_layout(site, cache):
-    """The directory lies in the user's cache and has what Inductor asks of a CUTLASS checkout, spaces and all."""
+    """The directory is in the user's cache and has Inductor's layout of a CUTLASS checkout, also with spaces."""
     directory = cutlass_dir()
     assert directory.parent == cache / "backend-kwargs" / "cutlass"
     assert {str(p.relative_to(directory)) for p in (*directory.glob("*"), *directory.glob("python/*"))} == {
@@ -78,14 +78,14 @@ def test_layout(site, cache):
 
 
 def test_second_time(site):
-    """A directory that is there is taken as it is."""
+    """An existing directory is used unchanged."""
     first = cutlass_dir()
     made = first.stat()
     assert (cutlass_dir(), first.stat().st_ino) == (first, made.st_ino)
 
 
 def test_upgrade(site):
-    """Another release of the package gets a directory of its own."""
+    """Another release of the package gets its own directory."""
     old = cutlass_dir()
     install(site, "4.3.0.0")
     new = cutlass_dir()
@@ -93,7 +93,7 @@ def test_upgrade(site):
 
 
 def test_other_place(site, tmp_path, monkeypatch):
-    """The same release in another environment gets a directory of its own."""
+    """The same release in another environment gets its own directory."""
     old = cutlass_dir()
     install(tmp_path / "other", "4.2.0.0")
     monkeypatch.syspath_prepend(str(tmp_path / "other"))
@@ -101,7 +101,7 @@ def test_other_place(site, tmp_path, monkeypatch):
 
 
 def test_damaged(site):
-    """A directory that lacks a part, as after a clean-up of the cache, is rebuilt."""
+    """A directory with a missing part, as after cleaning the cache, is rebuilt."""
     (cutlass_dir() / "python" / "pycute").unlink()
     directory = cutlass_dir()
     assert (directory / "python" / "pycute" / "__init__.py").is_file()
@@ -109,7 +109,7 @@ def test_damaged(site):
 
 
 def test_no_links(site, monkeypatch):
-    """Where links cannot be made, the files are copied."""
+    """If links cannot be created, the files are copied."""
 
     def refuse(*args, **kwargs):
         raise OSError("no links here")
@@ -120,7 +120,7 @@ def test_no_links(site, monkeypatch):
 
 
 def test_at_once(site, cache):
-    """Several processes that make it at once agree, and leave nothing beside it."""
+    """Several processes that create it at the same time agree, and leave nothing else."""
     code = "from backend_kwargs.compilers.inductor.cutlass import cutlass_dir; input(); print(cutlass_dir())"
     environment = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, "-c", code]
@@ -136,7 +136,7 @@ def test_at_once(site, cache):
 
 
 def test_lost_race(site, monkeypatch):
-    """Who comes second takes the directory of who came first."""
+    """The second process uses the directory of the first."""
     winners = cutlass_dir()
     answers = iter([False])
     complete = cutlass._complete
@@ -147,7 +147,7 @@ def test_lost_race(site, monkeypatch):
 
 
 def test_unwritable(site, tmp_path, monkeypatch):
-    """A cache that cannot be written is told, with the ways out."""
+    """A read-only cache is reported, with the ways out."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(BackendKwargsError) as error:
@@ -156,12 +156,12 @@ def test_unwritable(site, tmp_path, monkeypatch):
     assert where.startswith(f"{tmp_path}/file/backend-kwargs/cutlass/4.2.0.0-")
     assert str(error.value) == (
         f"Cannot lay out CUTLASS in {where!r}: Not a directory. "
-        "Set XDG_CACHE_HOME to where it can, or TORCHINDUCTOR_CUTLASS_DIR to a CUTLASS checkout."
+        "Set XDG_CACHE_HOME to a writable folder, or TORCHINDUCTOR_CUTLASS_DIR to a CUTLASS checkout."
     )
 
 
 def test_full_disk(site, monkeypatch):
-    """A disk that is full is told, and leaves nothing behind."""
+    """A full disk is reported, and nothing is left behind."""
 
     def refuse(*args):
         raise OSError(28, "No space left on device")
@@ -173,14 +173,14 @@ def test_full_disk(site, monkeypatch):
 
 
 def test_not_installed(cache):
-    """Without the packages the error says how to get them."""
+    """Without the packages the error says how to install them."""
     with pytest.raises(BackendKwargsError) as error:
         cutlass_dir()
     assert str(error.value) == f"CUTLASS 4 is not installed (cutlass_library is not importable): {INSTALL}."
 
 
 def test_no_sources(site):
-    """A cutlass_library without the C++ sources is told by the path that lacks."""
+    """A cutlass_library without the C++ sources is reported with the missing path."""
     (site / "cutlass_library" / "source").rename(site / "elsewhere")
     lacking = site / "cutlass_library" / "source" / "include"
     with pytest.raises(BackendKwargsError) as error:
@@ -189,7 +189,7 @@ def test_no_sources(site):
 
 
 def test_every_thread_finds_it(site, inductor_cache):
-    """While Inductor compiles, its threads see the directory and nvcc; afterwards its configuration is as it was."""
+    """While Inductor compiles, its threads have the directory and nvcc; afterwards the configuration is restored."""
     before = config.get_config_copy()
     with found_by_inductor("/opt/nvcc"):
         assert (seen(), config.cuda.cuda_cxx) == (str(cutlass_dir()), "/opt/nvcc")
@@ -197,7 +197,7 @@ def test_every_thread_finds_it(site, inductor_cache):
 
 
 def test_found_after_a_patch(site, inductor_cache):
-    """What an earlier patch of the option left in this thread does not hide the directory."""
+    """An earlier patch of the option in this thread does not hide the directory."""
     with config.patch({"cutlass.cutlass_dir": "/nowhere"}):
         pass
     with found_by_inductor(None):
@@ -205,7 +205,7 @@ def test_found_after_a_patch(site, inductor_cache):
 
 
 def test_failed_compile_leaves_no_trace(site, inductor_cache):
-    """Inductor's configuration is as it was after an error, too."""
+    """Inductor's configuration is restored after an error too."""
     before = seen()
     with pytest.raises(RuntimeError), found_by_inductor(None):
         raise RuntimeError
@@ -213,7 +213,7 @@ def test_failed_compile_leaves_no_trace(site, inductor_cache):
 
 
 def test_variable_wins(site, inductor_cache, cache, tmp_path, monkeypatch):
-    """A TORCHINDUCTOR_CUTLASS_DIR of the user's is left as it is, and nothing is laid out."""
+    """A TORCHINDUCTOR_CUTLASS_DIR set by the user is kept, and nothing is laid out."""
     monkeypatch.setenv("TORCHINDUCTOR_CUTLASS_DIR", str(tmp_path))
     before = config.cutlass.cutlass_dir
     with found_by_inductor(None):
@@ -222,14 +222,14 @@ def test_variable_wins(site, inductor_cache, cache, tmp_path, monkeypatch):
 
 
 def test_option_wins(site, inductor_cache, tmp_path):
-    """A checkout that the user gives as an option reaches the threads."""
+    """A checkout that the user sets as an option reaches the threads."""
     (tmp_path / "checkout" / "python").mkdir(parents=True)
     with config.patch({"cutlass.cutlass_dir": str(tmp_path / "checkout")}), found_by_inductor(None):
         assert seen() == str(tmp_path / "checkout")
 
 
 def test_links_of_another_environment(site, inductor_cache, tmp_path):
-    """A link that another environment left in Inductor's cache is turned to this one's package."""
+    """A link of another environment in Inductor's cache is redirected to this one's package."""
     inductor_cache.mkdir(parents=True)
     (inductor_cache / "pycute").symlink_to(tmp_path / "gone")
     with found_by_inductor(None):
@@ -237,7 +237,7 @@ def test_links_of_another_environment(site, inductor_cache, tmp_path):
 
 
 def test_inductor_imports_it(site):
-    """Inductor's own search finds the packages by the directory, from each release's place of it."""
+    """Inductor's own search finds the packages in the directory, at each release's place."""
     code = (
         "from backend_kwargs.compilers.inductor.cutlass import found_by_inductor\n"
         "from torch._inductor.codegen.cutlass.utils import try_import_cutlass\n"
@@ -263,7 +263,7 @@ LARGE_GPU = Machine(gpu="a GPU", capability=(9, 0), sms=132, triton=True, nvcc="
     ],
 )
 def test_compile(spec, here, finds, site, inductor_cache, cache, monkeypatch):
-    """Compiling lays CUTLASS out where it would serve, and only there."""
+    """Compiling lays CUTLASS out only if it is needed."""
     torch._dynamo.reset()  # equal backends would share what one of them compiled
     monkeypatch.setattr(compiler, "machine", lambda: here)
     found = torch.compile(lambda x: x.sin() + 1, backend=make_backend(spec, fx_graph_cache=False))

@@ -1,4 +1,4 @@
-"""The docs run: the code of README and of each page as it stands; generated tables are those of the code."""
+"""The docs run: the code of README and of each page; generated tables agree with the code."""
 
 import re
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 
 import docs_tables
+import forks
 import pytest
 from docs_tables import ROOT, TABLES, filled
 from typer.testing import CliRunner
@@ -38,14 +39,14 @@ def blocks(language: str, text: str = README) -> list[str]:
     ],
 )
 def test_code_runs(page, tmp_path):
-    """The Python blocks of a page run one after another, in a process and a directory of their own."""
+    """The Python blocks of a page run in order, in their own process and directory."""
     code = "\n".join(blocks("python", page.read_text(encoding="utf-8")))
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = forks.run("-c", code, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
 
 
 def test_readme_error_is_the_real_one():
-    """The error that README shows is what its call raises."""
+    """The README's error is the one that its call raises."""
     ((call, kind, message),) = re.findall(r">>> (.*)\n(\w+): (.*)\n", "\n".join(blocks("text")))
     with pytest.raises(bk.BackendKwargsError) as raised:
         eval(call)
@@ -53,7 +54,7 @@ def test_readme_error_is_the_real_one():
 
 
 def test_toml_of_the_docs_loads(tmp_path):
-    """The templates.toml of the docs is one that load_templates reads."""
+    """load_templates reads the templates.toml of the docs."""
     text = (ROOT / "docs" / "templates.md").read_text(encoding="utf-8")
     (tmp_path / "templates.toml").write_text(blocks("toml", text)[0], encoding="utf-8")
     assert bk.load_templates(tmp_path / "templates.toml") == ["serve"]
@@ -70,7 +71,7 @@ def test_commands_of_the_docs_run(command):
 
 
 def test_search_of_the_docs_finds_options_of_auto():
-    """The docs' search among auto's options prints auto's own."""
+    """The docs' search for auto's options finds them."""
     (command,) = re.findall(r"^backend-kwargs (options --backend \S*:auto .*?) +#", COMMANDS, re.MULTILINE)
     ran = CliRunner().invoke(app, command.split())
     rows = {words[0] for line in ran.output.splitlines() if (words := line.split())}
@@ -79,12 +80,12 @@ def test_search_of_the_docs_finds_options_of_auto():
 
 @pytest.mark.parametrize("file", TABLES)
 def test_tables_are_current(file):
-    """A generated table is what the code says today."""
+    """Every generated table agrees with the code."""
     assert filled(file) == (ROOT / file).read_text(encoding="utf-8"), "python tests/docs_tables.py --write"
 
 
 def test_check_tells_an_old_table(tmp_path, monkeypatch):
-    """The check exits with the file's name where a table is out of date."""
+    """The check exits with the name of a file whose table is out of date."""
     (tmp_path / "docs").mkdir()
     for file in TABLES:
         (tmp_path / file).write_text("<!-- generated: templates -->\nold\n<!-- end -->\n", encoding="utf-8")
@@ -97,12 +98,12 @@ def test_check_tells_an_old_table(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not find_spec("mkdocs"), reason="no mkdocs: pip install -e .[docs]")
 def test_site_builds_and_its_links_lead_somewhere(tmp_path):
-    """mkdocs builds the site, and warns of no link or anchor that is missing."""
+    """mkdocs builds the site, without warnings about missing links or anchors."""
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     ran = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_readme_is_short():
-    """README stays at 150 lines or fewer: everything else has a page of the docs."""
+    """README has at most 150 lines."""
     assert len(README.splitlines()) <= 150

@@ -1,4 +1,4 @@
-"""What a machine lets each template do: verdicts of made-up machines, and the command."""
+"""What a machine allows each template: verdicts for fictitious machines, and the command."""
 
 import json
 from dataclasses import asdict, replace
@@ -81,7 +81,7 @@ def words(*, cannot: str = "", partly: str = "") -> dict[str, str]:
     ],
 )
 def test_words(machine, wanted, on):
-    """Each template's verdict follows from what the machine has."""
+    """Each template's verdict follows from the machine."""
     on(machine)
     assert {name: verdict(make_backend(f"tmpl-inductor:{name}")).word for name in list_templates()} == wanted
 
@@ -116,7 +116,7 @@ def test_words(machine, wanted, on):
     ],
 )
 def test_verdict(template, machine, wanted, on):
-    """A verdict that is not "works" has its reason and what would change it."""
+    """A verdict other than "works" has its reason and the remedy."""
     on(machine)
     assert verdict(make_backend(f"tmpl-inductor:{template}")) == wanted
 
@@ -129,7 +129,7 @@ def test_verdict(template, machine, wanted, on):
     ],
 )
 def test_option_gives_what_the_machine_lacks(option, value, on):
-    """An option that says where something is counts as having it."""
+    """An option with the path of a requirement counts as having it."""
     on(replace(H200, **{"cutlass": None} if "cutlass_dir" in option else {"nvcc": None}))
     assert verdict(make_backend("tmpl-inductor:cutlass", {option: value})) == Verdict("works")
 
@@ -152,7 +152,7 @@ def test_option_gives_what_the_machine_lacks(option, value, on):
         pytest.param(
             replace(H200, tvm="apache-tvm 0.27.0"),
             Verdict("works"),
-            Verdict("cannot", "the installed apache-tvm is no GPU build (it has no CUDA runtime)", INSTALL_TVM),
+            Verdict("cannot", "the installed apache-tvm is not a GPU build (it has no CUDA runtime)", INSTALL_TVM),
             id="no GPU build",
         ),
         pytest.param(
@@ -161,28 +161,28 @@ def test_option_gives_what_the_machine_lacks(option, value, on):
     ],
 )
 def test_tvm(machine, plain, cuda, on):
-    """TVM has a row, and one more for its code on a GPU."""
+    """TVM has one row, and another one for code on a GPU."""
     on(machine)
     printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)["backends"]
     assert (printed["tmpl-tvm"], printed["tmpl-tvm[target=cuda]"]) == (asdict(plain), asdict(cuda))
 
 
 def test_library_calls_alone(on):
-    """Where only library calls are left of what autotuning was to choose from, it cannot act."""
+    """If only library calls are left of the choices of autotuning, it has no effect."""
     on(LAPTOP)
     asked = make_backend("inductor", max_autotune_gemm=True, max_autotune_gemm_backends="ATEN,TRITON")
     assert verdict(asked) == Verdict("cannot", "no CUDA GPU is visible", GPU_REMEDY)
 
 
 def test_switching_off_what_is_absent(on):
-    """An option that switches off what this machine has not lacks nothing."""
+    """An option that switches off something absent needs nothing."""
     on(LAPTOP)
     assert verdict(make_backend("inductor", {"triton.autotune_pointwise": False})) == Verdict("works")
 
 
 @pytest.mark.parametrize("machine", [H200, A100, SMALL, LAPTOP, BARE], ids=["H200", "A100", "small", "CPU", "bare"])
 def test_explain_agrees(machine, on):
-    """The reason of each verdict "cannot" stands in explain as well."""
+    """The reason of each verdict "cannot" is also in explain."""
     on(machine)
     for name in list_templates():
         found = verdict(make_backend(f"tmpl-inductor:{name}"))
@@ -200,7 +200,7 @@ def test_output(on):
 
 
 def test_json(on):
-    """`doctor --json` has the same as data."""
+    """`doctor --json` prints the same as data."""
     on(A100)
     printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
     assert printed["machine"] == A100.facts()
@@ -208,7 +208,7 @@ def test_json(on):
 
 
 def test_this_machine():
-    """The real command, with no GPU visible, exits with 0 and finds that CUDA graphs cannot work."""
+    """Without a visible GPU the real command exits with 0, and reports that CUDA graphs cannot work."""
     ran = run("doctor", "--json")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert json.loads(ran.stdout)["templates"]["cudagraphs"] == {
@@ -219,7 +219,7 @@ def test_this_machine():
 
 
 def test_broken_template(on, monkeypatch):
-    """A template of another package that does not load is one row, not the end."""
+    """A template of another package that fails to load is one row."""
     monkeypatch.setattr(doctor, "list_templates", lambda: ["gone", "default"])
     on(LAPTOP)
     printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)["templates"]
@@ -227,7 +227,7 @@ def test_broken_template(on, monkeypatch):
 
 
 def test_bare_machine_in_words():
-    """What is absent is told as "none"."""
+    """Absent things are shown as "none"."""
     assert Machine(torch="2.13.0").facts() == {
         "torch": "2.13.0, built without CUDA",
         "CPU": "products in neither bf16 nor fp16",

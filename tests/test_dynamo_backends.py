@@ -1,4 +1,4 @@
-"""Any other backend: kwargs bound to what its signature takes."""
+"""Any other backend: keyword arguments bound by its signature."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -116,7 +116,7 @@ def compile_and_run(backend, **kwargs):
     ],
 )
 def test_bound_by_make_backend(fn, given, got):
-    """What make_backend binds reaches the function as its signature takes it."""
+    """Arguments of make_backend are passed to the function by its signature."""
     assert compile_and_run(bk.make_backend(fn, given)) == [got]
 
 
@@ -129,13 +129,13 @@ def test_bound_by_make_backend(fn, given, got):
     ],
 )
 def test_bound_by_torch_compile(fn, kwargs, got):
-    """A registered function gets the options and the mode of torch.compile as its signature takes them."""
+    """A registered function gets the options and the mode of torch.compile by its signature."""
     bk.register_backend("mine", fn)
     assert compile_and_run("mine", **kwargs) == [got]
 
 
 def test_wrong_option_of_torch_compile():
-    """An option that a registered function does not take is told at the first call."""
+    """An option that a registered function does not accept raises at the first call."""
     bk.register_backend("mine", named)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as e:
         compile_and_run("mine", options={"leve": 2})
@@ -144,7 +144,7 @@ def test_wrong_option_of_torch_compile():
 
 
 def test_the_call_wins():
-    """What torch.compile is handed lies over what make_backend bound."""
+    """Options of torch.compile override those of make_backend."""
     assert compile_and_run(bk.make_backend(named, level=2, kind="b"), options={"level": 3}) == [
         {"level": 3, "kind": "b"}
     ]
@@ -186,7 +186,7 @@ def test_the_call_wins():
     ],
 )
 def test_refuses(fn, given, message):
-    """A wrong name lists what the function takes; a wrong value names its type; both at once."""
+    """A wrong name raises with the accepted names, a wrong value with its type; both at once."""
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.make_backend(fn, given)
     space = "" if message.startswith(":") else " "
@@ -201,14 +201,14 @@ def test_refuses(fn, given, message):
     ],
 )
 def test_annotations_of_other_callables_are_checked(fn, name, message):
-    """A callable instance and a partial are checked as a function is."""
+    """A callable instance and a partial are checked like a function."""
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.make_backend(fn, level="x")
     assert str(e.value) == f"Backend '{__name__}:{name}': option 'level' {message}"
 
 
 def test_options_want_a_mapping():
-    """`options` that is no mapping is told."""
+    """`options` that is not a mapping raises."""
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.make_backend(mapping, options=3)
     assert str(e.value) == "'options' must be a mapping, got 3 (int)."
@@ -218,17 +218,17 @@ def test_options_want_a_mapping():
     ("fn", "level"), [pytest.param(optional, None, id="none-as-default"), pytest.param(unresolved, 3, id="unresolved")]
 )
 def test_accepts(fn, level):
-    """None fits where it is the default, anything where an annotation names what is imported for type checkers."""
+    """None is accepted where it is the default, and any value where an annotation cannot be resolved."""
     assert dict(bk.make_backend(fn, level=level).options) == {"level": level}
 
 
 def test_callable_without_signature():
-    """A callable that tells no signature takes anything."""
+    """A callable without a signature accepts any argument."""
     assert dict(bk.make_backend(dict, a=1).options) == {"a": 1}
 
 
 def test_partial_is_a_value():
-    """Two partials of one function and the same keywords are one backend, which dynamo compiles for once."""
+    """Two partials of one function with equal keywords are one backend, compiled once."""
     first, second = (bk.make_backend(partial(named, level=2)) for _ in range(2))
     assert first == second == bk.make_backend(named, level=2)
     compile_and_run(first)
@@ -236,7 +236,7 @@ def test_partial_is_a_value():
 
 
 def test_partial_of_positions_stays_whole():
-    """A partial that holds positions is not taken apart."""
+    """A partial with positional arguments is kept as it is."""
     bound = partial(lambda extra, gm, inputs, a=1: note(gm, extra=extra, a=a), "x")
     assert compile_and_run(bk.make_backend(bound, a=2)) == [{"extra": "x", "a": 2}]
 
@@ -250,7 +250,7 @@ def test_partial_of_positions_stays_whole():
     ],
 )
 def test_summary(spec, summary):
-    """A backend's line is the first of its docstring."""
+    """A backend's summary is the first line of its docstring."""
     assert bk.make_backend(spec).summary == summary
 
 
@@ -263,13 +263,13 @@ def test_summary(spec, summary):
     ],
 )
 def test_compiler_name(name, said):
-    """dynamo can tell whether a backend is one of its registry."""
+    """dynamo can tell whether a backend is in its registry."""
     backend = bk.make_backend(name)
     assert (backend.compiler_name, backend.__name__) == (said, said)
 
 
 def test_compiler_name_with_a_colon(install):
-    """A plug-in's name may hold a colon, and stays whole."""
+    """A plug-in's name may contain a colon."""
     source = "def fast(gm, example_inputs, *, level=1):\n    return gm.forward\n"
     install("acme", source, "torch_dynamo_backends", **{"acme:fast": "fast"})
     from torch._dynamo.backends.registry import _discover_entrypoint_backends
@@ -290,7 +290,7 @@ REQUIRED: Mapping[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", torch._dynamo.list_backends(None))
 def test_every_backend_of_dynamo(name):
-    """Each backend that dynamo lists can be made, equals itself, and is spelled as dynamo does."""
+    """Every backend that dynamo lists can be made, equals itself, and has dynamo's name."""
     if name in ("tvm", "tmpl-tvm") and unfit():
         pytest.skip(f"no TVM: {unfit()}")
     if "openvino" in name and not find_spec("openvino"):
@@ -307,7 +307,7 @@ def test_every_backend_of_dynamo(name):
 
 @pytest.mark.parametrize("name", ["eager", "aot_eager", "aot_eager_decomp_partition", "invoke_subgraph"])
 def test_backends_of_dynamo_compile(name):
-    """torch's own simple backends run under ours."""
+    """torch's own simple backends run through ours."""
     compile_and_run(bk.make_backend(name))
 
 
@@ -330,7 +330,7 @@ class Stateful:
 
 
 def test_own_config_and_reset():
-    """A target's own get_compiler_config and reset are used: torch._dynamo.reset() reaches the latter."""
+    """A target's own get_compiler_config and reset are used; torch._dynamo.reset() calls the latter."""
     target = Stateful()
     backend = bk.make_backend(target)
     assert backend.get_compiler_config() == {"own": 1}

@@ -1,4 +1,4 @@
-"""What each built-in template does on a CPU: in the generated code, in the numbers, or why it cannot."""
+"""Each built-in template's effect on a CPU: in generated code, in results, or why it has none."""
 
 import time
 import warnings
@@ -38,7 +38,7 @@ def mlp() -> nn.Module:
 
 
 def compiled(backend: Any, fn: Callable[..., Any], *args: Any) -> Compiled:
-    """Compile and run `fn` without gradients, under a seed that eager's result has as well."""
+    """Compile and run `fn` without gradients, with a seed that eager's run has as well."""
     torch.manual_seed(0)
     with torch.no_grad(), warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", bk.BackendKwargsWarning)
@@ -51,7 +51,7 @@ def compiled(backend: Any, fn: Callable[..., Any], *args: Any) -> Compiled:
 
 @pytest.fixture
 def debug(tmp_path):
-    """Return the debug template, writing below this test's directory; torch's default was settled by its import."""
+    """Return the debug template, writing to this test's directory; torch's default is set at import."""
     return bk.make_backend("tmpl-inductor:debug", {"trace.debug_dir": str(tmp_path)})
 
 
@@ -68,7 +68,7 @@ def default_mlp() -> tuple[nn.Module, torch.Tensor, Compiled]:
 @pytest.mark.parametrize("name", [name for name in bk.list_templates() if name not in ("default", "auto")])
 @pytest.mark.filterwarnings("ignore::backend_kwargs.BackendKwargsWarning")
 def test_options_are_inductors_config_forward_and_backward(name, tmp_path):
-    """While either graph is lowered, Inductor's config holds every option of the template."""
+    """While either graph is lowered, Inductor's config has every option of the template."""
     options, seen = dict(bk.make_backend(f"tmpl-inductor:{name}").options), []
 
     def watch(graph: torch.fx.Graph) -> None:
@@ -89,7 +89,7 @@ def _served(option: str, value: Any) -> Any:
 
 
 def test_default_is_plain_inductor():
-    """`default` sets nothing."""
+    """`default` sets no option."""
     assert bk.make_backend("tmpl-inductor:default").options == {}
 
 
@@ -97,7 +97,7 @@ def test_default_is_plain_inductor():
 
 
 def test_default_fuses_and_calls_the_library(default_mlp):
-    """`default` gives a fused kernel beside a library GEMM, in Python."""
+    """`default` generates a fused kernel and a library GEMM, in Python."""
     _, _, got = default_mlp
     assert_close(got.result, got.eager)
     assert "extern_kernels.addmm(" in got.code or "extern_kernels.mm(" in got.code
@@ -106,7 +106,7 @@ def test_default_fuses_and_calls_the_library(default_mlp):
 
 
 def test_cpp_wrapper_generates_cpp():
-    """`cpp_wrapper` writes the calls between kernels in C++."""
+    """`cpp_wrapper` generates the calls between kernels in C++."""
     x = torch.randn(4, 4)
     got = compiled("tmpl-inductor:cpp_wrapper", lambda x: x @ x, x)
     assert_close(got.result, got.eager)
@@ -126,7 +126,7 @@ def cpp_gemm() -> bk.Backend:
     [pytest.param(None, True, id="alone"), pytest.param("aten", False, id="aten-over-it")],
 )
 def test_aten_over_max_autotune_and_freezing(cpp_gemm, default_mlp, template, has_cpp_gemm):
-    """max_autotune+freezing generates a C++ GEMM; with `aten` merged on top, only the library's is called."""
+    """max_autotune+freezing generates a C++ GEMM; with `aten` merged on top only the library's is called."""
     net, x, _ = default_mlp
     got = compiled(bk.make_backend(cpp_gemm, template=template) if template else cpp_gemm, net, x)
     assert_close(got.result, got.eager)
@@ -134,7 +134,7 @@ def test_aten_over_max_autotune_and_freezing(cpp_gemm, default_mlp, template, ha
 
 
 def test_freezing_packs_weights(default_mlp):
-    """`freezing` makes weights constants: the graph has one input left."""
+    """`freezing` makes weights constants, so the graph has one input."""
     net, x, plain = default_mlp
     got = compiled("tmpl-inductor:freezing", net, x)
     assert_close(got.result, got.eager)
@@ -158,7 +158,7 @@ def test_freezing_packs_weights(default_mlp):
     ],
 )
 def test_falls_back_with_one_warning(default_mlp, name, otherwise):
-    """Without a GPU the template's fallback runs, gives the same result, and warns once."""
+    """Without a GPU the template's fallback runs with the same result, and warns once."""
     net, x, _ = default_mlp
     got = compiled(f"tmpl-inductor:{name}", net, x)
     assert_close(got.result, got.eager)
@@ -168,7 +168,7 @@ def test_falls_back_with_one_warning(default_mlp, name, otherwise):
 
 @on_cpu
 def test_falls_back_over_frozen_weights(default_mlp):
-    """The fallback serves a graph whose weights Inductor has packed, too."""
+    """The fallback also works for a graph whose weights Inductor has packed."""
     net, x, _ = default_mlp
     got = compiled(bk.make_backend("tmpl-inductor", template="freezing+triton"), net, x)
     assert_close(got.result, got.eager)
@@ -176,7 +176,7 @@ def test_falls_back_over_frozen_weights(default_mlp):
 
 
 class Mixed(nn.Module):
-    """A GEMM whose weight can be packed, and one that has none."""
+    """Two GEMMs: one whose weight can be packed, and one without a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,9 +189,9 @@ class Mixed(nn.Module):
 @on_cpu
 @pytest.mark.parametrize("freezing", [False, True], ids=["plain", "frozen"])
 def test_falls_back_where_a_graph_has_no_kernel(freezing):
-    """Where a generator works here and a GEMM fits none of its kernels, ATEN serves that graph, with a warning."""
+    """If a generator works here but no kernel fits a GEMM, ATEN runs that graph, with a warning."""
     options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP", "freezing": freezing}
-    options |= {"fx_graph_cache": False}  # a graph out of the cache has nothing to tell
+    options |= {"fx_graph_cache": False}  # a graph from the cache is not lowered again
     got = compiled(bk.make_backend("tmpl-inductor", options), Mixed().eval(), torch.randn(32, 64))
     assert_close(got.result, got.eager)
     assert "extern_kernels.mm(" in got.code
@@ -200,7 +200,7 @@ def test_falls_back_where_a_graph_has_no_kernel(freezing):
 
 @on_cpu
 def test_strict_does_not_fall_back():
-    """With `strict=True` the template raises, when the backend is made."""
+    """With `strict=True` the template raises when the backend is created."""
     with pytest.raises(bk.BackendKwargsError) as error:
         bk.make_backend("tmpl-inductor:triton", strict=True)
     assert str(error.value) == (
@@ -211,7 +211,7 @@ def test_strict_does_not_fall_back():
 
 @on_cpu
 def test_strict_names_the_graph_that_has_no_kernel():
-    """With `strict=True` a graph that none of the kernels fits is refused in one line, in place of Inductor's many."""
+    """With `strict=True` a graph without a fitting kernel raises in one line, instead of Inductor's many."""
     options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP", "fx_graph_cache": False, "strict": True}
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as error:
         torch.compile(Mixed().eval(), backend=bk.make_backend("tmpl-inductor", options))(torch.randn(32, 64))
@@ -276,7 +276,7 @@ NOT_TUNED = "inert because it is read only under max_autotune or max_autotune_ge
     ],
 )
 def test_explain_says_why_it_cannot_act(name, inert):
-    """Each option that does nothing here says why."""
+    """Each option without effect here says why."""
     effects = bk.explain(f"tmpl-inductor:{name}").effects
     assert {e.option: e.status for e in effects if e.status.startswith("inert")} == inert
 
@@ -285,13 +285,13 @@ def test_explain_says_why_it_cannot_act(name, inert):
 
 
 def test_debug_writes_each_graph(debug, tmp_path):
-    """`debug` leaves each graph and its code in files."""
+    """`debug` writes each graph and its code to files."""
     compiled(debug, lambda x: x @ x, torch.randn(4, 4))
     assert {"fx_graph_readable.py", "output_code.py"} <= {path.name for path in tmp_path.rglob("*.py")}
 
 
 def test_debug_catches_nan(debug):
-    """A NaN stops the call under `debug`, and no other."""
+    """A NaN raises with `debug`, and with no other template."""
     x = torch.full((4, 4), float("nan"))
     assert torch.compile(lambda x: x @ x, backend="tmpl-inductor")(x).isnan().all()
     with pytest.raises(AssertionError):
@@ -314,7 +314,7 @@ def rounding(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_eager_numerics_rounds_as_eager(backend, bitwise):
-    """In bfloat16 `eager_numerics` equals eager bit by bit where the default does not."""
+    """In bfloat16 `eager_numerics` equals eager bit for bit where default does not."""
     torch.manual_seed(0)
     got = compiled(backend, rounding, *torch.randn(2, 64, 64).bfloat16())
     assert torch.equal(got.result, got.eager) == bitwise
@@ -329,7 +329,7 @@ def test_eager_numerics_rounds_as_eager(backend, bitwise):
     ],
 )
 def test_eager_numerics_draws_as_eager(backend, same):
-    """Under a seed dropout keeps what eager keeps."""
+    """With a seed dropout keeps the same elements as in eager."""
     got = compiled(backend, lambda x: nn.functional.dropout(x, 0.5), torch.ones(64))
     assert torch.equal(got.result, got.eager) == same
 
@@ -356,7 +356,7 @@ def training_step() -> Callable[[Any], tuple[float, list[torch.Tensor]]]:
 
 
 def test_fast_compile_generates_no_kernel(default_mlp):
-    """`fast_compile` calls ATen's operators, so that no C++ is compiled, and gives eager's very numbers."""
+    """`fast_compile` calls ATen's operators, so no C++ is compiled, and gives exactly eager's results."""
     net, x, plain = default_mlp
     got = compiled("tmpl-inductor:fast_compile", net, x)
     assert CPP_KERNEL not in got.code
@@ -365,7 +365,7 @@ def test_fast_compile_generates_no_kernel(default_mlp):
 
 
 def test_fast_compile_generates_code_where_it_must():
-    """A list of tensors changed in place, as by an optimizer, is compiled all the same, with one warning."""
+    """A list of tensors changed in place, as by an optimizer, is still compiled, with one warning."""
 
     def step(a, b):
         torch._foreach_mul_([a, b], 2.0)
@@ -382,12 +382,12 @@ def test_fast_compile_generates_code_where_it_must():
 
 
 def test_fast_compile_trains_a_conv_net(training_step):
-    """Convolution and batch norm train as in eager: torch's own "lite" mode raises here, or gives other gradients."""
+    """Convolution and batch norm train as in eager; torch's own "lite" mode raises or gives other gradients."""
     assert_close(training_step("tmpl-inductor:fast_compile")[1], training_step("eager")[1])
 
 
 def test_fast_compile_is_fast(training_step):
-    """Compiling takes less than half the default's time (measured: less than a fifth)."""
+    """Compiling takes less than half of default's time (measured: less than a fifth)."""
     with fresh_cache():
         fast, _ = training_step("tmpl-inductor:fast_compile")
         slow, _ = training_step("tmpl-inductor:default")
@@ -395,7 +395,7 @@ def test_fast_compile_is_fast(training_step):
 
 
 def test_every_template_is_shown_here():
-    """A template that is added has to be proven, or to say why it cannot act."""
+    """Every template has a test of its effect, or of the reason why it has none."""
     listed = set(bk.list_templates())
     told = {
         name

@@ -1,4 +1,4 @@
-"""What dynamo finds without an import of ours."""
+"""Backends that dynamo finds without importing this package."""
 
 import json
 import subprocess
@@ -45,7 +45,7 @@ print(json.dumps([repr(backend), [name for name in watched if name in sys.module
 
 
 def test_each_template_is_published():
-    """The installed metadata names our backends and each built-in template, and nothing else of ours."""
+    """The installed metadata names our backends and each built-in template, and nothing else."""
     assert set(PUBLISHED) == set(NAMES)
 
 
@@ -57,20 +57,20 @@ def test_entry_point_loads(name):
 
 @pytest.mark.parametrize("name", [INDUCTOR, f"{INDUCTOR}:max_autotune", *OPTIONAL])
 def test_entry_point_loads_alone(name):
-    """Loading one pulls in no compiler before a graph arrives."""
+    """Loading an entry point imports no compiler before there is a graph."""
     done = subprocess.run([sys.executable, "-c", LOADS_ONE, name], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [f"make_backend({name!r})", []]
 
 
 def test_other_attributes_are_missing():
-    """The module has no attribute for what is no template, as any module."""
+    """The module raises AttributeError for a name that is not a template."""
     with pytest.raises(AttributeError) as e:
         module.frezing  # noqa: B018
     assert str(e.value) == "module 'backend_kwargs.entry_points' has no attribute 'frezing'"
 
 
 def test_broken_plug_in_breaks_no_other(install, monkeypatch):
-    """Beside a package whose backend does not load, ours are found and compile."""
+    """With another package whose backend fails to load, ours are found and compile."""
     install("broken", "raise ImportError('no luck')", "torch_dynamo_backends", unlucky="f")
     code = (
         "import torch\n"
@@ -82,10 +82,10 @@ def test_broken_plug_in_breaks_no_other(install, monkeypatch):
     assert done.stdout == "2.0\n"
 
 
-# OpenVINO's, when it is loaded by its own name.
+# OpenVINO's warning when it is loaded by its own name.
 @pytest.mark.filterwarnings("ignore:torch._dynamo.config.inline_inbuilt_nn_modules is deprecated:FutureWarning")
 def test_hidden_backends_of_dynamo_stay_in_reach():
-    """Each name of ours that hides one of dynamo is reached with `dynamo:`."""
+    """A dynamo backend that has a name of ours is available as `dynamo:NAME`."""
     wanted = {INDUCTOR: True, "inductor": False, TVM: False, "tvm": False}
     if unfit():  # the entry point of tmpl-tvm loads where TVM is
         del wanted[TVM]

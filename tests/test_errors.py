@@ -12,7 +12,7 @@ def test_error_is_a_value_error():
 
 
 def test_error_pickles():
-    """An error crosses from a worker process with its text."""
+    """An error keeps its message when it is pickled."""
     error = pickle.loads(pickle.dumps(unknown("backend", "x", [])))
     assert (type(error), str(error)) == (BackendKwargsError, "Unknown backend 'x'.")
 
@@ -27,7 +27,7 @@ def test_error_pickles():
     ],
 )
 def test_shown(value, text):
-    """A value takes one line of at most eighty characters."""
+    """A value is shown in one line of at most eighty characters."""
     assert shown(value) == text
 
 
@@ -41,23 +41,23 @@ def test_shown(value, text):
     ],
 )
 def test_unknown(name, otherwise, message):
-    """A wrong name comes with the nearest, or else the next step."""
+    """The error for a wrong name has the nearest name, or else the next step."""
     assert str(unknown("template", name, ["freezing", "debug"], otherwise=otherwise)) == message
 
 
 def test_wrong_value():
-    """A wrong value is named with its type beside what is wanted."""
+    """The error for a wrong value has the expected type, the value and its type."""
     assert str(wrong_value("'x'", "int | None", "3")) == "'x' must be int | None, got '3' (str)."
 
 
 def test_message_stays_short():
-    """However long the name and the value, a message stays under 400 characters."""
+    """A message has less than 400 characters, however long the name and the value."""
     long = "x" * 10_000
     assert max(len(str(unknown("option", long, ["y"]))), len(str(wrong_value("'x'", "int", long)))) < 400
 
 
 def test_warn_once():
-    """A message warns once, another message again."""
+    """Each message warns once."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for message in ("a", "a", "b"):

@@ -1,4 +1,4 @@
-"""The examples that `make demo` compares: real models on real input, which check themselves when they are built."""
+"""The examples of `make demo`: real models on real input, which check themselves when they are built."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     ],
 )
 def test_example_builds(name, needs, outputs, monkeypatch):
-    """An example builds a model and inputs that go together, and finds the model good at its task."""
+    """An example builds a model and inputs that fit, and finds that the model is good at its task."""
     pytest.importorskip(needs)
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.delitem(sys.modules, name, raising=False)

@@ -27,7 +27,7 @@ def effect(explanation, option):
 
 
 def test_layers(monkeypatch):
-    """Each option knows the layer that set it, and what it overrode, lowest first."""
+    """Each option shows the layer that set it and the layers that it overrides, lowest first."""
     monkeypatch.setenv("BACKEND_KWARGS_OPTIONS", '{"freezing": true}')
     monkeypatch.setenv("BACKEND_KWARGS_TEMPLATE", "eager_numerics")
     told = explain(INDUCTOR, {"emulate_precision_casts": False}, mode="lite")
@@ -47,7 +47,7 @@ def test_layers(monkeypatch):
 
 
 def test_names_the_backend():
-    """The explanation is headed by the make_backend call."""
+    """The explanation starts with the make_backend call."""
     told = explain(f"{INDUCTOR}:freezing", max_autotune=True)
     assert told.backend == "make_backend('tmpl-inductor:freezing', {'max_autotune': True})"
 
@@ -60,7 +60,7 @@ def test_every_option_is_told():
 
 @NO_GPU
 def test_inert_here():
-    """What cannot act on this machine says why, and the note what runs in its place."""
+    """An option without effect on this machine says why, and the note says what runs instead."""
     told = explain(f"{INDUCTOR}:cudagraphs")
     assert effect(told, "triton.cudagraphs").status == "inert because no CUDA GPU is visible"
     assert told.notes == (
@@ -69,7 +69,7 @@ def test_inert_here():
 
 
 def test_inert_beside_the_others():
-    """What the other options silence says why."""
+    """An option that other options disable says why."""
     told = explain(f"{INDUCTOR}:aten")
     assert (
         effect(told, "max_autotune_gemm_backends").status
@@ -78,14 +78,14 @@ def test_inert_beside_the_others():
 
 
 def test_str():
-    """The text holds the backend, a line for each option, and the notes."""
+    """The text contains the backend, a line for each option, and the notes."""
     assert str(explain(INDUCTOR, freezing=True)) == (
         "make_backend('tmpl-inductor', {'freezing': True})\n  freezing = True  (make_backend; default False; changed)"
     )
 
 
 def test_to_dict():
-    """The plain data goes into JSON."""
+    """to_dict returns data that JSON can represent."""
     told = explain(INDUCTOR, freezing=True).to_dict()
     assert json.loads(json.dumps(told)) == {
         "backend": "make_backend('tmpl-inductor', {'freezing': True})",
@@ -109,12 +109,12 @@ def test_any_backend():
 
 
 def test_nothing_to_explain():
-    """A backend without options has none to tell."""
+    """A backend without options shows none."""
     assert str(explain("eager")) == "make_backend('eager')"
 
 
 def test_forced_by_environment():
-    """An option that an environment variable forces says which, in a process that has it."""
+    """An option forced by an environment variable names it, in a process that has it."""
     code = (
         "from backend_kwargs import explain\n"
         "(told,) = explain('tmpl-inductor', {'fx_graph_cache': True}).effects\n"
@@ -126,7 +126,7 @@ def test_forced_by_environment():
 
 
 def test_alias_forced_by_environment():
-    """An option that leads to one which the environment forces is told so, with every variable that can."""
+    """An alias of an option that the environment forces names every variable that can."""
     code = (
         "from torch._inductor import config\n"
         "from backend_kwargs import explain\n"
@@ -168,10 +168,10 @@ def test_verdict(spec, word):
 
 @pytest.mark.skipif(find_spec("tvm") is not None, reason="where tvm is, it works")
 def test_verdict_of_options_nothing_takes():
-    """Options help a backend nothing that has no fallback here: it cannot work, whatever it was asked for."""
+    """A backend without a fallback here cannot work, whatever its options."""
     assert str(verdict(bk.make_backend("dynamo:tvm", opt_level=2))) == "cannot: tvm is not importable"
 
 
 def test_verdict_says_what_would_change_it():
-    """A verdict's remedy is beside its reason, not in its line."""
+    """A verdict's remedy is a separate field."""
     assert str(Verdict("cannot", "no luck", "try again")) == "cannot: no luck"

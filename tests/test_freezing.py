@@ -1,4 +1,4 @@
-"""Frozen weights: folded into the code, each module its own, and never a stale number."""
+"""Frozen weights: part of the code, separate for each module, and never stale."""
 
 import copy
 import re
@@ -74,7 +74,7 @@ def test_batch_norm_is_folded():
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
 def test_parameters_are_constants(mode):
-    """Without grad, only the real input is left in the generated code."""
+    """Without gradients the generated code has only the real input."""
     net, x = mlp(), torch.randn(2, 8)
     with mode():
         (code,), result = code_and_result(net, x)
@@ -84,7 +84,7 @@ def test_parameters_are_constants(mode):
 
 @torch.no_grad()
 def test_tied_parameters_are_constants():
-    """Parameters that share memory, which the graph only reads, are frozen like others."""
+    """Parameters that share memory and are only read are frozen like others."""
     net, x = mlp(), torch.randn(2, 8)
     net[2].weight = nn.Parameter(net[0].weight.detach())
     (code,), result = code_and_result(net, x)
@@ -93,7 +93,7 @@ def test_tied_parameters_are_constants():
 
 
 def test_under_grad_gradients_flow():
-    """With gradients enabled, a warning says that nothing is frozen, and training works as in eager."""
+    """With gradients enabled a warning says that nothing is frozen, and training works as in eager."""
     net, x = mlp(), torch.randn(2, 8)
     warn_once.cache_clear()
     with pytest.warns(BackendKwargsWarning) as warned:
@@ -109,7 +109,7 @@ def test_under_grad_gradients_flow():
 
 @torch.no_grad()
 def test_modules_that_share_code_keep_their_weights():
-    """Two equal-shaped modules through one function are two graphs, each with its own numbers."""
+    """Two modules of equal shapes through one function are two graphs, each with its own results."""
     one, two, x = mlp(), mlp(), torch.randn(2, 8)
     call = compiled(lambda net, x: net(x))
     for net in (one, two, one):
@@ -119,7 +119,7 @@ def test_modules_that_share_code_keep_their_weights():
 
 @torch.no_grad()
 def test_replaced_parameter_recompiles():
-    """A new parameter in a module's place is seen at the next call."""
+    """A replaced parameter takes effect at the next call."""
     net, x = mlp(), torch.randn(2, 8)
     call = compiled(net)
     call(x)
@@ -130,7 +130,7 @@ def test_replaced_parameter_recompiles():
 
 @torch.no_grad()
 def test_replaced_data_recompiles():
-    """`p.data = new` on any frozen parameter is seen at the next call, also where old memory could be used again."""
+    """`p.data = new` takes effect at the next call, even if the old memory could be reused."""
     net, x = mlp(), torch.randn(2, 8)
     call = compiled(net)
     call(x)
@@ -144,7 +144,7 @@ def test_replaced_data_recompiles():
 
 @torch.no_grad()
 def test_unchanged_module_compiles_once():
-    """Further calls of the same module, with other input, compile nothing."""
+    """Further calls of the same module with other inputs compile nothing."""
     net = mlp()
     call = compiled(net)
     for _ in range(3):
@@ -179,7 +179,7 @@ def static_input() -> torch.Tensor:
 )
 @torch.no_grad()
 def test_what_is_no_module_parameter_stays_an_input(make_given, changed):
-    """An in-place change of an input or a plain tensor attribute is seen, static or not."""
+    """In-place changes of inputs and plain tensor attributes take effect, static or not."""
     net, given, x = Scaled(), make_given(), torch.randn(2, 8)
     call = compiled(net)
     assert_close(call(x, given), net(x, given))
@@ -217,7 +217,7 @@ def steps(cache: nn.Module) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def test_mutated_buffer_stays_an_input():
-    """A cache kept in a buffer is written and read afresh at each call."""
+    """A cache in a buffer is written and read at each call."""
     net = Cache()
     eager = copy.deepcopy(net)
     assert_close(steps(compiled(net)), steps(eager))
@@ -226,7 +226,7 @@ def test_mutated_buffer_stays_an_input():
 
 @torch.no_grad()
 def test_mutated_buffer_stays_static():
-    """A buffer that the graph writes is known as static to Inductor, so CUDA graphs don't copy it at each replay."""
+    """A buffer that the graph writes is static for Inductor, so CUDA graphs do not copy it."""
     seen = []
 
     def inner_compile(gm: torch.fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
@@ -273,7 +273,7 @@ def view_of_a_buffer(net: Reading) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("make_net", [Reading, Writing])
 @torch.no_grad()
 def test_inputs_that_share_memory(make_net, make_inputs):
-    """Inputs that overlap each other, or a buffer, give eager's numbers, whether the graph writes to them or not."""
+    """Inputs that overlap each other or a buffer give eager's results, whether written to or not."""
     net = make_net()
     eager = copy.deepcopy(net)
     assert_close(compiled(net)(*make_inputs(net)), eager(*make_inputs(eager)))
@@ -319,7 +319,7 @@ class Branches(nn.Module):
 )
 @torch.no_grad()
 def test_numbers(make_net, x):
-    """Weights that are used in several places, or in a branch, give eager's numbers in one graph."""
+    """Weights used in several places, or in a branch, give eager's results in one graph."""
     net = make_net()
     assert_close(compiled(net, fullgraph=True)(x), net(x))
 
@@ -335,7 +335,7 @@ class Returning(nn.Module):
 
 @torch.no_grad()
 def test_returned_parameter_is_the_parameter():
-    """A parameter, or a view of one, that the model returns shares its memory, as in eager."""
+    """A returned parameter, or a view of one, shares its memory, as in eager."""
     net, x = Returning(), torch.randn(2, 4)
     product, weight, view = compiled(net)(x)
     assert weight is net.weight
@@ -344,7 +344,7 @@ def test_returned_parameter_is_the_parameter():
 
 
 class Folded(nn.Module):
-    """Returns what is computed of parameters alone, which freezing folds into constants."""
+    """A model that returns values computed only from parameters, which freezing folds into constants."""
 
     def __init__(self, outputs):
         super().__init__()
@@ -365,7 +365,7 @@ class Folded(nn.Module):
 )
 @torch.no_grad()
 def test_a_callers_edit_of_a_constant_changes_no_later_call(outputs, options):
-    """What is the same at each call is returned as a copy."""
+    """A constant result is returned as a copy."""
     net, x = Folded(outputs).eval(), torch.randn(2, 8)
     serve = torch.compile(net, backend=make_backend("tmpl-inductor:freezing", options))
     expected = [out.clone() for out in net(x)]
@@ -377,7 +377,7 @@ def test_a_callers_edit_of_a_constant_changes_no_later_call(outputs, options):
 
 
 def test_constants_that_share_memory_still_do():
-    """A constant and a view of it are one memory in each call's results, and another in the next's."""
+    """A constant and a view of it share memory within a call's results, but not across calls."""
     constant, other = torch.ones(2, 4), torch.ones(2)
     call = with_copies_of(lambda: [constant, constant.view(-1)[3:], other, None], [constant])
     whole, part, same, none = call()
@@ -420,7 +420,7 @@ def test_each_side_of_a_graph_break_is_frozen():
 
 @torch.no_grad()
 def test_autocast():
-    """Weights are cast once, at compile time, under autocast."""
+    """Under autocast weights are cast once, at compile time."""
     net, x = mlp(), torch.randn(2, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         (code,), result = code_and_result(net, x)
@@ -430,7 +430,7 @@ def test_autocast():
 
 @torch.no_grad()
 def test_parameter_subclass_stays_an_input():
-    """A parameter of a tensor subclass is left as it is, its neighbour is frozen."""
+    """A parameter of a tensor subclass remains an input; the other one is frozen."""
     net, x = nn.Linear(8, 8), torch.randn(2, 8)
     net.weight = nn.Parameter(TwoTensor(torch.ones(8, 8), torch.ones(8, 8)), requires_grad=False)
     left = []
@@ -446,7 +446,7 @@ def test_parameter_subclass_stays_an_input():
 
 @torch.no_grad()
 def test_modules_that_differ_in_a_scalar_do_not_share_cached_code():
-    """A module's number written into the code never serves another module."""
+    """A number of one module that is written into the code is never used for another module."""
 
     class Multiplied(nn.Module):
         def __init__(self, factor: float) -> None:
@@ -464,7 +464,7 @@ def test_modules_that_differ_in_a_scalar_do_not_share_cached_code():
 
 @torch.no_grad()
 def test_one_graph_serves_frozen_and_unfrozen():
-    """The graph that dynamo holds is left as it was: candidates compiled from it agree."""
+    """dynamo's graph is not changed, so candidates compiled from it agree."""
     net, x = mlp(), torch.randn(2, 8)
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
@@ -476,7 +476,7 @@ def test_one_graph_serves_frozen_and_unfrozen():
 
 @torch.no_grad()
 def test_fake_inputs_are_left_alone():
-    """Without real values, as under DDPOptimizer, the graph is returned unchanged."""
+    """With fake inputs, as under DDPOptimizer, the graph is returned unchanged."""
     answers = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
@@ -491,7 +491,7 @@ def test_fake_inputs_are_left_alone():
 
 @torch.no_grad()
 def test_outside_dynamo_the_graph_is_left_alone():
-    """Once dynamo is done, no guard can hold a parameter's identity, and nothing is frozen."""
+    """Outside dynamo nothing is frozen, since no guard can check a parameter's identity."""
     calls = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:

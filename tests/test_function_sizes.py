@@ -9,7 +9,7 @@ HELPER = "def _helper(x):\n    return x + 1\n\n"
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """Return a folder whose one module a test writes; half of its functions may be helpers."""
+    """Return a folder with one module that a test writes; half of its functions may be helpers."""
     monkeypatch.setattr(function_sizes, "MOST_SHARE", {"tree": 0.5})
     (tmp_path / "tree").mkdir()
     return tmp_path / "tree"
@@ -24,13 +24,13 @@ def tree(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_a_helper(tree, use, is_helper):
-    """A short private function counts where it is called once and nothing else names it."""
+    """A short private function counts if it is called once and not used otherwise."""
     (tree / "module.py").write_text(f"{HELPER}def public():\n    return {use}\n")
     assert [function.is_helper for function in functions(tree)] == [is_helper, False]
 
 
 def test_too_many_helpers_are_named(tree):
-    """A tree over its share is named with the share and each helper's place."""
+    """A tree with too many helpers is named with their share and places."""
     (tree / "module.py").write_text(f"{HELPER}VALUE = _helper(1)\n")
     line = "tree: 100.0% of the functions are helpers of at most 5 lines, over 50%: tree/module.py:1 _helper"
     assert list(faults(tree.parent)) == [line]
@@ -43,6 +43,6 @@ def test_a_long_function_is_named(tree):
 
 
 def test_a_tree_within_its_limits_passes(tree):
-    """A tree with functions of medium size has no faults."""
+    """A tree with functions of medium size passes."""
     (tree / "module.py").write_text("def public():\n    return 1\n" + "\n" * 2 + HELPER + "VALUE = _helper(1)\n")
     assert list(faults(tree.parent)) == []

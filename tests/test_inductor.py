@@ -1,4 +1,4 @@
-"""Backends of Inductor through real torch.compile: what is compiled, under which options, and what is left alone."""
+"""Inductor backends through real torch.compile: what is compiled, with which options, and what stays unchanged."""
 
 import copy
 import os
@@ -26,12 +26,12 @@ CUPTI = ("DISABLE_CUPTI_LAZY_REINIT", "TEARDOWN_CUPTI")
 
 
 def mm(x: torch.Tensor) -> torch.Tensor:
-    """Multiply by a library call: Inductor needs no C++ compiler for it, so that a compile takes little time."""
+    """Multiply by a library call, which needs no C++ compiler and compiles quickly."""
     return x @ x
 
 
 class Watch:
-    """A pass of Inductor's own that notes what the named options are while each lowered graph is compiled."""
+    """An Inductor pass that records the named options while each graph is lowered."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -68,7 +68,7 @@ def graphs_compiled() -> int:
     ],
 )
 def test_compile_count_of_made_backends(first, second, graphs):
-    """Equal backends, made apart, share one compile; different ones do not."""
+    """Equal backends created separately share one compile; different ones do not."""
     for options in (first, second):
         torch.compile(mm, backend=bk.make_backend("tmpl-inductor", options))(X)
     assert graphs_compiled() == graphs
@@ -82,14 +82,14 @@ def test_compile_count_of_made_backends(first, second, graphs):
     ],
 )
 def test_compile_count_of_a_named_backend(first, second, graphs):
-    """The same holds where torch.compile brings the options."""
+    """The same holds for a name with options of torch.compile."""
     for options in (first, second):
         torch.compile(mm, backend="tmpl-inductor", options=options)(X)
     assert graphs_compiled() == graphs
 
 
 def test_a_fresh_equal_backend_compiles_nothing_more():
-    """What was compiled is found again under a backend that is made, and unpickled, later."""
+    """Compiled code is reused by an equal backend that is created or unpickled later."""
     made = bk.make_backend("tmpl-inductor", max_fusion_size=7)
     torch.compile(mm, backend=made)(X)
     for fresh in (eval(repr(made), {"make_backend": bk.make_backend}), bk.Backend.from_config(made.to_config())):
@@ -106,7 +106,7 @@ def test_copied_arguments_of_torch_compile():
 
 
 def test_dynamic_compiles_once_for_all_sizes():
-    """`dynamic=True` is torch's business and works as ever."""
+    """`dynamic=True` works as with any backend."""
     compiled = torch.compile(mm, backend="tmpl-inductor", dynamic=True)
     for size in (4, 5, 6):
         x = torch.randn(size, size)
@@ -115,7 +115,7 @@ def test_dynamic_compiles_once_for_all_sizes():
 
 
 def test_fullgraph_refuses_a_graph_break():
-    """So is `fullgraph=True`."""
+    """`fullgraph=True` works as with any backend."""
 
     def breaks(x):
         torch._dynamo.graph_break()
@@ -129,7 +129,7 @@ def test_fullgraph_refuses_a_graph_break():
 
 
 def test_options_hold_in_forward_and_backward():
-    """The backward graph, lowered when torch.compile's call is long over, sees the options of the forward one."""
+    """The backward graph, lowered after torch.compile's call, has the options of the forward graph."""
     watch, x = Watch("max_fusion_size"), X.clone().requires_grad_()
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=False):
         out = torch.compile(mm, backend=watched(watch, max_fusion_size=7))(x)
@@ -162,7 +162,7 @@ def test_options_hold_in_forward_and_backward():
 )
 @pytest.mark.filterwarnings("ignore::backend_kwargs.BackendKwargsWarning")
 def test_precedence_reaches_inductor(spec, kwargs, seen):
-    """What torch.compile is given comes over what the backend is, and reaches Inductor."""
+    """Options of torch.compile override the backend's, and reach Inductor."""
     watch = Watch("max_autotune", "triton.cudagraphs")
     backend = bk.make_backend(spec, post_grad_custom_post_pass=watch)
     torch.compile(mm, backend=backend, **kwargs)(X)
@@ -170,7 +170,7 @@ def test_precedence_reaches_inductor(spec, kwargs, seen):
 
 
 def test_the_environment_is_the_lowest_layer(monkeypatch):
-    """Where only a string can be given, two variables say the rest, and torch.compile's own options come over them."""
+    """Two variables set options where only a string can be given; torch.compile's own options override them."""
     monkeypatch.setenv("BACKEND_KWARGS_OPTIONS", '{"max_fusion_size": 7, "epilogue_fusion": false}')
     watch = Watch("max_fusion_size", "epilogue_fusion")
     backend = watched(watch)
@@ -187,7 +187,7 @@ def test_the_global_config_stands_where_nothing_is_said():
 
 
 def test_config_patches_of_dynamo():
-    """Options that dynamo itself adds for a graph take precedence."""
+    """Options that dynamo adds for a graph take precedence."""
     watch = Watch("max_fusion_size")
     gm = torch.fx.symbolic_trace(lambda x: (x @ x,))
     watched(watch, max_fusion_size=7)(gm, [X], config_patches={"max_fusion_size": 9})
@@ -195,14 +195,14 @@ def test_config_patches_of_dynamo():
 
 
 def test_compiler_config_is_plain_inductors():
-    """`get_compiler_config` gives what plain "inductor" gives under the same options, the whole of it."""
+    """`get_compiler_config` returns the same whole config as plain "inductor" with equal options."""
     options = {"max_autotune": True, "triton.cudagraphs": False}
     plain = torch._TorchCompileInductorWrapper(None, options, None)
     assert bk.make_backend("tmpl-inductor", options).get_compiler_config() == plain.get_compiler_config()
 
 
 def test_cache_entries_are_shared_with_plain_inductor():
-    """What plain "inductor" has put into the FX-graph cache is found under equal options, and only under those."""
+    """The FX-graph cache entries of plain "inductor" are used with equal options, and only with those."""
     hits = []
     with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=False):
         for backend, size in (("inductor", 7), ("tmpl-inductor", 7), ("tmpl-inductor", 8)):
@@ -213,7 +213,7 @@ def test_cache_entries_are_shared_with_plain_inductor():
 
 
 class Regions(TorchDispatchMode):
-    """Note the names of the compiled regions that are called."""
+    """Record the names of the compiled regions that are called."""
 
     supports_higher_order_operators = True
 
@@ -232,7 +232,7 @@ class Regions(TorchDispatchMode):
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="regions have no name in this torch")
 def test_region_name_reaches_inductor():
-    """The name that newer torch hands a backend is the compiled region's."""
+    """The name that newer torch passes to a backend is the compiled region's."""
     backend = bk.make_backend("tmpl-inductor", wrap_inductor_compiled_regions=True)
     compiled = torch.compile(mm, backend=lambda gm, inputs: backend(gm, inputs, name="attention"))
     compiled(X)
@@ -241,12 +241,12 @@ def test_region_name_reaches_inductor():
     assert regions.names == ["attention"]
 
 
-# --- what is left alone ---------------------------------------------------------------------------------------------
+# --- what stays unchanged --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def same_config():
-    """Hold that Inductor's whole config is the same after the test as before it."""
+    """Check that Inductor's whole config is the same before and after the test."""
     before = config.get_config_copy()
     yield
     after = config.get_config_copy()
@@ -256,7 +256,7 @@ def same_config():
 
 @pytest.mark.usefixtures("same_config")
 def test_config_is_untouched_by_success():
-    """Forward and backward leave Inductor's config as it was."""
+    """Compiling forward and backward does not change Inductor's config."""
     backend = bk.make_backend("tmpl-inductor:coordinate_descent", max_fusion_size=7)
     with pytest.warns(bk.BackendKwargsWarning):
         torch.compile(mm, backend=backend)(X.clone().requires_grad_()).sum().backward()
@@ -284,7 +284,7 @@ def test_config_is_untouched_by_failure(options, message):
 
 @pytest.mark.usefixtures("same_config")
 def test_threads_keep_their_options_apart():
-    """Four threads that compile under different templates at once each see their own options, and none after."""
+    """Four threads that compile with different templates each have their own options, and none afterwards."""
     specs = ("default", "fast_compile", "eager_numerics", "aten")
     together, seen, left = threading.Barrier(4), {}, {}
 
@@ -311,7 +311,7 @@ def test_threads_keep_their_options_apart():
 
 @pytest.mark.filterwarnings("ignore::backend_kwargs.BackendKwargsWarning")
 def test_the_callers_options_are_untouched():
-    """A dict of options, and what it holds, is neither changed nor kept."""
+    """A dict of options and its values are neither changed nor kept."""
     given = {"template": "cudagraphs", "mode": "max-autotune", "inductor_config": {"max-fusion-size": 7}}
     before = copy.deepcopy(given)
     made = bk.make_backend("tmpl-inductor", given)
@@ -322,7 +322,7 @@ def test_the_callers_options_are_untouched():
 
 
 def test_a_callers_container_is_not_kept():
-    """An option's value that the caller changes afterwards stays what it was in the backend."""
+    """A backend does not change if the caller changes an option's value afterwards."""
     fusions = {"batch_linear": {}}
     made = bk.make_backend("tmpl-inductor", pre_grad_fusion_options=fusions)
     fusions["batch_linear"]["min_fuse_set_size"] = 9
@@ -334,7 +334,7 @@ def test_a_callers_container_is_not_kept():
 
 @pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="torch before 2.13 lacks it")
 def test_default_backend():
-    """A backend serves as the default of torch.compile."""
+    """A backend can be the default of torch.compile."""
     watch = Watch("max_fusion_size")
     torch.compiler.set_default_backend(watched(watch, max_fusion_size=7))
     try:
@@ -367,7 +367,7 @@ print(len(codes), "async_compile.cpp_wrapper" in codes[0] or "cpp_wrapper_src" i
     ],
 )
 def test_override_by_environment(variables):
-    """torch's variables for debugging put a backend in place of another, with a template or with options."""
+    """torch's debugging variables can replace one backend by another, with a template or with options."""
     child = subprocess.run(
         [sys.executable, "-c", OVERRIDDEN], env=os.environ | variables, capture_output=True, text=True, check=True
     )
@@ -383,7 +383,7 @@ def test_wrong_option_is_told_through_dynamo():
 
 
 def test_suppressed_errors_hide_a_wrong_option_but_not_from_make_backend():
-    """Under dynamo's suppress_errors a wrong option of torch.compile runs in eager; make_backend fails at once."""
+    """With suppress_errors a wrong option of torch.compile runs in eager; make_backend raises at once."""
     with torch._dynamo.config.patch(suppress_errors=True):
         assert_close(torch.compile(mm, backend="tmpl-inductor", options={"epilog_fusion": True})(X), mm(X))
         with pytest.raises(bk.BackendKwargsError):
@@ -391,7 +391,7 @@ def test_suppressed_errors_hide_a_wrong_option_but_not_from_make_backend():
 
 
 def test_guard_filter_fn_is_torch_compiles():
-    """It works in torch.compile's options beside ours: without guards, another size compiles nothing more."""
+    """It can be combined with our options in torch.compile: without guards another size compiles nothing."""
     options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "max_fusion_size": 7}
     compiled = torch.compile(mm, backend="tmpl-inductor", options=options)
     compiled(X)
@@ -401,7 +401,7 @@ def test_guard_filter_fn_is_torch_compiles():
 
 
 def test_guard_filter_fn_is_not_a_backends():
-    """A backend cannot have it, and says where it goes."""
+    """A backend cannot have this option, and the error says where to put it."""
     with pytest.raises(bk.BackendKwargsError) as error:
         bk.make_backend("tmpl-inductor", guard_filter_fn=torch.compiler.skip_all_guards_unsafe)
     assert (
@@ -416,7 +416,7 @@ def aot_compiled(backend: Any) -> Callable[..., torch.Tensor]:
 
 
 def test_aot_compile_can_be_saved(tmp_path):
-    """`aot_compile()` works and its result survives the disk: what compile_fx returned was not wrapped."""
+    """`aot_compile()` works and its result can be saved, since compile_fx's result is not wrapped."""
     path = tmp_path / "compiled"
     aot_compiled("tmpl-inductor").save_compiled_function(str(path))
     with path.open("rb") as file, torch.no_grad():
@@ -424,7 +424,7 @@ def test_aot_compile_can_be_saved(tmp_path):
 
 
 def test_use_aoti_compiles_ahead_of_time():
-    """With `use_aoti=True` the graph becomes an AOTInductor package, as under "inductor", and computes the same."""
+    """With `use_aoti=True` the graph becomes an AOTInductor package with the same results, as under "inductor"."""
     backend, packages = bk.make_backend("tmpl-inductor", use_aoti=True), []
 
     def kept(gm, inputs):
@@ -439,13 +439,13 @@ def test_use_aoti_compiles_ahead_of_time():
 
 @pytest.mark.parametrize("cudagraphs", [True, False], ids=["cudagraphs", "without"])
 def test_cupti_variables_are_torchs(monkeypatch, cudagraphs):
-    """CUDA graphs on an old CUDA set the variables of the profiler that torch's own wrapper sets, and no others do."""
+    """CUDA graphs on an old CUDA set the profiler variables that torch's wrapper sets, and no others."""
     monkeypatch.setattr(torch.version, "cuda", "12.1")
 
     def variables(make: Callable[[], object]) -> dict[str, str]:
         with monkeypatch.context() as patch:
             for name in CUPTI:
-                patch.setenv(name, "unset")  # so that the context takes back what is set below
+                patch.setenv(name, "unset")  # so that the context restores it afterwards
                 os.environ.pop(name)
             make()
             return {name: os.environ[name] for name in CUPTI if name in os.environ}
@@ -459,7 +459,7 @@ def test_cupti_variables_are_torchs(monkeypatch, cudagraphs):
 
 @pytest.mark.parametrize("cudagraphs", [True, False], ids=["cudagraphs", "without"])
 def test_dynamo_reset_resets_the_backend(cudagraphs):
-    """torch._dynamo.reset() drops what CUDA graphs keep, as it does under "inductor": their step counter is at 0."""
+    """torch._dynamo.reset() resets CUDA graphs, as under "inductor": their step counter is 0."""
     from torch._inductor.cudagraph_trees import MarkStepBox
 
     torch.compile(mm, backend=bk.make_backend("tmpl-inductor", {"triton.cudagraphs": cudagraphs}))(X)
@@ -472,7 +472,7 @@ def test_dynamo_reset_resets_the_backend(cudagraphs):
 
 @torch.no_grad()
 def test_compiled_code_is_plain_inductors():
-    """Under no options the code that Inductor generates is that of plain "inductor"."""
+    """Without options the generated code is that of plain "inductor"."""
     codes = []
     for backend in ("inductor", "tmpl-inductor"):
         torch._dynamo.reset()
@@ -482,7 +482,7 @@ def test_compiled_code_is_plain_inductors():
 
 
 def test_clone_outputs_needs_graph_trees():
-    """Without CUDA-graph trees no outputs could be told apart, and the option says so at once."""
+    """Without CUDA-graph trees outputs cannot be told apart, and the option raises at once."""
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.make_backend("tmpl-inductor:cudagraphs", {"triton.cudagraph_trees": False}, clone_outputs=True)
     assert str(raised.value) == "Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True."
@@ -500,7 +500,7 @@ def test_clone_outputs_needs_graph_trees():
     ],
 )
 def test_results_are_copied_under_auto_alone_unless_told(monkeypatch, template, options, copies):
-    """`clone_outputs=None` is on where auto may choose CUDA graphs, and off where a user does."""
+    """`clone_outputs=None` is on if auto may choose CUDA graphs, and off if a user does."""
     from backend_kwargs.compilers.inductor import cudagraph_outputs
 
     wrapped, wrap = [], cudagraph_outputs.with_independent_outputs
@@ -511,7 +511,7 @@ def test_results_are_copied_under_auto_alone_unless_told(monkeypatch, template, 
 
 
 def test_auto_needs_graph_trees_for_its_copies():
-    """What auto copies by default needs CUDA-graph trees as well; without the copies auto does not."""
+    """auto's copies need CUDA-graph trees too; without copies auto does not."""
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.make_backend("tmpl-inductor:auto", {"triton.cudagraph_trees": False})
     assert str(raised.value) == "Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True."
@@ -520,21 +520,21 @@ def test_auto_needs_graph_trees_for_its_copies():
 
 @pytest.mark.parametrize("value", [None, True, False])
 def test_clone_outputs_may_be_left_open(value):
-    """None stands beside True and False, and `explain` shows which of them holds."""
+    """None is accepted as well as True and False, and `explain` shows which applies."""
     backend = bk.make_backend("tmpl-inductor", clone_outputs=value)
     (effect,) = bk.explain(backend).effects
     assert (effect.option, effect.value) == ("clone_outputs", value)
 
 
 def test_clone_outputs_is_no_text():
-    """Another type is an error at once that names all three."""
+    """Another type raises at once with all three values."""
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.make_backend("tmpl-inductor", clone_outputs="yes")
     assert str(raised.value) == "Option 'clone_outputs' must be bool | None, got 'yes' (str)."
 
 
 def test_clone_outputs_refuses_to_be_saved():
-    """aot_compile() raises for copied outputs, since the copies would be lost on disk."""
+    """aot_compile() raises for copied outputs, since the copies would be lost."""
     backend = bk.make_backend("tmpl-inductor", {"triton.cudagraphs": True}, clone_outputs=True)
     with pytest.raises(bk.BackendKwargsError) as raised:
         aot_compiled(backend).save_compiled_function(os.devnull)
@@ -544,5 +544,5 @@ def test_clone_outputs_refuses_to_be_saved():
 
 
 def test_without_cuda_graphs_clone_outputs_is_saved():
-    """Where nothing is recorded nothing is copied, so that nothing would be lost."""
+    """Without CUDA graphs nothing is copied, so the result can be saved."""
     aot_compiled(bk.make_backend("tmpl-inductor", clone_outputs=True)).save_compiled_function(os.devnull)

@@ -1,4 +1,4 @@
-"""A template as a plain dict of Inductor's options: what AOTInductor makes of each, and what no dict can carry."""
+"""A template as a plain dict of Inductor's options: its effect in AOTInductor, and what a dict cannot contain."""
 
 import json
 
@@ -28,14 +28,14 @@ def plain_mlp(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["default", "cpp_wrapper"])
 def test_dict_of_what_aotinductor_does_anyway(plain_mlp, tmp_path, name):
-    """`default` and `cpp_wrapper` give AOTInductor's own code."""
+    """`default` and `cpp_wrapper` give AOTInductor's usual code."""
     net, x, plain = plain_mlp
     assert KERNEL in plain
     assert code_of(net, (x,), bk.make_backend(f"tmpl-inductor:{name}").inductor_config(), tmp_path) == plain
 
 
 def test_aten_calls_the_library(plain_mlp, tmp_path):
-    """The dict of `aten` gives a GEMM to the library where Triton alone would be left, and has no kernel for it."""
+    """With the dict of `aten` a GEMM is a library call, even if only Triton's kernels are allowed otherwise."""
     net, x, _ = plain_mlp
     with pytest.raises(torch._inductor.exc.InductorError, match="NoValidChoicesError"):
         code_of(net, (x,), ONLY_TRITON, tmp_path)
@@ -56,7 +56,7 @@ def test_eager_numerics_rounds_as_eager(tmp_path, spec, same):
 
 
 def test_debug_writes_each_graph(plain_mlp, tmp_path):
-    """The dict of `debug` writes what AOTInductor lowers."""
+    """The dict of `debug` writes the graphs that AOTInductor lowers."""
     net, x, _ = plain_mlp
     backend = bk.make_backend("tmpl-inductor:debug", {"trace.debug_dir": str(tmp_path)})
     code_of(net, (x,), backend.inductor_config(), tmp_path)
@@ -65,7 +65,7 @@ def test_debug_writes_each_graph(plain_mlp, tmp_path):
 
 @on_cpu
 def test_max_autotune_generates_a_gemm(plain_mlp, tmp_path):
-    """The dict of `max_autotune_no_cudagraphs` may generate a GEMM; here the library's are left out."""
+    """The dict of `max_autotune_no_cudagraphs` allows a generated GEMM; here the library's are excluded."""
     net, x, plain = plain_mlp
     backend = bk.make_backend("tmpl-inductor:max_autotune_no_cudagraphs", max_autotune_gemm_backends="CPP")
     assert "micro_gemm" in code_of(net, (x,), backend.inductor_config(), tmp_path)
@@ -75,14 +75,14 @@ def test_max_autotune_generates_a_gemm(plain_mlp, tmp_path):
 @on_cpu
 @pytest.mark.parametrize("name", ["triton", "tma", "coordinate_descent"])
 def test_a_gpus_dict_compiles_on_a_cpu(plain_mlp, tmp_path, name):
-    """What only a GPU can do falls back, as the template does under torch.compile."""
+    """Options for a GPU fall back on a CPU, as the template does under torch.compile."""
     net, x, _ = plain_mlp
     code = code_of(net, (x,), bk.make_backend(f"tmpl-inductor:{name}").inductor_config(), tmp_path)
     assert "aoti_torch_cpu_addmm_out" in code
 
 
 def test_later_options_win():
-    """The dict holds the options as they end up, of templates, mode and options."""
+    """The dict contains the final options of templates, mode and options."""
     backend = bk.make_backend("tmpl-inductor:aten+debug", mode="max-autotune-no-cudagraphs", size_asserts=False)
     config = backend.inductor_config()
     assert (config["max_autotune"], config["size_asserts"]) == (True, False)
@@ -90,7 +90,7 @@ def test_later_options_win():
 
 
 def test_clone_outputs_that_is_off_is_left_out():
-    """An option of this package that asks for nothing is no reason to raise."""
+    """An option of this package without effect does not raise."""
     assert bk.make_backend("tmpl-inductor", clone_outputs=False, epilogue_fusion=False).inductor_config() == {
         "epilogue_fusion": False
     }
@@ -145,27 +145,27 @@ def test_clone_outputs_that_is_off_is_left_out():
 )
 @pytest.mark.filterwarnings("ignore::backend_kwargs.BackendKwargsWarning")
 def test_what_no_dict_can_carry_raises(spec, options, message):
-    """An option that acts only where this package compiles is an error, with the reason."""
+    """An option that works only if this package compiles raises with the reason."""
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.make_backend(spec, options).inductor_config()
     assert str(raised.value) == message
 
 
 def test_plain_inductor_records_no_cuda_graph_ahead_of_time(plain_mlp, tmp_path):
-    """A fact about torch: `triton.cudagraphs` changes nothing of what AOTInductor compiles."""
+    """A fact about torch: `triton.cudagraphs` does not change what AOTInductor compiles."""
     net, x, plain = plain_mlp
     assert code_of(net, (x,), {"triton.cudagraphs": True}, tmp_path) == plain
 
 
 def test_plain_inductor_cannot_call_operators_ahead_of_time(plain_mlp, tmp_path):
-    """A fact about torch: a package compiled under `fallback_by_default` fails when it is called."""
+    """A fact about torch: a package compiled with `fallback_by_default` fails when it is called."""
     net, x, _ = plain_mlp
     with pytest.raises(RuntimeError, match="Mismatch between ints consumed and num_ints"):
         result_of(net, (x,), dict(bk.get_template("fast_compile").options), tmp_path)
 
 
 def test_explain_prints_it(capsys, monkeypatch):
-    """`explain SPEC --as inductor-config` prints JSON of the dict."""
+    """`explain SPEC --as inductor-config` prints the dict as JSON."""
     from backend_kwargs.cli import main
 
     monkeypatch.setattr("sys.argv", ["backend-kwargs", "explain", "tmpl-inductor:aten", "--as", "inductor-config"])
@@ -175,7 +175,7 @@ def test_explain_prints_it(capsys, monkeypatch):
 
 
 def test_explain_prints_no_value_that_json_lacks(capsys, monkeypatch):
-    """A callable has no JSON form, so printing it is an error."""
+    """A callable has no JSON form, so printing it raises."""
     from backend_kwargs.cli import main
 
     option = "post_grad_custom_post_pass=builtins:print"

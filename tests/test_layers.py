@@ -24,7 +24,7 @@ def test_merge():
 
 
 def test_sources():
-    """Each value knows the layer that it comes from."""
+    """Each value has the layer that set it."""
     assert sources(LAYERS) == {"a": "first", "b": "second", "c": "second"}
 
 
@@ -38,7 +38,7 @@ def test_sources():
     ],
 )
 def test_copied_containers_are_others(value):
-    """A copy is equal, of the same type, and another object."""
+    """A copied container is equal, of the same type, and another object."""
     copy = copied(value)
     assert copy == value
     assert type(copy) is type(value)
@@ -46,14 +46,14 @@ def test_copied_containers_are_others(value):
 
 
 def test_copied_reaches_inner_containers():
-    """What is changed deep inside a copy is unseen outside."""
+    """Changes deep inside a copy do not affect the original."""
     value = {"a": [([1],)]}
     copied(value)["a"][0][0].append(2)
     assert value == {"a": [([1],)]}
 
 
 def test_copied_shares_what_containers_hold():
-    """A pass, a tensor or a function stays the very same."""
+    """A pass, a tensor or a function in a container is not copied."""
     leaf = object()
     assert copied([leaf])[0] is leaf
 
@@ -82,7 +82,7 @@ def test_copied_shares_what_containers_hold():
     ],
 )
 def test_same(a, b, equal):
-    """Two values are the same where value and type agree, all the way down; asking never raises."""
+    """Two values are the same if value and type agree at every depth; comparing never raises."""
     assert same(a, b) is equal
 
 

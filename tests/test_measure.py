@@ -1,4 +1,4 @@
-"""Timing, statistics and memory; the status of a call, and the environment."""
+"""Timing, statistics and memory; the status of a call; and the environment."""
 
 import random
 import statistics
@@ -21,7 +21,7 @@ seconds = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=40)
 
 
 def noisy(count: int, scale: float, seed: int) -> list[float]:
-    """Return samples with the long tail to the right that wall time has."""
+    """Return samples with a long tail to the right, like wall times."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.empty(count, dtype=torch.float64).exponential_(generator=generator)
     return (scale * (1 + 0.03 * noise)).tolist()
@@ -33,7 +33,7 @@ def noisy(count: int, scale: float, seed: int) -> list[float]:
 @given(seconds)
 @settings(max_examples=50, deadline=None)
 def test_interval_holds_its_median(samples):
-    """The median lies in its interval, and the interval within the samples."""
+    """The median is in its interval, and the interval within the samples."""
     found = measure.median_interval(samples)
     rounding = 1 + 1e-12
     assert min(samples) <= found.low * rounding
@@ -45,7 +45,7 @@ def test_interval_holds_its_median(samples):
 @given(seconds, st.floats(0.01, 100))
 @settings(max_examples=50, deadline=None)
 def test_ratio_of_a_constant_factor_is_that_factor(samples, factor):
-    """However the machine drifts, what is always k times slower has the speedup 1/k, exactly."""
+    """A constant factor of k gives a speedup of exactly 1/k, however the machine drifts."""
     found = ratio_interval(samples, [sample * factor for sample in samples])
     assert (found.low, found.median, found.high) == pytest.approx((1 / factor,) * 3)
 
@@ -53,14 +53,14 @@ def test_ratio_of_a_constant_factor_is_that_factor(samples, factor):
 @given(seconds)
 @settings(max_examples=25, deadline=None)
 def test_statistics_repeat(samples):
-    """The bootstrap's seed is fixed: equal samples give equal intervals."""
+    """The bootstrap's seed is fixed, so equal samples give equal intervals."""
     assert measure.median_interval(samples) == measure.median_interval(samples)
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))
 @settings(deadline=None)
 def test_noise_floor_is_symmetric_about_one(one, other):
-    """The band reaches as far below 1 as above, as a ratio, and always holds 1."""
+    """The band is symmetric about 1 as a ratio, and always contains 1."""
     low, high = sorted((one, other))
     floor = measure.noise_floor(Interval((low + high) / 2, low, high))
     assert floor.low <= 1 <= floor.high
@@ -68,7 +68,7 @@ def test_noise_floor_is_symmetric_about_one(one, other):
 
 
 def test_interval_is_the_bootstraps():
-    """The interval is that of medians of resamples, also of an even number of samples."""
+    """The interval is that of medians of resamples, also for an even number of samples."""
     samples, draw = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0], random.Random(0)
     medians = [statistics.median(draw.choices(samples, k=len(samples))) for _ in range(20_000)]
     found = measure.median_interval(samples)
@@ -78,26 +78,26 @@ def test_interval_is_the_bootstraps():
 
 
 def test_statistics_leave_the_random_state():
-    """The bootstrap draws from a generator of its own."""
+    """The bootstrap uses its own generator."""
     before = torch.get_rng_state()
     measure.median_interval([1.0, 2.0, 3.0])
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_nothing_is_trimmed():
-    """An outlier stays in the percentiles."""
+    """An outlier counts in the percentiles."""
     assert measure.percentile([1.0, 1.0, 1.0, 1.0, 9.0], 1.0) == 9.0
 
 
 def test_no_samples():
-    """Statistics of nothing are an error, not a NaN."""
+    """Statistics without samples raise, instead of returning NaN."""
     with pytest.raises(ValueError, match=r"^median_interval requires at least one sample, got none\.$"):
         measure.median_interval([])
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_same_against_same_is_within_noise(seed):
-    """A/A: a third run of the baseline meets the floor that the second set."""
+    """A third run of the baseline is within the noise floor that the second one set."""
     baseline, again, third = (noisy(30, 1e-3, 3 * seed + at) for at in range(3))
     floor = measure.noise_floor(ratio_interval(baseline, again))
     assert within_noise(ratio_interval(baseline, third), floor)
@@ -106,7 +106,7 @@ def test_same_against_same_is_within_noise(seed):
 @pytest.mark.parametrize("factor", [pytest.param(1.05, id="5% slower"), pytest.param(0.95, id="5% faster")])
 @pytest.mark.parametrize("seed", range(4))
 def test_five_per_cent_is_seen(factor, seed):
-    """Five per cent of injected work is told from noise of three."""
+    """5 % of injected work is distinguished from 3 % of noise."""
     baseline, again, changed = (noisy(60, s, 3 * seed + at) for at, s in enumerate((1.0, 1.0, factor)))
     floor = measure.noise_floor(ratio_interval(baseline, again))
     assert not within_noise(ratio_interval(baseline, changed), floor)
@@ -137,7 +137,7 @@ def clock(monkeypatch):
 
 
 def test_threefold_work_is_seen(clock):
-    """Three times the work takes three times as long, be a sample one call or many."""
+    """Three times the work takes three times as long, with one call per sample or many."""
     calls = {"once": lambda: clock.passes(0.0004), "thrice": lambda: clock.passes(0.0012)}
     samples = interleave(calls, rounds=15, device=CPU, warmup=1)
     found = ratio_interval(samples["thrice"], samples["once"])
@@ -146,7 +146,7 @@ def test_threefold_work_is_seen(clock):
 
 @pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
 def test_short_calls_are_repeated_and_divided(clock, cost):
-    """A sample of a short call lasts a millisecond, a few at most, and says the time of one call."""
+    """A sample of a short call lasts a few milliseconds, and is the time of one call."""
     race = timing._Race({"short": lambda: clock.passes(cost)}, None, CPU, True)
     race.prepare("short", warmup=0)
     clock.now, clock.calls = 0.0, 0
@@ -158,7 +158,7 @@ def test_short_calls_are_repeated_and_divided(clock, cost):
 
 @pytest.mark.parametrize("cost", [7e-8, 7e-6, 7e-4])
 def test_the_number_of_repeats_is_found_in_few_calls(clock, cost):
-    """How often a sample repeats its call is found in four timings, and not by doubling."""
+    """The number of calls per sample is found with four timings."""
     race = timing._Race({"short": lambda: clock.passes(cost)}, None, CPU, True)
     timed, timings = race.timed, []
     race.timed = lambda name: timings.append(timed(name)) or timings[-1]
@@ -168,7 +168,7 @@ def test_the_number_of_repeats_is_found_in_few_calls(clock, cost):
 
 
 def test_a_call_that_takes_no_time_ends(clock):
-    """A call below the clock's resolution is repeated a million times at most."""
+    """A call below the clock's resolution is repeated at most a million times."""
     race = timing._Race({"nothing": lambda: None}, None, CPU, True)
     race.run = lambda name, times: None
     race.prepare("nothing", warmup=0)
@@ -176,7 +176,7 @@ def test_a_call_that_takes_no_time_ends(clock):
 
 
 def test_a_long_call_is_a_sample(clock):
-    """A call of a millisecond and more is not repeated, and none goes before it."""
+    """A call of a millisecond or more is not repeated, and none precedes it."""
     samples = interleave({"long": lambda: clock.passes(0.002)}, rounds=4, device=CPU, warmup=3)
     assert samples["long"] == pytest.approx([0.002] * 4)
     assert clock.calls == 3 + 1 + 4  # warm-up, finding the repeats, rounds
@@ -185,7 +185,7 @@ def test_a_long_call_is_a_sample(clock):
 @pytest.mark.parametrize(("hold", "alive"), [pytest.param(True, 1, id="held"), pytest.param(False, 0, id="dropped")])
 @pytest.mark.parametrize("seconds", [pytest.param(1e-5, id="repeated"), pytest.param(2e-3, id="one-call")])
 def test_a_result_is_held_until_the_next_call_returns(clock, hold, alive, seconds):
-    """Every timed call runs while the result of the call before it is alive, unless results are dropped."""
+    """Every timed call runs while the previous call's result is alive, unless results are dropped."""
     results, seen = weakref.WeakSet(), []
 
     def call():
@@ -200,20 +200,20 @@ def test_a_result_is_held_until_the_next_call_returns(clock, hold, alive, second
 
 
 def test_device_seconds_on_a_cpu_are_the_least_of_three():
-    """After a call that warms up, three are timed: what another process disturbs is left out."""
+    """After a warm-up call the shortest of three calls counts, without disturbances by other processes."""
     naps = iter([0.1, 0.03, 0.01, 0.03])
     assert 0.01 <= measure.device_seconds(lambda: time.sleep(next(naps)), CPU) < 0.03
     assert not [*naps]
 
 
 def test_time_is_wall_time():
-    """Without that clock, a call that sleeps takes as long as it slept at least."""
+    """On the real clock, a call that sleeps takes at least as long as it sleeps."""
     assert min(interleave({"sleep": lambda: time.sleep(0.002)}, rounds=3, device=CPU)["sleep"]) >= 0.002
 
 
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_everyone_follows_everyone(size):
-    """Over all rotations, forward and reversed, each call comes after each other one equally often."""
+    """Over all rotations, forward and reversed, each call follows each other one equally often."""
     names = [str(at) for at in range(size)]
     followed = [pair for done in range(2 * size) for pair in pairwise(order(names, done))]
     assert {followed.count((a, b)) for a in names for b in names if a != b} == {2}
@@ -221,7 +221,7 @@ def test_everyone_follows_everyone(size):
 
 @given(size=st.integers(1, 40), start=st.integers(0, 200))
 def test_over_two_rounds_for_each_name_all_are_equal(size, start):
-    """Wherever one begins to count: each name twice in each place, each pair as often in one order as in the other."""
+    """From any start, each name is in each place twice, and each pair is in both orders equally often."""
     rounds = [order(range(size), start + done) for done in range(2 * size)]
     assert all(sorted(names) == list(range(size)) for names in rounds)
     assert {count for place in zip(*rounds, strict=True) for count in Counter(place).values()} == {2}
@@ -231,7 +231,7 @@ def test_over_two_rounds_for_each_name_all_are_equal(size, start):
 
 @given(size=st.integers(2, 40))
 def test_thirty_rounds_are_nearly_equal(size):
-    """As many as a cell has: each pair is in each order fifteen times, and positions and neighbours vary."""
+    """In 30 rounds each pair is in each order fifteen times, and positions and neighbours vary."""
     rounds = [order(range(size), done) for done in range(30)]
     first = Counter(pair for names in rounds for pair in combinations(names, 2))
     assert set(first.values()) == {15}
@@ -241,7 +241,7 @@ def test_thirty_rounds_are_nearly_equal(size):
 
 
 def test_each_round_times_each_call():
-    """Every round gives one sample of every candidate, so that rounds can be paired."""
+    """Every round has one sample of every candidate, so that rounds can be paired."""
     calls = {"a": lambda: time.sleep(0.001), "b": lambda: time.sleep(0.001), "c": lambda: time.sleep(0.001)}
     samples = interleave(calls, rounds=5, device=CPU)
     assert {name: len(found) for name, found in samples.items()} == {"a": 5, "b": 5, "c": 5}
@@ -254,7 +254,7 @@ def test_budget_ends_the_rounds():
 
 
 def test_progress_is_told():
-    """`progress` gets the fraction of the rounds done."""
+    """`progress` gets the fraction of rounds that are done."""
     heard = []
     interleave({"a": lambda: time.sleep(0.001)}, rounds=4, device=CPU, warmup=0, progress=heard.append)
     assert heard == [0.25, 0.5, 0.75, 1.0]
@@ -286,7 +286,7 @@ def test_a_failing_call_leaves_the_race(calls):
 
 
 def test_a_failing_call_raises_where_nobody_listens():
-    """Without `failed` the exception goes on as it is."""
+    """Without `failed` the exception is raised to the caller."""
     with pytest.raises(RuntimeError, match=r"^too many blocks$"):
         interleave({"bad": failing_after(0)}, rounds=1, device=CPU)
 
@@ -295,7 +295,7 @@ def test_a_failing_call_raises_where_nobody_listens():
 
 
 def test_peak_memory_sees_what_is_freed_again():
-    """A temporary of 64 MB counts, though nothing of it is left after the call."""
+    """A temporary of 64 MB counts, although it is freed before the call ends."""
     found = measure.peak_memory(lambda: torch.ones(16_000_000).sum(), CPU)
     if found is None:
         pytest.skip("this system does not let a process reset its peak")
@@ -303,7 +303,7 @@ def test_peak_memory_sees_what_is_freed_again():
 
 
 def test_peak_memory_forgets_earlier_peaks():
-    """A small call after a large one is small: the peak is not the whole process's."""
+    """The peak of a small call after a large one is small."""
     measure.peak_memory(lambda: torch.ones(32_000_000).sum(), CPU)
     found = measure.peak_memory(lambda: torch.ones(1000).sum(), CPU)
     if found is None:
@@ -312,7 +312,7 @@ def test_peak_memory_forgets_earlier_peaks():
 
 
 def test_peak_memory_sees_what_reuses_freed_memory():
-    """Memory that the process has freed, and its heap has kept, counts when a call takes it again."""
+    """Memory that the heap has kept after a free counts when a call uses it again."""
     blocks = [torch.ones(16_000) for _ in range(1000)]  # of 64 KB, which come from the heap
     last = blocks.pop()
     blocks.clear()
@@ -369,12 +369,12 @@ def caused(outer: Exception, inner: Exception) -> Exception:
     ],
 )
 def test_status_of_an_exception(error, status, reason):
-    """An exception becomes a status word and a reason in one line."""
+    """An exception becomes a status and a reason in one line."""
     assert measure.status_of(error) == (status, reason)
 
 
 def test_environment_says_where():
-    """The environment has torch, Python, device, CPU and threads."""
+    """The environment contains torch, Python, device, CPU and threads."""
     found = measure.environment(CPU)
     assert found["torch"] == torch.__version__
     assert found["device"] == "cpu"

@@ -1,4 +1,4 @@
-"""What a user sees in a notebook: tables of reports, explanations and comparisons, and no refreshed progress lines."""
+"""Output in a notebook: tables of reports, explanations and comparisons, and no refreshed progress lines."""
 
 import re
 
@@ -32,7 +32,7 @@ def build():
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """Run the notebook in a kernel of its own, and return what each cell shows."""
+    """Run the notebook in a kernel, and return the output of each cell."""
     folder = tmp_path_factory.mktemp("notebook")
     (folder / "factory.py").write_text(FACTORY, encoding="utf-8")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in CELLS.values()])
@@ -54,14 +54,14 @@ def html(outputs):
     ],
 )
 def test_results_are_tables(outputs, cell, texts):
-    """The last value of a cell is shown as an HTML table, with every text escaped."""
+    """The last value of a cell is shown as an HTML table, with all text escaped."""
     shown = html(outputs[cell])
     assert "<table>" in shown
     assert not [text for text in texts if text not in shown], shown
 
 
 def test_command_prints_each_step_once(outputs):
-    """A command in a notebook prints one line for each compile, no refreshed bar, and whole column names."""
+    """A command in a notebook prints one line per compile, no refreshed bar, and full column names."""
     text = "".join(output.text for output in outputs["command"])
     assert re.findall(r"compiling (\S+)", text) == ["eager", "aot_eager"]
     assert "speedup" in text

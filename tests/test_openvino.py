@@ -1,4 +1,4 @@
-"""OpenVINO: checked options, and reports of each graph that fell back."""
+"""OpenVINO: checked options, and reports of each graph that falls back."""
 
 import inspect
 import re
@@ -17,7 +17,7 @@ from backend_kwargs.report import OpenVINO
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 here = pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
-EXACT = {"INFERENCE_PRECISION_HINT": "f32"}  # where a CPU has bfloat16, OpenVINO takes it
+EXACT = {"INFERENCE_PRECISION_HINT": "f32"}  # on a CPU with bfloat16 OpenVINO uses it
 BROKEN = {"NO_SUCH_PROPERTY": "1"}  # the device refuses it when it is given the model, at the first call
 SETTER = "logging.getLogger('openvino.frontend.pytorch.torchdynamo.backend').setLevel(logging.DEBUG)"
 NOT_RUN = (
@@ -47,7 +47,7 @@ def ours(warned):
 @here
 @pytest.mark.parametrize("aot", [False, True], ids=["dynamo's graph", "AOTAutograd's graph"])
 def test_compiled_by_openvino(model, aot):
-    """A graph that OpenVINO has whole is one partition, and a plain pass."""
+    """A graph that OpenVINO compiles as a whole is one partition, and passes."""
     told = report_of(model, torch.randn(4, 8), aot_autograd=aot)
     (graph,) = told.graphs
     assert (graph.openvino.partitions, graph.openvino.failed, graph.openvino.in_eager) == (1, 0, ())
@@ -56,9 +56,21 @@ def test_compiled_by_openvino(model, aot):
 
 
 @here
+def test_a_convolution_leaves_no_guards_without_a_source():
+    """OpenVINO's own backend fails there: it traces with symbols of its own in dynamo's shape environment."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(), torch.randn(4, 1, 8, 8)
+    told = report_of(model, x)
+    assert (told.graphs[0].openvino.partitions, told.ran) == (1, None)
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(AssertionError, match="sources must not be empty for symbol"):
+        torch.compile(model, backend="openvino")(x)
+
+
+@here
 @pytest.mark.parametrize("aot", [False, True], ids=["dynamo's graph", "AOTAutograd's graph"])
 def test_failed_execution_is_told(model, aot):
-    """A partition that OpenVINO fails to run warns at that call, and the report says that eager runs it."""
+    """If OpenVINO fails to run a partition, that call warns, and the report says that eager runs it."""
     with pytest.warns(BackendKwargsWarning) as warned:
         told = report_of(model, torch.randn(4, 8), aot_autograd=aot, config=BROKEN)
     assert ours(warned) == [NOT_RUN]
@@ -71,7 +83,7 @@ def test_failed_execution_is_told(model, aot):
 
 @here
 def test_failed_compile_is_told(model):
-    """A graph that OpenVINO fails to compile warns, and the report says that Inductor compiled it."""
+    """If OpenVINO fails to compile a graph, it warns, and the report says that Inductor compiled it."""
     with pytest.warns(BackendKwargsWarning) as warned:
         told = report_of(model, torch.randn(4, 8), disabled_ops=["no such operator"])
     assert ours(warned) == [NOT_COMPILED]
@@ -81,7 +93,7 @@ def test_failed_compile_is_told(model):
 
 @here
 def test_graph_of_one_operator_runs_in_eager():
-    """OpenVINO leaves a lone operator to eager, which is no pass of OpenVINO's."""
+    """OpenVINO leaves a single operator to eager, so the row does not pass."""
     told = report_of(torch.sin, torch.randn(4))
     assert (told.ran.status, told.ran.what) == ("fell_back", "ran in eager: no partition of OpenVINO")
     assert "  0 partitions of OpenVINO; in eager: aten.sin.default" in str(told).splitlines()
@@ -90,14 +102,14 @@ def test_graph_of_one_operator_runs_in_eager():
 @here
 @pytest.mark.parametrize("op", [torch.ops.aten.relu.default, "torch.ops.aten.relu.default"], ids=["operator", "text"])
 def test_disabled_operator_runs_in_eager(model, op):
-    """An operator that is disabled, as OpenVINO documents it or as OpenVINO names it, is told to be in eager."""
+    """An operator that is disabled, by its torch name or OpenVINO's, is reported to run in eager."""
     (graph,) = report_of(model, torch.randn(4, 8), disabled_ops=[op]).graphs
     assert graph.openvino.in_eager == ("aten.relu.default",)
 
 
 @here
 def test_trains(model):
-    """Under aot_autograd the backward graph is OpenVINO's too, and its gradients are eager's."""
+    """With aot_autograd OpenVINO also compiles the backward graph, and gradients equal eager's."""
     backend = bk.make_backend("openvino", aot_autograd=True, config=EXACT)
     x = torch.randn(4, 8, requires_grad=True)
     compiled = torch.compile(lambda x: (x * 2 + 1).relu().sum(), backend=backend)
@@ -109,7 +121,7 @@ def test_trains(model):
 
 @here
 def test_found_by_name(model):
-    """dynamo finds it as tmpl-openvino, and hands on torch.compile's options."""
+    """dynamo finds tmpl-openvino by name, and passes on torch.compile's options."""
     compiled = torch.compile(model, backend="tmpl-openvino", options={"config": EXACT})
     with torch.no_grad():
         compiled(torch.randn(4, 8))
@@ -118,7 +130,7 @@ def test_found_by_name(model):
 
 @here
 def test_model_from_a_file(tmp_path):
-    """A model that an earlier compile saved is OpenVINO's as a whole."""
+    """A model that an earlier compile saved runs entirely on OpenVINO."""
     for _ in range(2):
         torch._dynamo.reset()
         told = report_of(lambda x: x.sin() * 2, torch.randn(4), model_caching=True, cache_dir=str(tmp_path))
@@ -128,7 +140,7 @@ def test_model_from_a_file(tmp_path):
 
 @here
 def test_options_end_with_their_backend(model):
-    """Options under aot_autograd, which OpenVINO keeps for the whole process, reach no other backend of ours."""
+    """With aot_autograd OpenVINO keeps options for the whole process, but no other backend of ours gets them."""
     module = openvino._backend()
     theirs = bk.make_backend("dynamo:openvino", aot_autograd=True, config=BROKEN)
     try:
@@ -143,7 +155,7 @@ def test_options_end_with_their_backend(model):
 
 @here
 def test_dynamo_config_is_left_alone():
-    """Loading OpenVINO's backend leaves dynamo's config as it was, and warns of nothing."""
+    """Loading OpenVINO's backend does not change dynamo's config, and does not warn."""
     code = (
         "import torch, torch._dynamo as dynamo, backend_kwargs as bk\n"
         "x, before = torch.randn(3), dynamo.config.get_config_copy()\n"
@@ -156,7 +168,7 @@ def test_dynamo_config_is_left_alone():
 
 @here
 def test_schema_has_what_openvino_reads():
-    """Each option that OpenVINO reads is ours, but for one that is for its own tests."""
+    """Every option that OpenVINO reads is declared, except one for its own tests."""
     from openvino.frontend.pytorch.torchdynamo import backend_utils
 
     read = set(re.findall(r'"(\w+)" in options', inspect.getsource(backend_utils)))
@@ -189,7 +201,7 @@ def test_schema_has_what_openvino_reads():
     ],
 )
 def test_refuses(options, message):
-    """A wrong option, value or device is an error at once."""
+    """A wrong option, value or device raises at once."""
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.make_backend("openvino", options)
     assert " ".join(map(str, raised.value.args)) == message
@@ -207,6 +219,6 @@ def test_absent():
 
 
 def test_explain_tells_an_idle_cache_dir():
-    """`explain` says that cache_dir waits for model_caching."""
+    """`explain` says that cache_dir has no effect without model_caching."""
     status = {effect.option: effect.status for effect in bk.explain("openvino", cache_dir="x").effects}
     assert status == {"cache_dir": "inert because it is read only under model_caching=True"}

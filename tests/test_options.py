@@ -54,7 +54,7 @@ def refusal(use, option, value):
 
 @pytest.mark.parametrize(("wanted", "text"), TYPES)
 def test_describe(wanted, text):
-    """A type is named as a person would write it."""
+    """A type is described in readable words."""
     assert describe(wanted) == text
 
 
@@ -67,7 +67,7 @@ def test_describe(wanted, text):
     ],
 )
 def test_lookup_finds(name):
-    """A name is found with dashes for underscores."""
+    """A name is found with dashes instead of underscores."""
     assert lookup(name, CATALOGUE) is CATALOGUE[name.replace("-", "_")]
 
 
@@ -116,7 +116,7 @@ def test_lookup_refuses(name, message):
     ],
 )
 def test_check_returns_the_very_value(wanted, value):
-    """A value of the type comes back itself."""
+    """A value of the right type is returned unchanged."""
     assert check(Option("x", wanted), value) is value
 
 
@@ -130,7 +130,7 @@ def test_check_returns_the_very_value(wanted, value):
     ],
 )
 def test_check_widens_int_to_float(wanted, value, widened):
-    """An int becomes a float where a float is wanted, and the caller's container stays as it was."""
+    """An int becomes a float if the type is float, and the caller's container is not changed."""
     before = repr(value)
     assert repr(check(Option("x", wanted), value)) == repr(widened)
     assert repr(value) == before
@@ -176,7 +176,7 @@ def test_check_widens_int_to_float(wanted, value, widened):
     ],
 )
 def test_check_refuses(wanted, value, message):
-    """A value of another type is refused with the wanted type, the value and its type."""
+    """A value of another type raises with the expected type, the value and its type."""
     with pytest.raises(BackendKwargsError) as e:
         check(Option("x", wanted), value, "Inductor option")
     assert str(e.value) == message
@@ -215,7 +215,7 @@ def test_check_refuses(wanted, value, message):
     ],
 )
 def test_convert(wanted, text, value):
-    """Text is read by the option's type."""
+    """Text is parsed by the option's type."""
     assert repr(convert(Option("x", wanted), text)) == repr(value)
 
 
@@ -238,7 +238,7 @@ def test_convert(wanted, text, value):
     ],
 )
 def test_convert_refuses(wanted, text, message):
-    """Text that does not read as the type is refused, saying how to write it."""
+    """Text that cannot be parsed as the type raises, with the way to write it."""
     with pytest.raises(BackendKwargsError) as e:
         convert(Option("x", wanted), text)
     assert str(e.value) == message
@@ -252,7 +252,7 @@ class Declaring:
 
 
 def test_declared():
-    """A dataclass declares options: each field's name, type with its limits, default and doc."""
+    """A dataclass declares options: each field's name, type with limits, default and doc."""
     assert list(declared(Declaring).values()) == [
         Option("count", COUNT, 3, "how many"),
         Option("names", list[str] | None, None, "which"),
@@ -262,13 +262,13 @@ def test_declared():
 
 @given(st.booleans() | st.integers() | st.floats())
 def test_convert_undoes_str(value):
-    """What str() writes of a bool, int or float, convert reads back."""
+    """`convert` parses str() of a bool, int or float."""
     assert repr(convert(Option("x", type(value)), str(value))) == repr(value)
 
 
 @given(st.text())
 def test_convert_keeps_text(text):
-    """Text for a str option stays as it is."""
+    """Text for a str option is kept unchanged."""
     assert convert(Option("x", str), text) == text
 
 
@@ -281,7 +281,7 @@ JUNK = st.recursive(
 
 @given(use=st.sampled_from([check, convert]), case=st.sampled_from(TYPES), junk=JUNK, name=st.text(min_size=1))
 def test_messages_are_short(use, case, junk, name):
-    """Any value is accepted, or refused in one line of under 400 characters."""
+    """Any value is accepted, or refused in one line of less than 400 characters."""
     message = refusal(use, Option(name * 50, case.values[0]), junk)
     assert len(message) < 400
     assert "\n" not in message

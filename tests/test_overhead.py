@@ -1,4 +1,4 @@
-"""What a call costs once everything is compiled: ours beside plain torch.compile, under the same options."""
+"""The cost of a call after compiling: ours compared with plain torch.compile, with equal options."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ OPTIONS = {"max_fusion_size": 32}
 @pytest.mark.benchmark(group="steady state")
 @torch.no_grad()
 def test_steady_state_call(benchmark, kwargs):
-    """Record a figure, and hold that the call compiles nothing more and computes what eager does."""
+    """A call compiles nothing more and gives eager's results; its time is recorded."""
     compiled, x = torch.compile(lambda x: x @ x, fullgraph=True, **kwargs), torch.eye(4)
     compiled(x)
     with torch.compiler.set_stance("fail_on_recompile"):

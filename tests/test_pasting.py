@@ -1,9 +1,8 @@
-"""The line that `compare` ends with: it compiles what was measured, wherever it is pasted."""
+"""The last line of `compare`: wherever it is pasted, it compiles what was measured."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 
@@ -54,7 +53,7 @@ BACKENDS = [
 
 @pytest.mark.parametrize(("spec", "options", "lines"), BACKENDS)
 def test_line_compiles_what_was_measured(spec, options, lines, fresh_dynamo):
-    """A pasted line is the one that is shown, runs, and hands dynamo the backend it was printed for."""
+    """The printed line runs, and passes dynamo the backend that was measured."""
     backend = bk.make_backend(spec, options)
     assert lines_to_paste(backend) == lines
     scope = {"torch": torch, "model": lambda x: x.sin() + 1}
@@ -67,12 +66,10 @@ def test_line_compiles_what_was_measured(spec, options, lines, fresh_dynamo):
 
 
 def test_lines_work_in_a_new_process():
-    """torch takes each line where nothing but torch was imported before."""
+    """torch accepts each line in a process that has imported only torch."""
     lines = [line for each in BACKENDS if not each.marks or not unfit() for line in each.values[2]]
     code = "\n".join(["import torch", "model = torch.nn.ReLU()", *lines])
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
+    ran = forks.run("-c", code, cwd=Path(__file__).parent)
     assert ran.returncode == 0, ran.stderr
 
 

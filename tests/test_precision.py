@@ -1,4 +1,4 @@
-"""Lower precision by consent: casts in the graph, torchao's linear layers, and the error that is measured."""
+"""Lower precision by consent: casts in the graph, torchao's linear layers, and the measured error."""
 
 import copy
 import threading
@@ -52,7 +52,7 @@ def code(compiled) -> str:
     return "".join(each.source for graph in bk.report(compiled).graphs for each in graph.codes)
 
 
-# ---- what is asked for
+# ---- options
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def code(compiled) -> str:
         ),
         pytest.param(
             {"precision": "bf16"},
-            "Option 'precision' needs 'max_error', the largest relative error of an output that you accept: pass "
-            "max_error=1e-2, say.",
+            "Option 'precision' needs 'max_error', the largest relative error of an output that you accept: for "
+            "example, pass max_error=1e-2.",
             id="no bound",
         ),
         pytest.param(
@@ -77,25 +77,26 @@ def code(compiled) -> str:
         ),
         pytest.param(
             {"precision": ("bf16", "fp16"), "max_error": 0.01},
-            "Option 'precision' names 2 (bf16, fp16), between which only `auto` chooses: name one, or pass auto=True.",
+            "Option 'precision' names 2 (bf16, fp16), but only `auto` can choose between them: name one, or pass "
+            "auto=True.",
             id="two without a race",
         ),
         pytest.param(
             {"precision": "bf16", "max_error": 0.01, "use_aoti": True},
-            "Options 'use_aoti' and 'precision' do not go together; leave one out.",
+            "Options 'use_aoti' and 'precision' cannot be combined; leave one out.",
             id="ahead of time",
         ),
         pytest.param(
             {"precision": "tf32", "max_error": 0.01},
-            "Precision 'tf32' is refused: torch has it as one setting of the whole process, which the products of "
-            "other threads would take on; call torch.set_float32_matmul_precision('high') yourself, or consent to "
+            "Precision 'tf32' is refused: in torch it is a setting of the whole process, so products of other threads "
+            "would use it too; call torch.set_float32_matmul_precision('high') yourself, or consent to "
             "'bf16'.",
             id="tf32",
         ),
     ],
 )
 def test_wrong_options(options, message):
-    """What cannot be meant is refused when the backend is made."""
+    """Options that make no sense raise when the backend is created."""
     with pytest.raises(BackendKwargsError) as caught:
         bk.make_backend("tmpl-inductor", options)
     assert str(caught.value) == message
@@ -103,7 +104,7 @@ def test_wrong_options(options, message):
 
 @pytest.mark.parametrize("given", ["bf16", ("bf16",), ["bf16"], " bf16 ,bf16"], ids=repr)
 def test_one_value_for_all_spellings(given):
-    """A name, a list and a text of names are the same option, in a config too."""
+    """A name, a list and a string of names are the same option, also in a config."""
     backend = bk.make_backend("tmpl-inductor", precision=given, max_error=0.01)
     assert backend == bk.make_backend("tmpl-inductor", precision=("bf16",), max_error=0.01)
     assert type(backend).from_config(backend.to_config()) == backend
@@ -138,7 +139,7 @@ def test_one_value_for_all_spellings(given):
     ],
 )
 def test_requirements(name, here, told):
-    """What a machine lacks is an error where nothing would work, and a warning where it is slow."""
+    """A missing requirement raises if the precision cannot work, and warns if it is slow."""
     limits = []
     try:
         table.verify({"precision": (name,), "max_error": 0.01}, here, limits.append)
@@ -148,17 +149,17 @@ def test_requirements(name, here, told):
 
 
 def test_a_race_leaves_out_what_cannot_work():
-    """Where precisions are raced, one that this machine has not is a warning: the others may win."""
+    """In a race a precision that this machine lacks is only a warning, since others may win."""
     limits = []
     asked = {"precision": ("bf16", "int8-dynamic"), "max_error": 0.01, "auto": True}
     table.verify(asked, Machine(cpu_dtypes=frozenset({"bf16"})), limits.append)
     assert [str(limit) for limit in limits] == [
-        "Precision 'int8-dynamic' cannot act fully here: torchao is not importable; a race leaves it out."
+        "Precision 'int8-dynamic' cannot act fully here: torchao is not importable; `auto` does not try it."
     ]
 
 
 def test_bound_without_precision_is_inert():
-    """`explain` says that a bound alone does nothing."""
+    """`explain` says that a bound without a precision has no effect."""
     (effect,) = bk.explain("tmpl-inductor", max_error=0.01).effects
     assert effect.status == "inert because it is read only with precision"
 
@@ -169,7 +170,7 @@ def test_bound_without_precision_is_inert():
 @pytest.mark.parametrize("precision", CASTS)
 @pytest.mark.parametrize("freezing", [False, True], ids=["", "freezing"])
 def test_products_are_cast(precision, freezing):
-    """Products compute in the precision asked for; the output has the dtype of the model."""
+    """Products are computed in the requested precision; the output has the model's dtype."""
     model, x = net(), rows()
     compiled = in_precision(model, precision, freezing=freezing)
     with torch.no_grad():
@@ -183,7 +184,7 @@ def test_products_are_cast(precision, freezing):
 
 @pytest.mark.parametrize("precision", CASTS)
 def test_training(precision):
-    """In training gradients are float32, as parameters are, and near those of float32."""
+    """In training gradients are float32, like parameters, and close to those of float32."""
     model, x = net().train(), rows()
     in_precision(model, precision)(x).square().sum().backward()
     found = [parameter.grad for parameter in model.parameters()]
@@ -196,7 +197,7 @@ def test_training(precision):
 
 
 def test_a_break_sees_the_captured_dtype():
-    """Code after a graph break that asks for a dtype takes the branch of the model as written."""
+    """Code after a graph break that checks a dtype takes the branch of the original model."""
     seen = []
 
     def branching(x, w):
@@ -213,7 +214,7 @@ def test_a_break_sees_the_captured_dtype():
 
 
 def test_branches_on_dtype_within_a_graph():
-    """Within a graph the branch is the captured one too, and the result comes from float32 values."""
+    """Within a graph the captured branch is kept, and the result is computed from float32 values."""
 
     def branching(x, w):
         y = x @ w
@@ -227,7 +228,7 @@ def test_branches_on_dtype_within_a_graph():
 
 @pytest.mark.parametrize("fused", [False, True], ids=["written out", "sdpa"])
 def test_masks_of_the_least_float(fused):
-    """A mask of finfo(float32).min, which bfloat16 cannot hold, masks; a row with nothing else stays finite."""
+    """A mask of finfo(float32).min, which bfloat16 cannot represent, masks; a fully masked row stays finite."""
 
     def attend(q, k, v, keep):
         mask = torch.where(keep, 0.0, torch.finfo(q.dtype).min)
@@ -246,7 +247,7 @@ def test_masks_of_the_least_float(fused):
 
 
 def test_outputs_that_alias_and_integers():
-    """Two outputs of one memory, integers and booleans come back as eager gives them."""
+    """Outputs that share memory, integers and booleans equal eager's."""
 
     def several(x, w):
         y = x @ w
@@ -263,7 +264,7 @@ def test_outputs_that_alias_and_integers():
 
 @pytest.mark.parametrize("inplace", [False, True], ids=["", "inplace"])
 def test_convolutions(inplace):
-    """A convolution's result stays narrow through batch norm, ReLU and pooling, also where these work in place."""
+    """A convolution's result stays narrow through batch norm, ReLU and pooling, also if these are in place."""
     torch.manual_seed(0)
     block = (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=inplace), nn.MaxPool2d(2))
     model, x = nn.Sequential(*block, nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)).eval(), torch.randn(2, 8, 12, 12)
@@ -274,7 +275,7 @@ def test_convolutions(inplace):
 
 
 def test_what_is_overwritten_stays_wide():
-    """A view of a product that is overwritten later is not taken for the product."""
+    """A view of a product that is overwritten later is not replaced by the narrow product."""
 
     def overwriting(x, w):
         y = x @ w
@@ -291,7 +292,7 @@ def test_what_is_overwritten_stays_wide():
 
 
 def test_dynamic_shapes():
-    """One graph serves several sizes; each size that is compiled is measured."""
+    """One graph serves several sizes, and the error is measured for each size that is compiled."""
     model = net()
     compiled = torch.compile(
         model, backend=bk.make_backend("tmpl-inductor", precision="bf16", max_error=BOUND), dynamic=True
@@ -303,7 +304,7 @@ def test_dynamic_shapes():
 
 
 def test_a_model_in_bfloat16_has_nothing_to_cast():
-    """Where nothing computes in float32 the option says so, and the graph is compiled as it is."""
+    """If nothing is computed in float32 the option says so, and the graph is compiled unchanged."""
     model, x = net().bfloat16(), rows().bfloat16()
     compiled = in_precision(model, "fp16")
     with torch.no_grad(), pytest.warns(BackendKwargsWarning) as warned:
@@ -315,14 +316,14 @@ def test_a_model_in_bfloat16_has_nothing_to_cast():
 
 
 def test_the_users_autocast_is_left_alone():
-    """Products that the caller's own autocast has cast already are no float32 products."""
+    """Products that the user's autocast has cast are not cast again."""
     model, x = net(), rows()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), pytest.warns(BackendKwargsWarning):
         assert in_precision(model, "fp16")(x).dtype == torch.bfloat16
 
 
 def test_checkpointed_parts_are_cast():
-    """A part that the backward pass runs again computes in the precision too, forward and backward."""
+    """A checkpointed part is computed in the precision too, forward and backward."""
     model, x = net().train(), rows()
 
     def checkpointed(x):
@@ -342,7 +343,7 @@ def test_checkpointed_parts_are_cast():
 
 @pytest.mark.parametrize("precision", ["bf16", *INT8])
 def test_weights_follow_their_parameter(precision):
-    """A parameter changed in place, replaced or given other memory is seen, without a compile where that can be."""
+    """A parameter changed in place, replaced or given other memory takes effect, if possible without a compile."""
     model, x = net(), rows()
     compiled = in_precision(model, precision)
     with torch.no_grad():
@@ -360,7 +361,7 @@ def test_weights_follow_their_parameter(precision):
 
 @pytest.mark.parametrize("precision", INT8)
 def test_frozen_quantised_weights_follow(precision):
-    """Under freezing a changed weight compiles anew: what was made of it is a constant there."""
+    """With freezing a changed weight is compiled again, since it is a constant."""
     model, x = net(), rows()
     compiled = in_precision(model, precision, freezing=True)
     with torch.no_grad():
@@ -371,7 +372,7 @@ def test_frozen_quantised_weights_follow(precision):
 
 @torchao
 def test_data_writes_are_unseen():
-    """A write through `.data` counts no version: it is unseen, as documented, until another write is counted."""
+    """A write through `.data` goes unnoticed, as documented, until another write changes the version."""
     model, x = net(), rows()
     compiled = in_precision(model, "int8-dynamic")
     with torch.no_grad():
@@ -397,7 +398,7 @@ def test_the_module_stays_as_it_is(precision):
 
 @torchao
 def test_weights_are_made_once():
-    """Graphs of one model share what was made of its weights, and a report tells their size."""
+    """Graphs of one model share converted weights, and a report shows their size."""
     from backend_kwargs.compilers.precision import weights
 
     model = net()
@@ -418,7 +419,7 @@ def test_weights_are_made_once():
 
 @torchao
 def test_two_modules_of_one_code_have_their_own_weights():
-    """One compiled function over two modules uses each one's weights."""
+    """One compiled function called with two modules uses each one's weights."""
     first, second, x = net(), net(), rows()
     second[0].weight.data.mul_(-2)
     compiled = in_precision(lambda model, x: model(x), "int8-weight")
@@ -443,7 +444,7 @@ def test_torchaos_kernels_are_in_the_code():
 
 @torchao
 def test_int8_weights_are_read_as_int8():
-    """Weights are int8 in the generated code, and none of float32 is left but the bias."""
+    """In the generated code weights are int8, and only the bias is float32."""
     compiled = in_precision(net(), "int8-weight")
     with torch.no_grad():
         compiled(rows())
@@ -452,7 +453,7 @@ def test_int8_weights_are_read_as_int8():
 
 @torchao
 def test_int8_does_not_train():
-    """With gradients recorded it is refused, with the reason; the graph is compiled as it is."""
+    """With gradients the precision is refused with the reason, and the graph is compiled unchanged."""
     with pytest.warns(BackendKwargsWarning) as warned:
         in_precision(net(), "int8-dynamic")(rows()).sum().backward()
     assert str(warned[0].message) == (
@@ -463,20 +464,20 @@ def test_int8_does_not_train():
 
 @torchao
 def test_inference_tensors_are_refused():
-    """Parameters made in inference mode count no versions, so that nothing would tell of their changes."""
+    """Parameters created in inference mode are refused, since they have no version counter."""
     with torch.inference_mode():
         model = net()
         with pytest.warns(BackendKwargsWarning) as warned:
             in_precision(model, "int8-dynamic")(rows())
     assert str(warned[0].message) == (
-        "A graph is compiled without precision 'int8-dynamic': a weight is an inference tensor, whose changes nothing "
-        "counts."
+        "A graph is compiled without precision 'int8-dynamic': a weight is an inference tensor, which has no version "
+        "counter."
     )
 
 
 @pytest.mark.parametrize("precision", ["bf16", *INT8])
 def test_inference_mode(precision):
-    """Called in inference mode, a model made outside of it is compiled in the precision, and followed."""
+    """A model created outside inference mode and called in it uses the precision, and its weights are followed."""
     model, x = net(), rows()
     compiled = in_precision(model, precision)
     with torch.inference_mode():
@@ -490,7 +491,7 @@ def test_inference_mode(precision):
 
 @torchao
 def test_two_threads():
-    """Two threads that call one graph while a weight changes between calls see the weight as it is."""
+    """Two threads that call one graph use the current weight after it changes between calls."""
     model, x = net(), rows()
     compiled = in_precision(model, "int8-dynamic")
     errors = []
@@ -515,7 +516,7 @@ def test_two_threads():
 
 
 def test_beyond_the_bound_is_not_used():
-    """Where the error exceeds the bound, the graph is compiled as captured, with a warning and a line in the report."""
+    """If the error exceeds the bound, the graph is compiled as captured, with a warning and a line in the report."""
     model, x = net(), rows()
     compiled = in_precision(model, "bf16", max_error=1e-5)
     with torch.no_grad(), pytest.warns(BackendKwargsWarning) as warned:
@@ -526,7 +527,7 @@ def test_beyond_the_bound_is_not_used():
 
 
 def test_strict_raises_beyond_the_bound():
-    """Under strict=True it is an error."""
+    """With strict=True an error beyond the bound raises."""
     with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="Precision 'bf16' is refused"):
         in_precision(net(), "bf16", max_error=1e-5, strict=True)(rows())
 
@@ -541,13 +542,13 @@ def test_strict_raises_beyond_the_bound():
         ),
         pytest.param(
             lambda x: (x @ x.T).to(torch.float32).view(torch.int32),
-            "its error cannot be measured: TypeError: it takes the bits of numbers, which are others in float64",
+            "its error cannot be measured: TypeError: it reads the bits of numbers, which differ in float64",
             id="bits",
         ),
     ],
 )
 def test_no_reference(model, reason):
-    """Where no float64 reference can be had the precision is refused with the reason."""
+    """If there is no float64 reference, the precision is refused with the reason."""
     with torch.no_grad(), pytest.warns(BackendKwargsWarning) as warned:
         in_precision(model, "bf16")(rows())
     assert str(warned[0].message) == f"A graph is compiled without precision 'bf16': {reason}."
@@ -570,7 +571,7 @@ def test_the_measure_leaves_no_trace():
 
 
 def test_the_reference_widens_what_the_model_narrows():
-    """A model that rounds to bfloat16 between its layers is held to numbers that are not rounded."""
+    """The reference of a model that rounds to bfloat16 between its layers does not round."""
     from backend_kwargs.compilers.precision.reference import InFloat64
 
     graph = torch.fx.symbolic_trace(lambda x: (x.to(torch.bfloat16).float() * 3).half())

@@ -1,4 +1,4 @@
-"""Options for a region of a graph, proven by the code that is generated for it; options for whole graphs by number."""
+"""Options for a region of a graph, shown by the generated code; options for whole graphs by number."""
 
 import os
 import subprocess
@@ -36,14 +36,14 @@ def _codes(fn, *args):
     ],
 )
 def test_each_region_has_its_own_options(first, second, vectorized):
-    """Of two neighbours, one without vector instructions: torch alone compiles both under the first one's options."""
+    """Of two neighbouring regions only one has no vector instructions, unlike with torch alone."""
     one, two = _region(2, first), _region(3, second)
     codes = _codes(lambda x: two(one(x)), torch.ones(64, 64))
     assert ["Vectorized" in code for code in codes] == vectorized
 
 
 def test_what_no_region_holds_is_not_compiled():
-    """The rest runs as in eager."""
+    """The rest of the graph runs in eager."""
     region = _region(4, {})
     (code,) = _codes(lambda x: region(x).exp().tan(), torch.ones(64, 64))
     assert "cos" in code
@@ -51,7 +51,7 @@ def test_what_no_region_holds_is_not_compiled():
 
 
 def test_gradients_flow_through_a_region():
-    """The backward of a region is right."""
+    """The gradients of a region are right."""
     region = _region(5, SCALAR)
 
     def loss(x):
@@ -79,7 +79,7 @@ def test_gradients_flow_through_a_region():
     ],
 )
 def test_what_a_region_cannot_have_is_an_error(spec, options, message):
-    """At once, where the region is written."""
+    """An option that a region cannot have raises where the region is written."""
     with pytest.raises(bk.BackendKwargsError) as error:
         bk.region_options(spec, options)
     assert str(error.value) == message
@@ -93,7 +93,7 @@ def test_what_a_region_cannot_have_is_an_error(spec, options, message):
     ],
 )
 def test_template_for_some_graphs_by_environment(rules, kernels):
-    """Torch splits a rule at its first colon, so that a template's name keeps its own."""
+    """torch splits a rule at its first colon, so a template's name can contain one."""
     script = (
         "import torch, backend_kwargs as bk\n"
         "from backend_kwargs import compile_records\n"

@@ -1,4 +1,4 @@
-"""Names: made, registered, listed; and which layer of options wins."""
+"""Names: made, registered, listed; and the precedence of options."""
 
 from functools import partial
 
@@ -35,7 +35,7 @@ def refusal(make, *args, **kwargs):
     return str(e.value)
 
 
-# --- what make_backend takes ----------------------------------------------------------------------------------------
+# --- what make_backend accepts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def refusal(make, *args, **kwargs):
     ],
 )
 def test_make_backend(spec, spelled):
-    """Each way to name a backend gives one that spells itself."""
+    """Each way to name a backend gives one with its canonical name."""
     assert make_backend(spec).spec == spelled
 
 
 def test_make_backend_of_a_backend():
-    """A Backend takes more options; what it has stays underneath."""
+    """make_backend of a Backend adds options with higher precedence."""
     b = make_backend(f"{INDUCTOR}:freezing", {"max_autotune": True, "epilogue_fusion": False})
     assert make_backend(b) is b
     assert make_backend(b, max_autotune=False) == make_backend(
@@ -71,19 +71,19 @@ def test_make_backend_of_a_backend():
 
 
 def test_kwargs_lie_over_options():
-    """A keyword beats the mapping."""
+    """A keyword argument overrides the mapping."""
     assert dict(make_backend(target, {"level": 2}, level=3).options) == {"level": 3}
 
 
 def test_a_backend_hides_a_module():
-    """`package.module:function` is an import only where no backend has that very name."""
+    """`package.module:function` is imported only if no backend has exactly this name."""
     assert make_backend(f"{INDUCTOR}:freezing").takes_inductor_options
     torch._dynamo.register_backend(target, name=f"{__name__}:other")
     assert make_backend(f"{__name__}:other") == make_backend(target)
 
 
 def test_make_backend_compiles(fresh_dynamo):
-    """What make_backend returns is a backend for torch.compile."""
+    """The result of make_backend is a backend for torch.compile."""
     x = torch.ones(2)
     assert torch.equal(torch.compile(lambda x: x + 1, backend=make_backend("eager"))(x), x + 1)
 
@@ -131,7 +131,7 @@ def test_make_backend_compiles(fresh_dynamo):
         pytest.param(
             f"{INDUCTOR}:freezing",
             {"use_aoti": True},
-            "Options 'use_aoti' and 'freezing' do not go together; leave one out.",
+            "Options 'use_aoti' and 'freezing' cannot be combined; leave one out.",
             id="aoti-freezing",
         ),
         pytest.param(f"{INDUCTOR}:", {}, f"A template's {NO_NAME} '' (str).", id="no-template"),
@@ -210,7 +210,7 @@ def test_options_want_a_mapping():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the template works here")
 def test_strict_refuses_what_cannot_work_here():
-    """Asked for strictly, a template that cannot act raises with the reason and what would change it."""
+    """With strict=True a template without effect raises with the reason and the remedy."""
     message = (
         "Template 'cudagraphs' cannot work here: no CUDA GPU is visible; "
         "run on a machine with an NVIDIA GPU, with a CUDA build of torch."
@@ -220,7 +220,7 @@ def test_strict_refuses_what_cannot_work_here():
 
 
 def test_broken_backend_of_a_package(monkeypatch):
-    """A backend whose entry point fails to load is told by name; the others stay."""
+    """A backend whose entry point fails to load is named in the error; the others still work."""
     from importlib.metadata import EntryPoint
 
     from torch._dynamo.backends.registry import _BACKENDS
@@ -293,14 +293,14 @@ def test_precedence(spec, bound, call, patches, value):
     ],
 )
 def test_environment_is_the_lowest(monkeypatch, bound, value):
-    """What make_backend binds lies over the environment."""
+    """make_backend's options override the environment's."""
     options = '{"freezing": false}' if "template" in bound else '{"freezing": true}'
     monkeypatch.setenv("BACKEND_KWARGS_OPTIONS", options)
     assert make_backend(INDUCTOR, bound).options["freezing"] is value
 
 
 def test_contradiction_is_told():
-    """Templates that disagree are named, with the value that wins."""
+    """Templates that disagree are named in a warning, with the value that wins."""
     told = (
         "template cudagraphs and template max_autotune_no_cudagraphs disagree on 'triton.cudagraphs'; "
         "the later wins: False."
@@ -332,7 +332,7 @@ def test_agreement_is_not_told():
     ],
 )
 def test_a_backend_takes_a_graph_and_inputs(wrong, shown):
-    """A callable that cannot take a graph and its inputs is refused at once."""
+    """A callable that cannot take a graph and its inputs raises at once."""
     message = refusal(make_backend, wrong)
     assert message.startswith(f"A backend must be a callable that takes (gm, example_inputs), got {shown}")
 
@@ -358,7 +358,7 @@ def test_register_backend(fresh_dynamo):
 
 
 def test_register_backend_of_a_backend():
-    """A Backend may have a name of its own, and keeps its spelling."""
+    """A Backend can be registered under another name, and keeps its repr."""
     b = make_backend(f"{INDUCTOR}:freezing", max_autotune=True)
     bk.register_backend("mine", b)
     assert make_backend("mine") is b
@@ -366,19 +366,19 @@ def test_register_backend_of_a_backend():
 
 
 def test_register_backend_of_a_partial():
-    """What a partial holds is bound under the name."""
+    """The arguments of a partial are bound under its name."""
     bk.register_backend("mine", partial(target, level=2))
     assert repr(make_backend("mine")) == "make_backend('mine', {'level': 2})"
     assert eval(repr(make_backend("mine"))) == make_backend("mine")
 
 
 def test_register_backend_again():
-    """The same content twice is fine."""
+    """Registering the same content twice is fine."""
     assert bk.register_backend("mine", target) is bk.register_backend("mine", target)
 
 
 def test_register_what_dynamo_has():
-    """A function that dynamo has under that very name is no other content."""
+    """A function that dynamo has under exactly this name counts as the same content."""
     torch._dynamo.register_backend(target, name="mine")
     assert bk.register_backend("mine", target) == make_backend("mine")
 
@@ -402,7 +402,7 @@ def test_register_what_dynamo_has():
     ],
 )
 def test_register_backend_refuses(name, fn, message):
-    """A name that is taken or invalid raises, and the registered one stays."""
+    """A taken or invalid name raises, and the existing registration stays."""
     bk.register_backend("mine", target)
     before = bk.list_backends()
     assert refusal(bk.register_backend, name, fn) == message
@@ -413,7 +413,7 @@ def test_register_backend_refuses(name, fn, message):
 
 
 def test_register_template():
-    """A registered template is a spec of ours, known to dynamo, and lays its options over its base's."""
+    """A registered template has a spec, is known to dynamo, and overrides its base's options."""
     bk.register_template("serve", {CUDAGRAPHS: False}, base="max_autotune", summary="for the server")
     b = make_backend(f"{INDUCTOR}:serve")
     assert dict(b.options) == {**BUILT_IN["max_autotune"].options, CUDAGRAPHS: False}
@@ -422,7 +422,7 @@ def test_register_template():
 
 
 def test_register_template_of_a_mode():
-    """A template may be made of a mode; its options are those of the mode."""
+    """A template can be made from a mode and has its options."""
     bk.register_template("quick", {"mode": "reduce-overhead", "freezing": True})
     assert dict(make_backend(f"{INDUCTOR}:quick").options) == {CUDAGRAPHS: True, "freezing": True}
 
@@ -436,7 +436,7 @@ def test_register_template_of_a_mode():
     ],
 )
 def test_register_template_again(name, options):
-    """The same content under a name that is taken is fine, and changes nothing."""
+    """Registering the same content under a taken name is fine, and changes nothing."""
     bk.register_template("serve", {"max_autotune": True})
     before = bk.list_templates(), bk.get_template(name)
     bk.register_template(name, options, summary="another")
@@ -485,7 +485,7 @@ def test_register_template_refuses(name, kwargs, message):
 
 
 def test_load_templates_registers_all_or_none(tmp_path):
-    """One template that is taken stops the whole file."""
+    """If one template's name is taken, nothing of the file is registered."""
     (tmp_path / "t.toml").write_text("[templates.fine]\nbase = 'aten'\n[templates.freezing]\nbase = 'aten'\n")
     message = "Template 'freezing' exists with other options; choose another name."
     assert refusal(bk.load_templates, tmp_path / "t.toml") == message
@@ -503,7 +503,7 @@ def test_load_templates_publishes(tmp_path):
 
 
 def test_list_backends():
-    """Every name of ours and of dynamo is listed once, in order, and each can be looked up."""
+    """Every name of ours and of dynamo is listed once, in order, and can be looked up."""
     names = bk.list_backends()
     assert names == sorted(set(names))
     assert {"eager", "inductor", INDUCTOR, f"{INDUCTOR}:freezing"} <= set(names)
@@ -513,18 +513,18 @@ def test_list_backends():
 
 
 def test_list_templates():
-    """The built-in templates come first."""
+    """Built-in templates are listed first."""
     assert bk.list_templates() == list(BUILT_IN)
 
 
 def test_a_registration_asks_nothing_of_this_machine():
-    """A strict template that cannot act here is registered all the same, for the machine where it can."""
+    """A strict template without effect here can be registered, for machines where it has one."""
     bk.register_template("strict_tma", {"strict": True}, base="tma")
     assert "strict_tma" in bk.list_templates()
 
 
 def test_a_refused_registration_leaves_nothing():
-    """Where dynamo knows the name as another backend, the template is not registered either."""
+    """If dynamo has another backend with this name, the template is not registered either."""
     torch._dynamo.register_backend(target, name=f"{INDUCTOR}:taken")
     assert refusal(bk.register_template, "taken", {"max_autotune": True}) == (
         "Backend 'tmpl-inductor:taken' exists and is another; choose another name."
@@ -533,7 +533,7 @@ def test_a_refused_registration_leaves_nothing():
 
 
 def test_templates_together_by_the_ways_of_readme(fresh_dynamo):
-    """dynamo refuses "a+b"; a Backend, the option `template` and a name of one's own compile under the same options."""
+    """dynamo refuses "a+b"; a Backend, the option `template` and a registered name compile with equal options."""
     with pytest.raises(torch._dynamo.exc.InvalidBackend):
         torch.compile(torch.sin, backend="tmpl-inductor:aten+fast_compile")
     bk.register_template("both", base="aten+fast_compile")

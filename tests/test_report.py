@@ -35,7 +35,7 @@ def _compiled(fn, *calls, spec="tmpl-inductor", **options):
 
 
 def test_graph_break_is_told_with_its_place_and_reason():
-    """A break ends one graph, and the advice has the line that caused it and what to change."""
+    """The advice on a graph break has the line that caused it and what to change."""
 
     def breaks(x):
         x = x + 1
@@ -51,7 +51,7 @@ def test_graph_break_is_told_with_its_place_and_reason():
 
 
 def test_break_before_any_operation_is_told():
-    """No backend is called for a frame that breaks at once, so the report can only say where."""
+    """For a frame that breaks at once no backend is called, so the report only has the place."""
 
     def breaks_at_once(x):
         torch._dynamo.graph_break()
@@ -86,7 +86,7 @@ def test_break_before_any_operation_is_told():
     ],
 )
 def test_recompile_is_told_with_the_guard_that_failed(calls, advice):
-    """Each trouble with recompiling has its cause and what to change."""
+    """Each problem with recompiles has its cause and what to change."""
 
     def varies(x, flag):
         return x + 1 if flag else x - 1
@@ -96,7 +96,7 @@ def test_recompile_is_told_with_the_guard_that_failed(calls, advice):
 
 
 def test_limit_of_recompiles_is_told():
-    """Beyond the limit torch runs in eager without a word."""
+    """The report says that torch silently runs in eager beyond the recompile limit."""
 
     def shape_of(x):
         return x + x.shape[0]
@@ -109,7 +109,7 @@ def test_limit_of_recompiles_is_told():
 
 
 def test_cache_misses_then_hits():
-    """The second compile of one graph, with the same cache, is reported as a hit."""
+    """A second compile of one graph with the same cache is reported as a hit."""
 
     def cached(x):
         return x.sin() + 41
@@ -123,7 +123,7 @@ def test_cache_misses_then_hits():
 
 
 def test_cache_that_is_off_is_told():
-    """Where an option turns the cache off, neither hit nor miss is claimed."""
+    """If an option turns the cache off, the report claims neither a hit nor a miss."""
 
     def uncached(x):
         return x.sin() + 42
@@ -147,7 +147,7 @@ def test_bypassed_cache_is_told_with_its_reason():
 
 @pytest.mark.parametrize("options", [pytest.param({}, id="python"), pytest.param({"cpp_wrapper": True}, id="cpp")])
 def test_kernels_are_told_by_kind(options):
-    """A fused kernel and a library call, of a graph that has one of each, in either wrapper's code."""
+    """A graph's fused kernel and library call are both reported, with either wrapper."""
 
     def mm_softmax(x, w):
         return torch.softmax(x @ w, -1)
@@ -158,7 +158,7 @@ def test_kernels_are_told_by_kind(options):
 
 
 def test_backward_compiled_later_is_found():
-    """The backward graph comes with the first backward call; the report has it from then on."""
+    """After the first backward call the report also has the backward graph."""
 
     def sines(x):
         return (x.sin() * x).sum()
@@ -175,7 +175,7 @@ def test_backward_compiled_later_is_found():
 
 
 def test_backwards_of_two_graphs_are_told_apart():
-    """Each trained graph has the seconds of its own backward pass, and the whole is the sum of its parts."""
+    """Each trained graph has the seconds of its own backward pass, and the total is their sum."""
     calls = [_compiled(fn) for fn in (lambda x: (x.sin() * x).sum(), lambda x: (x.cos() * x).sum())]
     with fresh_cache(), torch._functorch.config.patch(force_non_lazy_backward_lowering=False):
         losses = [call(torch.ones(8, requires_grad=True)) for call in calls]
@@ -195,7 +195,7 @@ def test_backwards_of_two_graphs_are_told_apart():
     [pytest.param({"epilogue_fusion": True}, False, id="same"), pytest.param({"cpp.simdlen": 1}, True, id="other")],
 )
 def test_code_is_compared_with_the_default(options, differs):
-    """An option that changes nothing is told from one that does, by the code itself."""
+    """An option that changes the generated code is distinguished from one that does not."""
 
     default = _compiled(lambda x: x.cos() * 2, (torch.ones(64),))
     with fresh_cache():  # generated again, with another graph number in the code's comments
@@ -205,7 +205,7 @@ def test_code_is_compared_with_the_default(options, differs):
 
 
 def test_skipped_cudagraphs_are_told():
-    """On a CPU CUDA graphs cannot act, and the report says so for the graph that asked for them."""
+    """On a CPU the report says for each graph that CUDA graphs cannot be used."""
     if torch.cuda.is_available():
         pytest.skip("here CUDA graphs might act")
 
@@ -224,7 +224,7 @@ class _Twice(torch.nn.Module):
 
 
 def test_module_and_module_compile_are_found():
-    """Torch's own modules, one's own, and `Module.compile()`, which torch starts in three ways."""
+    """torch's modules, users' modules and `Module.compile()`, which start in three ways, are found."""
     in_place = _Twice()
     in_place.compile(backend=bk.make_backend("eager"))
     in_place(torch.ones(2, 4))
@@ -233,7 +233,7 @@ def test_module_and_module_compile_are_found():
 
 
 def test_graphs_of_other_modules_are_not_told():
-    """Torch compiles all of its own modules through one function; their graphs stay apart."""
+    """torch compiles all its own modules through one function; their graphs are kept apart."""
     called = _compiled(torch.nn.ReLU(), (torch.ones(2, 4),), spec="eager")
     assert len(bk.report(called).graphs) == 1
     uncalled = torch.compile(torch.nn.Linear(4, 4), backend=bk.make_backend("eager"))
@@ -242,7 +242,7 @@ def test_graphs_of_other_modules_are_not_told():
 
 
 def test_functions_that_are_not_inlined_count():
-    """A function called from uncompiled code below the compiled one is compiled too, and belongs to it."""
+    """A function called from uncompiled code below the compiled one is compiled too, and is reported with it."""
 
     @torch._dynamo.disable(recursive=False)
     def uncompiled(x):
@@ -256,7 +256,7 @@ def test_functions_that_are_not_inlined_count():
 
 
 def test_graphs_shared_by_two_compiles_of_one_code_are_told():
-    """The second torch.compile of a function runs what the first compiled; its report says so."""
+    """A second torch.compile of a function runs the first one's graphs, and its report says so."""
 
     def shared(x):
         return x + 45
@@ -270,7 +270,7 @@ def test_graphs_shared_by_two_compiles_of_one_code_are_told():
     ("backend", "called"), [pytest.param("eager", True, id="torchs_own"), pytest.param("ours", False, id="not_called")]
 )
 def test_nothing_to_report_is_an_error(backend, called):
-    """One line says what is missing."""
+    """Without a compiled call, `report` raises one line that says what is missing."""
     compiled = torch.compile(lambda x: x + 46, backend=bk.make_backend("eager") if backend == "ours" else backend)
     if called:
         compiled(torch.ones(3))
@@ -342,7 +342,7 @@ NO_RNN = (
     ],
 )
 def test_no_graph_is_told_with_its_reason(make, why):
-    """Where dynamo had no graph for the backend the report says so, and why, also after others were compiled."""
+    """If dynamo had no graph for the backend, the report says so and why, even after others were compiled."""
     torch.compile(nn.Linear(8, 8), backend=bk.make_backend("eager"))(torch.ones(3, 8))
     compiled = make(bk.make_backend("eager"))
     compiled(torch.ones(3, 8))
@@ -352,7 +352,7 @@ def test_no_graph_is_told_with_its_reason(make, why):
 
 
 def test_another_backends_graph_is_not_missing():
-    """A module that plain torch.compile compiled is not said to have had no graph."""
+    """A module compiled by plain torch.compile is not reported as having no graph."""
     compiled = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager")
     compiled(torch.ones(3, 8))
     with pytest.raises(bk.BackendKwargsError) as error:
@@ -400,14 +400,14 @@ def on_inductor(gm, example_inputs):
     ],
 )
 def test_what_ran_is_told(backend, ran):
-    """A report says what ran a graph where it is not plainly the backend: eager, or unknown."""
+    """A report says what ran a graph if it is not clearly the backend: eager, or unknown."""
     told = bk.report(_compiled(lambda x: torch.sin(x) + 47, (torch.ones(3),), spec=backend))
     assert told.ran == told.graphs[0].ran == ran
     assert (ran is None) or f"  {ran.what}" in str(told).splitlines()
 
 
 def test_what_is_not_compiled_is_an_error():
-    """A callable that torch.compile never saw."""
+    """A callable that torch.compile did not return raises."""
     with pytest.raises(bk.BackendKwargsError) as error:
         bk.report(len)
     assert str(error.value) == (
@@ -417,7 +417,7 @@ def test_what_is_not_compiled_is_an_error():
 
 
 def test_threads_do_not_mix():
-    """Each thread's graph is found under the callable that was compiled there."""
+    """Each thread's graph is reported for the callable compiled in that thread."""
 
     def work(at):
         compiled[at] = _compiled(functions[at], (torch.ones(at + 2),), spec="eager")
@@ -436,7 +436,7 @@ def test_threads_do_not_mix():
 
 @pytest.mark.parametrize("spec", ["eager", "tmpl-inductor"])
 def test_record_goes_with_the_compiled_graph(spec):
-    """No record outlives what it is of, and none goes before."""
+    """A record lives exactly as long as its graph."""
     gc.collect()
     before = len(compile_records.records())
     compiled = _compiled(torch.nn.Linear(4, 4), (torch.ones(2, 4),), spec=spec)
@@ -449,7 +449,7 @@ def test_record_goes_with_the_compiled_graph(spec):
 
 
 def test_what_the_compiler_returned_is_not_wrapped():
-    """The steady-state call costs what it would cost without a report."""
+    """A call costs the same as without a report."""
     made = []
 
     def compiler_fn(gm, example_inputs):
@@ -461,7 +461,7 @@ def test_what_the_compiler_returned_is_not_wrapped():
 
 
 def test_report_reads_as_text_and_as_json():
-    """One line for the whole, then the graphs; the dict holds no code and is plain."""
+    """The text has one line for the whole, then the graphs; the dict is plain and contains no code."""
 
     def plus(x):
         return x + 47
@@ -476,7 +476,7 @@ def test_report_reads_as_text_and_as_json():
 
 
 def test_options_are_in_torchs_structured_trace(tmp_path):
-    """With TORCH_TRACE the graph's effective options stand beside torch's own artifacts."""
+    """With TORCH_TRACE the graph's effective options are among torch's artifacts."""
     script = (
         "import torch, backend_kwargs as bk\n"
         "torch.compile(lambda x: x + 1, backend=bk.make_backend('tmpl-inductor:aten', epilogue_fusion=False))"
@@ -492,7 +492,7 @@ def test_options_are_in_torchs_structured_trace(tmp_path):
 
 
 def test_trace_tells_what_json_cannot(tmp_path):
-    """An option's value that JSON cannot represent is traced as its repr, the others unchanged; the graph compiles."""
+    """An option's value without a JSON form is traced as its repr, and the graph compiles."""
     script = (
         "import torch, backend_kwargs as bk\n"
         "def fn(gm, example_inputs, *, table=None, level=1): return gm.forward\n"
@@ -516,7 +516,7 @@ def test_trace_tells_what_json_cannot(tmp_path):
     ],
 )
 def test_recording_never_fails_a_compile(monkeypatch, step, graphs):
-    """Where a step of recording breaks, the graph compiles; without the trace its record is kept all the same."""
+    """If recording fails, the graph still compiles; without the trace its record is still kept."""
 
     def breaks(*_):
         raise TypeError("moved elsewhere")

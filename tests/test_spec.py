@@ -20,12 +20,12 @@ def wanted(name, what="A template"):
     ],
 )
 def test_join_spec(templates, spec):
-    """Templates stand after a colon, joined by plus signs."""
+    """Templates follow a colon, joined by plus signs."""
     assert join_spec("tmpl-inductor", templates) == spec
 
 
 def test_split_templates():
-    """Templates joined by plus signs come apart in their order."""
+    """Templates joined by plus signs are split in order."""
     assert split_templates("b+a.x+c-d") == ("b", "a.x", "c-d")
 
 
@@ -51,7 +51,7 @@ def test_split_templates_refuses(text, name):
 
 
 def test_check_name_says_whose():
-    """The message says what the name is of."""
+    """The message says what is named."""
     with pytest.raises(BackendKwargsError) as e:
         check_name("A backend", "a+b")
     assert str(e.value) == wanted("a+b", "A backend")
@@ -73,7 +73,7 @@ def test_check_name_says_whose():
     ],
 )
 def test_split_candidates(text, candidates):
-    """Commas outside brackets part candidates, and those before a name part options."""
+    """Commas outside brackets separate candidates; commas inside separate options."""
     assert split_candidates(text) == candidates
 
 
@@ -90,20 +90,20 @@ def test_split_candidates(text, candidates):
     ],
 )
 def test_split_candidates_refuses(text):
-    """A list that cannot be read is shown beside the right form."""
+    """The error for a list that cannot be parsed shows the right form."""
     with pytest.raises(BackendKwargsError) as e:
         split_candidates(text)
     assert str(e.value) == f"Cannot read backends {text!r}; write them 'a,b:template,c[option=value]'."
 
 
 def test_split_assignment():
-    """The first equals sign parts name from value; blanks round them go."""
+    """The first equals sign separates name and value; spaces around them are removed."""
     assert split_assignment(" a.b = c=d ") == ("a.b", "c=d")
 
 
 @pytest.mark.parametrize("text", [pytest.param("a", id="no-equals"), pytest.param(" =1", id="no-name")])
 def test_split_assignment_refuses(text):
-    """An option without a name or an equals sign is shown beside the right form."""
+    """The error for an option without a name or an equals sign shows the right form."""
     with pytest.raises(BackendKwargsError) as e:
         split_assignment(text)
     assert str(e.value) == f"Cannot read option {text!r}; write it 'name=value'."

@@ -1,4 +1,4 @@
-"""Templates: the table, those registered, those of plug-ins, those from TOML."""
+"""Templates: built-in, registered, from plug-ins, from TOML."""
 
 import pytest
 
@@ -17,7 +17,7 @@ WRONG = {"max_autotune": 3}
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_speaks(name):
-    """Each built-in template has a summary, needs that are known, and a fallback told wherever it needs something."""
+    """Each built-in template has a summary, known requirements, and a documented fallback if it has any."""
     template = BUILT_IN[name]
     assert template.summary
     assert set(template.needs) <= set(REQUIREMENTS)
@@ -26,26 +26,26 @@ def test_built_in_speaks(name):
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_options_exist(name):
-    """Each option of a built-in template is one of this torch's, with a value of its type."""
+    """Each option of a built-in template exists in this torch, with a value of its type."""
     assert dict(bk.make_backend(f"tmpl-inductor:{name}").options).items() >= BUILT_IN[name].options.items()
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name != "default"])
 def test_built_in_changes_something(name):
-    """No template but `default` equals Inductor as it comes."""
+    """Every template except `default` differs from plain Inductor."""
     backend = bk.make_backend(f"tmpl-inductor:{name}")
     changed = {k for k, v in backend.options.items() if backend.option(k).default != v}
     assert changed
 
 
 def test_built_in_differ():
-    """No two templates set the same."""
+    """No two templates set the same options."""
     all_options = [dict(template.options) for template in BUILT_IN.values()]
     assert all(options not in all_options[:i] for i, options in enumerate(all_options))
 
 
 def test_where_known_needs_no_option_of_another_torch():
-    """An option that this torch lacks is left out where a template names it under `where_known`."""
+    """An option under `where_known` is omitted if this torch lacks it."""
     from backend_kwargs import templates
 
     templates._registered["x"] = bk.Template("", {"freezing": True}, where_known={"no_such": 1, "max_autotune": True})
@@ -53,7 +53,7 @@ def test_where_known_needs_no_option_of_another_torch():
 
 
 def test_derive():
-    """A derived template lays its options over its bases' in order, and joins what they cost and need."""
+    """A derived template merges its options onto its bases' in order, and joins their costs and requirements."""
     found = derive("max_autotune+cudagraphs", {"triton.cudagraphs": False}, "mine")
     first, second = BUILT_IN["max_autotune"], BUILT_IN["cudagraphs"]
     assert dict(found.options) == {**first.options, "triton.cudagraphs": False}
@@ -72,7 +72,7 @@ def test_derive():
     ],
 )
 def test_derive_says_what_it_is(base, summary):
-    """Without a summary of its own, a derived template says what it stands on."""
+    """A derived template without a summary names its bases."""
     assert derive(base, {}).summary == summary
 
 
@@ -87,12 +87,12 @@ def test_derived_options_are_read_only_copies():
 
 
 def test_derived_keeps_what_only_some_torch_knows():
-    """What its base sets where this torch knows it, a derived template sets too."""
+    """A derived template also has its base's options under `where_known`."""
     assert derive("eager_numerics", {}).where_known == BUILT_IN["eager_numerics"].where_known
 
 
 def test_registered_template_is_found_listed_and_published():
-    """A registered template stands beside the built-in ones, and dynamo knows it."""
+    """A registered template is listed with the built-in ones, and dynamo knows it."""
     assert not is_published("serve")
     bk.register_template("serve", {"max-autotune": True}, summary="mine")
     assert (find_template("serve").summary, dict(find_template("serve").options)) == ("mine", {"max_autotune": True})
@@ -101,14 +101,14 @@ def test_registered_template_is_found_listed_and_published():
 
 
 def test_unknown_template():
-    """A wrong name comes with the nearest."""
+    """The error for a wrong name has the nearest one."""
     with pytest.raises(bk.BackendKwargsError) as e:
         find_template("freezin")
     assert str(e.value) == "Unknown template 'freezin'. Did you mean 'freezing'?"
 
 
 def test_unknown_template_with_none_near():
-    """A name that is near none comes with the next step."""
+    """The error for a name without a near one has the next step."""
     with pytest.raises(bk.BackendKwargsError) as e:
         find_template("qqq")
     assert str(e.value) == "Unknown template 'qqq'. `backend-kwargs list` shows all."
@@ -140,14 +140,14 @@ def plug_in(install):
 )
 @pytest.mark.usefixtures("plug_in")
 def test_plug_in(name, summary):
-    """An installed package offers a Template or a mapping of options, which works like our own."""
+    """An installed package provides a Template or a mapping of options, which works like a built-in one."""
     assert name in bk.list_templates()
     assert bk.get_template(name).summary == summary
     assert dict(bk.make_backend(f"tmpl-inductor:{name}").options) == {"max_autotune": True}
 
 
 def test_plug_in_is_loaded_only_when_named(install):
-    """Listing imports no plug-in, and a broken one stops no other."""
+    """Listing loads no plug-in, and a broken one does not affect the others."""
     install("broken", "raise ImportError('no luck')", ENTRY_POINT_GROUP, unlucky="X")
     assert "unlucky" in bk.list_templates()
     assert bk.make_backend("tmpl-inductor:aten+freezing").spec == "tmpl-inductor:aten+freezing"
@@ -211,7 +211,7 @@ def toml(tmp_path):
 
 
 def test_load_templates(toml):
-    """Tables become templates: bases above in the file, dotted names quoted or nested, values by type."""
+    """Tables become templates: bases from above in the file, dotted names quoted or nested, values by type."""
     assert bk.load_templates(toml(TOML)) == ["serve", "serve-frozen"]
     assert bk.get_template("serve").summary == "for the server"
     assert dict(bk.make_backend("tmpl-inductor:serve-frozen").options) == {
@@ -225,7 +225,7 @@ def test_load_templates(toml):
 
 
 def test_load_templates_of_a_pyproject(toml):
-    """A pyproject.toml keeps its templates under [tool.backend_kwargs.templates]."""
+    """A pyproject.toml has its templates in [tool.backend_kwargs.templates]."""
     path = toml("[tool.backend_kwargs.templates.serve]\nbase = 'aten'\n[project]\nname = 'x'", "pyproject.toml")
     assert bk.load_templates(str(path)) == ["serve"]
     assert bk.get_template("serve").options == BUILT_IN["aten"].options

@@ -1,4 +1,4 @@
-"""Files of templates that cannot be read: one line each."""
+"""Template files that cannot be read: errors of one line."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_no_path(path, message):
     ],
 )
 def test_no_toml(tmp_path, content, reason):
-    """A file that is no TOML is told with the reader's reason, in one line of readable length."""
+    """A file that is not TOML raises the parser's reason, in one short line."""
     path = tmp_path / "t.toml"
     path.write_bytes(content)
     assert refusal(path) == f"Cannot read templates from {str(path)!r}: {reason}."

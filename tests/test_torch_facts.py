@@ -1,4 +1,4 @@
-"""Facts about torch that the package relies on, one test for each, named after it."""
+"""Facts about torch on which the package relies, one test for each."""
 
 import functools
 import inspect
@@ -52,7 +52,7 @@ def recorder() -> Recorder:
 
 
 def test_mode_and_options_together_are_refused():
-    """So options take a `mode`."""
+    """torch.compile refuses mode with options, so our options accept a `mode`."""
     with pytest.raises(RuntimeError) as error:
         torch.compile(mm, backend="eager", mode="default", options={"a": 1})
     assert str(error.value) == (
@@ -72,21 +72,21 @@ def test_mode_and_options_together_are_refused():
     ],
 )
 def test_a_backend_gets_mode_and_options_only_where_they_say_something(recorder, given, kwargs):
-    """The keywords of Backend.__call__."""
+    """A backend gets the keywords `mode` and `options` only if they are set."""
     torch.compile(mm, backend=recorder, **given)(X)
     assert recorder.calls[0][2] == kwargs
 
 
 @pytest.mark.parametrize("name", ["guard_filter_fn", "use_aoti"])
 def test_torch_takes_an_option_out_of_the_callers_dict(name):
-    """A backend never sees these two, and `use_aoti` is lost for all but "inductor"."""
+    """torch removes two options from the dict; `use_aoti` has an effect only for "inductor"."""
     options = {name: None, "a": 1}
     torch.compile(mm, backend="eager", options=options)
     assert options == {"a": 1}
 
 
 def test_example_inputs_are_the_real_tensors(recorder):
-    """Parameters among them: freezing reads their values."""
+    """example_inputs are real tensors, including parameters, whose values freezing reads."""
     net = nn.Linear(4, 4)
     torch.compile(net, backend=recorder)(X)
     inputs = recorder.calls[0][1]
@@ -94,7 +94,7 @@ def test_example_inputs_are_the_real_tensors(recorder):
 
 
 def test_parameters_are_inputs_that_know_their_source(recorder):
-    """Freezing finds them by `_dynamo_source` and keeps `_param_name_to_source`."""
+    """Parameters are inputs with `_dynamo_source`, and the graph has `_param_name_to_source`."""
     from torch._dynamo.source import DictGetItemSource, UnspecializedParamBufferSource
 
     torch.compile(nn.Linear(4, 4), backend=recorder)(X)
@@ -109,21 +109,21 @@ def test_parameters_are_inputs_that_know_their_source(recorder):
 
 @torch.no_grad()
 def test_plain_freezing_freezes_nothing():
-    """Which is why ours re-attaches the parameters."""
+    """Inductor's freezing alone freezes nothing, so ours re-attaches the parameters."""
     net = nn.Linear(4, 4).eval()
     _, (code,) = run_and_get_code(torch.compile(net, options={"freezing": True}), X)
     assert "_frozen_param" not in code
 
 
 def test_dynamo_resets_backends(recorder):
-    """torch._dynamo.reset() calls `reset` of what was compiled with."""
+    """torch._dynamo.reset() calls `reset` of the backends that were used."""
     torch.compile(mm, backend=recorder)(X)
     torch._dynamo.reset()
     assert recorder.resets >= 1
 
 
 def test_a_fresh_closure_recompiles():
-    """Backends are guarded on with `==`: why ours is a value."""
+    """dynamo compares backends with `==`, so ours are values."""
     counters.clear()
     for _ in range(2):
         torch.compile(mm, backend=functools.partial(lambda gm, inputs: gm.forward))(X)
@@ -131,7 +131,7 @@ def test_a_fresh_closure_recompiles():
 
 
 def test_recompiles_are_limited_to_eight():
-    """Why `compare` isolates its candidates."""
+    """Recompiles are limited to eight, so `compare` isolates its candidates."""
     assert torch._dynamo.config.recompile_limit == 8
 
 
@@ -139,13 +139,13 @@ def test_recompiles_are_limited_to_eight():
 
 
 def test_entry_points_with_a_colon_are_listed():
-    """Each "tmpl-inductor:NAME" is one, beside dynamo's own."""
+    """Each "tmpl-inductor:NAME" is listed as a backend, with dynamo's own."""
     ours = {entry.name for entry in entry_points(group="torch_dynamo_backends") if "tmpl-inductor" in entry.name}
     assert ours | {"inductor", "eager"} <= set(torch._dynamo.list_backends(None))
 
 
 def test_an_unknown_name_is_refused_before_any_backend_runs():
-    """So `a+b` in a string is for make_backend."""
+    """An unknown name raises at once, so `a+b` in a string needs make_backend."""
     from torch._dynamo.exc import InvalidBackend
 
     with pytest.raises(InvalidBackend):
@@ -153,7 +153,7 @@ def test_an_unknown_name_is_refused_before_any_backend_runs():
 
 
 def test_registering_refuses_a_second():
-    """Why register_backend looks first; up to torch 2.14 it marks the object, so that Backend is not frozen."""
+    """Registering a taken name raises; up to torch 2.14 it marks the object, so Backend is not frozen."""
     registered = Recorder()
     torch._dynamo.register_backend(registered, name="once")
     assert getattr(registered, "_tags", ()) == ()
@@ -165,33 +165,33 @@ def test_registering_refuses_a_second():
 
 
 def test_the_wrapper_holds_its_config():
-    """We pass it CUDA graphs, for the CUPTI variables, and replace the rest of `config`."""
+    """The wrapper keeps its config, so we pass it CUDA graphs for the CUPTI variables, and replace the rest."""
     wrapper = torch._TorchCompileInductorWrapper(None, {"triton.cudagraphs": True}, None)
     assert wrapper.config == {"triton.cudagraphs": True}
     assert callable(wrapper.reset)
 
 
 def test_the_ahead_of_time_wrapper_adds_two_options():
-    """Which ours keeps."""
+    """The ahead-of-time wrapper adds two options, which ours keeps."""
     wrapper = torch._TorchCompileAOTInductorWrapper(None, {}, None)
     assert wrapper.config == {"cpp_wrapper": True, "aot_inductor.package": True}
 
 
 def test_the_wrapper_refuses_values_for_untyped_options():
-    """Why options do not go through its apply_options()."""
+    """The wrapper refuses untyped options, so ours do not use its apply_options()."""
     with pytest.raises(RuntimeError, match="Unexpected type of attr"):
         torch._TorchCompileInductorWrapper(None, {"cuda.cutlass_op_allowlist_regex": "a"}, None)
 
 
 def test_modes():
-    """The mode that says so leaves CUDA graphs as they are: ours turns them off."""
+    """The mode "max-autotune-no-cudagraphs" does not turn CUDA graphs off, so ours does."""
     modes = list_mode_options()
     assert set(modes) == {"default", "lite", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"}
     assert "triton.cudagraphs" not in modes["max-autotune-no-cudagraphs"]
 
 
 def test_no_inductor_option_has_a_name_that_we_use():
-    """Names of ours are free beside Inductor's."""
+    """No Inductor option has the name of one of ours."""
     names = {"template", "mode", "name", "options", "inductor_config", *OWN, *TORCH_COMPILE_ONLY}
     assert not names & set(config.get_config_copy())
 
@@ -200,7 +200,7 @@ def test_no_inductor_option_has_a_name_that_we_use():
 
 
 def test_compile_fx_takes_patches_and_an_inner_compile():
-    """By these names and, for the third, in this place."""
+    """compile_fx takes these names and, for the third, this position."""
     parameters = list(inspect.signature(compile_fx).parameters)
     assert parameters[:4] == ["model_", "example_inputs_", "inner_compile", "config_patches"]
 
@@ -210,7 +210,7 @@ def test_compile_fx_takes_patches_and_an_inner_compile():
     [pytest.param(True, [7, 7], id="handed-on"), pytest.param(False, [7, 64], id="patched-round")],
 )
 def test_patches_reach_the_backward_graph_only_if_handed_on(handed_on, seen):
-    """Each graph goes through `inner_compile`, the backward one later, when a patch round the call is gone."""
+    """The backward graph gets patches only if they are passed on: it goes through `inner_compile` later."""
     sizes = []
 
     def inner(gm, example_inputs, **kwargs):
@@ -230,7 +230,7 @@ def test_patches_reach_the_backward_graph_only_if_handed_on(handed_on, seen):
 
 
 def test_compiled_graphs_serialize():
-    """What compile_fx returns has what aot_compile() asks for."""
+    """The result of compile_fx has the attributes that aot_compile() needs."""
     results = []
 
     def backend(gm, example_inputs):
@@ -242,7 +242,7 @@ def test_compiled_graphs_serialize():
 
 
 def test_a_gemm_without_a_kernel_says_so():
-    """The fallback to ATEN knows it by this name in the message."""
+    """The message of the error has the name by which the fallback to ATEN recognizes it."""
     options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON", "fx_graph_cache": False}
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="NoValidChoicesError"):
         torch.compile(mm, options=options)(X)
@@ -250,7 +250,7 @@ def test_a_gemm_without_a_kernel_says_so():
 
 @torch.no_grad()
 def test_the_frozen_graph_cannot_be_copied():
-    """Packed weights are no tensors that deepcopy() knows: the fallback to ATEN copies the graph alone."""
+    """deepcopy() cannot copy packed weights, so the fallback to ATEN copies only the graph."""
     import copy
 
     failed = []
@@ -279,7 +279,7 @@ def test_the_frozen_graph_cannot_be_copied():
 
 
 def test_entries_of_the_config():
-    """The catalogue reads these fields of `_config`."""
+    """`_config` has the fields that the catalogue reads."""
     entry = config._config["max_fusion_size"]
     assert (entry.default, entry.value_type, entry.alias) == (64, int, None)
     fields = {"env_value_force", "env_value_default", "deprecated", "deprecation_message"}
@@ -287,33 +287,33 @@ def test_entries_of_the_config():
 
 
 def test_unset_is_a_sentinel_of_its_own():
-    """None is a value like another."""
+    """Unset is a sentinel other than None, which is a value."""
     from torch.utils._config_module import _UNSET_SENTINEL
 
     assert config._config["max_fusion_size"].env_value_force is _UNSET_SENTINEL
 
 
 def test_types_that_torch_does_not_check():
-    """torch lets a wrong value for a Literal through; we do not."""
+    """torch accepts a wrong value for a Literal; we refuse it."""
     wrapper = torch._TorchCompileInductorWrapper(None, {"autotune_num_choices_displayed": 1}, None)
     wrapper.apply_options({"cpp.descriptive_names": "no such"})
     assert wrapper.config["cpp.descriptive_names"] == "no such"
 
 
 def test_large_gpus_have_68_multiprocessors():
-    """The least for GEMM templates, which requirements.py repeats."""
+    """GEMM templates need 68 multiprocessors, as requirements.py assumes."""
     from torch._inductor.utils import is_big_gpu
 
     assert f"else {LEAST_SMS}" in inspect.getsource(is_big_gpu)
 
 
 def test_the_c_compiler_is_that_of_CXX():  # noqa: N802 - the variable's name
-    """requirements.py looks for the same."""
+    """torch's C++ compiler is that of CXX, as requirements.py assumes."""
     assert os.environ.get("CXX", "g++") in config.cpp.cxx or config.cpp.cxx[1] == "clang++"
 
 
 def test_triton_asks_ptxas_once(monkeypatch, tmp_path):
-    """Triton remembers the version of ptxas, part of each kernel's key; torch can name another, which counts then."""
+    """Triton asks ptxas for its version, part of each kernel's key, once; torch can set another path."""
     compiler = pytest.importorskip("triton.backends.nvidia.compiler")
     other = tmp_path / "ptxas"
     other.write_text("#!/bin/sh\necho Cuda compilation tools, release 99.9, V99.9.9\n")

@@ -19,7 +19,7 @@ def build(batch=2):
 
 @pytest.fixture
 def tune(tmp_path, monkeypatch):
-    """Return a function that runs `tune` on a small model, and gives its result."""
+    """Return a function that runs `tune` on a small model, and returns its result."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(FACTORY, encoding="utf-8")
 
@@ -35,7 +35,7 @@ def last_line(ran):
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_each_size_is_decided_and_served(tune, tmp_path):
-    """The file holds a decision for each size; imported, it serves without a race, with the line that was printed."""
+    """The file has a decision for each size; imported, it serves without a race, by the printed line."""
     ran = tune("--shapes", "batch=2,3", "--budget-s", "20")
     assert ran.exit_code == 0, ran.output
     assert "2 decisions written to decisions.toml" in ran.output
@@ -76,7 +76,7 @@ def test_each_size_is_decided_and_served(tune, tmp_path):
     ],
 )
 def test_what_is_wrong_is_one_line(tune, arguments, message):
-    """Wrong sizes and files are errors before anything is raced."""
+    """Wrong sizes and files raise before anything is raced."""
     ran = tune(*arguments)
     assert (ran.exit_code, isinstance(ran.exception, SystemExit | bk.BackendKwargsError)) == (1, True)
     assert message in " ".join((ran.output + str(ran.exception)).split())
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_one_line(tune, arguments, message):
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_a_precision_is_raced_within_its_bound(tune, tmp_path):
-    """--precision and --max-error reach the race and the line that serves."""
+    """--precision and --max-error apply to the race and to the printed line."""
     ran = tune("--precision", "bf16", "--max-error", "0.1", "--budget-s", "20")
     assert ran.exit_code == 0, ran.output
     (line,) = [line for line in ran.output.splitlines() if line.startswith("backend = ")]
@@ -92,7 +92,7 @@ def test_a_precision_is_raced_within_its_bound(tune, tmp_path):
 
 
 def test_a_precision_needs_its_bound(tune):
-    """--precision without --max-error is an error that says what to give."""
+    """--precision without --max-error raises with the option to add."""
     ran = tune("--precision", "bf16")
     assert ran.exit_code == 1
     assert "max_error" in ran.output + str(ran.exception)

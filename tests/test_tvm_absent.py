@@ -1,10 +1,9 @@
-"""Errors if TVM is absent, or another version."""
+"""Errors if TVM is missing or has another version."""
 
 import json
-import subprocess
-import sys
 from textwrap import dedent
 
+import forks
 import pytest
 
 INSTALL = 'pip install "backend-kwargs[tvm]"'
@@ -18,7 +17,7 @@ REASONS = {
     "other_ffi": "apache-tvm-ffi is 0.1.15 and 0.1.14 is wanted",
     "no_ffi": "apache-tvm-ffi 0.1.14 is not installed",
 }
-# No installed distribution of TVM is seen, nor its modules; distributions of these names lie in a folder of ours.
+# Installed distributions and modules of TVM are hidden; stand-ins with these names are in our own folder.
 WITHOUT = """
 import importlib.metadata, importlib.util, json, sys
 class Hidden:
@@ -42,9 +41,8 @@ importlib.util.find_spec = lambda name, *rest: None if name == "tvm" else spec(n
 
 
 def run(code, which, tmp_path):
-    """Run `code` in a process that sees the TVM of `which`, away from the checkout."""
-    arguments = [sys.executable, "-c", WITHOUT + dedent(code), json.dumps(WHAT[which])]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=tmp_path)
+    """Run `code` outside the checkout in a process that finds the TVM of `which`."""
+    done = forks.run("-c", WITHOUT + dedent(code), json.dumps(WHAT[which]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -72,7 +70,7 @@ def test_told_at_once(which, call, name, tmp_path):
 
 
 def test_value_outlives_tvm(tmp_path):
-    """Where TVM is absent, a backend is still read from a config, printed and written."""
+    """Without TVM a backend can still be read from a config, printed and saved."""
     code = """
         import backend_kwargs as bk
         b = bk.Backend.from_config({"backend": "tvm", "seed": 3})
@@ -82,7 +80,7 @@ def test_value_outlives_tvm(tmp_path):
 
 
 def test_list_and_doctor_go_on(tmp_path):
-    """`list` and `doctor` have a row for TVM, with the reason and what would change it."""
+    """`list` and `doctor` have a row for TVM, with the reason and the remedy."""
     code = """
         from typer.testing import CliRunner
         from backend_kwargs.cli import app
@@ -98,7 +96,7 @@ def test_list_and_doctor_go_on(tmp_path):
 
 
 def test_options_are_shown(tmp_path):
-    """`options --backend tvm` needs no TVM."""
+    """`options --backend tvm` works without TVM."""
     code = """
         from typer.testing import CliRunner
         from backend_kwargs.cli import app

@@ -1,4 +1,4 @@
-"""The wheel that is built from the source distribution, installed where the source is gone."""
+"""The wheel built from the source distribution, installed without the sources."""
 
 import shutil
 import subprocess
@@ -24,7 +24,7 @@ class Installed(NamedTuple):
     site_packages: Path
 
     def run(self, program: str, *args: str) -> str:
-        """Return what the program prints, away from the checkout and blind to PYTHONPATH."""
+        """Return the program's output, run outside the checkout and without PYTHONPATH."""
         done = subprocess.run([self.bin / program, *args], cwd=self.bin, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -50,8 +50,8 @@ def installed(tmp_path_factory):
     venv.create(env, symlinks=True)
     (site_packages,) = env.glob("lib/python*/site-packages")
     pip("--python", env / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
-    # Lends torch and the rest without a download. An editable install is not lent: it needs a .pth of its own,
-    # and a .pth file is read only in the environment that it lies in.
+    # Makes torch and the rest available without a download. An editable install is not: it needs its own .pth,
+    # and a .pth file is read only in its own environment.
     lent = [path for path in sys.path if path.endswith("-packages")]
     (site_packages / "lent.pth").write_text("\n".join(lent))
     yield Installed(wheel, env / "bin", site_packages)
@@ -76,7 +76,7 @@ def test_the_wheel_is_typed(installed):
 
 
 def test_python_imports_the_wheel(installed):
-    """Else the tests below would say nothing about it."""
+    """Python imports the installed wheel, on which the tests below rely."""
     path = installed.run("python", "-c", "import backend_kwargs; print(backend_kwargs.__file__)")
     assert Path(path).is_relative_to(installed.site_packages)
 

@@ -1,4 +1,4 @@
-"""Files that an earlier version of the package wrote are read as they were meant."""
+"""Files written by an earlier version of the package are read correctly."""
 
 import json
 import pickle
@@ -24,7 +24,7 @@ PUT = "ab" * 32
 
 
 def test_pickled_backends():
-    """Pickled backends of every compiler come back as the backends that their reprs make."""
+    """Old pickles of every compiler's backends give the backends of their reprs."""
     backends = pickle.loads((WRITTEN / "backends.pickle").read_bytes())
     reprs = (WRITTEN / "backends.txt").read_text().splitlines()
     assert [repr(backend) for backend in backends] == reprs
@@ -32,14 +32,14 @@ def test_pickled_backends():
 
 
 def test_pickles_name_what_restores_them():
-    """A new pickle names the function that an old one names, so that either version reads both."""
+    """A new pickle names the same function as an old one, so that either version reads both."""
     backend = make_backend("tmpl-inductor:aten")
     assert backend.__reduce__()[0].__module__ == "backend_kwargs.backend"
     assert b"cbackend_kwargs.backend\n_restored\n" in pickle.dumps(backend, protocol=0)
 
 
 def test_config():
-    """A config file makes the backend whose config it is, and its key is the one of then."""
+    """A config file gives its backend, with the recorded key."""
     backend = Backend.from_config((WRITTEN / "backend.json").read_text())
     assert backend == make_backend("tmpl-inductor:aten+freezing", {"triton.cudagraphs": False})
     assert backend.to_config() == json.loads((WRITTEN / "backend.json").read_text())
@@ -48,12 +48,12 @@ def test_config():
 
 @pytest.fixture
 def store(tmp_path):
-    """Return a copy: a reader may leave files of SQLite's beside a store."""
+    """Return a copy, since a reader may leave SQLite's files next to a store."""
     return Store(Path(shutil.copy(WRITTEN / "decisions.sqlite", tmp_path)))
 
 
 def test_store(store):
-    """Each decision of a store is read in all its columns."""
+    """Every column of each decision in a store is read."""
     raced, put = store.all()
     rows = (RaceRow("cudagraphs", seconds=1e-4, won=True),)
     fixed = {"epilogue_fusion": True}
@@ -68,13 +68,13 @@ def test_store(store):
 
 
 def test_store_is_written_on(store):
-    """A store of then takes a decision of today beside its own."""
+    """An old store accepts a new decision and keeps its own."""
     store.put(Decision("cd" * 32, "graph", "eager"))
     assert {decision.key for decision in store.all()} == {RACED, PUT, "cd" * 32}
 
 
 def test_exported_decisions(store):
-    """An exported TOML file holds the decisions of the store that it was written from, without their tables."""
+    """An old TOML export contains the decisions of its store, without their tables."""
     read = read_decisions(WRITTEN / "decisions.toml", lambda name: find_backend(f"tmpl-inductor:{name}").options)
     assert [(d.key, d.graph, d.winner, d.options, d.seconds, d.made, d.fixed) for d in read] == [
         (d.key, d.graph, d.winner, d.options, d.seconds, d.made, d.fixed) for d in store.all()
@@ -82,7 +82,7 @@ def test_exported_decisions(store):
 
 
 def test_exported_templates():
-    """load_templates reads the winners of an exported TOML file."""
+    """load_templates reads the winners of an old TOML export."""
     names = load_templates(WRITTEN / "decisions.toml")
     assert names == [f"auto-{RACED[:12]}", f"auto-{PUT[:12]}"]
     options = {"triton.cudagraphs": True, "epilogue_fusion": True}
@@ -90,7 +90,7 @@ def test_exported_templates():
 
 
 def test_results_of_the_suite():
-    """A results file is read whole: its environment, ceilings, cells, and the groups that need not be run again."""
+    """An old results file is read completely: environment, ceilings, cells, and finished groups."""
     results = records.read(WRITTEN / "suite.jsonl")
     assert results.environments[0]["command"].startswith("python -m benchmarks run --suite smoke")
     assert set(results.ceilings[0]["figures"]) >= {"copy", "fp32"}
@@ -107,14 +107,14 @@ def test_results_of_the_suite():
 
 
 def test_cells_are_written_as_then():
-    """A cell of a results file is written again with the keys and values that it was read from."""
+    """A cell of an old results file is written again with the same keys and values."""
     lines = [json.loads(line) for line in (WRITTEN / "suite.jsonl").read_text().splitlines()]
     cells = [line for line in lines if line["record"] == "cell"]
     assert [records.line_of(cell) for cell in records.read(WRITTEN / "suite.jsonl").cells] == cells
 
 
 def test_compare_writes_the_keys_of_then():
-    """`compare --json` of today has the keys, and the keys of a candidate, that it had."""
+    """`compare --json` still has the same keys, also per candidate."""
     then = json.loads((WRITTEN / "compare.json").read_text())
     now = to_json(Comparison([Row("eager", "eager")], {}, None, None, "inference", []))
     assert list(now) == list(then)

@@ -114,7 +114,7 @@ def show(
 
 
 def _in_precisions(precision: str | None, max_error: float | None) -> list[str]:
-    """Return a candidate for each precision; raise where one is unknown or no bound is given."""
+    """Return a candidate for each precision; raise if one is unknown or there is no bound."""
     names = table.named(precision)
     if names and max_error is None:
         raise BackendKwargsError("--precision needs --max-error, the largest relative error of an output: 1e-2, say.")

@@ -74,7 +74,7 @@ def export(
     names = list(dict.fromkeys(filter(None, map(template_name, decisions))))
     kept = f"{len(names)} as templates: {', '.join(names)}" if names else "none as a template"
     rest = sum(not template_name(decision) for decision in decisions)
-    eager = f" ({rest} chose eager or another compiler, which is no template)" if rest else ""
+    eager = f" ({rest} chose eager or another compiler, which has no template)" if rest else ""
     console().print(printable(f"{len(decisions)} written to {file}, {kept}{eager}."), soft_wrap=True, markup=False)
 
 

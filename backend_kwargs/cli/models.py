@@ -1,4 +1,4 @@
-"""The model that a command is given: of a library by name, or what a factory of the user's returns."""
+"""The model of a command: one of a library by name, or the result of the user's factory."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -25,12 +25,12 @@ def model_of(spec: str, sizes: Mapping[str, int] | None = None) -> tuple[Any, An
 
 
 def folder_of_model(spec: str) -> str:
-    """Return the folder that is searched first for what a model's module imports."""
+    """Return the folder that comes first on the import path of a model's module."""
     return folder_of("" if spec.partition(":")[0] in LIBRARIES else split_factory(spec)[0])
 
 
 def built(factory: str, **sizes: int) -> tuple[Any, Any]:
-    """Return what the factory gives: (model, example_inputs)."""
+    """Return the factory's result: (model, example_inputs)."""
     where, name = split_factory(factory)
     with importable(folder_of(where)):
         build = _attribute(imported(where), where, name)

@@ -1,4 +1,4 @@
-"""`backend-kwargs tune`: race one model at the sizes that it will serve, and write what was decided to a file."""
+"""`backend-kwargs tune`: race one model at the sizes that it will serve, and write the decisions to a file."""
 
 import tempfile
 import time
@@ -38,21 +38,21 @@ def show(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.toml", help="Where to write the decisions.")],
     shapes: Annotated[
         list[str] | None,
-        typer.Option(help="Sizes to race one by one, such as batch=1,8,32; may be given several times."),
+        typer.Option(help="Sizes to race one after the other, such as batch=1,8,32; may be given several times."),
     ] = None,
-    effort: Annotated[Literal["quick", "full"], typer.Option(help="Few candidates, or all that can gain.")] = "quick",
+    effort: Annotated[Literal["quick", "full"], typer.Option(help="A few candidates, or all that can gain.")] = "quick",
     candidates: Annotated[
-        str | None, typer.Option(help="Candidates to race, separated by commas, in place of the built-in ones.")
+        str | None, typer.Option(help="Candidates to race instead of the built-in ones, separated by commas.")
     ] = None,
     freezing: Annotated[
-        bool, typer.Option("--freezing", help="Make parameters constants: later changes of them are unseen.")
+        bool, typer.Option("--freezing", help="Make parameters constants: later in-place changes have no effect.")
     ] = False,
     precision: Annotated[
         str | None,
         typer.Option(metavar="NAME[,NAME]", help="Lower precisions that may win, such as bf16,int8-dynamic."),
     ] = None,
     max_error: Annotated[
-        float | None, typer.Option(help="Largest relative RMSE to float64 to accept; --precision needs it.")
+        float | None, typer.Option(help="The largest relative RMSE to float64 to accept; --precision needs it.")
     ] = None,
     budget_s: Annotated[float, typer.Option(min=0.0, help="Seconds for each graph's race.")] = 300.0,
     option: Annotated[
@@ -88,7 +88,7 @@ def show(
 
 
 def _sizes(shapes: list[str]) -> list[dict[str, int]]:
-    """Return every combination of "name=1,8,32", one without any."""
+    """Return every combination of sizes such as "name=1,8,32", and one empty combination without any."""
     combined: list[dict[str, int]] = [{}]
     for text in shapes:
         name, equals, values = text.partition("=")
@@ -126,7 +126,7 @@ def _raced(
 
 
 def _decisions_of(model: Any, inputs: Any, backend: Backend) -> list["Decision"]:
-    """Return what is decided for the graphs of one call."""
+    """Return the decisions for the graphs of one call."""
     import torch
 
     from backend_kwargs.compilers.auto.reporting import last_decision
@@ -156,7 +156,7 @@ def _print(
 ) -> None:
     print_table(COLUMNS, [row for label, decisions in found for row in _rows(label, decisions)])
     say = partial(console().print, soft_wrap=True, markup=False)
-    say(f"{count} decisions written to {output}. Where the model serves:")
+    say(f"{count} decisions written to {output}. On the machine that serves the model:")
     say(f"\nbackend-kwargs decisions import {output}\n")
     own = {name: value for name, value in backend.options.items() if name != "auto"}
     say(f"import backend_kwargs as bk\n\nbackend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})")

@@ -45,7 +45,7 @@ def check_drawable(path: str | Path) -> None:
 
 
 def _draw_rows(axes: Any, rows: list[Row]) -> None:
-    # Notes are in a column beside the plot, where they cannot overlap a point.
+    # Notes are in a column next to the plot, where they cannot overlap a point.
     beside = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 8, "annotation_clip": False}
     for at, row in enumerate(rows):
         axes.annotate(_note(row), (1.02, at), color="0.25" if row.passed else "tab:red", **beside)

@@ -13,7 +13,7 @@ Mode = Literal["inference", "training"]
 Progress = Callable[[str, str, float], None]
 
 VERSION = 1
-MEANINGLESS = 0.5  # of an output's size: an error beyond it is no question of precision
+MEANINGLESS = 0.5  # of an output's size: a larger error is not one of precision
 COLUMNS = ("backend", "speedup", "95 %", "latency", "compile", "memory", "graphs", "accuracy", "")
 
 

@@ -1,4 +1,4 @@
-"""kind="aoti": an ahead-of-time package, which runs without dynamo and without generated Python code."""
+"""`kind="aoti"`: an ahead-of-time package, which runs without dynamo and without generated Python code."""
 
 import signal
 import subprocess
@@ -20,7 +20,7 @@ LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 
 
 class _Entry(torch.nn.Module):
-    """The module with autocast and the casts of its outputs, as torch.compile would get it."""
+    """The module with autocast and the casts of its outputs, as under torch.compile."""
 
     def __init__(self, module: torch.nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
     call = entry(built.config, built.device, built.output_dtypes, type(module).__name__)
     options = {name: value for name, value in built.config.resolved.options.items() if name not in OWN}
     if options.pop("triton.cudagraphs", False):
-        built.notes.append("CUDA graphs: an ahead-of-time package records none")
+        built.notes.append("CUDA graphs: an ahead-of-time package does not record any")
     path = built.folder / PACKAGE
     try:
         program = torch.export.export(
@@ -52,10 +52,10 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
 
 
 def load_elsewhere(package: Path) -> None:
-    """Load the package in a process of its own; raise if that crashes, which this process would not survive.
+    """Load the package in another process, and raise if that process crashes.
 
-    torch's code for CUDA devices uses std::regex. A linker that finds only the static libstdc++ gives the package a
-    second copy of it, which does not know the locale of the first.
+    torch's code for CUDA devices uses std::regex. A linker that finds only the static libstdc++ puts a second copy of
+    it into the package, and that copy does not know the locale of the first.
     """
     loading = subprocess.run([sys.executable, "-c", LOAD, str(package)], capture_output=True, check=False)
     if loading.returncode < 0:
@@ -67,7 +67,7 @@ def load_elsewhere(package: Path) -> None:
 
 
 def _dynamic_shapes(built: Built, sample: Sample) -> Any:
-    """Return which sizes of each argument may vary: those that differ between samples; all sizes of a single sample."""
+    """Return the sizes of each argument that may vary: those that differ between samples, or all of a single sample."""
     if not built.dynamic:
         return None
     each = [pytree.tree_leaves(metadata, is_leaf=_is_tensor) for metadata in built.samples]

@@ -156,7 +156,7 @@ def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
 def _sweep(path: Path, manifest: Manifest, own: str) -> None:
     """Remove files that no manifest names; a load that is reading them starts again with the new manifest."""
     kept = {part.sha256 for part in manifest.parts} | {own}
-    # A killed writer leaves an incomplete manifest beside the one in place.
+    # A killed writer leaves an incomplete manifest next to the current one.
     for file in [*(path / PARTS).iterdir(), *(path / SIGNATURES).iterdir(), *path.glob(f".{MANIFEST}.*")]:
         if file.name not in kept:
             with contextlib.suppress(OSError):

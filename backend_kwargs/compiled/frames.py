@@ -67,6 +67,8 @@ def _frame(
     if len(graphs) != 1:
         return None
     modules = {name: value.__name__ for name, value in values.items() if isinstance(value, ModuleType)}
+    if "__main__" in modules.values():  # another module in another process
+        return None
     others = {name: value for name, value in values.items() if name not in modules and name not in graphs}
     return Frame(marshal.dumps(generated), graphs[0], modules, others, structure_of(module), options)
 

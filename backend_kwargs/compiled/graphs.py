@@ -334,7 +334,8 @@ def load_graph(
         provide(digest, content, folder)
     # Not in Inductor's cache folder, which may be read-only.
     inductor.write_to_disk = partial(str, path)
-    with config.patch(dict(options)):
+    # One thread: nothing is compiled, and Inductor would start its compile workers.
+    with config.patch({**options, "compile_threads": 1}):
         fx_config = {
             "cudagraphs": BoxedBool(bool(config.triton.cudagraphs)),
             "boxed_forward_device_index": BoxedDeviceIndex(None),

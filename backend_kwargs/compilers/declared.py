@@ -40,7 +40,7 @@ class DeclaredCompiler(ABC):
         return self.line
 
     def versions(self) -> dict[str, str | None]:
-        """Return the release of each distribution that it needs, None where it is not installed."""
+        """Return the version of each distribution that it needs, or None if one is not installed."""
         return {name: installed_version(name) for name in self.distributions}
 
     def options(self) -> Mapping[str, Option]:

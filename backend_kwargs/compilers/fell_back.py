@@ -1,10 +1,10 @@
-"""What compilers beside Inductor say of a graph in the callable that they return: whether any of it is theirs."""
+"""Whether another compiler compiled any part of a graph, read from attributes of the callable that it returned."""
 
 from collections.abc import Callable
 from typing import Any
 
 ENGINE_SUMMARY = "engine_summary"
-SUMMARIES = ("tvm_summary", ENGINE_SUMMARY)  # attributes, whose value has `partitions` and `fallbacks`
+SUMMARIES = ("tvm_summary", ENGINE_SUMMARY)  # attributes; their values have `partitions` and `fallbacks`
 ATTEMPTS = "openvino_attempts"
 
 
@@ -13,10 +13,10 @@ def left_to_eager(compiled: Callable[..., Any]) -> str:
     for name in SUMMARIES:
         if (summary := getattr(compiled, name, None)) is not None and not summary.partitions:
             reasons = [f"{op}: {reason}" for op, reason in summary.fallbacks.items()]
-            return f"it leaves all to eager: {'; '.join(reasons) or 'there is nothing to compile'}"
+            return f"all of it runs in eager: {'; '.join(reasons) or 'there is nothing to compile'}"
     for attempt in getattr(compiled, ATTEMPTS, ()):
         if attempt.by_inductor:
-            return "Inductor compiled it instead: OpenVINO failed to"
+            return "OpenVINO failed to compile it, so Inductor did"
         if attempt.failed or not attempt.partitions:
-            return "it leaves all to eager" if not attempt.partitions else "a partition of OpenVINO's failed to run"
+            return "all of it runs in eager" if not attempt.partitions else "a partition of OpenVINO's failed to run"
     return ""

@@ -29,7 +29,7 @@ def autograd_functions(compiled: Callable[..., Any]) -> list[type[Any]]:
 def rewritten_in(compiled: Callable[..., Any] | None, names: Iterable[str]) -> dict[str, int]:
     """Return how often each of the rewrites `names` replaced something, less those that did nothing.
 
-    Calls of its operators in the code tell, or what stands around what Inductor made.
+    They are found as calls of its operators in the code, or as attributes of wrappers of Inductor's result.
     """
     if not (names := tuple(names)):
         return {}

@@ -7,7 +7,7 @@ below its loggers' level.
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
@@ -127,9 +127,9 @@ def _attempt(
         # OpenVINO documents operators as values of `disabled_ops` and compares them as text. It also writes into
         # `config`.
         disabled = [op if isinstance(op, str) else f"torch.ops.{op}" for op in options.get("disabled_ops", ())]
-        call = theirs.fx_openvino(
-            gm, list(example_inputs), {**options, "disabled_ops": disabled, "config": dict(options.get("config", {}))}
-        )
+        given = {**options, "disabled_ops": disabled, "config": dict(options.get("config", {}))}
+        with _own_sizes(gm, options):
+            call = theirs.fx_openvino(gm, list(example_inputs), given)
     attempts.append(attempt := Attempt(call))
     if attempt.by_inductor:
         warn_once(f"OpenVINO failed to compile a graph, which Inductor compiled instead; {LOG}.")
@@ -145,6 +145,25 @@ def _attempt(
     if hasattr(call, "_boxed_call"):
         run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def _own_sizes(gm: Any, options: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Let OpenVINO trace a graph of fixed sizes with sizes of its own.
+
+    It traces with symbols that it makes in dynamo's shape environment. Where a convolution compares them, dynamo finds
+    guards on symbols without a source, and fails: "sources must not be empty for symbol s24" (torch 2.13). Without
+    dynamo's context the sizes are numbers. AOTAutograd's graphs are not traced again.
+    """
+    from torch._guards import tracing
+
+    if options.get("aot_autograd") or any(map(_is_symbolic, gm.graph.find_nodes(op="placeholder"))):
+        return nullcontext()
+    return tracing(None)
+
+
+def _is_symbolic(placeholder: Any) -> bool:
+    value = placeholder.meta.get("example_value")
+    return any(not isinstance(size, int) for size in getattr(value, "shape", (value,) if value is not None else ()))
 
 
 def _aot(

@@ -1,4 +1,4 @@
-"""The compilers beside Inductor, by name, and how a candidate of a race spells one: "tmpl-tvm[trials=64]"."""
+"""The compilers other than Inductor, by name, and their spelling as candidates of a race: "tmpl-tvm[trials=64]"."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -32,31 +32,31 @@ OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
         "tensorrt": TensorRTCompiler,
     }
 )
-# What `effort="full"` races beside Inductor's steps on a CPU, where it is installed.
+# On a CPU `effort="full"` also races those of these that are installed.
 RACED = ("tmpl-tvm", "tmpl-onnxruntime", "tmpl-openvino-native")
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A compiler beside Inductor under options, as a candidate names it."""
+    """A compiler other than Inductor and its options, parsed from a candidate."""
 
     compiler: DeclaredCompiler
     options: Mapping[str, Any]
 
     def under(self, *, frozen: bool) -> dict[str, Any]:
-        """Return its options, with its own one for frozen parameters where the caller has frozen them."""
+        """Return its options, plus its option for frozen parameters if the caller froze them."""
         name = self.compiler.freeze_option
         return {**({name: True} if frozen and name else {}), **self.options}
 
 
 def is_other(text: str) -> bool:
-    """Return whether a candidate names a compiler beside Inductor, or comes close to such a name with options."""
+    """Return whether a candidate names another compiler, or a name close to one followed by options."""
     head = text.partition("[")[0].strip()
     return head in OTHERS or ("[" in text and bool(get_close_matches(head, OTHERS, n=1, cutoff=0.8)))
 
 
 def other_of(text: str) -> Other:
-    """Return what a candidate names, with its options checked; raise where an option is unknown, wrong, or code."""
+    """Return the compiler and the checked options of a candidate; raise if an option is unknown, wrong, or code."""
     found = split_candidates(text)
     if len(found) != 1 or found[0][0] not in OTHERS:
         raise BackendKwargsError(
@@ -64,17 +64,17 @@ def other_of(text: str) -> Other:
         )
     ((name, given),) = found
     compiler = OTHERS[name](name)
-    # Candidates may come from a file, which is not asked again whether it is trusted.
+    # A candidate may come from a file; whether the file is trusted is no longer known here.
     for option in map(compiler.option, given):
         if not is_data(option):
             raise BackendKwargsError(
-                f"Candidate {text!r} sets {option.name!r}, which is code; a candidate may set data alone: leave it out."
+                f"Candidate {text!r} sets {option.name!r}, which is code; a candidate may set only data: leave it out."
             )
     return Other(compiler, merge(compiler.read(f"candidate {name}", given, convert).layers))
 
 
 def verify_other(text: str) -> None:
-    """Raise where a candidate of another compiler is wrong or cannot work on this machine."""
+    """Raise if a candidate of another compiler is wrong or cannot work on this machine."""
     other = other_of(text)
     other.compiler.verify((), other.options, lambda limit: None)
 
@@ -85,7 +85,7 @@ def installed() -> tuple[str, ...]:
 
 
 def sets(text: str, compiler: str, options: Mapping[str, Any]) -> bool:
-    """Return whether the candidate `text` is of `compiler` and sets exactly `options`."""
+    """Return whether the candidate `text` names `compiler` and sets exactly `options`."""
     try:
         other = other_of(text)
     except BackendKwargsError:
@@ -94,7 +94,7 @@ def sets(text: str, compiler: str, options: Mapping[str, Any]) -> bool:
 
 
 def versions_of(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the releases of the compilers that candidates name, on which what they decide rests."""
+    """Return the versions of the compilers that candidates name, for the keys of decisions."""
     return {name: OTHERS[name](name).versions() for name in sorted({text.partition("[")[0].strip() for text in texts})}
 
 

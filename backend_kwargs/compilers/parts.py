@@ -17,15 +17,15 @@ from torch.fx.passes.operator_support import create_op_support
 PREFIX = "part_"
 MARK = "backend_kwargs.part"
 Boxed = Callable[[list[Any]], Any]
-# Each returns its input in another type or at another place: a kernel of its own gains nothing over eager's.
+# Each returns its input in another dtype or on another device: a part of only these gains nothing over eager.
 COPIES = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh_copy"})
 
 
 def split(gm: GraphModule, taken: Iterable[Node]) -> None:
-    """Move the nodes `taken` into submodules called "part_...", each on one device; what is not worth one stays."""
+    """Move the nodes `taken` into submodules "part_...", each on one device; parts that compute nothing stay."""
     devices: dict[torch.device, str] = {}
     for node in _without_views_for_eager(gm, set(taken)):
-        # A mark, since cutting copies the nodes.
+        # A mark in `meta`, since the partitioner copies the nodes.
         node.meta[MARK] = devices.setdefault(device_of(node), f"{PREFIX}{len(devices)}_")
     with _random_in_order(gm):
         for prefix in devices.values():
@@ -38,7 +38,7 @@ def split(gm: GraphModule, taken: Iterable[Node]) -> None:
 
 
 def _hand_in_sizes(gm: GraphModule, call: Node) -> None:
-    """Hand a part the graph's symbolic sizes that occur in it: not every one can be read off its tensors."""
+    """Pass a part the symbolic sizes that occur in it: not all can be read from the shapes of its tensors."""
     part: Any = gm.get_submodule(str(call.target))
     wanted = symbols_of(node.meta.get("val") for node in part.graph.nodes)
     sizes = [node for node in gm.graph.find_nodes(op="placeholder") if isinstance(node.meta.get("val"), torch.SymInt)]
@@ -55,7 +55,7 @@ def _is_marked(prefix: str, _: Mapping[str, Any], node: Node) -> bool:
 
 
 def is_part(node: Node) -> bool:
-    """Return whether a node calls what `split` made, or what a compiler made of it."""
+    """Return whether a node calls a part that `split` made, compiled or not."""
     return node.op == "call_module" and str(node.target).startswith(PREFIX)
 
 
@@ -65,13 +65,13 @@ def parts_of(gm: GraphModule) -> list[Node]:
 
 
 def results_of(part: Node) -> list[Node]:
-    """Return the nodes that stand for a part's outputs, in their order."""
+    """Return the nodes of a part's outputs, in order."""
     items = [user for user in part.users if user.target is operator.getitem]
     return sorted(items, key=lambda node: node.args[1]) if items else [part]  # type: ignore[arg-type,return-value]
 
 
 def op_name(node: Node) -> str:
-    """Return the operator's name as ATen has it, without namespace and overload; others in full."""
+    """Return an ATen operator's name without namespace and overload, and other operators' names in full."""
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.name.removeprefix("aten::")
     return str(node.target)
@@ -94,7 +94,7 @@ def _draws(target: Any) -> bool:
 
 
 def writes_in_place(gm: GraphModule) -> str:
-    """Return the name of an operator that writes into one of its arguments, "" where AOTAutograd left none."""
+    """Return the name of an operator that writes into one of its arguments, or "" if AOTAutograd left none."""
     calls = [n for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
     return next((op_name(node) for node in calls if node.target._schema.is_mutable), "")
 
@@ -115,7 +115,7 @@ def _is_view(node: Node) -> bool:
 def _without_views_for_eager(gm: GraphModule, taken: set[Node]) -> set[Node]:
     """Return `taken` without the views that feed eager nodes; one that feeds both sides is copied.
 
-    So what a part returns is never a view: eager's own give the caller memory shared as in eager, and eager's strides.
+    So a part never returns a view: views run in eager, where they share memory and have strides as the caller expects.
     """
     for node in reversed(gm.graph.nodes):
         if node in taken and _is_view(node):
@@ -145,7 +145,7 @@ def _random_in_order(gm: GraphModule) -> Iterator[None]:
 
 
 def expression(size: int | torch.SymInt | sympy.Expr) -> sympy.Expr:
-    """Return a size as the sympy expression that torch has for it."""
+    """Return a size as torch's sympy expression."""
     if isinstance(size, torch.SymInt):
         return size.node.expr
     return sympy.sympify(size)
@@ -175,7 +175,7 @@ def operators_of(gm: GraphModule) -> str:
 
 
 def replace_part(call: Node, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Put a call of `run` on `args` in the place of a part's."""
+    """Replace the call of a part by a call of `run` on `args`."""
     graph = call.graph
     run.__name__ = str(call.target)
     with graph.inserting_before(call):
@@ -186,7 +186,7 @@ def replace_part(call: Node, run: Callable[..., Any], args: tuple[Any, ...]) -> 
 
 
 def boxed(gm: GraphModule) -> Boxed:
-    """Return what runs `gm` on a list of its arguments, which it empties, so that each is freed at its last use."""
+    """Return a callable that runs `gm` on a list of arguments, and empties it so that each can be freed early."""
     gm.graph.set_codegen(_BoxedCodeGen())
     gm.recompile()
     forward = gm.forward

@@ -1,4 +1,4 @@
-"""Torch-TensorRT: the dynamo backend it brings, with checked options. Untested: no machine of this project has it."""
+"""Torch-TensorRT's own dynamo backend under checked options. Untested: it is not installed on our machines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,29 +18,33 @@ class Settings:
     """Options that Torch-TensorRT 2.x documents for torch.compile, with their defaults."""
 
     enabled_precisions: Annotated[
-        set[Any], "types that kernels may compute in, such as {torch.float32, torch.half}"
+        set[Any], "dtypes that kernels may compute in, such as {torch.float32, torch.half}"
     ] = field(default_factory=set)
-    min_block_size: Annotated[Count, "operators that a part must have to be TensorRT's"] = 5
+    min_block_size: Annotated[Count, "the least number of operators in a part for TensorRT"] = 5
     torch_executed_ops: Annotated[set[Any], "operators left to eager, such as 'torch.ops.aten.add.Tensor'"] = field(
         default_factory=set
     )
-    require_full_compilation: Annotated[bool, "raise where TensorRT cannot have all of a graph"] = False
-    pass_through_build_failures: Annotated[bool, "raise where TensorRT fails; False: run that graph in eager"] = False
-    workspace_size: Annotated[Count, "bytes that TensorRT may work in; 0: as many as there are"] = 0
-    optimization_level: Annotated[Literal[0, 1, 2, 3, 4, 5] | None, "how long TensorRT searches; None: its own"] = None
-    num_avg_timing_iters: Annotated[Count, "timings of a kernel that are averaged"] = 1
-    max_aux_streams: Annotated[Count | None, "streams beside the main one; None: as TensorRT chooses"] = None
-    disable_tf32: Annotated[bool, "compute float32 products in float32, not in tf32"] = False
-    truncate_double: Annotated[bool, "take float64 for float32"] = False
-    sparse_weights: Annotated[bool, "let weights be sparse"] = False
-    use_python_runtime: Annotated[bool | None, "call TensorRT from Python, not C++; None: what is there"] = False
-    use_fast_partitioner: Annotated[bool, "cut graphs the fast way"] = True
-    hardware_compatible: Annotated[bool, "make engines that other NVIDIA GPUs run too"] = False
-    version_compatible: Annotated[bool, "make engines that other releases of TensorRT run too"] = False
-    assume_dynamic_shape_support: Annotated[bool, "take each converter to be right for dynamic shapes"] = False
+    require_full_compilation: Annotated[bool, "raise if TensorRT cannot compile all of a graph"] = False
+    pass_through_build_failures: Annotated[bool, "raise if TensorRT fails; False: run that graph in eager"] = False
+    workspace_size: Annotated[Count, "bytes of TensorRT's workspace; 0: all that are available"] = 0
+    optimization_level: Annotated[Literal[0, 1, 2, 3, 4, 5] | None, "how long TensorRT searches; None: its default"] = (
+        None
+    )
+    num_avg_timing_iters: Annotated[Count, "timings to average for each kernel"] = 1
+    max_aux_streams: Annotated[Count | None, "streams besides the main one; None: TensorRT chooses"] = None
+    disable_tf32: Annotated[bool, "compute float32 products in float32, not in TF32"] = False
+    truncate_double: Annotated[bool, "compute float64 in float32"] = False
+    sparse_weights: Annotated[bool, "allow kernels for sparse weights"] = False
+    use_python_runtime: Annotated[
+        bool | None, "call TensorRT from Python instead of C++; None: whichever is available"
+    ] = False
+    use_fast_partitioner: Annotated[bool, "split graphs with the fast partitioner"] = True
+    hardware_compatible: Annotated[bool, "build engines that also run on other NVIDIA GPUs"] = False
+    version_compatible: Annotated[bool, "build engines that also run with other releases of TensorRT"] = False
+    assume_dynamic_shape_support: Annotated[bool, "assume that all converters support dynamic shapes"] = False
     cache_built_engines: Annotated[bool, "save engines to files"] = False
     reuse_cached_engines: Annotated[bool, "read engines from files"] = False
-    timing_cache_path: Annotated[str | None, "the file of kernels' timings; None: Torch-TensorRT's own"] = None
+    timing_cache_path: Annotated[str | None, "the file of kernel timings; None: Torch-TensorRT's default"] = None
     dryrun: Annotated[bool, "only log what would be compiled"] = False
 
 
@@ -49,7 +53,7 @@ OPTIONS = declared(Settings, TENSORRT_DATA)
 
 @dataclass(frozen=True)
 class TensorRTCompiler(DeclaredCompiler):
-    """The dynamo backend of the installed Torch-TensorRT."""
+    """The dynamo backend of Torch-TensorRT."""
 
     registered: ClassVar[str] = "tmpl-tensorrt"
     line: ClassVar[str] = "Torch-TensorRT under checked options; untested"

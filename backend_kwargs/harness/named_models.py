@@ -1,4 +1,4 @@
-"""Models by name: of transformers and timm, made from their configurations alone with random weights."""
+"""Models by name from transformers and timm, made from their configurations with random weights."""
 
 import ast
 import importlib
@@ -17,19 +17,19 @@ from backend_kwargs.errors import BackendKwargsError, error_text, unknown
 FORMS = "'transformers:CLASS?option=value', 'timm:NAME?option=value' or 'FILE:FACTORY'"
 BATCH, TOKENS, SAMPLES, IMAGE = 8, 128, 16_000, 224
 Inputs = tuple[Any, ...] | Mapping[str, Any]
-_torchvision: list[torch.library.Library] = []  # kept alive, else the operators go with it
+_torchvision: list[torch.library.Library] = []  # its operators exist only as long as the library object
 
 
 def is_named(spec: str) -> bool:
-    """Return whether `spec` names a model of a library, not a factory."""
+    """Return whether `spec` names a model of a library, rather than a factory."""
     return spec.partition(":")[0] in LIBRARIES
 
 
 def named_model(spec: str, sizes: Mapping[str, int] | None = None) -> tuple[nn.Module, Inputs]:
-    """Return the model that `spec` names and inputs for it; `sizes` such as batch and tokens win over those in it.
+    """Return the model that `spec` names and its inputs; `sizes`, such as batch and tokens, override those in `spec`.
 
-    transformers:CLASS?... makes the class from its configuration under the options given, timm:NAME?... what
-    timm.create_model makes; both with random weights, without a download.
+    "transformers:CLASS?..." creates the class from its configuration with the given options; "timm:NAME?..." calls
+    timm.create_model. Both have random weights, and nothing is downloaded.
     """
     library, _, rest = spec.partition(":")
     name, _, query = rest.partition("?")
@@ -37,7 +37,7 @@ def named_model(spec: str, sizes: Mapping[str, int] | None = None) -> tuple[nn.M
 
 
 class Tensors(nn.Module):
-    """A model of transformers called by keywords, which returns the tensors of its output alone."""
+    """A transformers model called with keywords, which returns only the tensors of its output."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -49,18 +49,18 @@ class Tensors(nn.Module):
 
 
 def imported(package: str) -> Any:
-    """Return an optional package; raise BackendKwargsError where it cannot be imported."""
+    """Import an optional package; raise BackendKwargsError if that fails."""
     _declare_torchvision()
     try:
         return importlib.import_module(package)
-    except Exception as error:  # another library's own
+    except Exception as error:  # another library may raise anything
         raise BackendKwargsError(
             f"Cannot import {package!r}: {error_text(error)}. Try: pip install {package}"
         ) from error
 
 
 def _declare_torchvision() -> None:
-    """Declare the operators that torchvision's import asks for, where its own were built for another torch.
+    """Declare the operators that `import torchvision` needs, if its own were built for another torch.
 
     timm imports torchvision, and no classifier calls these operators.
     """
@@ -78,7 +78,7 @@ def _declare_torchvision() -> None:
 
 
 def options_of(query: str) -> dict[str, Any]:
-    """Read "name=value&name=value"."""
+    """Parse "name=value&name=value"."""
     return {name: _value(text) for name, text in parse_qsl(query, keep_blank_values=True)}
 
 
@@ -100,14 +100,14 @@ def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inp
     for option in options:
         if not hasattr(config, option):
             raise unknown(f"option of {config_class.__name__}", option, ["batch", "tokens", *config.to_dict()])
-    # A cache of keys and values is no output that could be compared by.
+    # A cache of keys and values is not an output to compare.
     config = config_class(**{"use_cache": False, **options})
     model = _tried(f"The model {name}", lambda: kind(config))
     return model, _tried(f"Inputs for {name}", lambda: _inputs(kind.main_input_name, config, batch, tokens))
 
 
 def _classes(transformers: Any) -> list[str]:
-    """Return what is named as a model; a look at each class would import them all."""
+    """Return the names that look like models; getting each class would import them all."""
     return [name for name in dir(transformers) if ("Model" in name or "For" in name) and not name.startswith("Auto")]
 
 
@@ -152,8 +152,10 @@ def _of_timm(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inputs]:
 def _tried(what: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
-    except Exception as error:  # another library's own
-        raise BackendKwargsError(f"{what} cannot be made: {error_text(error)}. A FILE:FACTORY can.") from error
+    except Exception as error:  # another library may raise anything
+        raise BackendKwargsError(
+            f"{what} cannot be created: {error_text(error)}. Write a factory and pass FILE:FACTORY."
+        ) from error
 
 
 LIBRARIES: Mapping[str, Callable[[str, dict[str, Any]], tuple[nn.Module, Inputs]]] = {

@@ -40,7 +40,7 @@ class Accuracy:
 
     `rmse` and `reference_rmse` are the root mean square errors of the result and of eager to the reference; without a
     reference `rmse` is the distance to eager and `reference_rmse` is None. `max_error` is absolute, to eager. `error`
-    is the relative RMSE to a reference, and `bound` the largest that was allowed, where one was given.
+    is the relative RMSE to a reference, and `bound` the largest error allowed, if there was a bound.
     """
 
     status: Status = "pass"
@@ -173,7 +173,7 @@ def _check_leaf(
 
 
 def mismatch(result: Any, eager: Any) -> str:
-    """Say in what a leaf differs from eager's beside its values, "" where in nothing."""
+    """Return how a leaf differs from eager's in other things than values, or ""."""
     if not isinstance(eager, torch.Tensor) or not isinstance(result, torch.Tensor):
         same = type(result) is type(eager)
         return "" if same else f"eager gives {type(eager).__name__}, this one {type(result).__name__}"
@@ -198,7 +198,7 @@ def _check_numbers(
     if not torch.equal(got[~finite].nan_to_num(nan=0.5), want[~finite].nan_to_num(nan=0.5)) or not bool(
         got[finite].isfinite().all()
     ):
-        return _failed(f"{path}: NaN or infinity where eager has none, or the other way round")
+        return _failed(f"{path}: NaN or infinity where eager has none, or vice versa")
     precise = wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
     if precise is not None:
         finite &= precise.isfinite()
@@ -241,7 +241,7 @@ def _judge(
 
 
 def _own_floor(want: torch.Tensor, reference_rmse: float, tol: float) -> float:
-    """Return the floor by a leaf's own size; none where it is of few numbers, or made of rounding errors."""
+    """Return the floor by a leaf's own size; none if it has few numbers or consists of rounding errors."""
     size = root_mean_square(want)
     told = size > 0 and reference_rmse <= PRECISE * size and want.numel() >= MANY
     return tol * size if told else math.inf

@@ -1,4 +1,4 @@
-"""The error of a result against a bound: relative RMSE of each output to a reference in higher precision."""
+"""Compare the error of a result with a bound: the relative RMSE of each output to a reference in higher precision."""
 
 import math
 from typing import Any
@@ -9,10 +9,10 @@ from backend_kwargs.measure.accuracy import Accuracy, is_number, mismatch, root_
 
 
 def check_error(result: Any, eager: Any, reference: Any, max_error: float, *, what: str = "output") -> Accuracy:
-    """Compare a pytree with `reference`: pass if no floating leaf is off by more than `max_error` of its own size.
+    """Compare a pytree with `reference`: pass if the relative error of every floating leaf is at most `max_error`.
 
-    Off by, and size, are root mean squares. Structure, types, shapes and devices must be eager's, values that are not
-    floating equal, and NaN and infinity where eager has them. `error` of what is returned is the largest of a leaf.
+    The relative error is the RMSE over the RMS of the reference. Structure, dtypes, shapes, devices, other values, and
+    the positions of NaN and infinity must equal eager's. The `error` of the result is the largest of all leaves.
     """
     results, expected, precise = (dict(walk(what, tree)) for tree in (result, eager, reference))
     if results.keys() != expected.keys() or precise.keys() != expected.keys():
@@ -30,12 +30,13 @@ def check_error(result: Any, eager: Any, reference: Any, max_error: float, *, wh
 
 
 def check_gradients(result: list[Any], reference: list[Any], max_error: float) -> Accuracy:
-    """Compare all gradients with `reference` as one vector: some are zero but for rounding, as a key's bias has it."""
+    """Compare all gradients with `reference` as one vector.
+
+    Some gradients are zero except for rounding, such as that of an attention key's bias.
+    """
     pairs = [(got, want) for got, want in zip(result, reference, strict=True) if want is not None and got is not None]
     if any((got is None) != (want is None) for got, want in zip(result, reference, strict=True)):
-        return Accuracy(
-            "fail_accuracy", "gradient: eager has gradients where this one has none, or the other way round"
-        )
+        return Accuracy("fail_accuracy", "gradient: eager has gradients where the result has none, or vice versa")
     error = relative_error([got for got, _ in pairs], [want for _, want in pairs]) if pairs else 0.0
     return judged(error, max_error, "gradient")
 
@@ -49,7 +50,7 @@ def judged(error: float, max_error: float, where: str) -> Accuracy:
 
 
 def relative_error(results: list[torch.Tensor], references: list[torch.Tensor]) -> float:
-    """Return the RMSE of tensors to their references over the RMS of these, all of them together."""
+    """Return the RMSE of all tensors together, over the RMS of their references."""
     got, want = (torch.cat([wide(leaf) for leaf in leaves]) for leaves in (results, references))
     finite = want.isfinite()
     if not bool(got[finite].isfinite().all()):
@@ -71,4 +72,4 @@ def _differs(leaf: Any, expected: Any) -> str:
     got, want = wide(leaf), wide(expected)
     odd = ~want.isfinite()
     same = torch.equal(got[odd].nan_to_num(nan=0.5), want[odd].nan_to_num(nan=0.5)) and bool(got[~odd].isfinite().all())
-    return "" if same else "NaN or infinity where eager has none, or the other way round"
+    return "" if same else "NaN or infinity where eager has none, or vice versa"

@@ -98,8 +98,8 @@ def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None =
     `against` is another such callable, such as the same model under default: each code then shows whether it differs.
 
     Raises:
-        BackendKwargsError: if `compiled` is no such callable, or no backend of this package compiled for it. If dynamo
-        captured no graph for one, the report has none either, and `advice` has the reason.
+        BackendKwargsError: if `compiled` is not such a callable, or no backend of this package compiled for it. If
+        dynamo captured no graph for one, the report has none either, and `advice` has the reason.
 
     """
     owner = _owner(compiled)
@@ -193,7 +193,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
 
 
 def _rewrites(record: Record) -> Sequence[str]:
-    """Return the rewrites that a graph was compiled with: asked for, or decided."""
+    """Return the rewrites that a graph was compiled with: requested or decided."""
     options = record.options if record.decision is None else record.decision.options
     return options.get("rewrites") or ()
 

@@ -87,7 +87,7 @@ def speedups(make: Any, tables: Tables) -> Any | None:
     panels[0].set_ylim(len(cases) - 0.4, -0.6)
     more = (
         f"Bars: 95 % intervals. Grey: other peers. Slower than {SLOWEST:g}x: at the edge, with its value if coloured.\n"
-        "At the right: the best template, where it is faster than default beyond noise."
+        "At the right: the best template, if it is faster than default beyond noise."
     )
     _frame(figure, "Speedup over eager: further right is faster", more, ROLES)
     return figure
@@ -183,7 +183,7 @@ def roofline(make: Any, tables: Tables) -> Any | None:
 
 
 def _shares(table: Sequence[Entry]) -> dict[str, float]:
-    """Return eager's and the named peers' per cent of the limit, by role, where it is scored."""
+    """Return eager's and the named peers' per cent of the limit, by role, if it is scored."""
     eager = next((e.share.median for e in table if e.cell.peer == BASELINE and e.share), None)
     if eager is None:
         return {}
@@ -224,7 +224,7 @@ def compile_time(make: Any, tables: Tables) -> Any | None:
     kinds = {_kind(of): None for points in found.values() for of in points}
     more = "Geometric mean of the cases that have a speedup, without peers known of fewer than half of the cases."
     if not all(of.fresh for points in found.values() for of in points):
-        more += "\nHollow: compiled beside the other peers, where what was compiled before costs less."
+        more += "\nHollow: compiled in one process with other peers, where earlier compiles make later ones cheaper."
     _frame(figure, title, more, {name: KINDS[name] for name in KINDS if name in kinds})
     for axes, points in zip(panels, found.values(), strict=True):
         _label(figure, axes, [_cost_label(of) for of in points])

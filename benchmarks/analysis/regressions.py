@@ -119,9 +119,7 @@ def _apart(old: Iterable[tuple[Key, str]], new: Iterable[tuple[Key, str]]) -> st
     """Return why there is nothing to compare."""
     facts = [(what, {key[i] for key, _ in old}, {key[i] for key, _ in new}) for i, what in enumerate(PARTS)]
     disjoint = (fact for fact in facts if fact[1].isdisjoint(fact[2]))
-    return next(
-        _unequal(disjoint), "no peer is timed beside eager in both files in one case, mode, dtype, L2 and scale"
-    )
+    return next(_unequal(disjoint), "no peer is timed with eager in both files in one case, mode, dtype, L2 and scale")
 
 
 def _facts(fields: Mapping[str, str], old: Results, new: Results) -> list[Fact]:
@@ -164,7 +162,7 @@ def _lines(old: list[LatestResult], new: list[LatestResult], judged: Sequence[Cl
                 if peer == BASELINE
                 else Line(case, peer, clock, speedup, verdict, regression=verdict == "SLOW")
             )
-    return lines or [Line(case, peer, note="not timed beside eager")]
+    return lines or [Line(case, peer, note="not timed with eager")]
 
 
 def _beside_eager(runs: list[LatestResult], clock: Clock) -> list[tuple[list[float], list[float]]]:

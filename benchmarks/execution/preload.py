@@ -6,6 +6,10 @@ import os
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import torch._dynamo
-import torch._inductor.compile_fx  # noqa: F401
+import torch._inductor.compile_fx
+import torch._inductor.cpu_vec_isa
 
 import backend_kwargs.measure  # noqa: F401
+
+# Otherwise each process compiles and loads a library for each set of vector instructions.
+torch._inductor.cpu_vec_isa.pick_vec_isa()

@@ -159,7 +159,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise BackendKwargsError(f"Cannot read {str(path)!r}, wanted JSON lines of `run --out`: {error}.") from error
+        raise BackendKwargsError(
+            f"Cannot read {str(path)!r}, which must be JSON lines of `run --out`: {error}."
+        ) from error
     for line in text.splitlines():
         try:
             record = json.loads(line)
@@ -171,7 +173,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _check_version(line: Mapping[str, Any]) -> None:
     if line.get("version") != VERSION:
-        raise BackendKwargsError(f"Results of version {line.get('version')!r}, wanted {VERSION}: run them again.")
+        raise BackendKwargsError(f"Results must be of version {VERSION}, got {line.get('version')!r}: run them again.")
 
 
 def _cell(line: dict[str, Any]) -> Cell:

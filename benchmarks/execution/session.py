@@ -87,7 +87,7 @@ class Plan:
             raise BackendKwargsError("--timer events requires a GPU: on a CPU the wall's clock is the only one.")
         if max(self.jobs, self.tuners, self.ahead) > 1 and not self.apart:
             raise BackendKwargsError(
-                "--jobs, --tuners and --ahead need --apart: beside its peers each compiles in turn, in one process."
+                "--jobs, --tuners and --ahead need --apart: with --beside, peers compile one after the other."
             )
 
     @property

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ SIZES = {"cuda": (4, 768), "cpu": (4, 256)}
 
 
 def made(model: str, device: str) -> tuple[Any, tuple[Any, ...]]:
-    """Return a model of transformers with random weights, and its inputs."""
+    """Return a transformers model with random weights, and its inputs."""
     import torch
     import transformers
 
@@ -129,12 +130,17 @@ def worked(arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
     return json.loads(ran.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def measure_bundles(device: str, out: Path | None) -> None:
-    """Run the device's cases, print a line for each when it is done, and write all figures to the file `out`."""
+def measure_bundles(device: str, only: Sequence[str], out: Path | None) -> None:
+    """Run the device's cases, print a line for each when it is done, and write all figures to the file `out`.
+
+    `only` names models, or a model and a kind as "bert-aoti"; empty for all.
+    """
     rows = []
     columns = f"{'model':6} {'kind':9} {'mode':16} {'deployed':10} {'cold s':>8} {'first s':>8} {'ratio':>7}"
     print(f"{columns}  starts accuracy", flush=True)
     for model, kind, mode in CASES[device]:
+        if only and not {model, f"{model}-{kind}"} & set(only):
+            continue
         row: dict[str, Any] = {"model": model, "kind": kind, "mode": mode, **_measured(device, model, kind, mode)}
         rows.append(row)
         if out:

@@ -1,13 +1,18 @@
 """The studies as commands of `python -m benchmarks`: their arguments; each study imports torch late."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated
 
 import typer
 
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.errors import BackendKwargsError
-from benchmarks.arguments import Device, device_of
+from benchmarks.arguments import Device, Shard, device_of, shard_of
+
+ALL = "reduce-overhead,max-autotune-no-cudagraphs,max-autotune"
 
 
 def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] = 300) -> None:
@@ -20,7 +25,7 @@ def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] 
 
 def templates(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="templates.md and templates.json are written there.")],
-    evidence: Annotated[Path | None, typer.Option(metavar="FILE", help="What tests/gpu saw.")] = None,
+    evidence: Annotated[Path | None, typer.Option(metavar="FILE", help="What tests/gpu found.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 30,
     cases: Annotated[str, typer.Option(help="Only cases whose name contains this.")] = "",
     budget_s: Annotated[float, typer.Option(help="Seconds after which no further case starts.")] = 480.0,
@@ -35,7 +40,7 @@ def templates(
 
 def tvm_speed(
     device: Device = None,
-    model: Annotated[list[str] | None, typer.Option(help="Only such models; repeatable.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Only these models; repeatable.")] = None,
     trials: Annotated[int, typer.Option(min=0, help="Schedules to measure for the tuned rows; 0 for none.")] = 64,
     rounds: Annotated[int, typer.Option(min=1)] = 60,
     threads: Annotated[int, typer.Option(min=1)] = 1,
@@ -46,7 +51,7 @@ def tvm_speed(
     from benchmarks.studies.tvm_speed import MODELS, Asked, write_table
 
     if unknown := [name for name in model or () if name not in MODELS]:
-        raise BackendKwargsError(f"--model {unknown[0]!r} is none of {', '.join(MODELS)}.")
+        raise BackendKwargsError(f"--model must be one of {', '.join(MODELS)}, got {unknown[0]!r}.")
     asked = Asked(device_of(device), trials, rounds, threads, work_dir)
     write_table(asked, model or list(MODELS), out)
 
@@ -71,42 +76,101 @@ def tune_kernels(
 
 def bundles(
     device: Device = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only such cases, as vit or bert-aoti; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="JSON of every figure.")] = None,
 ) -> None:
     """Time the first call from a bundle, in a fresh process that cannot compile, and the compile that made it."""
     from benchmarks.studies.bundles import measure_bundles
 
-    measure_bundles(device_of(device), out)
+    measure_bundles(device_of(device), case or [], out)
 
 
 def rewrites(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON of every figure.")],
+    out: Annotated[Path, typer.Option(metavar="PATH", help="A folder, a file for each case; a file with --patterns.")],
+    device: Device = None,
     cases: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
+    one: Annotated[str, typer.Option(metavar="CASE", help="This case in this process; --out is a file.")] = "",
+    suite: Annotated[bool, typer.Option("--suite", help="The suite's own cases too.")] = False,
     patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, no races.")] = False,
-    rounds: Annotated[int, typer.Option(min=1)] = 40,
-    race_s: Annotated[float, typer.Option(help="Seconds for each race.")] = 30.0,
-    budget_s: Annotated[float, typer.Option(help="Begin no case after this.")] = 480.0,
+    report: Annotated[bool, typer.Option("--report", help="Run nothing; print what --out holds as Markdown.")] = False,
+    shard: Shard = "1/1",
+    rounds: Annotated[int, typer.Option(min=1)] = 30,
+    race_s: Annotated[float, typer.Option(help="Seconds for each race; 0: those of the case, 30 of most.")] = 0.0,
+    modes: Annotated[str, typer.Option(help="Modes of torch.compile to time beside auto, joined by commas.")] = ALL,
+    each_s: Annotated[float, typer.Option(help="Stop a case after this; what it wrote stays.")] = 300.0,
+    budget_s: Annotated[float, typer.Option(help="Begin no case after this; exit with 3 if any is left.")] = 480.0,
 ) -> None:
-    """Time rewrites of the graph on a GPU: each alone inside a compiled graph, or raced on whole cases."""
-    from benchmarks.studies.rewrites import run
+    """Time rewrites of the graph: each alone inside a compiled graph, or raced on whole cases.
 
-    if device_of(None) == "cpu":
-        raise BackendKwargsError("rewrites needs a GPU: its cases are of sizes for one.")
-    run(out, cases, rounds, race_s, budget_s, patterns=patterns)
+    On a CPU cases are small, which only tries the study.
+    """
+    from benchmarks.studies import rewrites as study
+
+    if report:
+        print(study.report(out))
+        return
+    place = study.place_of(device_of(device))
+    if patterns:
+        write_whole(out, json.dumps(study.alone(place, cases), indent=1) + "\n")
+    elif one:
+        study.race_one(one, out, rounds, race_s, tuple(filter(None, modes.split(","))), place)
+    else:
+        options = [f"--rounds={rounds}", f"--race-s={race_s}", f"--modes={modes}", f"--device={place.device}"]
+        if study.race_shard(out, cases, shard_of(shard), (budget_s, each_s), options, suite=suite):
+            raise typer.Exit(3)
 
 
 def precision(
     device: Device = None,
-    tokens: Annotated[int, typer.Option(min=0, help="Of the prompt; 4096 on a GPU, 64 on a CPU.")] = 0,
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens of the prompt; default: 4096 on a GPU, 64 on a CPU.")] = 0,
     rounds: Annotated[int, typer.Option(min=1)] = 30,
-    budget_s: Annotated[float, typer.Option(help="Of each race.")] = 60.0,
+    budget_s: Annotated[float, typer.Option(help="Seconds for each race.")] = 60.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE.md", help="A file for the page.")] = None,
 ) -> None:
-    """Time Llama's prefill in float8 beside the modes of bfloat16, with the error of each."""
+    """Time Llama's prefill in float8 and in the modes of bfloat16, with the error of each."""
     from benchmarks.studies.precision import write_page
 
     where = device_of(device)
     write_page(where, tokens or (4096 if where == "cuda" else 64), rounds, budget_s, out)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (overhead, templates, tvm_speed, tune_kernels, bundles, rewrites, precision)
+def compilers(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A record for each model, and compilers.md of all.")],
+    models: Annotated[str, typer.Option(metavar="NAME,...", help="As --list prints them, or as `compare` takes.")] = "",
+    budget_s: Annotated[float, typer.Option(min=1, help="Seconds for each model, races included.")] = 560.0,
+    tune_s: Annotated[float, typer.Option(min=0, help="Also tune TVM's kernels, in a process beside.")] = 0.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 40,
+    names: Annotated[bool, typer.Option("--list", help="Only print the names of the models.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Only write the page of the records in FOLDER.")] = False,
+) -> None:
+    """Time compilers and auto on whole models, on one CPU thread."""
+    from backend_kwargs.cli.console import console
+    from benchmarks.analysis.compilers import write_page
+    from benchmarks.studies.compilers import MODELS, Asked, measure
+
+    if names:
+        console().print("\n".join(MODELS))
+    elif page:
+        write_page(out)
+    else:
+        chosen = tuple(name for name in models.split(",") if name) or tuple(MODELS)
+        started = perf_counter()
+        stream = console(stderr=True)
+
+        def say(step: str) -> None:
+            stream.print(f"{perf_counter() - started:6.1f} s {step}", markup=False, soft_wrap=True)
+
+        measure(Asked(chosen, budget_s, tune_s, rounds, out), say)
+        console().print(f"{out / 'compilers.md'} is the page.", soft_wrap=True)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    overhead,
+    templates,
+    tvm_speed,
+    tune_kernels,
+    bundles,
+    rewrites,
+    precision,
+    compilers,
+)

@@ -1,9 +1,9 @@
-"""What lower precision gains on a GPU: Llama prefill in row-wise float8 beside the modes of bfloat16.
+"""The speedup of lower precision on a GPU: Llama prefill in row-wise float8, compared with the modes in bfloat16.
 
     python -m benchmarks precision --out precision.md
 
-All candidates run in one process, interleaved. The bound of the error stands here, fixed before anything runs: a
-product of random numbers loses 3.7 % in row-wise float8, and four layers of a random Llama about 11 %.
+All candidates run interleaved in one process. The error bound below was fixed before the first run: a product of random
+numbers has an error of 3.7 % in row-wise float8, and four layers of a random Llama about 11 %.
 """
 
 from pathlib import Path
@@ -16,8 +16,8 @@ from backend_kwargs.compare import Candidate, Comparison, compare
 from benchmarks.workloads.nets.llama import Prefill, Shape
 
 MAX_ERROR = 0.15
-TIGHT = 0.02  # what a race must refuse float8 under
-LEAST_GAIN = 1.2  # over the best mode of bfloat16
+TIGHT = 0.02  # a race with this bound must refuse float8
+LEAST_GAIN = 1.2  # over the best mode in bfloat16
 SHAPE = Shape(layers=4, hidden=4096, heads=32, kv_heads=8, inner=14336, vocab=32768, length=8192)
 SMALL = Shape(layers=2, hidden=128, heads=4, kv_heads=2, inner=256, vocab=512, length=128)
 BF16 = ("eager", "inductor", "reduce-overhead", "max-autotune-no-cudagraphs")
@@ -41,7 +41,7 @@ def candidates(budget_s: float, precision: str = "fp8-dynamic") -> list[Candidat
 
 
 def run(device: str, tokens: int, rounds: int, budget_s: float) -> Comparison:
-    """Time Llama's prefill of one prompt under all candidates; on a CPU a small one, in int8."""
+    """Time Llama's prefill of one prompt with all candidates; on a CPU a small model, in int8."""
     on_gpu = device == "cuda"
     torch.manual_seed(0)
     with torch.device(device):
@@ -50,12 +50,12 @@ def run(device: str, tokens: int, rounds: int, budget_s: float) -> Comparison:
     if on_gpu:
         model.bfloat16()
     listed = candidates(budget_s, "fp8-dynamic" if on_gpu else "int8-dynamic")
-    # A cache for all: what a race compiled, its neighbours find, so that the whole fits into minutes of a GPU.
+    # One cache for all candidates: each finds what another compiled, so that the study takes minutes on a GPU.
     return compare(model, prompt, listed, device=device, rounds=rounds, max_error=MAX_ERROR, cold=False)
 
 
 def gain(comparison: Comparison) -> tuple[float, str, str]:
-    """Return the speedup of the fastest lower precision over the fastest of bfloat16, and which these were."""
+    """Return the speedup of the fastest lower precision over the fastest mode in bfloat16, and the names of both."""
     timed = {row.label: row.latency.median for row in comparison.rows if row.passed and row.latency}
     plain = [label for label in timed if label in BF16]
     lower = [label for label in timed if label not in BF16 and label not in ("auto", f"auto, max_error={TIGHT:g}")]
@@ -66,7 +66,7 @@ def gain(comparison: Comparison) -> tuple[float, str, str]:
 
 
 def page(comparison: Comparison, device: str, tokens: int) -> str:
-    """Return the table, the gain against the bar, and what each race decided, as Markdown."""
+    """Return the table, the speedup and its goal, and the decision of each race, as Markdown."""
     ratio, fastest, best = gain(comparison)
     met = "met" if ratio >= LEAST_GAIN else "not met"
     errors = [
@@ -83,7 +83,7 @@ def page(comparison: Comparison, device: str, tokens: int) -> str:
             "# Lower precision: prefill of a Llama with random weights",
             f"`python -m benchmarks precision`, {tokens} tokens, max_error={MAX_ERROR:g} fixed before the run. {model}",
             f"```text\n{comparison}\n```",
-            f"{fastest} over {best}: {ratio:.2f}x; the bar of {LEAST_GAIN:g}x is {met}.",
+            f"{fastest} over {best}: {ratio:.2f}x; the goal of {LEAST_GAIN:g}x is {met}.",
             "## Errors\n\nRelative RMSE of the logits to float64.\n\n" + "\n".join(errors),
             "## Races",
             *races,

@@ -1,222 +1,53 @@
-"""What rewrites of the graph gain: each pattern alone inside a compiled graph, and whole cases raced with and without.
+"""The speedup of rewrites: each pattern alone in a compiled graph, and whole cases raced with and without rewrites.
 
     python -m benchmarks rewrites --patterns --out benchmarks/results/h200/rewrites_alone.json
-    bash benchmarks/gpu_rewrites.sh OUT_DIR
+    bash benchmarks/gpu_rewrites.sh OUT_DIR BUDGET_S
+    python -m benchmarks rewrites --report --out OUT_DIR
 
-All peers of a case are timed interleaved in one process; the script gives each case a process of its own. A peer that
-is wrong, or does not compile, has no time.
+All peers of a case are timed interleaved in one process, a process for each case. A peer that is wrong, or does not
+compile, has no time. What is measured is written at once: first `auto` with and without rewrites, then torch's modes.
 """
 
 import json
+import logging
+import math
+import re
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
 
 from backend_kwargs import make_backend, measure
-from backend_kwargs.compare import Candidate, Comparison, compare, to_json
-from backend_kwargs.compare.rows import Mode
+from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.compare import Candidate, compare, to_json
 from backend_kwargs.errors import error_text
-from benchmarks.workloads.cases.models import decode
-from benchmarks.workloads.user_models import model_case
+from benchmarks.studies.rewrite_cases import CASES, PATTERNS, Made, Place, RewriteCase, suite_cases
 
-Made = tuple[Callable[..., Any], tuple[Any, ...]]
-DTYPE = torch.bfloat16
-
-
-@dataclass(frozen=True)
-class RewriteCase:
-    """A function with its inputs, what is asked of `auto` beside what it does anyway, and the bar: a gain over auto."""
-
-    make: Callable[[], Made]
-    bar: float
-    named: tuple[str, ...] | None = None
-    mode: Mode = "inference"
+WITH, WITHOUT, DEFAULT = "auto with", "auto without", "default"
+Record = dict[str, Any]
 
 
-def random(*shape: int) -> Tensor:
-    """Return normal data: an H200 is faster on zeros."""
-    return torch.randn(*shape, device="cuda", dtype=DTYPE)
+def place_of(device: str) -> Place:
+    """Return where cases are built, small ones on a CPU."""
+    full = device != "cpu"
+    return Place(torch.device(device), torch.bfloat16 if full else torch.float32, full)
 
 
-def images(batch: int, channels: int, side: int) -> Tensor:
-    """Return a batch in the layout that convolutions like."""
-    return random(batch, channels, side, side).contiguous(memory_format=torch.channels_last)
-
-
-def with_statistics(model: nn.Module) -> nn.Module:
-    """Give batch norms statistics that differ from their beginning, as training leaves them."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.running_mean, -0.1, 0.1)
-            nn.init.uniform_(module.running_var, 0.8, 1.2)
-    return model
-
-
-def timm(name: str, batch: int) -> Made:
-    """Return a model of timm in eval mode, channels last."""
-    problem = model_case(f"timm:{name}?batch={batch}").build(torch.device("cuda"), DTYPE, "full")
-    model = with_statistics(problem.fn).to(memory_format=torch.channels_last)
-    return model, tuple(value.contiguous(memory_format=torch.channels_last) for value in problem.args)
-
-
-def transformer(spec: str) -> Made:
-    """Return a model of transformers in eval mode."""
-    problem = model_case(f"transformers:{spec}").build(torch.device("cuda"), DTYPE, "full")
-    return problem.fn, tuple(problem.args)
-
-
-class Apart(nn.Module):
-    """A linear layer whose outputs are those of several, as most models hold q, k and v, or gate and up."""
-
-    def __init__(self, whole: nn.Linear, sizes: Sequence[int]) -> None:
-        super().__init__()
-        weights = whole.weight.detach().split(list(sizes))
-        self.parts = nn.ModuleList(nn.Linear(whole.in_features, size, bias=False) for size in sizes)
-        for part, weight in zip(self.parts, weights, strict=True):
-            part.weight = nn.Parameter(weight.clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([part(x) for part in self.parts], -1)
-
-
-def decoder(rows: int) -> Made:
-    """Return one step of decoding with grouped queries and a cache; projections are layers of their own."""
-    problem = decode(torch.device("cuda"), DTYPE, "full", rows)
-    for module in [*problem.fn.modules()]:
-        for name, size in (("qkv", "heads"), ("gate_up", "inner")):
-            whole = getattr(module, name, None)
-            if isinstance(whole, nn.Linear):
-                setattr(module, name, Apart(whole, _sizes(whole, size)))
-    return problem.fn, tuple(problem.args)
-
-
-def _sizes(whole: nn.Linear, kind: str) -> tuple[int, ...]:
-    if kind == "inner":
-        return (whole.out_features // 2,) * 2
-    rest = (whole.out_features - whole.in_features) // 2
-    return whole.in_features, rest, rest
-
-
-class Feed(nn.Module):
-    """A linear layer with tanh-GELU."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, inner)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.up(x), approximate="tanh")
-
-
-class Windows(nn.Module):
-    """Attention in windows with a bias of relative positions, as Swin has it."""
-
-    def __init__(self, heads: int, tokens: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(heads, tokens, tokens))
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        weights = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) + self.bias
-        attended = weights.softmax(-1) @ v
-        return attended.transpose(1, 2).flatten(2)
-
-
-def on_gpu(module: nn.Module) -> nn.Module:
-    """Return the module on the GPU, in bf16 and eval mode."""
-    return module.to("cuda", DTYPE).eval()
-
-
-def loss_of(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute the mean cross-entropy."""
-    return F.cross_entropy(logits, target)
-
-
-def logits_and_targets(rows: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Return what a loss is computed of."""
-    return random(rows, classes).requires_grad_(), torch.randint(classes, (rows,), device="cuda")
-
-
-WINDOWS = "attention with relative-position bias, 1024 windows of 64, 8 heads of 32"
-CASES: dict[str, RewriteCase] = {
-    "linear 16384 x (768 -> 3072) + tanh-GELU": RewriteCase(
-        lambda: (on_gpu(Feed(768, 3072)), (random(16384, 768),)), 1.2
-    ),
-    WINDOWS: RewriteCase(lambda: (on_gpu(Windows(8, 64)), tuple(random(1024, 8, 64, 32) for _ in range(3))), 1.15),
-    "cross-entropy 8192 x 128256, forward and backward": RewriteCase(
-        lambda: (loss_of, logits_and_targets(8192, 128256)), 1.25, mode="training"
-    ),
-    "ResNet-50, 128 images": RewriteCase(partial(timm, "resnet50", 128), 1.2),
-    "Llama decode, 16 rows": RewriteCase(partial(decoder, 16), 1.05, ("packed",)),
-    "RegNetY-032, 128 images": RewriteCase(partial(timm, "regnety_032", 128), 1.1),
-    "GPT-2, 8 x 1024 tokens": RewriteCase(partial(transformer, "GPT2Model?batch=8&tokens=1024&n_layer=12"), 1.05),
-}
-
-
-def conv(channels: int, out: int, side: int, kernel: int, *, residual: bool) -> Made:
-    """Return a convolution, bias, a residual or none, and ReLU."""
-    layer = on_gpu(nn.Conv2d(channels, out, kernel, padding=kernel // 2)).to(memory_format=torch.channels_last)
-    if residual:
-        return (lambda x, z: F.relu(layer(x) + z)), (images(128, channels, side), images(128, out, side))
-    return (lambda x: F.relu(layer(x))), (images(128, channels, side),)
-
-
-def linear(rows: int, width: int, inner: int, activation: Callable[[Tensor], Tensor]) -> Made:
-    """Return a linear layer with bias and an activation."""
-    layer = on_gpu(nn.Linear(width, inner))
-    return (lambda x: activation(layer(x))), (random(rows, width),)
-
-
-def tanh_gelu(x: Tensor) -> Tensor:
-    """Compute GELU by tanh."""
-    return F.gelu(x, approximate="tanh")
-
-
-def causal(batch: int, heads: int, tokens: int, width: int) -> Made:
-    """Return causal attention as models call it, heads beside widths in memory."""
-    q, k, v = (random(batch, tokens, heads, width).transpose(1, 2) for _ in range(3))
-    return (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)), (q, k, v)
-
-
-PATTERNS: dict[str, tuple[str, Callable[[], Made]]] = {
-    f"{kernel}x{kernel} conv {channels} -> {out} @{side}{' + residual' if residual else ''}": (
-        "convolution",
-        partial(conv, channels, out, side, kernel, residual=residual),
-    )
-    for channels, out, side, kernel in ((64, 64, 56, 3), (64, 256, 56, 1), (256, 64, 56, 1), (256, 1024, 14, 1))
-    for residual in (False, True)
-} | {
-    "linear 16384 x (768 -> 3072) + tanh-GELU": ("linear_activation", partial(linear, 16384, 768, 3072, tanh_gelu)),
-    "linear 16384 x (768 -> 3072) + ReLU": ("linear_activation", partial(linear, 16384, 768, 3072, F.relu)),
-    "linear 8192 x (1024 -> 4096) + tanh-GELU": ("linear_activation", partial(linear, 8192, 1024, 4096, tanh_gelu)),
-    "linear 8192 x (1024 -> 4096) + GELU": ("approximate_gelu", partial(linear, 8192, 1024, 4096, F.gelu)),
-    "windows of 64, 8 heads of 32": ("attention", CASES[WINDOWS].make),
-    "windows of 49, 4 heads of 32": (
-        "attention",
-        lambda: (on_gpu(Windows(4, 49)), tuple(random(2048, 4, 49, 32) for _ in range(3))),
-    ),
-    "causal attention, 8 x 16 x 2048 x 128": ("cudnn_attention", partial(causal, 8, 16, 2048, 128)),
-    "causal attention, 8 x 12 x 1024 x 64": ("cudnn_attention", partial(causal, 8, 12, 1024, 64)),
-}  # fmt: skip
-
-
-def alone(only: str) -> dict[str, dict[str, Any]]:
+def alone(place: Place, only: str) -> dict[str, Record]:
     """Return the device's microseconds for each pattern inside a compiled graph, without and with its rewrite."""
     found = {}
-    device = torch.device("cuda")
     for name, (rewrite, make) in PATTERNS.items():
         if only not in name and only != rewrite:
             continue
         try:
-            found[name] = {"rewrite": rewrite, **_timed(make, rewrite, device)}
+            found[name] = {"rewrite": rewrite, **_timed(partial(make, place), rewrite, place.device)}
         except Exception as error:  # noqa: BLE001 - the next pattern is none the worse
             found[name] = {"rewrite": rewrite, "error": error_text(error)}
         print(name, found[name], flush=True)
@@ -233,66 +64,163 @@ def _timed(make: Callable[[], Made], rewrite: str, device: torch.device) -> dict
             compiled(*args)
             calls[label] = partial(compiled, *args)
         seconds = {label: measure.device_seconds(call, device) for label, call in calls.items()}
-        gap = (calls["default"]().float() - calls["rewritten"]().float()).abs().max().item()
+        gap = max(
+            (one.float() - other.float()).abs().max().item()
+            for one, other in zip(*(_tensors(call()) for call in calls.values()), strict=True)
+        )
     return {label: each * 1e6 for label, each in seconds.items()} | {"largest_difference": gap}
 
 
-def whole(only: str, rounds: int, race_s: float, budget_s: float, out: Path) -> dict[str, Any]:
-    """Race each case without and with rewrites, and time both against default; rewrite `out` after each."""
-    started, found = time.perf_counter(), {}
-    for name, case in CASES.items():
-        if only not in name:
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+# ---- whole cases
+
+
+def race_shard(
+    out: Path, only: str, which: tuple[int, int], limits: tuple[float, float], options: list[str], *, suite: bool
+) -> int:
+    """Race every case of a shard in a process of its own, until a time; return how many are left.
+
+    `limits` are the seconds after which no case begins, and those after which a case is stopped; what it has written
+    stays. A case with a file in `out` is done.
+    """
+    started, left = time.monotonic(), 0
+    budget_s, each_s = limits
+    number, count = which
+    every = {**CASES, **(suite_cases() if suite else {})}
+    out.mkdir(parents=True, exist_ok=True)
+    names = [name for name in every if only in name]
+    for name in names[number - 1 :: count]:
+        file = out / (re.sub(r"\W+", "_", name) + ".json")
+        if file.exists():
             continue
-        if time.perf_counter() - started > budget_s:
-            print(f"out of time before {name!r}", file=sys.stderr)
-            break
+        if time.monotonic() - started > budget_s:
+            left += 1
+            continue
+        command = [sys.executable, "-m", "benchmarks", "rewrites", "--one", name, "--out", str(file), *options]
         try:
-            found[name] = _raced(case, rounds, race_s)
-        except Exception as error:  # noqa: BLE001 - the next case is none the worse
-            print(name, error_text(error), flush=True)
-            continue
-        print(name, *_lines(found[name], case), sep="\n", flush=True)
-        out.write_text(json.dumps({each: to_json(comparison) for each, comparison in found.items()}) + "\n")
-    return found
+            subprocess.run(command, timeout=each_s, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"{name}: stopped after {each_s:g} s", flush=True)
+    return left
 
 
-def _raced(case: RewriteCase, rounds: int, race_s: float) -> Comparison:
+def race_one(name: str, out: Path, rounds: int, race_s: float, modes: tuple[str, ...], place: Place) -> None:
+    """Race one case without and with rewrites and write the result; then time torch's modes beside it."""
+    case = {**CASES, **suite_cases()}[name]
     torch.manual_seed(0)
-    fn, args = case.make()
-    with tempfile.TemporaryDirectory() as folder:
-        auto = {"budget_s": race_s, "process_budget_s": 1e4}
-        candidates = [
-            Candidate("default", "tmpl-inductor"),
-            Candidate(
-                "auto without", "tmpl-inductor:auto", options={**auto, "rewrites": (), "store": f"{folder}/a.sqlite"}
-            ),
-            Candidate(
-                "auto with",
-                "tmpl-inductor:auto",
-                options={**auto, "rewrites": case.named, "store": f"{folder}/b.sqlite"},
-            ),
-        ]
-        return compare(fn, args, candidates, mode=case.mode, rounds=rounds, baseline="auto without")
+    fn, args = case.make(place)
+    record: Record = {"case": name, "bar": case.bar, "estimate": case.estimate, "race_s": race_s or case.race_s}
+    timed = partial(compare, fn, args, mode=case.mode, rounds=rounds, device=place.device)
+    with tempfile.TemporaryDirectory() as folder, _matches() as matches:
+        default, without, with_rewrites = _candidates(case, record["race_s"], folder)
+        try:
+            comparison = timed(candidates=[default, without, with_rewrites], baseline=WITHOUT)
+            record |= {"auto": to_json(comparison), "matches": matches}
+            write_whole(out, json.dumps(record) + "\n")
+            if modes:
+                torchs = [Candidate(mode, "inductor", mode) for mode in modes]
+                comparison = timed(candidates=[default, *torchs, with_rewrites], baseline=WITH)
+                record["modes"] = to_json(comparison)
+        except Exception as error:  # noqa: BLE001 - a line of the report
+            record["error"] = error_text(error)
+        write_whole(out, json.dumps(record) + "\n")
+    print(line(record), flush=True)
 
 
-def _lines(comparison: Comparison, case: RewriteCase) -> list[str]:
-    lines = []
-    for row in comparison.rows:
-        if row.latency and row.speedup:
-            low, middle, high = row.speedup.low, row.speedup.median, row.speedup.high
-            took = f"{row.latency.median * 1e6:.1f} µs, first call {row.compile_s:.1f} s"
-            figures = f"{took}, {middle:.3f}x [{low:.3f}, {high:.3f}]"
-        else:
-            figures = f"{row.status}: {row.reason}"
-        lines.append(f"  {row.label:14}{figures}")
-        lines += [f"      {line}" for line in row.report.splitlines() if "<- kept" in line or "rewritten" in line]
-    return [*lines, f"  bar: {case.bar}x"]
+def _candidates(case: RewriteCase, race_s: float, folder: str) -> tuple[Candidate, Candidate, Candidate]:
+    def auto(label: str, names: tuple[str, ...] | None) -> Candidate:
+        options = {"budget_s": race_s, "process_budget_s": 1e4, "rewrites": names, "store": f"{folder}/{label}.sqlite"}
+        return Candidate(label, "tmpl-inductor:auto", options=options)
+
+    return Candidate(DEFAULT, "tmpl-inductor"), auto(WITHOUT, ()), auto(WITH, case.named)
 
 
-def run(out: Path, only: str, rounds: int, race_s: float, budget_s: float, *, patterns: bool) -> None:
-    """Time patterns alone, or race whole cases."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if patterns:
-        out.write_text(json.dumps(alone(only), indent=1) + "\n")
-    else:
-        whole(only, rounds, race_s, budget_s, out)
+@contextmanager
+def _matches() -> Iterator[list[str]]:
+    """Yield a list of what races say about rewrites: how often each matches, and what it could save."""
+    found: list[str] = []
+    logger = logging.getLogger("backend_kwargs.auto")
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage()) if "matches" in record.msg else None  # type: ignore[method-assign]
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+# ---- what was measured
+
+
+COLUMNS = (
+    "case", "default", "best of torch's modes", "`auto` without", "`auto` with", "gain", "estimate", "bar",
+    "over the best mode", "first call, s: without; with", "kept",
+)  # fmt: skip
+HEAD = f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 2)}---|\n"
+
+
+def report(out: Path) -> str:
+    """Return a Markdown table of the records in a folder, and their geometric means."""
+    records = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
+    gains, overs = [], []
+    for record in records:
+        rows = _rows(record, "auto")
+        gains += [rows[WITH]["speedup"]["median"]] if _timed_rows(rows, WITH, WITHOUT) else []
+        overs += [over for over in (_over_best(record),) if over is not None]
+    text = HEAD + "\n".join(map(line, records)) + "\n"
+    for what, figures in (("`auto` with over `auto` without", gains), ("`auto` with over the best mode", overs)):
+        if figures:
+            mean = math.exp(sum(map(math.log, figures)) / len(figures))
+            text += f"\nGeometric mean of {what}: {mean:.3f}x over {len(figures)} cases; least: {min(figures):.3f}x.\n"
+    return text
+
+
+def line(record: Record) -> str:
+    """Return one row of the table."""
+    rows = _rows(record, "auto")
+    if not rows:
+        return f"| {record['case']} | {record.get('error', '')} |"
+    gain = rows.get(WITH, {}).get("speedup")
+    modes = {label: row for label, row in _rows(record, "modes").items() if label != WITH and row["latency"]}
+    best = min(modes, key=lambda label: modes[label]["latency"]["median"], default="")
+    over = _over_best(record)
+    kept = re.findall(r"^\s*(\S+).*<- kept", rows.get(WITH, {}).get("report") or "", re.MULTILINE)
+    cells = [
+        record["case"],
+        _ms(rows.get(DEFAULT)),
+        f"{_ms(modes[best])} {best}" if best else "",
+        _ms(rows.get(WITHOUT)),
+        _ms(rows.get(WITH)),
+        f"{gain['median']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}]" if gain else "",
+        *(f"{each:.2f}x" if each else "" for each in (record["estimate"], record["bar"], over)),
+        "; ".join(f"{rows[label]['compile_s']:.1f}" for label in (WITHOUT, WITH) if rows[label].get("compile_s")),
+        ", ".join(dict.fromkeys(kept)) + (f" ({record['error']})" if "error" in record else ""),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _rows(record: Record, part: str) -> dict[str, Record]:
+    return {row["label"]: row for row in record.get(part, {}).get("candidates", ())}
+
+
+def _timed_rows(rows: dict[str, Record], *labels: str) -> bool:
+    return all(rows.get(label, {}).get("speedup") for label in labels)
+
+
+def _over_best(record: Record) -> float | None:
+    """Return the speedup of `auto` with rewrites over the fastest of default and torch's modes, paired by rounds."""
+    rows = _rows(record, "modes")
+    others = [row["speedup"]["median"] for label, row in rows.items() if label != WITH and row.get("speedup")]
+    return 1 / max(others) if others and _timed_rows(rows, WITH) else None
+
+
+def _ms(row: Record | None) -> str:
+    if not row or not row.get("latency"):
+        return row["status"] if row else ""
+    return f"{row['latency']['median'] * 1e3:.3f} ms"

@@ -1,4 +1,4 @@
-"""Gain and cost of each template on a GPU: timed against default on a case where it should help and one where not.
+"""Speedup and cost of each template on a GPU, over default, on a case where it should help and on one where not.
 
     BACKEND_KWARGS_EVIDENCE=seen.jsonl python -m pytest tests/gpu
     python -m benchmarks templates --evidence seen.jsonl --out benchmarks/results/h200
@@ -25,8 +25,8 @@ COMMANDS = """\
 BACKEND_KWARGS_EVIDENCE=seen.jsonl python -m pytest tests/gpu
 python -m benchmarks templates --evidence seen.jsonl --out benchmarks/results/h200"""
 EVIDENCE = (
-    "What `tests/gpu` saw in generated code, traces and autotuning, on a case where the template acts and on one where"
-    " it should not."
+    "What `tests/gpu` found in generated code, traces and autotuning, on a case where the template has an effect and on"
+    " one where it should not."
 )
 TIMES = (
     "Speedup over default with its bootstrap 95 % interval, paired round by round; wall time per call, launches"
@@ -153,7 +153,7 @@ def _figures(row: Row) -> str:
 def page(found: dict[str, Comparison], seen: list[dict[str, Any]], reading: str) -> str:
     """Return the Markdown of environment, evidence and times."""
     parts = [
-        f"# What each template did on a GPU\n\nWritten by:\n\n```sh\n{COMMANDS}\n```",
+        f"# Effect of each template on a GPU\n\nWritten by:\n\n```sh\n{COMMANDS}\n```",
         "\n".join(f"- {name}: {value}" for name, value in _environment(found).items()),
         f"## Evidence\n\n{EVIDENCE}",
         _table(("template", "case", "acts", "evidence"), map(_evidence, seen)),

@@ -35,7 +35,7 @@ BYTES_PER_S = 4.3e12
 FLOPS_PER_S = {"bf16": 790e12, "fp16": 790e12, "fp8": 1580e12, "fp32": 60e12}
 TIMED = 15  # rounds
 CLOSE = 0.02  # relative difference of two times that count as equal
-REPORT = """# Hand-written kernels beside the libraries
+REPORT = """# Hand-written kernels compared with libraries
 
 Written by:
 
@@ -46,8 +46,8 @@ python -m benchmarks tune-kernels --out tuned.json --report benchmarks/results/h
 
 Environment: {device}.
 
-Each time is the median device time of a call with a cold L2, all configurations of a case interleaved in one process;
-each kernel is shown in the fastest of its configurations, each of which was checked against eager first.
+Each time is the median device time of a call with a cold L2; all configurations of a case are interleaved in one
+process. Each configuration was first checked against eager, and each kernel is shown with its fastest one.
 
 {table}
 
@@ -55,15 +55,16 @@ Failed or wrong: {lost}.
 
 ## Reading
 
-The best kernel against the best library call, eager among them (library's time / kernel's time):
+The time of the best library call, including eager, over that of the best kernel:
 
 {reading}
 
-The limit is nominal, 4.3 TB/s and 790 TFLOP/s in bf16, and the least work that the case must do; some per cent above
-100 say that the nominal figure is low. The suite measures ceilings of its own. Eager is the libraries' kernels one by
-one: where a case is several operations, "faster" is mostly fusion, which a compiler may bring too. The configuration
-was chosen on the numbers shown, which favours the kernels by some tenths of a per cent. `layer_norm_fwd_bwd` counts
-each tensor once, but has to read its input in both passes: 80 % is all that separate passes can reach.
+The limit is the least work of the case at nominal rates, 4.3 TB/s and 790 TFLOP/s in bf16. A few per cent above 100
+mean that the nominal rate is too low; the suite measures its own ceilings. Eager calls the libraries' kernels one by
+one, so if a case has several operations, "faster" is mostly due to fusion, which a compiler can do too. The
+configuration was chosen by the times shown, which favours the kernels by a few tenths of a per cent.
+`layer_norm_fwd_bwd` counts each tensor once, but must read its input in both passes, so separate passes can reach only
+80 %.
 """
 Line = dict[str, Any]
 
@@ -84,7 +85,7 @@ def tune(out: Path, case: str, scale: str, jobs: int, budget: float, each: float
     with Worker() as worker:
         for name in names:
             if time.monotonic() - started > budget:
-                rows.append({"case": name, "error": "not begun: the budget was spent"})
+                rows.append({"case": name, "error": "not started: the budget was spent"})
                 continue
             rows += worker.run(name, device, scale, each)
             out.write_text(
@@ -95,7 +96,7 @@ def tune(out: Path, case: str, scale: str, jobs: int, budget: float, each: float
 
 
 def has_kernels(name: str) -> bool:
-    """Say whether a case has a Triton peer."""
+    """Return whether a case has a Triton peer."""
     peers = CASES[name].build(torch.device("meta"), CASES[name].dtype, "smoke").peers
     return any(peer.startswith("triton") for peer in peers)
 

@@ -40,7 +40,7 @@ class Asked:
 
 
 class Block(nn.Module):
-    """A transformer's block."""
+    """A transformer block."""
 
     def __init__(self, width: int = 128, heads: int = 4):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Cases of models that a user names: of transformers and timm by their configurations, or by a factory."""
+"""Cases of models that a user names: from transformers and timm by their configurations, or from a factory."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,8 +1,8 @@
 """The state of a process that a race could change: `python census.py NAME` prints it as JSON after the race NAME.
 
-`python census.py interrupts SECONDS SHARD SHARDS CANDIDATE...` interrupts a race of these candidates at each line of
-ours that it comes to, each in a fork of its own, and prints for each what is otherwise afterwards: all lines of MUST,
-and of the others a spread sample, until so many seconds are over. Of all lines it takes each SHARDS-th.
+`python census.py interrupts SECONDS SHARD SHARDS CANDIDATE...` races these candidates and interrupts the race at lines
+of this package, each in a fork, until SECONDS have passed. For each line it prints what is different afterwards. It
+tries all lines in MUST and a spread sample of the others; SHARD of SHARDS selects every SHARDS-th line.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list
     return found
 
 
-# ---- what is raced
+# ---- races
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ PLANTED = {"compile": fails_to_compile, "accuracy": fails_accuracy, "call": fail
 
 
 def after_a_race(name: str) -> dict[str, Any]:
-    """Return the census after a race that default wins: "race" has no other candidate, the others one that fails."""
+    """Return the census after a race that default wins; "race" has no other candidate, others have one that fails."""
     race.better = lambda *_: True  # type: ignore[assignment]
     candidates = [name] if name in PLANTED else []
     if candidates:
@@ -185,7 +185,7 @@ def after(backend: Any) -> dict[str, Any]:
 
 
 def interrupts(seconds: float, shard: int, shards: int, candidates: list[str]) -> Iterator[dict[str, Any]]:
-    """Interrupt the race at one line after the other: yield whether it reached the line, and what remained."""
+    """Interrupt the race at one line after the other; yield whether it reached the line, and what remained changed."""
     torch.set_num_threads(1)  # forks do not inherit the threads of OpenMP
     head_to_head.BOUT = head_to_head.LEAST_ROUNDS = head_to_head.ROUNDS = 2
     race.better = lambda *_: True  # type: ignore[assignment]
@@ -252,7 +252,7 @@ def _traced(seen: Callable[[str, int], None]) -> Iterator[None]:
 
 
 def _in_a_fork(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, Any]]:
-    """Interrupt a race at `point`; return whether it got there, and the differences from before."""
+    """Interrupt a race at `point` in a fork; return whether it got there, and the differences from before."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -261,7 +261,7 @@ def _in_a_fork(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, A
         with os.fdopen(writing, "w") as pipe:
             try:
                 json.dump(_interrupted(point, run), pipe)
-            except BaseException:  # noqa: BLE001 - the parent says what it was
+            except BaseException:  # noqa: BLE001 - the parent reports it
                 json.dump([True, {"error": traceback.format_exc()}], pipe)
         os._exit(0)
     os.close(writing)
@@ -284,6 +284,8 @@ def _interrupted(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str,
                 reached = True
                 raise KeyboardInterrupt
 
+    if not place[0].endswith(MUST[0]):
+        gc.freeze()  # Of our lines only the sandbox's look at it, and each collection takes a quarter of a second.
     _seed()
     before = json.loads(json.dumps(census()))
     with contextlib.suppress(KeyboardInterrupt), _traced(seen):
@@ -293,6 +295,7 @@ def _interrupted(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str,
 
 
 if __name__ == "__main__":
+    torch._inductor.config.compile_threads = 1
     what, *rest = sys.argv[1:]
     if what == "interrupts":
         seconds, shard, shards, *candidates = rest

@@ -34,7 +34,7 @@ def _(x):
 
 
 def doubled(graph):
-    """Make every output twice what it should be."""
+    """Make every output twice as large as it should be."""
     (output,) = graph.find_nodes(op="output")
     with graph.inserting_before(output):
         output.args = ([graph.call_function(torch.ops.aten.mul.Tensor, (each, 2)) for each in output.args[0]],)
@@ -61,7 +61,7 @@ def broken(graph):
 
 @pytest.fixture
 def planted():
-    """Templates "wrong", "slow" and two that crash, when they compile and when they are called."""
+    """Register templates "wrong", "slow" and two that crash, at compile time and at call time."""
     for name, change in (("wrong", doubled), ("slow", slowed), ("crash", broken), ("burst", bursting)):
         backend_kwargs.register_template(name, {PASS: change, "fx_graph_cache": False})
 
@@ -82,7 +82,7 @@ def default_wins(monkeypatch):
 
 
 class Races:
-    """Races that eager wins at once, or `winner`; `count` of them."""
+    """Counted fake races that eager, or `winner`, wins at once."""
 
     winner, options, cut, count = "eager", {}, False, 0
 
@@ -109,7 +109,7 @@ def log(caplog):
 
 @pytest.fixture
 def auto():
-    """Return a compile of a model by auto among `candidates`, with options."""
+    """Return a function that compiles a model by auto with the given candidates and options."""
 
     def compiled(model, candidates=(), **options):
         options = {"budget_s": 300.0} | options  # large, so that other tests are not cut short on a slow machine

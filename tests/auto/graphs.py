@@ -1,4 +1,4 @@
-"""Functions and helpers of the tests of auto."""
+"""Functions and helpers for the tests of auto."""
 
 import sqlite3
 
@@ -28,7 +28,7 @@ def rows_of(store):
 
 
 def told(log):
-    """Return the last line of the log with a decision."""
+    """Return the last log line with a decision."""
     return [line for line in log.messages if line.startswith("auto: ")][-1].splitlines()[0]
 
 

@@ -35,13 +35,13 @@ def test_loaded_decision_is_followed(elsewhere, races, race):
 
 
 def test_loaded_decision_is_asked_for_by_the_request(elsewhere, races):
-    """A loaded decision for other candidates is not used."""
+    """A loaded decision is not used if the request has other candidates."""
     bk.load_cache_artifacts(elsewhere)
     assert winner_of_chain(candidates=["aten"], race="never") == "default"
 
 
 def test_loaded_decision_is_not_known_to_a_comparison(elsewhere, races):
-    """While races start without decisions, loaded ones are set aside; afterwards they are back."""
+    """A comparison that starts without decisions ignores loaded ones, which are back afterwards."""
     bk.load_cache_artifacts(elsewhere)
     with decide.nothing_decided():
         winner_of_chain()
@@ -51,7 +51,7 @@ def test_loaded_decision_is_not_known_to_a_comparison(elsewhere, races):
 
 
 def test_race_leaves_no_artifact_of_a_loser(auto, default_wins):
-    """After a race torch saves only the winner's code, here one graph's."""
+    """After a race, torch's artifacts contain only the winner's code, here of one graph."""
     from torch.compiler._cache import CacheArtifactManager
 
     with CacheArtifactManager.with_fresh_cache(), torch.no_grad():

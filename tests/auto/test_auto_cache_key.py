@@ -1,4 +1,4 @@
-"""The parts of a key: the graph, its inputs, torch, the machine, the question."""
+"""The parts of a key: the graph, its inputs, torch, the machine, and the settings of the race."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def test_another_graph_is_another_decision(auto, races, store, change):
 
 
 def test_an_input_that_stays_is_another_decision(auto, races):
-    """CUDA graphs do not copy static inputs, so they pay off sooner: being static is part of the key."""
+    """Whether an input is static is part of the key: CUDA graphs do not copy static inputs."""
     x = torch.randn(8, 64)
     auto(chain)(x)
     torch._dynamo.reset()
@@ -143,7 +143,7 @@ def test_names_of_the_user_are_no_part_of_the_key(auto, races):
 
 
 def test_which_of_equal_devices_is_no_part_of_the_key():
-    """Ranks compile one graph on cuda:0 and cuda:1."""
+    """The index of a device is not part of the key: ranks compile one graph on cuda:0 and cuda:1."""
     assert spelled(({"device": torch.device("cuda:1")}, "cuda:0")) == "({'device': cuda}, cuda)"
 
 
@@ -163,7 +163,7 @@ def test_a_key_is_the_same_in_every_process():
 
 
 def calling(kernel, **constants):
-    """Return a graph that calls a user's Triton kernel as dynamo writes it, under the first numbers of a process."""
+    """Return a graph that calls a user's Triton kernel as dynamo writes it, with the first numbers of a process."""
     from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
 
     kernel_side_table.reset_table()
@@ -181,7 +181,7 @@ def calling(kernel, **constants):
 
 @pytest.fixture
 def kernels():
-    """Kernels of the user's: two of one name, two that differ in their configurations."""
+    """User's Triton kernels: two with the same name, two that differ only in their configurations."""
     triton = pytest.importorskip("triton")
 
     def kernel(x, n):
@@ -213,7 +213,7 @@ def kernels():
     ],
 )
 def test_the_source_of_a_triton_kernel_is_part_of_the_key(kernels, one, other, same):
-    """A graph refers to a kernel by a number, which may be another kernel's in another process."""
+    """The key contains a kernel's source, since a kernel's number can mean another kernel in another process."""
     texts = [structure(calling(kernels[name], n=constant)) for name, constant in (one, other)]
     assert (texts[0] == texts[1]) is same
 
@@ -227,6 +227,6 @@ def test_the_source_of_a_triton_kernel_is_part_of_the_key(kernels, one, other, s
     ],
 )
 def test_kin_differ_in_size_alone(x, asked, same):
-    """The same graph with another dtype or other settings is another computation, not a recompile."""
+    """Graphs that differ only in sizes are recompiles; another dtype or other settings make another computation."""
     gm, first = torch.fx.symbolic_trace(chain), torch.randn(8, 64)
     assert (computation_of(gm, [x], asked) == computation_of(gm, [first], {})) is same

@@ -1,4 +1,4 @@
-"""The table of steps: which are tried on which graph, and the statistics of graphs."""
+"""The table of steps: which are tried on which graph, and graph statistics."""
 
 from dataclasses import fields, replace
 
@@ -49,35 +49,35 @@ def facts_of(run, **marks):
 
 
 def test_each_option_is_inductors():
-    """Every option of a step exists in torch; otherwise the step would never run."""
+    """Every option of a step exists in torch; otherwise the step could never run."""
     assert {option for step in STEPS for option in step.options} <= set(inductor_options())
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_the_climb_can_reach_each_mode(mode, graph):
-    """For each of torch's modes the steps of "quick" hold its options, as far as they can gain on the graph."""
+    """The steps of "quick" together contain the options of each torch mode, as far as they can gain on the graph."""
     facts = GRAPHS[graph]
     reached = {}
     for step in candidates_for(facts, "quick", None, lambda name: {}):
         reached |= step.options
     wanted = dict(list_mode_options(mode))
-    if "max_autotune" not in reached:  # what it then does is this
+    if "max_autotune" not in reached:  # its effect without GEMMs
         wanted["max_autotune_pointwise"] = wanted.pop("max_autotune", None)
-    if facts.attentions == facts.ops:  # no kernel of Inductor's to tune but attention's own
+    if facts.attentions == facts.ops:  # attention's kernel is the only one to tune
         wanted.pop("coordinate_descent_tuning", None)
     assert {name: reached.get(name) for name in wanted if wanted[name]} == {k: v for k, v in wanted.items() if v}
 
 
 @pytest.mark.parametrize(("ops", "fits"), [pytest.param(24, True, id="few"), pytest.param(100, False, id="many")])
 def test_tuning_many_kernels_takes_longer_than_a_race(ops, fits):
-    """Each kernel is tuned separately: for a graph with many, compiled in 10 s, the default budget does not suffice."""
+    """For a graph with many kernels, compiled in 10 s, tuning each kernel exceeds the default budget."""
     (step,) = [step for step in STEPS if step.name == "coordinate_descent"]
     assert (step.costs.seconds(10.0, replace(SHORT, ops=ops)) < Settings().budget_s) is fits
 
 
 def test_each_step_says_what_it_saves():
-    """Every step has a share of the slack; otherwise it would never be tried."""
+    """Every step has a share of the slack; without one it would never be tried."""
     assert all(step.shares and 0 < max(step.shares.values()) <= 1 for step in STEPS)
     assert {part for step in STEPS for part in step.shares} == {field.name for field in fields(Slack)}
 
@@ -105,13 +105,13 @@ def test_padding_is_tried_where_rows_are_unaligned(facts, tried):
     ],
 )
 def test_a_cpu_tunes_products_and_convolutions(facts, tried):
-    """On a CPU, Inductor has its own kernels only for these."""
+    """On a CPU only products and convolutions are tuned, since Inductor has its own kernels only for these."""
     assert ("max_autotune" in names(replace(facts, device="cpu"))) is tried
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_quick_tries_few(graph):
-    """At most ten steps; the last runs only if another step won after CUDA graphs."""
+    """Quick effort tries at most ten steps, all of which full effort tries too."""
     assert len(names(GRAPHS[graph])) <= 10
     assert set(names(GRAPHS[graph])) <= set(names(GRAPHS[graph], "full"))
 
@@ -125,7 +125,7 @@ def test_quick_tries_few(graph):
     ],
 )
 def test_little_work_is_tried_on_one_core(marks, tried):
-    """On a CPU, one thread is tried for little work, where waking other cores takes longer."""
+    """On a CPU one thread is tried for small graphs, for which waking other cores takes longer."""
     assert ("one_thread" in names(replace(NORM, bytes_written=0.0, **marks))) is tried
 
 
@@ -139,7 +139,7 @@ def test_little_work_is_tried_on_one_core(marks, tried):
     ],
 )
 def test_rows_and_columns_reduced_at_once_are_tuned(facts, tried):
-    """It is tried for every reduction on a GPU; expected gain and cost decide whether it is compiled."""
+    """The step is a candidate for every reduction on a GPU; gain and cost decide whether it is compiled."""
     assert ("mix_order_reductions" in names(facts)) is tried
 
 
@@ -152,7 +152,7 @@ def test_rows_and_columns_reduced_at_once_are_tuned(facts, tried):
     ],
 )
 def test_many_kernels_are_combined(facts, tried):
-    """Kernels that do not wait for each other can be one, which is tried before GEMMs are tuned, for minutes."""
+    """Combining independent kernels is tried before GEMMs are tuned, which takes minutes."""
     assert ("combo_kernels" in names(facts)) is tried
     assert not tried or names(facts).index("combo_kernels") < names(facts).index("max_autotune")
 
@@ -164,7 +164,7 @@ def test_what_takes_minutes_is_for_full_effort(step):
 
 
 def test_cuda_graphs_are_tried_again_after_all_that_shortens_kernels():
-    """The last but the C++ wrapper: shorter kernels leave more to gain."""
+    """CUDA graphs are tried last but one, before the C++ wrapper: shorter kernels leave more to gain."""
     assert names(SHORT, "full")[-2:] == ["cudagraphs_of_tuned", "cpp_wrapper"]
 
 
@@ -173,14 +173,14 @@ COSTLY = {"triton.cudagraphs": 3, "cpp_wrapper": 3, "max_autotune": 2, "coordina
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step.can_gain(SHORT)], ids=lambda step: step.name)
 def test_ranks_on_a_gpu(step):
-    """Of equals, changed kernels are kept before tuned ones, and these before CUDA graphs and wrappers."""
+    """Among equals, changed kernels rank before tuned ones, and these before CUDA graphs and wrappers."""
     tunes = {"combo_kernels", "triton.multi_kernel"} & set(step.options) and step.name != "persistent_reductions"
     assert step.rank == max([COSTLY.get(name, 1) for name in step.options] + [2 if tunes else 1])
 
 
 @pytest.mark.parametrize(("device", "rank"), [("cpu", 2), ("cuda", 3)])
 def test_a_named_step_is_that_of_the_device(device, rank):
-    """The C++ wrapper has a higher rank on a GPU, where it is another step with the same name."""
+    """The C++ wrapper has a higher rank on a GPU, where a different step has this name."""
     (step,) = candidates_for(replace(NORM, device=device), "quick", ["cpp_wrapper"], lambda name: {})
     assert step.rank == rank
 
@@ -190,14 +190,14 @@ def absent(name):
 
 
 def test_a_stored_winner_that_this_process_lacks_is_not_followed():
-    """A template that was listed and is not registered here sets no option, whatever the stored decision says."""
+    """A stored winner is not used if its template is listed but not registered in this process."""
     allowed = allowed_candidates(["mine"], absent, (), (), None)
     assert not trusted("mine", {"max_autotune": True}, "", allowed)
     assert trusted("max_autotune", {"max_autotune": True}, "", allowed)
 
 
 def test_products_of_8_bits_count_no_flops():
-    """Their speed is not that of a bf16 product, from which the limit is computed."""
+    """Products of 8-bit values count no flops, since the limit is computed from the speed of bf16 products."""
     x = torch.ones(32, 32, dtype=torch.int8)
     assert facts_of(lambda: torch._int_mm(x, x)).flops == 0
     assert facts_of(lambda: torch.mm(x.float(), x.float())).flops == 2 * 32**3
@@ -226,7 +226,7 @@ def tensor(*shape, dtype=torch.bfloat16):
 )
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
 def test_unaligned_gemms_are_counted(run, unaligned, mode):
-    """A GEMM counts if rows of an operand or of its result do not begin at multiples of 16 bytes."""
+    """A GEMM counts as unaligned if rows of an operand or its result do not start at multiples of 16 bytes."""
     with mode():
         assert facts_of(run).unaligned == unaligned
 
@@ -239,7 +239,7 @@ def test_a_backward_is_seen():
 
 @torch.no_grad()
 def test_a_graph_in_a_graph_is_opaque():
-    """Operators inside a higher-order one are not counted, so every step may gain and CUDA graphs are tried."""
+    """Operators in a higher-order operator are not counted, so every step may gain and CUDA graphs are tried."""
     seen = []
 
     def branching(x):

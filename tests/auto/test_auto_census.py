@@ -2,12 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import census
+import forks
 import pytest
 
 EVERY = "BACKEND_KWARGS_EVERY_LINE"  # set, each line of ours is interrupted: some 25 minutes on two cores
@@ -22,27 +19,22 @@ ALLOWED = {
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """Return a function that starts census.py in its own process."""
+def lines_of(tmp_path_factory):
+    """Return a function that runs census.py in its own process and returns what it prints."""
 
-    def start(*arguments):
+    def run(*arguments):
         tmp_path = tmp_path_factory.mktemp("census")
         settings = {
-            # Of its own for each: Inductor raises the recursion limit, for good, where it compiles.
+            # One process for each: Inductor raises the recursion limit permanently when it compiles.
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
             "BACKEND_KWARGS_STORE": str(tmp_path / "decisions.sqlite"),
-            "PYTHONHASHSEED": "0",
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        command = [sys.executable, Path(census.__file__), *map(str, arguments)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | settings)
+        ran = forks.run(census.__file__, *arguments, env=os.environ | settings)
+        assert ran.returncode == 0, ran.stderr
+        return [json.loads(line) for line in ran.stdout.splitlines()]
 
-    return start
-
-
-def error_text(process):
-    return [json.loads(line) for line in process.communicate()[0].splitlines()]
+    return run
 
 
 def unexplained(left):
@@ -50,24 +42,22 @@ def unexplained(left):
 
 
 @pytest.fixture(scope="module")
-def censuses(begun):
-    """Return the census of a process that compiled only default, and of one process per race, two at a time."""
-    names = ["alone", "race", *census.PLANTED]
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(names, pool.map(lambda name: error_text(begun(name))[0], names), strict=True))
+def alone(lines_of):
+    """Return the census of a process that compiled only default."""
+    return lines_of("alone")[0]
 
 
 @pytest.mark.parametrize("name", ["race", *census.PLANTED])
-def test_a_race_leaves_what_the_winner_alone_leaves(censuses, name):
-    """This holds even if a candidate fails when it is compiled, checked or called."""
-    assert unexplained(census.differences(censuses["alone"], censuses[name])) == {}
+def test_a_race_leaves_what_the_winner_alone_leaves(lines_of, alone, name):
+    """A race leaves the same state as its winner alone, even if a candidate fails to compile, check or run."""
+    assert unexplained(census.differences(alone, lines_of(name)[0])) == {}
 
 
-def test_an_interrupted_race_leaves_nothing(begun):
+@pytest.mark.parametrize("half", [0, 1], ids=["even lines", "odd lines"])
+def test_an_interrupted_race_leaves_nothing(lines_of, half):
     """After a Ctrl-C at any line of this package, the process is as before, and nothing hangs."""
     every = os.environ.get(EVERY)
     seconds, candidates = (1e9, ["call", "simd_256"]) if every else (SAMPLE_S, [])
-    processes = [begun("interrupts", seconds, shard, 2, *candidates) for shard in range(2)]
-    lines = [line for process in processes for line in error_text(process)]
+    lines = lines_of("interrupts", seconds, half, 2, *candidates)
     assert {line["line"]: left for line in lines if (left := unexplained(line["left"]))} == {}
     assert sum(line["reached"] for line in lines) > 0.8 * len(lines) > 0

@@ -1,4 +1,4 @@
-"""Other compilers as candidates of a race: checked at once, raced, remembered, and followed only where listed."""
+"""Other compilers as candidates of a race: checked at once, raced, remembered, and used only where listed."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ TVM = "tmpl-tvm[exec_mode=compiled]"
 
 
 def options_of(name):
-    """Return what a template sets."""
+    """Return the options of a template."""
     return bk.make_backend(f"tmpl-inductor:{name}").options
 
 
@@ -24,7 +24,7 @@ def net():
 
 
 def raced(candidates, **options):
-    """Return the race of the one graph of a small net."""
+    """Return the race of the only graph of a small network."""
     module = net()
     options = {"budget_s": 300.0, **options}  # so that none is skipped on a slow machine
     compiled = torch.compile(module, backend=bk.make_backend("tmpl-inductor:auto", candidates=candidates, **options))
@@ -37,13 +37,13 @@ INPUT = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
 
 
 def test_a_row_and_its_decision_name_the_compiler(store):
-    """The row has the compiler's own options, and neither Inductor's nor the user's."""
+    """A row contains the compiler's own options, and neither Inductor's nor the user's."""
     row = raced([TVM]).rows[-1]
     assert (row.name, row.compiler, row.options, row.status) == (TVM, "tmpl-tvm", {"exec_mode": "compiled"}, "pass")
 
 
 def test_a_winner_of_another_compiler_is_remembered(store, monkeypatch):
-    """A later process takes it from the store, compiled by that compiler and raced no more."""
+    """A later process takes the winner from the store and compiles it with that compiler, without a race."""
     _let_challengers_win(monkeypatch)
     assert raced([TVM]).compiler == "tmpl-tvm"
     forget_process()
@@ -59,7 +59,7 @@ def test_a_winner_of_another_compiler_is_remembered(store, monkeypatch):
 
 
 def test_a_step_after_another_compiler_is_merged_onto_inductors_best(store, monkeypatch):
-    """TVM's options are none of Inductor's."""
+    """A step after a TVM candidate is merged onto Inductor's best options, not onto TVM's."""
     _let_challengers_win(monkeypatch)
     rows = {row.name: row for row in raced(["one_thread", TVM, "cpp_wrapper"]).rows}
     assert rows["cpp_wrapper"].options == {"cpp.threads": 1, "cpp_wrapper": True}
@@ -67,14 +67,14 @@ def test_a_step_after_another_compiler_is_merged_onto_inductors_best(store, monk
 
 
 def test_parameters_are_constants_only_where_the_caller_froze_them(store):
-    """TVM's own option follows Inductor's `freezing`."""
+    """TVM's `freeze` follows Inductor's `freezing`."""
     assert raced(["tmpl-tvm"]).rows[-1].options == {}
     torch._dynamo.reset()
     assert raced(["tmpl-tvm"], freezing=True).rows[-1].options == {"freeze": True}
 
 
 def test_random_numbers_are_left_to_inductor(store):
-    """Another compiler draws others, with which its results could not be compared."""
+    """No other compiler is raced for a graph with random numbers, since it would draw different ones."""
     module = torch.nn.Sequential(net(), torch.nn.Dropout())
     compiled = torch.compile(module, backend=bk.make_backend("tmpl-inductor:auto", candidates=["tmpl-tvm"]))
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_random_numbers_are_left_to_inductor(store):
 
 
 def test_what_a_compiler_leaves_to_eager_is_no_result_of_it(store):
-    """The row says so, in place of a time that is eager's."""
+    """If a compiler leaves the whole graph to eager, its row says so instead of showing a time."""
 
     def cumulated(x):
         return torch.cumsum(x, 0), torch.cumsum(x, 1), torch.cumsum(x, 0)
@@ -93,11 +93,11 @@ def test_what_a_compiler_leaves_to_eager_is_no_result_of_it(store):
     compiled(torch.randn(600, 600))
     row = bk.report(compiled).graphs[0].race.rows[-1]
     assert row.status == "fell_back"
-    assert row.reason == "it leaves all to eager: cumsum: a running result has no parallel loop"
+    assert row.reason == "all of it runs in eager: cumsum: a running result has no parallel loop"
 
 
 def test_full_effort_races_those_installed(store):
-    """Without a list the steps come, and on a CPU the other compilers."""
+    """Without a list of candidates, effort="full" races the steps and, on a CPU, the installed compilers."""
     assert "tmpl-tvm" in [row.name for row in raced(None, effort="full").rows]
 
 
@@ -105,7 +105,7 @@ WRONG = {
     "tmpl-tvm[trails=1]": "Unknown TVM option 'trails'. Did you mean 'trials'?",
     "tmpl-tvm[exec_mode=fast]": "Unknown TVM exec_mode 'fast'. It is 'bytecode' or 'compiled'.",
     "tmpl-tvm[work_dir=/tmp]": "Candidate 'tmpl-tvm[work_dir=/tmp]' sets 'work_dir', which is code; "
-    "a candidate may set data alone: leave it out.",
+    "a candidate may set only data: leave it out.",
     "tmpl-tvn[trials=1]": "Candidate 'tmpl-tvn[trials=1]' must be a compiler's name, with its options in brackets: "
     "'tmpl-tvm[trials=64]'.",
     "tmpl-inductor:auto": "Candidate 'tmpl-inductor:auto' must be a step, a template or a compiler's name; write a "
@@ -117,7 +117,7 @@ WRONG = {
 
 @pytest.mark.parametrize("candidate", WRONG)
 def test_a_wrong_candidate_raises_at_once(candidate):
-    """Before anything is compiled."""
+    """A wrong candidate raises before anything is compiled."""
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.make_backend("tmpl-inductor:auto", candidates=[candidate])
     assert str(raised.value) == WRONG[candidate]
@@ -136,13 +136,13 @@ def test_a_wrong_candidate_raises_at_once(candidate):
     ],
 )
 def test_a_stored_decision_may_name_another_compiler_only_where_it_is_listed(winner, compiler, options, listed, wanted):
-    """A file of decisions cannot choose what the caller did not ask for."""
+    """A file of decisions cannot choose a compiler that the caller did not list."""
     allowed = allowed_candidates(listed, options_of, (), (), None)
     assert trusted(winner, options, compiler, allowed) is wanted
 
 
 def test_toml_names_the_compiler(store, tmp_path, monkeypatch):
-    """It is written and read back, and is no template of Inductor's."""
+    """The compiler is written to TOML and read back, and is not a template of Inductor."""
     _let_challengers_win(monkeypatch)
     raced([TVM])
     (held,) = open_store().all()

@@ -32,7 +32,7 @@ class Masked(nn.Module):
 
 @pytest.fixture
 def wrapped(tmp_path):
-    """Return a function that makes a model of several buckets, in a process group of one."""
+    """Return a function that makes a model with several buckets, in a process group of one."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -56,7 +56,7 @@ def trained(model, tokens):
 
 @pytest.mark.parametrize("winner", ["default", "eager"])
 def test_each_bucket_is_decided(wrapped, races, winner):
-    """Each bucket has its own race, whichever candidate wins, and training gives eager's numbers."""
+    """Each bucket has its own race, and training gives eager's results whichever candidate wins."""
     races.winner = winner
     model, reference, tokens = models()
     expected = trained(wrapped(reference), tokens)
@@ -68,7 +68,7 @@ def test_each_bucket_is_decided(wrapped, races, winner):
 
 
 def test_a_race_gets_what_a_bucket_gets(wrapped, monkeypatch):
-    """A bucket's race gets the real inputs of its call, although dynamo has fake ones; none stays alive."""
+    """A bucket's race gets the real inputs of its call, although dynamo has fake ones, and keeps none alive."""
     raced, activations = [], []
 
     def watched(request, tick):
@@ -96,7 +96,7 @@ def test_a_race_gets_what_a_bucket_gets(wrapped, monkeypatch):
 
 
 def test_report_tells_each_buckets_own_decision(wrapped, races, monkeypatch):
-    """Buckets share dynamo's id of their compile; each graph of a report has its own race."""
+    """Buckets share dynamo's compile id, but each graph of a report shows its own race."""
     count = itertools.count()
     monkeypatch.setattr(race, "race", lambda *given: replace(races(*given), stats=f"graph {next(count)}"))
     model, _, tokens = models()

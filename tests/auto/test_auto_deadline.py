@@ -1,4 +1,4 @@
-"""The deadline of tuning, for one thread."""
+"""The deadline of tuning, which applies to one thread."""
 
 import math
 import threading
@@ -20,7 +20,7 @@ def time_a_kernel():
 
 
 def test_a_kernel_is_timed_until_then():
-    """Before the deadline kernels are timed as usual; after it no further one is."""
+    """Before the deadline kernels are timed as usual; after it no further kernel is timed."""
     with capped(math.inf):
         assert time_a_kernel() >= 0
     with capped(time.perf_counter() - 1), pytest.raises(OutOfTime):
@@ -36,12 +36,12 @@ def test_backward_graphs_are_found_behind_views():
 
 
 def test_nothing_drops_it_as_one_kernel():
-    """Inductor drops a kernel for any Exception, so the deadline raises a BaseException."""
+    """The deadline raises a BaseException, since Inductor skips a kernel after any Exception."""
     assert not issubclass(OutOfTime, Exception)
 
 
 def test_other_threads_go_on():
-    """The deadline applies only to the racing thread; another one continues to time kernels."""
+    """The deadline applies only to the racing thread; another thread continues to time kernels."""
     seen = []
     with capped(time.perf_counter() - 1):
         other = threading.Thread(target=lambda: seen.append(time_a_kernel()))
@@ -52,7 +52,7 @@ def test_other_threads_go_on():
 
 @pytest.fixture(scope="module")
 def tuned_in_backward():
-    """Compile a function of which only the backward pass times a kernel."""
+    """Compile a function in which only the backward pass times a kernel."""
     library = "backend_kwargs_tests"
 
     @torch.library.custom_op(f"{library}::same", mutates_args=())
@@ -105,11 +105,11 @@ def test_two_races_end_apart():
 
 
 def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
-    """Tuning beyond the budget is interrupted, the row says so, and the race goes on without side effects."""
+    """Tuning beyond the budget is interrupted, the row says so, and the race continues without side effects."""
     monkeypatch.setattr(race, "capped", lambda ends: capped(ends - 1e6))  # default's tuning never ends
     model, x = torch.nn.Linear(128, 128), torch.randn(128, 128)
-    with torch.no_grad(), fresh_cache():  # which holds no choice that was tuned before
-        seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have own products
+    with torch.no_grad(), fresh_cache():  # which contains no earlier tuning
+        seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have their own products
         assert torch.allclose(seen, model(x), atol=1e-3)
     (decision,) = Store(store).all()
     (row,) = [row for row in decision.rows if row.name == "max_autotune"]

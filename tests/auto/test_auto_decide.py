@@ -1,10 +1,9 @@
-"""Decisions: when no race is run, what is inherited, and which decision is used."""
+"""Decisions: when no race runs, which winners are inherited, and which decision is used."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
+import forks
 import pytest
 import torch
 from graphs import backend_of, chain, told
@@ -62,7 +61,7 @@ def test_the_process_has_a_budget(auto, races, log):
 
 
 def test_what_races_take_is_counted(auto, log):
-    """The seconds of a process's races add up, whatever their results."""
+    """The seconds of a process's races add up, whatever their outcome."""
     for fn in (chain, lambda x: chain(x).exp()):
         auto(fn, process_budget_s=1e-4)(torch.randn(8, 64))
     assert told(log) == "auto: default for a graph not raced: the process has spent its 0.0001 s on races (0.0 s)"
@@ -77,7 +76,7 @@ def test_what_stood_in_decides_nothing(auto, races):
 
 
 def test_the_users_option_beats_the_winners(auto, races):
-    """If user and winner set the same option, Inductor gets the user's value, with the winner's other options."""
+    """If user and winner set the same option, Inductor gets the user's value and the winner's other options."""
     seen = []
 
     def watch(graph):
@@ -136,7 +135,7 @@ def test_a_decision_is_logged_with_its_table_once(races, log):
 
 
 def test_inputs_without_memory_are_not_raced(races, log):
-    """Where an input is not a plain tensor, as DDP's optimizer hands over fakes, default is compiled."""
+    """If an input is not a plain tensor, such as a fake of DDP's optimizer, default is compiled."""
     gm = torch.fx.symbolic_trace(chain)
     with torch._subclasses.FakeTensorMode() as mode:
         backend_of()(gm, [mode.from_tensor(torch.randn(8, 64))])
@@ -145,7 +144,7 @@ def test_inputs_without_memory_are_not_raced(races, log):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo asks a tensor with history for it
 def test_an_input_that_trains_and_is_changed_is_not_raced(races, log):
-    """A copy without the input's gradient history could not be changed in place."""
+    """A graph that changes an input in place which requires gradients is not raced."""
 
     def step(x):
         return x.mul_(2).sum()
@@ -157,7 +156,7 @@ def test_an_input_that_trains_and_is_changed_is_not_raced(races, log):
 
 
 def test_a_larger_budget_races_again(auto, races):
-    """The decision of a race that its budget ended is used for budgets that are not larger, and for race="never"."""
+    """A decision that was cut by its budget is used for equal or smaller budgets, and for race="never"."""
     races.cut, x = True, torch.randn(8, 64)
     for options in ({"budget_s": 1.0}, {"budget_s": 1.0}, {"race": "never"}, {"budget_s": 2.0}):
         torch._dynamo.reset()
@@ -213,7 +212,7 @@ def after_a_race(auto, races, **options):
 def test_a_tiny_graph_inherits_from_its_own_kind(
     auto, planted, races, log, tmp_path, monkeypatch, options, state, inherits
 ):
-    """A tiny graph does not inherit a winner of a race with other candidates, such as freezing."""
+    """A tiny graph does not inherit the winner of a race with other candidates, such as freezing."""
     monkeypatch.chdir(tmp_path)
     after_a_race(auto, races)
     with state():
@@ -245,7 +244,7 @@ def test_a_template_that_sets_something_else_is_another_candidate():
 
 
 def test_a_step_over_a_template_is_remembered(auto, races):
-    """A winner made of a step and a user's template is used again, since one of them sets each option."""
+    """A winner that combines a step and a user's template is used again."""
     backend_kwargs.register_template("unfused", {"epilogue_fusion": False})
     races.winner, races.options = "cpp_wrapper", {"epilogue_fusion": False, "cpp_wrapper": True}
     for _ in range(2):
@@ -283,7 +282,7 @@ def test_a_race_has_what_the_process_has_left(auto, races, store, monkeypatch):
 
 
 def test_a_process_that_has_spent_its_budget_takes_what_is_stored(auto, races, store, log):
-    """Also what a larger budget would race again."""
+    """A process without budget uses stored decisions, even those that a larger budget would race again."""
     x = torch.randn(8, 64)
     races.cut = True
     auto(chain, budget_s=5)(x)
@@ -302,7 +301,7 @@ def checkpointed(p):
 
 
 def test_what_is_drawn_again_is_not_raced(auto, log):
-    """With checkpointing, eager's gradients use other random numbers than its output, so nothing can be compared."""
+    """A checkpoint that redraws random numbers is not raced, since eager's output and gradients use different ones."""
     x = torch.randn(8, 64, requires_grad=True)
     auto(checkpointed(0.5))(x).backward()
     why = "activation checkpointing with random operators is not reproducible in eager"
@@ -310,7 +309,7 @@ def test_what_is_drawn_again_is_not_raced(auto, log):
 
 
 def test_a_checkpoint_that_draws_nothing_is_raced(auto, store):
-    """Without random operators, recomputation gives the same result."""
+    """A checkpoint without random operators is raced, since recomputation gives the same result."""
     x = torch.randn(8, 64, requires_grad=True)
     auto(checkpointed(0.0))(x).backward()
     (decision,) = Store(store).all()
@@ -318,7 +317,7 @@ def test_a_checkpoint_that_draws_nothing_is_raced(auto, store):
 
 
 def test_a_graph_with_state_is_not_raced(log):
-    """A race would change modules inside a graph, as when a user calls a backend directly."""
+    """A graph that contains modules, as when a user calls a backend directly, is not raced: a race changes state."""
     norm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.BatchNorm1d(8)))
     with torch.no_grad():
         backend_of()(norm, [torch.randn(4, 8)])
@@ -335,7 +334,7 @@ def test_no_budget_is_no_race(auto, races, store, log):
 
 
 def test_a_size_unknown_before_it_runs_is_not_raced(auto, log):
-    """A graph for unknown sizes has no real inputs to race on."""
+    """A graph with sizes that are unknown before it runs has no real inputs, and is not raced."""
     x = torch.randn(8, 64)
     torch._dynamo.decorators.mark_unbacked(x, 0)
     assert torch.allclose(auto(chain)(x), chain(x))
@@ -343,7 +342,7 @@ def test_a_size_unknown_before_it_runs_is_not_raced(auto, log):
 
 
 def test_imported_eager_is_no_failure(auto, races, store, log):
-    """An imported decision, which has no table, causes no warning."""
+    """An imported decision for eager, which has no table, causes no warning."""
     x = torch.randn(8, 64)
     auto(chain)(x)
     stored(store, rows=())
@@ -355,7 +354,7 @@ def test_imported_eager_is_no_failure(auto, races, store, log):
 @pytest.mark.parametrize("imported", [False, True], ids=["raced", "imported"])
 @torch.no_grad()
 def test_aot_compile(races, store, tmp_path, imported):
-    """Eager cannot be saved: `aot_compile()` gets the fastest compiled candidate, else default."""
+    """Eager cannot be saved, so `aot_compile()` uses the fastest compiled candidate, or else default."""
     x = torch.randn(8, 64)
     if imported:
         torch.compile(chain, backend=backend_of())(x)
@@ -368,7 +367,7 @@ def test_aot_compile(races, store, tmp_path, imported):
 
 @torch.no_grad()
 def test_aot_compile_takes_no_strangers_options(races, store, log):
-    """If eager won, `aot_compile()` does not use a stored row whose options are no candidate's."""
+    """If eager won, `aot_compile()` does not use a stored row whose options belong to no candidate."""
     x = torch.randn(8, 64)
     torch.compile(chain, backend=backend_of())(x)
     (decision,) = Store(store).all()
@@ -379,7 +378,7 @@ def test_aot_compile_takes_no_strangers_options(races, store, log):
 
 
 def test_a_winners_option_of_another_value_is_a_strangers(auto, races, store):
-    """A stored winner whose option has another value than the step of its name gives it is not compiled, but raced."""
+    """A stored winner with an option value that the step of its name does not set is raced, not compiled."""
     races.winner, races.options = "one_thread", {"cpp.threads": 1}
     auto(chain)(torch.randn(8, 64))
     stored(store, options={"cpp.threads": 7})
@@ -389,7 +388,7 @@ def test_a_winners_option_of_another_value_is_a_strangers(auto, races, store):
 
 @torch.no_grad()
 def test_aot_compile_takes_the_fastest_that_can_be_saved(monkeypatch, log, tmp_path):
-    """Copies of CUDA-graph outputs cannot be saved: the next fastest candidate is used."""
+    """Copies of CUDA-graph outputs cannot be saved, so the next fastest candidate is used."""
     fastest = RaceRow("cudagraphs", {"triton.cudagraphs": True}, seconds=1.0, won=True)
     slower = [
         RaceRow("one_thread", {"cpp.threads": 1}, seconds=2.0),
@@ -406,7 +405,7 @@ def test_aot_compile_takes_the_fastest_that_can_be_saved(monkeypatch, log, tmp_p
 
 
 def test_compare_races_anew(races, store):
-    """With an empty cache, the compile time includes a race, and the user's store does not change."""
+    """With an empty cache the compile time includes a race, and the user's store does not change."""
     torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
     before = Store(store).all()
     torch._dynamo.reset()
@@ -427,6 +426,5 @@ print("backend_kwargs.compilers.auto.race" in sys.modules)
 def test_a_stored_decision_loads_no_race(tmp_path):
     """A process that races imports the race; one that finds a stored decision does not."""
     places = {"BACKEND_KWARGS_STORE": str(tmp_path / "store"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", COMPILED]
-    loaded = [subprocess.check_output(command, text=True, env=os.environ | places).strip() for _ in range(2)]
-    assert loaded == ["True", "False"]
+    loaded = [forks.run("-c", COMPILED, env=os.environ | places).stdout for _ in range(2)]
+    assert loaded == ["True\n", "False\n"]

@@ -1,4 +1,4 @@
-"""The store of decisions: what it keeps, and what becomes of it when a disk or a process fails."""
+"""The store of decisions: what it keeps, and what happens if a disk or a process fails."""
 
 import contextlib
 import os
@@ -32,33 +32,33 @@ for at in range(int(sys.argv[3])):
 
 
 def test_a_store_makes_its_folder(tmp_path):
-    """On a fresh machine, where nothing of the path is there yet, a decision is kept."""
+    """A decision is stored even if no folder of the path exists yet."""
     store = Store(tmp_path / "data" / "backend_kwargs" / "decisions.sqlite")
     store.add(MADE)
     assert store.find(KEY) == MADE
 
 
 def test_keeps_what_it_is_given(store):
-    """A decision is read back as it was put."""
+    """A decision that is written is read back unchanged."""
     Store(store).put(MADE)
     assert Store(store).find(KEY) == MADE
 
 
 def test_knows_nothing_without_a_file(store):
-    """Looking something up makes no file."""
+    """A look-up does not create a file."""
     assert Store(store).find(KEY) is None
     assert not store.exists()
 
 
 def test_lists_the_latest_first(store):
-    """All decisions come latest first, or those whose key begins as asked."""
+    """Decisions are listed latest first: all, or those whose key starts with a prefix."""
     Store(store).add(MADE, replace(MADE, key="cd" * 32, made=2e9))
     assert [each.key[:2] for each in Store(store).all()] == ["cd", "ab"]
     assert [each.key[:2] for each in Store(store).all("ab")] == ["ab"]
 
 
 def test_the_path_is_given_or_from_the_environment(tmp_path, monkeypatch):
-    """`store=` wins over the environment, which wins over the user's data folder."""
+    """`store=` overrides the environment variable, which overrides the user's data folder."""
     assert store_path(str(tmp_path)) == tmp_path
     assert store_path() != tmp_path
     monkeypatch.delenv("BACKEND_KWARGS_STORE")
@@ -66,7 +66,7 @@ def test_the_path_is_given_or_from_the_environment(tmp_path, monkeypatch):
 
 
 def damaged(path):
-    """Overwrite a page of a store, that of its keys; its head stays sound."""
+    """Overwrite the page of a store that contains its keys; the header stays valid."""
     Store(path).add(*(replace(MADE, key=f"{at:064}", facts="x" * 400) for at in range(40)))
     held = bytearray(path.read_bytes())
     page = int.from_bytes(held[16:18], "big")
@@ -75,7 +75,7 @@ def damaged(path):
 
 
 def test_a_page_that_is_damaged_is_found(store):
-    """A file that opens and breaks further in is set aside as well: else no decision would ever be kept again."""
+    """A file that opens and turns out to be damaged later is also set aside; otherwise no decision could be stored."""
     damaged(store)
     with pytest.warns(BackendKwargsWarning, match=r"is damaged .* the damaged file is now .*unreadable"):
         Store(store).put(MADE)
@@ -84,7 +84,7 @@ def test_a_page_that_is_damaged_is_found(store):
 
 
 def test_another_programs_database_is_left_alone(store):
-    """A file with tables that are no store's is neither changed nor renamed, and the warning says why."""
+    """A database with other tables is neither changed nor renamed, and the warning says why."""
     with contextlib.closing(sqlite3.connect(store)) as other:
         other.executescript("CREATE TABLE decisions (what)")
     before = store.read_bytes()
@@ -95,7 +95,7 @@ def test_another_programs_database_is_left_alone(store):
 
 
 def test_looking_up_leaves_an_unreadable_file(store):
-    """What only reads warns and changes nothing."""
+    """A look-up in an unreadable file warns and changes nothing."""
     store.write_bytes(b"no database " * 100)
     with pytest.warns(
         BackendKwargsWarning, match=r"cannot be read: it is not a store of decisions and was not changed"
@@ -105,7 +105,7 @@ def test_looking_up_leaves_an_unreadable_file(store):
 
 
 def test_reads_a_folder_that_cannot_be_written(store):
-    """A store shipped read-only serves."""
+    """A store in a read-only folder is read."""
     Store(store).put(MADE)
     store.chmod(0o444)
     store.parent.chmod(0o555)
@@ -114,7 +114,7 @@ def test_reads_a_folder_that_cannot_be_written(store):
 
 
 def test_a_file_begun_by_another_process_is_empty(store):
-    """Between the creation of a file and that of its table nothing is found, and nothing warned of."""
+    """A file without a table, which another process is creating, counts as empty, without a warning."""
     store.touch()
     assert Store(store).find(KEY) is None
 
@@ -129,7 +129,7 @@ def test_a_file_begun_by_another_process_is_empty(store):
     ],
 )
 def test_a_row_of_other_types_warns(store, column, value, why):
-    """What another program wrote is no decision, and no crash of a compile."""
+    """A row with wrong types is not a decision, and warns instead of failing the compile."""
     Store(store).put(MADE)
     with sqlite3.connect(store) as connection:
         connection.execute(f"UPDATE decisions SET {column} = ?", (value,))
@@ -154,7 +154,7 @@ def test_a_broken_row_hides_no_other(store):
 
 @pytest.mark.parametrize("name", ["seconds", "cut_s", "made"])
 def test_whole_numbers_are_read_back(store, name):
-    """A number that a file or a user gives without a fraction is stored as a number."""
+    """A float option given as a whole number is stored as a number."""
     whole = replace(MADE, **{name: 3})
     Store(store).put(whole)
     assert Store(store).find(KEY) == whole
@@ -168,7 +168,7 @@ PRAGMA user_version = 1;
 
 @pytest.fixture
 def older(store):
-    """Return a store of the schema before the user's options were kept, with one decision."""
+    """Return a store with the schema from before the user's options were kept, with one decision."""
     connection = sqlite3.connect(store)
     connection.executescript(OLDER)
     connection.execute(f"INSERT INTO decisions VALUES ({', '.join('?' * 10)})", packed(MADE)[:10])
@@ -178,21 +178,21 @@ def older(store):
 
 
 def test_an_older_store_is_read_as_it_is(older):
-    """Looking up reads what an earlier release wrote, in a folder that cannot be written too."""
+    """A look-up reads an earlier release's store, even in a read-only folder."""
     before = older.read_bytes()
     assert Store(older).all() == [MADE]
     assert older.read_bytes() == before
 
 
 def test_an_older_store_is_written(older):
-    """The first decision that is put brings an older store up to date, and keeps what it holds."""
+    """The first new decision upgrades an older store, which keeps its rows."""
     pinned = replace(MADE, key="cd" * 32, made=2e9, fixed={"epilogue_fusion": True})
     Store(older).put(pinned)
     assert Store(older).all() == [pinned, MADE]
 
 
 def test_of_two_that_bring_a_store_up_to_date_both_write(older):
-    """Who waited while another did it finds it done."""
+    """If two processes upgrade a store at once, the one that waited finds it upgraded, and both write."""
     first = sqlite3.connect(older)
     first.execute("BEGIN IMMEDIATE")
     with ThreadPoolExecutor() as pool:
@@ -207,20 +207,20 @@ def test_of_two_that_bring_a_store_up_to_date_both_write(older):
 
 
 def test_keeps_that_an_option_has_no_form(store):
-    """A function among the user's options keeps no decision from being stored, which holds its name alone."""
+    """A function among the user's options does not prevent a decision from being stored; only its name is kept."""
     Store(store).put(replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print})))
     assert Store(store).find(KEY).fixed == {"cpp.threads": 1, "post_grad_custom_post_pass": None}
 
 
 def test_a_store_that_cannot_be_written_warns(tmp_path):
-    """Where the folder cannot be made, a decision holds in this process, and a warning says so."""
+    """If the folder cannot be created, the decision applies in this process only, with a warning."""
     (tmp_path / "file").touch()
     with pytest.warns(BackendKwargsWarning, match="Decisions are kept in this process only"):
         Store(tmp_path / "file" / "store").put(MADE)
 
 
 def test_two_processes_write_at_once(store):
-    """Each of two writers finds all of its decisions."""
+    """Two concurrent writers both find all of their decisions."""
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, store, name, "40"], stdout=-1) for name in "ab"]
     assert [writer.communicate() and writer.returncode for writer in writers] == [0, 0]
     assert len(Store(store).all()) == 80
@@ -239,7 +239,7 @@ assert torch.allclose(compiled(x), chain(x))
 
 
 def test_two_processes_race_at_once(store):
-    """Both get right numbers, neither warns of the store, and the graph's decision is kept."""
+    """Two processes that race at once get right results, without warnings, and the graph's decision is stored."""
     racers = [subprocess.Popen([sys.executable, "-c", RACER], stderr=-1, text=True) for _ in range(2)]
     said = [racer.communicate()[1] for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0]
@@ -248,7 +248,7 @@ def test_two_processes_race_at_once(store):
 
 
 def test_survives_kill_9(store):
-    """What a killed writer had told of is there, and the store works."""
+    """Everything that a killed writer confirmed is in the store, which still works."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, store, "a", "100000"], stdout=-1, text=True)
     told = [int(writer.stdout.readline()) for _ in range(20)]
     os.kill(writer.pid, signal.SIGKILL)
@@ -258,7 +258,7 @@ def test_survives_kill_9(store):
 
 
 def test_nothing_is_compiled_under_the_users_options_of_a_file(auto, races, store):
-    """What a decision holds of the user's options is for its export: the user of now gives others."""
+    """The user's options in a stored decision are only for export; the current user's options apply."""
     races.winner, races.options = "one_thread", {"cpp.threads": 1}
     x = torch.randn(8, 64)
     auto(torch.relu)(x)

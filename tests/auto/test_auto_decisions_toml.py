@@ -1,10 +1,9 @@
-"""Decisions as TOML, and the command that lists, shows, exports, imports and forgets them."""
+"""Decisions as TOML, and the command that lists, shows, exports, imports and deletes them."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
+import forks
 import pytest
 from graphs import KEY, MADE, spoil
 
@@ -27,7 +26,7 @@ def test_export_is_read_back(store, tmp_path):
 
 
 def test_export_keeps_any_text(tmp_path):
-    """Characters beyond 16 bits, quotes and controls survive TOML."""
+    """Characters beyond 16 bits, quotes and control characters survive TOML."""
     odd = replace(MADE, rows=(), facts='\U0001f600 "ä" \x7f\n')
     write_decisions([odd], tmp_path / "d.toml")
     assert read_decisions(tmp_path / "d.toml", options_of) == [odd]
@@ -35,7 +34,7 @@ def test_export_keeps_any_text(tmp_path):
 
 @pytest.mark.parametrize("value", [None, {"a": 1}, [None]], ids=repr)
 def test_export_says_what_has_no_form(tmp_path, value):
-    """An option's value that TOML cannot hold is not left out in silence."""
+    """An export names each option value that TOML cannot represent."""
     with pytest.raises(BackendKwargsError) as error:
         write_decisions([replace(MADE, options={"x": value})], tmp_path / "d.toml")
     assert str(error.value) == f"Option 'x' is {value!r}, which cannot be written as TOML; leave it out."
@@ -49,7 +48,7 @@ def test_an_export_is_a_template(store, tmp_path):
 
 
 def test_an_exported_template_holds_the_users_options(tmp_path):
-    """What the winner was compiled under is exported whole: the user's options over the winner's."""
+    """An exported template contains the winner's options and, with higher precedence, the user's."""
     fixed = {"epilogue_fusion": True, "triton.cudagraphs": False}
     made = replace(MADE, key="cd" * 32, rows=(), fixed=fixed)
     write_decisions([made], tmp_path / "d.toml")
@@ -59,7 +58,7 @@ def test_an_exported_template_holds_the_users_options(tmp_path):
 
 
 def test_an_exported_template_says_what_it_leaves_out(tmp_path):
-    """A function among the user's options keeps nothing from being exported, and a warning names the option."""
+    """A function among the user's options does not prevent an export; a warning names the option."""
     made = replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print}))
     with pytest.warns(BackendKwargsWarning) as told:
         write_decisions([made], tmp_path / "d.toml")
@@ -72,7 +71,7 @@ def test_an_exported_template_says_what_it_leaves_out(tmp_path):
 
 
 def test_reads_an_older_export(tmp_path):
-    """A file from before the user's options were exported holds none."""
+    """A file from before the user's options were exported has none."""
     write_decisions([MADE], tmp_path / "d.toml")
     text = (tmp_path / "d.toml").read_text()
     (tmp_path / "d.toml").write_text(text.replace(f'["decisions"."{KEY}"."fixed"]', ""))
@@ -80,7 +79,7 @@ def test_reads_an_older_export(tmp_path):
 
 
 def test_import_refuses_what_no_candidate_sets(tmp_path):
-    """An option may name a program to run: none comes in from a file."""
+    """An import refuses options that no candidate sets, since an option may name a program to run."""
     write_decisions([replace(MADE, options={"cpp.cxx": "/tmp/evil"})], tmp_path / "d.toml")
     with pytest.raises(BackendKwargsError) as error:
         read_decisions(tmp_path / "d.toml", options_of)
@@ -89,7 +88,7 @@ def test_import_refuses_what_no_candidate_sets(tmp_path):
 
 
 def test_import_says_that_a_template_is_unknown(tmp_path):
-    """A template that another process had registered is no reason to doubt the options."""
+    """An import names the template that is unknown here, such as one that another process registered."""
     write_decisions([replace(MADE, winner="mine")], tmp_path / "d.toml")
     with pytest.raises(BackendKwargsError) as error:
         read_decisions(tmp_path / "d.toml", options_of)
@@ -101,7 +100,7 @@ def test_import_says_that_a_template_is_unknown(tmp_path):
 
 @pytest.mark.parametrize("number", ["nan", "inf", "1" + "0" * 400])
 def test_import_refuses_what_is_no_number(tmp_path, number):
-    """SQLite holds no such number."""
+    """An import refuses numbers that SQLite cannot store."""
     write_decisions([MADE], tmp_path / "d.toml")
     text = (tmp_path / "d.toml").read_text().replace('"seconds" = 2.5', f'"seconds" = {number}')
     (tmp_path / "d.toml").write_text(text)
@@ -130,7 +129,7 @@ def test_import_refuses_what_is_no_number(tmp_path, number):
     ],
 )
 def test_import_says_what_is_wrong(tmp_path, text, message):
-    """A file that holds no decisions is refused in one line."""
+    """A file without decisions is refused in one line."""
     (tmp_path / "d.toml").write_text(text)
     with pytest.raises(BackendKwargsError) as error:
         read_decisions(tmp_path / "d.toml", options_of)
@@ -138,13 +137,12 @@ def test_import_says_what_is_wrong(tmp_path, text, message):
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "backend_kwargs", "decisions", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forks.run("-m", "backend_kwargs", "decisions", *arguments)
     return done.stdout + done.stderr
 
 
 def test_command_line(store, tmp_path):
-    """Decisions are listed, shown, exported, forgotten and imported again."""
+    """Decisions are listed, shown, exported, deleted and imported again."""
     assert run("list") == f"No decisions in {str(store)!r}.\n"
     Store(store).add(MADE)
     assert json.loads(run("list", "--json"))[0]["winner"] == "cudagraphs"
@@ -160,15 +158,15 @@ def test_command_line(store, tmp_path):
 
 
 def test_command_line_exports_eager_as_no_template(store, tmp_path):
-    """Where eager won there is no template to name."""
+    """If eager won, the export contains no template."""
     Store(store).add(replace(MADE, winner="eager", options={}))
-    kept = "none as a template (1 chose eager or another compiler, which is no template)"
+    kept = "none as a template (1 chose eager or another compiler, which has no template)"
     told = f"1 written to {tmp_path / 'd.toml'}, {kept}.\n"
     assert run("export", tmp_path / "d.toml") == told
 
 
 def test_command_line_forgets_what_cannot_be_read(store):
-    """A broken row is forgotten by its key, or with all others."""
+    """A broken row is deleted by its key, or with all others."""
     Store(store).add(MADE, replace(MADE, key="cd" * 32), replace(MADE, key="ef" * 32))
     spoil(store, "cd" * 32)
     assert run("forget", "cdcd") == "1 forgotten.\n"
@@ -177,7 +175,7 @@ def test_command_line_forgets_what_cannot_be_read(store):
 
 
 def test_command_line_imports_what_joined_templates_won(store, tmp_path):
-    """A candidate may be several templates."""
+    """A winner that combines several templates is imported."""
     joined = replace(MADE, winner="aten+freezing", options={"freezing": True}, rows=())
     write_decisions([joined], tmp_path / "d.toml")
     assert run("import", tmp_path / "d.toml") == f"1 added to {str(store)!r}.\n"

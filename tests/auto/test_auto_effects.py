@@ -1,4 +1,4 @@
-"""What must run once runs once: side effects, draws of other generators, and memory that a race need not copy."""
+"""What must run once runs once: side effects, draws from other generators, and memory that a race need not copy."""
 
 import random
 
@@ -14,7 +14,7 @@ ran = []
 
 
 def counted(name):
-    """Define an operator of a user's that notes each of its runs."""
+    """Define a user's operator that counts its runs."""
 
     @torch.library.custom_op(f"backend_kwargs_tests::{name}", mutates_args=())
     def op(x: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ def _none_ran():
 )
 @torch.no_grad()
 def test_an_ordered_operator_runs_once_a_call(fn, races, log):
-    """An operator with a registered effect is not raced, and runs as often as the user calls."""
+    """An operator with a registered effect is not raced, and runs once per call."""
     x = torch.randn(8, 64)
     compiled = torch.compile(fn, backend=backend_of())
     for calls in (1, 2, 3):
@@ -64,7 +64,7 @@ def test_an_ordered_operator_runs_once_a_call(fn, races, log):
 @pytest.mark.parametrize(("op", "effects"), [(ordered, True), (pure, False)], ids=["ordered", "pure"])
 @torch.no_grad()
 def test_effects_in_a_nested_body_are_seen(op, effects):
-    """The body of a higher-order operator is asked too."""
+    """Effects in the body of a higher-order operator also prevent a race."""
     seen = []
 
     def backend(gm, example_inputs):
@@ -80,7 +80,7 @@ def test_effects_in_a_nested_body_are_seen(op, effects):
 
 @torch.no_grad()
 def test_a_print_is_printed_once_a_call(races, capfd):
-    """What a compiled function prints is printed once for each call."""
+    """A compiled function prints once per call."""
 
     def shown(x):
         torch._higher_order_ops.print("seen {}", 7)
@@ -95,7 +95,7 @@ def test_a_print_is_printed_once_a_call(races, capfd):
 
 
 def test_a_users_operator_is_raced_unless_told_otherwise(races, log):
-    """Without an effect an operator may run many times; race_custom_ops=False keeps it to one run a call."""
+    """An operator without an effect runs many times in a race; with race_custom_ops=False it runs once per call."""
     x = torch.randn(8, 64)
     torch.compile(lambda x: pure(x) + 1, backend=backend_of())(x)
     assert races.count == 1
@@ -108,13 +108,13 @@ def test_a_users_operator_is_raced_unless_told_otherwise(races, log):
 
 
 def test_torchs_operators_are_raced_whatever_is_told(races):
-    """race_custom_ops=False keeps no graph of torch's own operators from its race."""
+    """A graph of only torch's own operators is raced even with race_custom_ops=False."""
     torch.compile(chain, backend=backend_of(race_custom_ops=False))(torch.randn(8, 64))
     assert races.count == 1
 
 
 def test_what_differs_between_two_runs_of_eager_takes_default(auto, log, store):
-    """Where eager itself gives other numbers under the same seeds, nothing can be checked against it."""
+    """If two runs of eager differ with equal seeds, nothing can be checked, and default is used."""
     auto(lambda x: drawn(x) + 1)(torch.ones(8, 64))
     line = told(log)
     assert line.startswith("auto: default for a graph not raced: two runs in eager differ: output")
@@ -122,7 +122,7 @@ def test_what_differs_between_two_runs_of_eager_takes_default(auto, log, store):
 
 
 def test_pythons_and_numpys_generators_are_as_before(auto, store):
-    """What candidates draw of generators that are not torch's is put back, whatever the graph is decided to be."""
+    """The states of Python's and NumPy's generators are restored after candidates, whatever is decided."""
     numpy = pytest.importorskip("numpy")
 
     @torch.library.custom_op("backend_kwargs_tests::draws_both", mutates_args=())
@@ -152,14 +152,14 @@ CACHE = 64 << 20  # numbers: 256 MiB
 
 @torch.no_grad()
 def test_a_view_of_a_large_cache_is_copied_alone(auto):
-    """A race copies the memory that a graph reaches, not the cache that its input is a small view of."""
+    """A race copies only the memory that a graph reaches, not the whole cache of which its input is a small view."""
     cache, new = torch.full((CACHE,), 1.0), torch.ones(1024)
 
     def step(view, new):
         view.add_(new)
         return view.sum()
 
-    auto(chain)(new)  # what is loaded for a first race is no part of the peak
+    auto(chain)(new)  # modules loaded for a first race are not part of the peak
     compiled = auto(step)
     peak = measure.peak_memory(lambda: compiled(cache[4096:5120], new), torch.device("cpu"))
     assert peak < cache.nbytes
@@ -179,7 +179,7 @@ def test_a_view_of_a_large_cache_is_copied_alone(auto):
 )
 @torch.no_grad()
 def test_two_views_of_one_cache(auto, default_wins, store, views):
-    """Both are written as in eager, once, and what neither reaches is left alone."""
+    """Two views of one cache are written once, as in eager, and the rest of the cache is unchanged."""
 
     def step(one, other):
         one.add_(1)

@@ -1,4 +1,4 @@
-"""Who wins by two figures: speed beyond noise, and what it costs to have."""
+"""The comparison of two candidates: speed beyond noise, and cost."""
 
 import time
 from itertools import cycle
@@ -27,7 +27,7 @@ def runner(*, rank=1, speedup=None, peak_mib=None):
     ],
 )
 def test_who_is_faster_is_clear(ratios, clear):
-    """It is when the interval lies on one side of the margin, or within it."""
+    """A comparison is clear if the interval is entirely on one side of the margin, or within it."""
     samples = {"champion": ratios * 4, "challenger": [1.0] * len(ratios * 4)}
     assert head_to_head._certain(samples) is clear
 
@@ -45,7 +45,7 @@ def napping(*naps):
     ],
 )
 def test_what_is_not_clear_is_timed_longer(challenger, least, most):
-    """One bout suffices for a clear result; if the difference is within noise, more rounds are timed."""
+    """A clear result needs one set of rounds; a difference within noise gets more."""
     runners = [
         head_to_head.Runner(RaceCandidate(""), head_to_head.RaceRow(""), call, ())
         for call in (challenger, napping(2e-3))
@@ -55,7 +55,7 @@ def test_what_is_not_clear_is_timed_longer(challenger, least, most):
 
 
 def test_what_fails_late_ends_it():
-    """A call that raises after some rounds is told, and no further round is made."""
+    """A call that raises after some rounds is reported, and no further round runs."""
     naps, left, told = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
     calls = (lambda: (next(left), naps())), napping(2e-3)
     runners = [head_to_head.Runner(RaceCandidate(""), head_to_head.RaceRow(""), call, ()) for call in calls]
@@ -74,7 +74,7 @@ def test_what_fails_late_ends_it():
     ],
 )
 def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, against, beats, kept):
-    """A champion that won over others, and is slower than eager by that, meets eager, and goes if it loses."""
+    """A winner that turns out slower than eager is compared with eager, and loses its place if it is slower."""
     monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: beats)
     monkeypatch.setattr(race._Race, "_over", False)
     champion, eager = runner(), runner()
@@ -97,13 +97,13 @@ def test_eager_returns_where_the_champion_is_slower(monkeypatch, seconds, agains
     ],
 )
 def test_of_two_as_fast_the_lighter_wins(ratio, rank, peak_mib, wins):
-    """Within noise and at the same rank, over 5 % less memory decides; else the earlier stays."""
+    """Within noise and at the same rank, 5 % less memory decides; otherwise the earlier candidate stays."""
     challenger = runner(rank=rank, speedup=measure.Interval(*ratio), peak_mib=peak_mib)
     assert head_to_head.better(challenger, runner(peak_mib=100), "latency") is wins
 
 
 def test_some_pages_are_no_memory():
-    """Peaks that differ by less than a mebibyte do not decide, even where memory is what is asked for."""
+    """Peaks that differ by less than a mebibyte do not decide, even with objective="memory"."""
     lighter = runner(speedup=measure.Interval(0.8, 0.7, 0.9), peak_mib=0.1)
     assert not head_to_head.better(lighter, runner(peak_mib=0.2), "memory")
 
@@ -114,14 +114,14 @@ def test_some_pages_are_no_memory():
     [pytest.param((1.3, 0.9, 1.6), False, id="noise"), pytest.param((1.3, 1.1, 1.6), True, id="faster")],
 )
 def test_noise_picks_none_of_equal_peaks(objective, ratio, wins):
-    """Where both need as much memory, the challenger wins only where the whole interval says that it is faster."""
+    """With equal peaks the challenger wins only if the whole interval says that it is faster."""
     challenger = runner(rank=2, speedup=measure.Interval(*ratio), peak_mib=100)
     assert head_to_head.better(challenger, runner(peak_mib=100), objective) is wins
 
 
 @pytest.mark.parametrize(("rounds", "wins"), [pytest.param(4, False, id="few"), pytest.param(5, True, id="enough")])
 def test_few_rounds_show_little(rounds, wins):
-    """The spread of fewer than five rounds is not taken for the noise: 1.05x of what costs less is no win."""
+    """The spread of fewer than five rounds does not count as noise: 1.05x over a cheaper candidate is not a win."""
     samples = {"champion": [1.05] * rounds, "challenger": [1.0] * rounds}
     challenger = runner(rank=2, speedup=head_to_head.speedup(samples))
     assert head_to_head._certain(samples) is wins
@@ -129,7 +129,7 @@ def test_few_rounds_show_little(rounds, wins):
 
 
 def test_memory_decides_between_no_replays():
-    """Against a CUDA graph, whose memory is in its pool, and against eager memory decides nothing."""
+    """Memory does not decide against eager or a CUDA graph, whose memory is in its pool."""
     lighter = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
     replayed, eager = runner(peak_mib=100), runner(peak_mib=100)
     replayed.code, eager.candidate = (("code", True),), RaceCandidate(EAGER)
@@ -138,7 +138,7 @@ def test_memory_decides_between_no_replays():
 
 
 def test_cuda_graphs_cost_whichever_step_brought_them():
-    """Within noise a candidate with CUDA graphs does not replace one without, however little memory it needs."""
+    """Within noise a candidate with CUDA graphs does not replace one without, even if it needs less memory."""
     graphed = runner(speedup=measure.Interval(1.0, 0.95, 1.05), peak_mib=0)
     graphed.row.options["triton.cudagraphs"] = True
     assert not head_to_head.better(graphed, runner(peak_mib=100), "latency")
@@ -154,7 +154,7 @@ def test_cuda_graphs_cost_whichever_step_brought_them():
     ],
 )
 def test_default_is_kept_within_noise(ratio, wins):
-    """Default stands before eager unless it is slower beyond noise."""
+    """Default is kept over eager unless it is slower beyond noise."""
     default = head_to_head.Runner(RaceCandidate(DEFAULT, over=False, rank=0), head_to_head.RaceRow(DEFAULT), None, ())
     default.row.speedup = measure.Interval(*ratio)
     eager = head_to_head.Runner(RaceCandidate(EAGER), head_to_head.RaceRow(EAGER), None, ())

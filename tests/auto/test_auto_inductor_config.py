@@ -1,4 +1,4 @@
-"""What auto decided, as a plain dict of Inductor's options."""
+"""The decision of auto as a plain dict of Inductor's options."""
 
 import json
 
@@ -13,7 +13,7 @@ from backend_kwargs.cli import main
 
 @pytest.fixture
 def decided(races):
-    """Return what auto compiled where `eager_numerics` won, for a user who set an option."""
+    """Return a function compiled by auto where `eager_numerics` won, with an option set by the user."""
     races.winner, races.options = "eager_numerics", dict(bk.get_template("eager_numerics").options)
     compiled = torch.compile(rounding, backend=backend_of(epilogue_fusion=False))
     compiled(*inputs())
@@ -29,13 +29,13 @@ def expected():
 
 
 def test_report_has_what_was_decided(decided):
-    """A graph's `inductor_config` is the winner's options under the user's."""
+    """A graph's `inductor_config` contains the winner's options and, with higher precedence, the user's."""
     (graph,) = bk.report(decided).graphs
     assert graph.inductor_config() == expected()
 
 
 def test_what_was_decided_acts_in_aotinductor(decided, tmp_path):
-    """AOTInductor generates under the dict what it generates under the winner's template, and not what it does else."""
+    """With the dict AOTInductor generates the code of the winner's template, which it does not do otherwise."""
     (graph,) = bk.report(decided).graphs
     template = bk.make_backend("tmpl-inductor:eager_numerics", epilogue_fusion=False).inductor_config()
     codes = [code_of(Calls(rounding), inputs(), each, tmp_path) for each in (graph.inductor_config(), template, {})]
@@ -43,7 +43,7 @@ def test_what_was_decided_acts_in_aotinductor(decided, tmp_path):
 
 
 def test_command_prints_what_was_decided(decided, capsys, monkeypatch):
-    """`decisions show KEY --as inductor-config` prints the same."""
+    """`decisions show KEY --as inductor-config` prints the same dict."""
     monkeypatch.setattr("sys.argv", ["backend-kwargs", "decisions", "show", "", "--as", "inductor-config"])
     with pytest.raises(SystemExit):
         main()
@@ -51,7 +51,7 @@ def test_command_prints_what_was_decided(decided, capsys, monkeypatch):
 
 
 def test_eager_has_no_dict(races):
-    """Where eager won there is nothing to compile under."""
+    """If eager won, there is no dict to compile with."""
     compiled = torch.compile(chain, backend=backend_of())
     compiled(torch.randn(8, 64))
     (graph,) = bk.report(compiled).graphs
@@ -61,7 +61,7 @@ def test_eager_has_no_dict(races):
 
 
 def test_value_that_was_not_kept_raises(races, capsys, monkeypatch):
-    """A file holds no callable, so what was decided under one cannot be printed."""
+    """A file cannot contain a callable, so a decision made with one cannot be printed as a dict."""
     races.winner = "default"
     compiled = torch.compile(chain, backend=backend_of(post_grad_custom_post_pass=lambda graph: None))
     compiled(torch.randn(8, 64))
@@ -73,7 +73,7 @@ def test_value_that_was_not_kept_raises(races, capsys, monkeypatch):
 
 
 def test_report_of_a_template_has_its_dict():
-    """Of a graph that no race decided it is the dict of its backend."""
+    """The `inductor_config` of a graph without a race is the dict of its backend."""
     compiled = torch.compile(lambda x: x.exp(), backend="tmpl-inductor:aten")
     compiled(torch.randn(8, 64))
     (graph,) = bk.report(compiled).graphs

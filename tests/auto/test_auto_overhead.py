@@ -1,4 +1,4 @@
-"""What a stored decision costs: compiling under it beside compiling under the winner's options alone, caches empty."""
+"""The cost of a stored decision: compiling with it compared with compiling with the winner's options, caches empty."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ WINNER = {"cpp.simdlen": 256}
 
 @pytest.fixture
 def won(races):
-    """Let a candidate with options win, without a race."""
+    """Make a candidate with options win, without a race."""
     races.winner, races.options = "simd_256", WINNER
     return races
 
@@ -28,7 +28,7 @@ def won(races):
 @pytest.mark.benchmark(group="compiling the winner")
 @torch.no_grad()
 def test_compiling_under_a_stored_decision(benchmark, won, backend):
-    """Record the time, and check that the stored decision is used without a race."""
+    """Compiling with a stored decision runs no race; the time is recorded."""
     model = nn.Sequential(*[part for _ in range(2) for part in (nn.Linear(64, 64), nn.GELU())])
     x = torch.randn(8, 64)
 

@@ -1,4 +1,4 @@
-"""Precisions in a race: they can win only within their bound; the measured error is stored with the bound."""
+"""Precisions in a race: they can win only within their bound, and the measured error is stored with the bound."""
 
 import copy
 import json
@@ -44,13 +44,13 @@ def call(compiled, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_without_consent_none_is_raced(auto, store):
-    """Nothing of lower precision is tried unless the caller says so."""
+    """No lower precision is raced unless the caller names it."""
     call(auto(net()), rows())
     assert set(rows_of(store)) == {"eager", "default"}
 
 
 def test_the_winner_is_within_its_bound(auto, store, default_wins):
-    """What wins has the error that its row tells; store, report and table hold it beside the bound."""
+    """The winner's error is within the bound; store, report and table show both."""
     model, x = net(), rows()
     compiled = auto(model, **BF16)
     result = call(compiled, x)
@@ -81,7 +81,7 @@ def test_beyond_the_bound_it_never_wins(auto, store, default_wins, log):
 
 @torchao
 def test_several_are_raced(auto, store):
-    """Each precision that was consented to is a candidate of its own."""
+    """Each precision that the caller names is a separate candidate."""
     call(auto(net(), precision="bf16,int8-dynamic,int8-weight", max_error=0.05), rows())
     found = rows_of(store)
     assert {"bf16", "int8-dynamic", "int8-weight"} < set(found)
@@ -89,13 +89,13 @@ def test_several_are_raced(auto, store):
 
 
 def test_a_precision_joins_other_steps(auto, store, default_wins):
-    """It is merged onto the options of the fastest so far, and what follows onto its own."""
+    """A precision is merged onto the options of the current best, and later steps onto its options."""
     call(auto(net(), ["cpp_wrapper"], **BF16), rows())
     assert rows_of(store)["bf16"].options == {"cpp_wrapper": True, "precision": "bf16", "max_error": 0.01}
 
 
 def test_training(auto, store, default_wins):
-    """A race in training holds outputs and gradients to the bound."""
+    """In training a race checks outputs and gradients against the bound."""
     model = net().train()
     auto(model, precision="bf16", max_error=0.02)(rows()).sum().backward()
     assert rows_of(store)["bf16"].won
@@ -104,7 +104,7 @@ def test_training(auto, store, default_wins):
 
 @torchao
 def test_int8_is_no_candidate_in_training(auto, store):
-    """What is for inference alone says so in its row."""
+    """In training the row of a precision for inference says why it was not raced."""
     auto(net().train(), precision="int8-dynamic", max_error=0.05)(rows()).sum().backward()
     assert rows_of(store)["int8-dynamic"].reason == (
         "UnfitPrecisionError: Precision 'int8-dynamic' is refused: it is for inference: call the model under "
@@ -113,7 +113,7 @@ def test_int8_is_no_candidate_in_training(auto, store):
 
 
 def test_random_graphs_have_no_reference(auto, store):
-    """Where no error can be measured the precision is skipped, with the reason."""
+    """If no error can be measured, the precision is skipped with the reason."""
     model = nn.Sequential(nn.Linear(64, 96), nn.Dropout(0.5)).train()
     auto(model, **BF16)(rows()).sum().backward()
     row = rows_of(store)["bf16"]
@@ -124,7 +124,7 @@ def test_random_graphs_have_no_reference(auto, store):
 
 
 def test_a_remembered_precision_is_measured_anew(auto, store, default_wins):
-    """Another module with the same graph, whose error is larger, is not compiled as the first was."""
+    """The error is measured again for another module with the same graph, which falls back if it exceeds the bound."""
     x = rows()
     call(auto(net(), **BF16), x)
     decide.forget_process()
@@ -141,7 +141,7 @@ def test_a_remembered_precision_is_measured_anew(auto, store, default_wins):
 
 
 def test_bounds_are_questions_of_their_own(auto, store):
-    """A decision under one bound is none for another, nor for no precision at all."""
+    """A decision with one bound is not used for another bound, nor without a precision."""
     for options in ({}, BF16, {**BF16, "max_error": 0.02}):
         torch._dynamo.reset()
         call(auto(net(), **options), rows())
@@ -149,7 +149,7 @@ def test_bounds_are_questions_of_their_own(auto, store):
 
 
 def test_a_store_cannot_lower_a_precision(auto, store):
-    """A stored decision that names a precision which the caller did not consent to is not followed."""
+    """A stored decision with a precision that the caller did not name is not used."""
     model, x = net(), rows()
     call(auto(model), x)
     with sqlite3.connect(store) as connection:
@@ -161,7 +161,7 @@ def test_a_store_cannot_lower_a_precision(auto, store):
 
 
 def test_export(auto, store, tmp_path, default_wins):
-    """A decision travels as TOML, and as a template with its bound."""
+    """A decision with a precision is exported as TOML, and as a template with its bound."""
     model, x = net(), rows()
     call(auto(model, **BF16), x)
     (decision,) = Store(store).all()

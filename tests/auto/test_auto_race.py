@@ -1,4 +1,4 @@
-"""What wins, and what never does."""
+"""Which candidates win a race, and which never do."""
 
 import re
 import threading
@@ -20,14 +20,14 @@ from backend_kwargs.errors import BackendKwargsWarning
 
 
 def test_a_wrong_candidate_never_wins(auto, planted, store, log):
-    """A candidate whose numbers are not eager's is dropped, and the log names it."""
+    """A candidate whose results differ from eager's is dropped, and the log names it."""
     x = torch.randn(8, 64)
     assert torch.allclose(auto(chain, ["wrong"])(x), chain(x))
     assert "wrong is dropped: fail_accuracy: output" in log.text
 
 
 def test_the_next_process_finds_the_winner(auto, store, default_wins):
-    """What is compiled after a race lies in AOTAutograd's cache under the key of a process that runs no race."""
+    """The winner is in AOTAutograd's cache under the key of a process that runs no race."""
     x = torch.randn(8, 64)
     with fresh_cache():
         auto(chain)(x)
@@ -39,14 +39,14 @@ def test_the_next_process_finds_the_winner(auto, store, default_wins):
 
 
 def test_a_broken_candidate_hurts_no_other(auto, planted, store, log):
-    """A candidate that fails to compile is dropped with its reason."""
+    """A candidate that fails to compile is dropped with the reason."""
     x = torch.randn(8, 64)
     assert torch.allclose(auto(chain, ["crash"])(x), chain(x))
     assert "crash is dropped: fail_to_run: RuntimeError: planted" in log.text
 
 
 def test_a_candidate_that_breaks_in_a_call_hurts_no_other(auto, planted, store, log):
-    """One that compiles, and fails when it first runs, is dropped with the reason; the first output is right."""
+    """A candidate that compiles but fails when it runs is dropped with the reason; the first output is right."""
     x = torch.randn(8, 64)
     assert torch.allclose(auto(chain, ["burst"])(x), chain(x))
     assert "burst is dropped: fail_to_run: RuntimeError: planted in a call" in log.text
@@ -54,7 +54,7 @@ def test_a_candidate_that_breaks_in_a_call_hurts_no_other(auto, planted, store, 
 
 
 def test_the_fastest_so_far_gives_way_when_it_breaks(auto, planted, store, log, default_wins):
-    """A candidate that won, and fails when it meets the next, loses to that one, and the race goes on."""
+    """If the current best fails when it is timed against the next candidate, that one takes its place."""
     gone = []
 
     @torch.library.custom_op("backend_kwargs_tests::fleeting", mutates_args=())
@@ -84,7 +84,7 @@ def test_the_fastest_so_far_gives_way_when_it_breaks(auto, planted, store, log, 
 
 
 def test_a_slow_candidate_loses(auto, planted, log):
-    """The candidate that sleeps 20 ms in each call is not kept."""
+    """A candidate that sleeps 20 ms in each call is not kept."""
     auto(chain, ["slow"])(torch.randn(8, 64))
     slow = next(line for line in log.text.splitlines() if line.strip().startswith("slow "))
     assert "compiled in" in slow
@@ -92,7 +92,7 @@ def test_a_slow_candidate_loses(auto, planted, log):
 
 
 def test_eager_wins_where_compiling_loses(auto, planted, log):
-    """Where each compiled candidate is slower, the graph runs as it is."""
+    """If every compiled candidate is slower than eager, the graph runs in eager."""
     backend_kwargs.register_template("slow_auto", base="auto+slow")
     x = torch.randn(8, 64)
     compiled = torch.compile(chain, backend=backend_kwargs.make_backend("tmpl-inductor:slow_auto", candidates=[]))
@@ -101,7 +101,7 @@ def test_eager_wins_where_compiling_loses(auto, planted, log):
 
 
 def test_without_a_right_candidate_eager_runs_with_a_warning(auto, planted):
-    """Where no compiled candidate is right, a warning says why the graph runs in eager."""
+    """If no candidate passes the accuracy check, the graph runs in eager, with a warning."""
     backend_kwargs.register_template("wrong_auto", base="auto+wrong")
     x = torch.randn(8, 64)
     compiled = torch.compile(chain, backend=backend_kwargs.make_backend("tmpl-inductor:wrong_auto", candidates=[]))
@@ -128,7 +128,7 @@ def test_equal_code_is_not_raced(auto, log, default_wins):
     ],
 )
 def test_default_wins_right(auto, default_wins, store, fn):
-    """Graphs that hold other graphs, and outputs of views, are raced and right."""
+    """Graphs that contain other graphs, or return views, are raced with right results."""
     x = torch.randn(8, 64)
     with torch.no_grad():
         assert torch.allclose(auto(fn)(x), fn(x), atol=1e-4)
@@ -136,7 +136,7 @@ def test_default_wins_right(auto, default_wins, store, fn):
 
 
 def test_inputs_that_share_memory(auto, default_wins, store):
-    """What is written through one input is seen through the other, once."""
+    """A write through one input shows in another that shares its memory, once."""
 
     def step(whole, row):
         row.add_(1)
@@ -152,7 +152,7 @@ def test_inputs_that_share_memory(auto, default_wins, store):
 
 
 def test_a_wrong_candidate_never_wins_where_inputs_share_memory(auto, planted, store):
-    """No reference is asked of copies that share nothing, which would excuse any error."""
+    """The reference is not computed on copies that share no memory, which would excuse any error."""
 
     def step(whole, row):
         row.add_(1)
@@ -165,7 +165,7 @@ def test_a_wrong_candidate_never_wins_where_inputs_share_memory(auto, planted, s
 
 
 def test_inference_mode(auto, default_wins, store):
-    """Inference tensors are raced like others."""
+    """Graphs with inference tensors are raced like others."""
     with torch.inference_mode():
         x = torch.randn(8, 64)
         assert torch.allclose(auto(chain)(x), chain(x), atol=1e-5)
@@ -173,7 +173,7 @@ def test_inference_mode(auto, default_wins, store):
 
 
 def test_a_wrong_default_of_a_random_graph_never_wins(auto, planted):
-    """If eager draws other numbers, default is checked with `fallback_random`, which draws as eager does."""
+    """In a graph that draws random numbers, default is checked with `fallback_random`, which draws as eager does."""
     backend_kwargs.register_template("wrong_auto", base="auto+wrong")
     backend = backend_kwargs.make_backend("tmpl-inductor:wrong_auto", candidates=[])
     with pytest.warns(
@@ -184,7 +184,7 @@ def test_a_wrong_default_of_a_random_graph_never_wins(auto, planted):
 
 
 def test_after_the_budget_default_stands(monkeypatch, auto, planted, store):
-    """A race whose time ends while default is compiled compiles nothing more, and is known to be cut."""
+    """If the budget ends while default is compiled, nothing more is compiled, and the decision records the cut."""
     left = property(lambda self: 0.0 if self.default_s else 300.0)
     monkeypatch.setattr(race._Race, "_left_s", left)
     auto(chain, ["slow"])(torch.randn(8, 64))
@@ -195,7 +195,7 @@ def test_after_the_budget_default_stands(monkeypatch, auto, planted, store):
 
 
 def test_a_call_longer_than_the_budget_is_not_raced(auto, log):
-    """Where eager alone takes longer than the budget default stands, after two calls in eager and no more."""
+    """If one eager call takes longer than the budget, default is used after two calls in eager."""
     naps = []
 
     @torch.library.custom_op("backend_kwargs_tests::long_nap", mutates_args=())
@@ -212,7 +212,7 @@ def test_a_call_longer_than_the_budget_is_not_raced(auto, log):
 
 
 def test_what_cannot_be_timed_in_time_is_not(monkeypatch, auto, store):
-    """Where a meeting's calls would last beyond the budget, default stands untimed; a larger budget may time it."""
+    """If timing would exceed the budget, default is used untimed; a larger budget may time it."""
     monkeypatch.setattr(race, "LEAST_CALLS", 10**9)
     auto(chain)(torch.randn(8, 64))
     rows = rows_of(store)
@@ -222,14 +222,14 @@ def test_what_cannot_be_timed_in_time_is_not(monkeypatch, auto, store):
 
 
 def test_both_sides_pay_what_dynamo_costs(monkeypatch, auto, store):
-    """Each timed call, eager's too, takes what dynamo is estimated to add, so that short kernels do not decide."""
+    """Every timed call, also eager's, adds dynamo's estimated overhead, so that it does not decide short kernels."""
     monkeypatch.setattr(race, "PROLOGUE_S", 0.02)
     auto(chain)(torch.randn(8, 64))
     assert all(row.seconds > 0.015 for row in rows_of(store).values())
 
 
 def test_more_guards_cost_more(monkeypatch):
-    """What dynamo adds to a call is estimated by its guards; nothing is added where dynamo does not call."""
+    """Dynamo's overhead is estimated from its guards, and is zero where dynamo does not call."""
     seen = []
 
     def backend(gm, example_inputs):
@@ -244,7 +244,7 @@ def test_more_guards_cost_more(monkeypatch):
 
 
 def test_memory_is_not_that_of_the_inputs(monkeypatch, auto):
-    """A candidate's peak is of a call whose inputs are there already: to make them is none of its doing."""
+    """A candidate's peak does not include the creation of its inputs."""
     made = []
     monkeypatch.setattr(measure, "peak_memory", lambda call, device: made.append(call.made is not None))
     auto(chain, objective="memory")(torch.randn(8, 64))
@@ -253,7 +253,7 @@ def test_memory_is_not_that_of_the_inputs(monkeypatch, auto):
 
 
 def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):
-    """A row's time follows from its speedup over whom it met, so that no drift between meetings turns ranks around."""
+    """A row's time follows from its speedup over its opponent, so drift between comparisons cannot reverse ranks."""
     step = RaceCandidate("step", {"epilogue_fusion": False})
     monkeypatch.setattr(race, "candidates_for", lambda *_, **__: [step])
     monkeypatch.setattr(race, "_code", lambda fn: ())
@@ -264,7 +264,7 @@ def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):
 
 
 def test_what_would_be_compiled_twice_is_not(auto, planted, store):
-    """A candidate whose options, over those of the fastest, were tried already is skipped."""
+    """A candidate is skipped if its options, merged with the current best's, were tried already."""
     backend_kwargs.register_template("slower", base="slow")
     auto(chain, ["slow", "slower"])(torch.randn(8, 64))
     row = rows_of(store)["slower"]
@@ -272,7 +272,7 @@ def test_what_would_be_compiled_twice_is_not(auto, planted, store):
 
 
 def test_a_reference_that_cannot_be_had_says_nothing(auto, capfd):
-    """A graph that fails in float64, as it names float32, is raced without a reference and without a traceback."""
+    """A graph that fails in float64 because it names float32 is raced without a reference, and without a traceback."""
     x, w = torch.randn(8, 8).bfloat16(), torch.randn(8, 8)
     with torch.no_grad():
         auto(lambda x, w: x.to(torch.float32) @ w)(x, w)
@@ -280,7 +280,7 @@ def test_a_reference_that_cannot_be_had_says_nothing(auto, capfd):
 
 
 def test_float8_is_raced(auto, store):
-    """Inputs of eight bits, which have no comparison, are raced like others."""
+    """Inputs in float8, which has no comparison operators, are raced like others."""
     with torch.no_grad():
         auto(lambda x: x.to(torch.float32) * 2)(torch.randn(64, 64).to(torch.float8_e4m3fn))
     assert rows_of(store)["default"].status == "pass"
@@ -297,7 +297,7 @@ def test_frozen_weights_bring_a_cpus_own_gemms(store):
 
 
 def test_a_step_leaves_out_what_it_must(monkeypatch, auto, store, default_wins):
-    """A step's options are merged onto those of the current best, less those in `without`."""
+    """A step's options are merged onto those of the current best, except those in `without`."""
     one = RaceCandidate("one", {"epilogue_fusion": False, "max_fusion_size": 2})
     two = RaceCandidate("two", {"realize_reads_threshold": 1}, without=("max_fusion_size",))
     monkeypatch.setattr(race, "candidates_for", lambda *_, **__: [one, two])
@@ -307,7 +307,7 @@ def test_a_step_leaves_out_what_it_must(monkeypatch, auto, store, default_wins):
 
 
 def test_dynamic_shapes_take_one_decision(store):
-    """A symbolic graph is decided once and serves other sizes without a recompile."""
+    """A symbolic graph has one decision, which serves other sizes without a recompile."""
     compiled = torch.compile(chain, backend=backend_of(), dynamic=True)
     for size in (64, 32, 17):
         x = torch.randn(8, size)
@@ -316,7 +316,7 @@ def test_dynamic_shapes_take_one_decision(store):
 
 
 def test_options_of_the_user_stand(auto, planted, store):
-    """An option given beside auto holds for each candidate, and a candidate that only sets it otherwise is skipped."""
+    """The user's options apply to every candidate; a candidate that would only change them is skipped."""
     backend_kwargs.register_template("fuse", {"epilogue_fusion": True})
     auto(chain, ["fuse"], epilogue_fusion=False)(torch.randn(8, 64))
     row = rows_of(store)["fuse"]
@@ -331,7 +331,7 @@ def test_an_unknown_candidate_is_an_error_at_once():
 
 
 def test_the_winner_comes_as_the_compiler_made_it(default_wins):
-    """Nothing is wrapped round what compiling the winner alone returns."""
+    """auto returns the winner's callable without a wrapper."""
     import torch._inductor.compile_fx as module
 
     returned, compile_fx = [], module.compile_fx
@@ -353,7 +353,7 @@ def test_the_winner_comes_as_the_compiler_made_it(default_wins):
 
 
 def test_memory_as_the_objective(store):
-    """With objective="memory" each candidate's peak is known, and the one with less wins."""
+    """With objective="memory" every candidate's peak is measured, and the smaller one wins."""
     torch.compile(chain, backend=backend_of(objective="memory"))(torch.randn(512, 512))
     rows = rows_of(store)
     assert all(row.peak_bytes is not None for row in rows.values())
@@ -363,7 +363,7 @@ def test_memory_as_the_objective(store):
 
 
 def test_a_report_tells_the_race(store):
-    """`report` holds the table of the race that chose how a graph is compiled."""
+    """`report` contains the table of the race that chose how a graph is compiled."""
     compiled = torch.compile(chain, backend=backend_of())
     compiled(torch.randn(8, 64))
     (graph,) = backend_kwargs.report(compiled).graphs
@@ -373,7 +373,7 @@ def test_a_report_tells_the_race(store):
 
 
 def test_four_threads(auto):
-    """Four threads that compile at once all get right numbers."""
+    """Four threads that compile at the same time all get right results."""
     x = torch.randn(8, 64)
     seen = {}
 
@@ -390,7 +390,7 @@ def test_four_threads(auto):
 
 @torch.no_grad()
 def test_what_is_drawn_within_a_branch_is_seen(auto, store):
-    """Of a branch's operators none is counted, and still default is checked by its twin that draws as eager does."""
+    """Random operators inside a branch are found, so default is checked by a twin that draws as eager does."""
 
     def drawn(x):
         return torch.cond(x.sum() > 1e9, torch.sin, lambda x: torch.nn.functional.dropout(x, 0.5), (x,))

@@ -1,4 +1,4 @@
-"""Ranks of a process group take one decision, and wait for none without end."""
+"""The ranks of a process group use one decision, and none waits for ever."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from backend_kwargs.compilers.auto.decision import Decision, packed
 
 
 def test_collectives_are_not_raced(races, log, tmp_path):
-    """A graph in which other ranks take part is not run by one rank alone."""
+    """A graph with collectives is not run by one rank alone."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'init'}", rank=0, world_size=1)
@@ -32,7 +32,7 @@ def test_collectives_are_not_raced(races, log, tmp_path):
 
 @pytest.fixture
 def two_ranks():
-    """Make this process rank 0 of two, the other of which is not there."""
+    """Make this process rank 0 of two; the other does not exist."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -49,7 +49,7 @@ def opaque(x):
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize("op", [torch.ops.backend_kwargs_tests.nap, opaque], ids=["operator", "function"])
 def test_what_may_hide_a_collective_is_not_raced(races, log, op):
-    """A user's operator may wait for other ranks, which one rank's race would leave behind."""
+    """A user's operator is not raced on several ranks, since it may wait for the others."""
     x = torch.randn(8)
     assert torch.allclose(torch.compile(lambda x: op(x * 2) + 1, backend=backend_of())(x), op(x * 2) + 1)
     assert races.count == 0
@@ -58,7 +58,7 @@ def test_what_may_hide_a_collective_is_not_raced(races, log, op):
 
 
 def test_a_users_operator_is_raced_where_there_is_one_rank(races):
-    """Without other ranks there is nothing to wait for."""
+    """With a single rank, a user's operator is raced."""
     torch.compile(lambda x: torch.ops.backend_kwargs_tests.nap(x * 2) + 1, backend=backend_of())(torch.randn(8))
     assert races.count == 1
 
@@ -66,7 +66,7 @@ def test_a_users_operator_is_raced_where_there_is_one_rank(races):
 @pytest.mark.parametrize("budget_s", [60.0, math.inf])
 @pytest.mark.parametrize("known", [True, False], ids=["decided here", "unknown here"])
 def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known, budget_s):
-    """Who comes first to a graph decides, also over what a later rank has stored."""
+    """The first rank to reach a graph decides, even if a later rank has a stored decision."""
     word, x = torch.distributed.HashStore(), torch.randn(8, 64)
     if known:
         auto(chain)(x)
@@ -80,7 +80,7 @@ def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known, bu
 
 
 def key_of_next(monkeypatch, x):
-    """Return the key that `chain` gets."""
+    """Return the key of the next decision for `chain`."""
     keys = []
     with monkeypatch.context() as patch:
         patch.setattr(decide, "agreed", lambda key, decide, stand_in, settings: keys.append(key) or stand_in)
@@ -90,7 +90,7 @@ def key_of_next(monkeypatch, x):
 
 
 def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, monkeypatch, log):
-    """After budget and grace a rank compiles default."""
+    """A rank that waits longer than budget and grace compiles default."""
     word, x = torch.distributed.HashStore(), torch.randn(8, 64)
     word.add(f"{ranks.PREFIX}/{key_of_next(monkeypatch, x)}/owner", 1)
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
@@ -101,7 +101,7 @@ def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, mon
 
 
 def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monkeypatch, log):
-    """If JSON cannot represent the winner's option, all ranks compile default, and none waits."""
+    """If JSON cannot represent the winner's option, all ranks compile default without waiting."""
     word = torch.distributed.HashStore()
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     backend_kwargs.register_template("mine", {"post_grad_custom_post_pass": print})
@@ -154,7 +154,7 @@ dist.barrier()
 
 
 def test_ranks_take_one_decision(tmp_path):
-    """Two ranks agree on the graph that both compile, though one has decided otherwise, and wait for no other."""
+    """Two ranks agree on a graph that both compile, even if one has its own decision, and neither waits otherwise."""
     command = [sys.executable, "-c", RANK]
     ranks = [subprocess.Popen([*command, str(rank), tmp_path / "init"], stdout=-1, text=True) for rank in range(2)]
     seen = [json.loads(rank.communicate(timeout=300)[0]) for rank in ranks]

@@ -1,4 +1,4 @@
-"""What is said of a race."""
+"""Progress, log, trace and table of a race."""
 
 import io
 import json
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_shows_what_is_tried(monkeypatch):
-    """While a race runs, a line on a terminal names the candidate."""
+    """On a terminal a line names the candidate that is being tried."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
     with progress() as tick:
@@ -27,7 +27,7 @@ def test_a_terminal_shows_what_is_tried(monkeypatch):
 
 
 def test_elsewhere_nothing_is_shown(monkeypatch):
-    """A log file gets no progress line."""
+    """Off a terminal, for instance in a log file, no progress line is written."""
     monkeypatch.setattr(sys, "stderr", shown := io.StringIO())
     with progress() as tick:
         tick("coordinate_descent", 0.5)
@@ -36,7 +36,7 @@ def test_elsewhere_nothing_is_shown(monkeypatch):
 
 @torch.no_grad()
 def test_the_decision_is_in_torchs_trace(auto, caplog):
-    """A structured trace holds each decision with its whole table, as an artifact of JSON."""
+    """torch's structured trace contains each decision with its table, as a JSON artifact."""
     caplog.set_level(logging.DEBUG, logger="torch.__trace")
     auto(torch.nn.Linear(8, 8))(torch.randn(4, 8))
     artifacts = [r for r in caplog.records if getattr(r, "metadata", {}).get("artifact", {}).get("name") == ARTIFACT]
@@ -54,7 +54,7 @@ def test_the_decision_is_in_torchs_trace(auto, caplog):
     ],
 )
 def test_each_row_has_a_time_or_a_reason(row, shown):
-    """The table leaves no row without a figure or a word on why there is none."""
+    """Every row of the table has a time or the reason why it has none."""
     assert table(Decision("key", "graph", "default", rows=(row,))).splitlines()[1].startswith(shown)
 
 
@@ -67,6 +67,6 @@ def test_each_row_has_a_time_or_a_reason(row, shown):
     ],
 )
 def test_the_table_shows_peaks_of_memory(peak_bytes, shown):
-    """Where a candidate's memory was measured, the table says how much it took."""
+    """If a candidate's peak memory was measured, the table shows it."""
     row = RaceRow("default", seconds=1e-4, compile_s=2.0, peak_bytes=peak_bytes, won=True)
     assert table(Decision("key", "graph", "default", rows=(row,))).endswith(shown)

@@ -1,4 +1,4 @@
-"""Rewrites in a race: which are tried, what joins what, what is remembered, and what a file may say."""
+"""Rewrites in a race: which are tried, how they combine, what is stored, and what a file may contain."""
 
 import dataclasses
 import logging
@@ -18,7 +18,7 @@ from backend_kwargs.compilers.auto.store import Store
 
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch, fresh_dynamo):
-    """Give each test a file of its own, and races that try every rewrite that matches and nothing else."""
+    """Give each test its own store, and races that try every matching rewrite and nothing else."""
     path = tmp_path / "decisions.sqlite"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
     monkeypatch.setattr(candidates, "STEPS", ())
@@ -30,7 +30,7 @@ def store(tmp_path, monkeypatch, fresh_dynamo):
 
 
 class Net(nn.Module):
-    """A convolution with ReLU, and two linear layers of one input with GELU."""
+    """A convolution with ReLU, and two linear layers that share an input, with GELU."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ ASKED = {
 
 @pytest.mark.parametrize(("options", "wanted"), ASKED.values(), ids=ASKED)
 def test_what_is_raced(store, options, wanted):
-    """Those that compute the same function, and those that are named; none where none may be."""
+    """Rewrites that compute the same function and named ones are raced; an empty list allows none."""
     raced(**options)
     rows = rows_of(store)
     assert set(rows) - {"eager", "default"} == wanted
@@ -74,19 +74,19 @@ def test_what_is_raced(store, options, wanted):
 
 
 def test_what_does_not_match_is_not_compiled(store):
-    """A graph without the pattern costs a look, and no compile."""
+    """A rewrite that does not match costs no compile."""
     raced(nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8), nn.SiLU()), x=torch.randn(4, 8))
     assert set(rows_of(store)) == {"eager", "default"}
 
 
 def test_training_leaves_relu_alone(store):
-    """A library's ReLU may lose a nan that training relies on, so there `auto` does not race it."""
+    """In training rewrites with a library's ReLU are not raced, since it may lose a nan."""
     raced(no_grad=False)
     assert set(rows_of(store)) == {"eager", "default"}
 
 
 def test_rewrites_join():
-    """A rewrite joins those of the current best and its other options; what stands alone replaces them."""
+    """A rewrite is combined with the current best's rewrites and options, unless it stands alone."""
     under = {"rewrites": ["convolution"], "triton.cudagraphs": True}
     assert merged(under, rewriting("attention")) == {
         "rewrites": ["convolution", "attention"],
@@ -97,7 +97,7 @@ def test_rewrites_join():
 
 
 def test_the_winner_is_remembered(store, monkeypatch):
-    """What won is compiled, reported with what it rewrote, stored, and found by the next process without a race."""
+    """The winner's rewrites are compiled, reported, stored, and found by the next process without a race."""
     monkeypatch.setattr(race._Race, "_beats", lambda self, challenger, champion: self._list(challenger.row) or True)
     monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
     model = Net().eval()
@@ -122,7 +122,7 @@ SAID = {
 
 @pytest.mark.parametrize(("winner", "said", "options", "followed"), SAID.values(), ids=SAID)
 def test_a_stored_decision_is_followed(store, winner, said, options, followed):
-    """A stored decision is compiled under only where the request would race its rewrites."""
+    """A stored decision is used only if this request would race its rewrites."""
     raced(**options)
     (decision,) = Store(store).all()
     Store(store).put(dataclasses.replace(decision, winner=winner, options={"rewrites": said}, made=decision.made + 1))
@@ -132,7 +132,7 @@ def test_a_stored_decision_is_followed(store, winner, said, options, followed):
 
 
 def test_another_version_is_raced_anew(store, monkeypatch):
-    """A decision is for the rewrites as they were."""
+    """A rewrite with another version is raced again."""
     raced()
     monkeypatch.setattr(decide, "fingerprint", lambda names: f"other {names}")
     decide.forget_process()
@@ -141,7 +141,7 @@ def test_another_version_is_raced_anew(store, monkeypatch):
 
 
 def test_one_that_fails_is_not_tried(store, caplog):
-    """A rewrite of somebody else's that raises costs the race nothing but a line in the log."""
+    """A user's rewrite that raises is skipped with a line in the log."""
     backend_kwargs.register_rewrite("broken", backend_kwargs.Rewrite("broken", patterns="nowhere:function"))
     try:
         with caplog.at_level(logging.INFO, "backend_kwargs.auto"):
@@ -153,7 +153,7 @@ def test_one_that_fails_is_not_tried(store, caplog):
 
 
 def test_memory(store):
-    """For the least memory a linear layer and its loss are raced in chunks."""
+    """With objective="memory" a linear layer and its loss are raced in chunks."""
     layer = nn.Linear(16, 64, bias=False)
     target = torch.randint(64, (32,))
 
@@ -166,7 +166,7 @@ def test_memory(store):
 
 
 def test_a_decision_as_it_was_before():
-    """Rows of decisions that were stored before hold no counts."""
+    """Decisions stored before rewrites existed have no counts."""
     row = decide.RaceRow("default")
     assert row.rewritten == {}
     assert Decision("k", "g", "default", rows=(row,)).rows == (row,)

@@ -1,4 +1,4 @@
-"""The least seconds that a device allows a graph, and what a compiled graph could still save."""
+"""The least time that a device needs for a graph, and how much of a call could still be saved."""
 
 import math
 from dataclasses import replace
@@ -35,13 +35,13 @@ def product(flops=0.0, nbytes=0.0, activations=0.0, itemsize=2, count=1):
     ],
 )
 def test_the_limit(monkeypatch, told, seconds):
-    """Memory that is only read is faster than memory that is copied; the larger of both limits holds."""
+    """The limit is the larger of two, with the bandwidths of reading and copying."""
     monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
     assert roofline.limit_of(facts_of(lambda: None, **{"device": "cuda"} | told), CUDA) == seconds
 
 
 def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
-    """A device too full for a copy and a product is asked once, and the race goes on."""
+    """If the device has no memory to measure its rates, the race continues without a limit and does not retry."""
 
     def full(device):
         raise torch.OutOfMemoryError("planted")
@@ -60,7 +60,7 @@ def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
     ],
 )
 def test_the_least_seconds_of_a_library_kernel(kernel, seconds):
-    """They are those of its flops at the speed of its dtype, or of its bytes, whichever takes longer."""
+    """The least time of a library kernel is that of its flops in its dtype or of its bytes, whichever is longer."""
     assert CEILINGS.product_s(kernel) == seconds
 
 
@@ -71,7 +71,7 @@ def test_shares_of_slack_add_up():
 
 
 def test_slack_on_a_cpu():
-    """Each operator counts as a launch, library kernels as long as they take alone, and all else is generated."""
+    """Each operator counts as one launch, library kernels as their own time, and the rest as generated kernels."""
     kernel = product(count=2)
     facts = facts_of(lambda: torch.ones(2) + 1, products=(kernel,))
     assert facts.ops == 2
@@ -80,14 +80,14 @@ def test_slack_on_a_cpu():
 
 
 def test_no_part_of_the_slack_exceeds_the_call():
-    """Where eager's library kernels take longer than the whole compiled call, nothing is generated."""
+    """If eager's library kernels take longer than the whole compiled call, nothing counts as generated kernels."""
     kernel = product()
     facts = facts_of(lambda: torch.ones(2) + 1, products=(kernel,))
     assert slack_of(pytest.fail, 1e-6, facts, {kernel: 1e-4}, CPU) == Slack(1e-6, 1e-6, 0.0)
 
 
 def test_an_opaque_graph_may_save_all():
-    """The operators inside a higher-order operator are unknown, so all of its time counts as slack."""
+    """All time of a graph with a higher-order operator counts as slack, since its operators are unknown."""
     assert slack_of(pytest.fail, 2.0, facts_of(lambda: None, opaque=True), {}, CPU) == Slack(2.0, 2.0, 2.0)
 
 
@@ -103,7 +103,7 @@ def test_an_opaque_graph_may_save_all():
     ],
 )
 def test_slack_on_a_gpu(monkeypatch, busy, read, activations, slack):
-    """Idle time is launches', a library kernel's is what it takes beyond its least, the rest what exceeds the limit."""
+    """Idle time belongs to launches, a library kernel's excess to the kernel, and the rest to generated kernels."""
     monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
     monkeypatch.setattr(measure, "device_seconds", lambda call, device: busy)
     kernel = product(flops=300.0, activations=activations)  # 3 s at least, and takes 4
@@ -112,7 +112,7 @@ def test_slack_on_a_gpu(monkeypatch, busy, read, activations, slack):
 
 
 def test_a_library_kernel_faster_than_its_least_takes_nothing_from_the_others(monkeypatch):
-    """The ceilings are measured: what beats them is at its limit, and what another kernel could save stays."""
+    """A library kernel faster than the measured ceiling has no slack, and does not reduce that of other kernels."""
     monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
     monkeypatch.setattr(measure, "device_seconds", lambda call, device: 8.0)
     slow, fast = product(flops=300.0), replace(product(flops=300.0), layout="fast")
@@ -125,7 +125,7 @@ def refused(x):
 
 
 def test_library_kernels_are_timed_alone():
-    """Each layout is timed once, however often it runs; what takes indices, or cannot run alone, is left out."""
+    """Each layout of a library kernel is timed once; kernels that take indices or cannot run alone are left out."""
     x, narrow = torch.randn(64, 64), torch.ones(32, 32, dtype=torch.int8)
 
     def run():
@@ -143,7 +143,7 @@ def test_library_kernels_are_timed_alone():
 
 
 def test_a_library_kernel_is_timed_on_numbers():
-    """Its operands are as large as in the graph, laid out as there, and random: zeros draw less power."""
+    """A library kernel is timed on random operands with the sizes and layouts of the graph: zeros draw less power."""
     seen = []
     meta = torch.empty_strided((3, 4), (1, 3), device="meta")
     time_library([replace(product(), call=(seen.append, (meta,), {}))], CPU)
@@ -153,7 +153,7 @@ def test_a_library_kernel_is_timed_on_numbers():
 
 
 def test_activations_are_no_inputs_of_the_graph():
-    """What a product reads of the graph's inputs, weights say, no other kernel writes; its result another one reads."""
+    """Operands that are inputs of the graph, such as weights, are not written by another kernel; activations are."""
     x, weight = torch.randn(4, 8), torch.randn(8, 8)
     storages = {weight.untyped_storage()._cdata}
     _, facts = observed_stats(lambda: x @ weight, lambda seen: 0.0, storages, **TOLD)

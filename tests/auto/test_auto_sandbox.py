@@ -1,4 +1,4 @@
-"""What a race does to inputs and to the process: nothing that stays."""
+"""A race leaves inputs and the state of the process unchanged."""
 
 import os
 
@@ -31,7 +31,7 @@ LAYOUTS = {
 
 
 def seen(fn, x):
-    """Return which inputs are found to be written where dynamo's fakes count no write."""
+    """Return which inputs are found to be written although dynamo's fakes count no write."""
     gm = torch.fx.symbolic_trace(fn)
     (placeholder,) = gm.graph.find_nodes(op="placeholder")
     placeholder.meta["example_value"] = torch.empty_like(x, device="meta")
@@ -40,13 +40,13 @@ def seen(fn, x):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_read_is_not_copied(layout):
-    """An input of any dtype and layout that a graph leaves alone is not taken for written."""
+    """An input that a graph only reads does not count as written, whatever its dtype and layout."""
     assert seen(lambda x: (x.clone(),), LAYOUTS[layout]) == frozenset()
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "empty"])
 def test_what_is_written_is_seen(layout):
-    """A write that the fakes do not count shows in the values, and the input itself keeps them."""
+    """A write that the fakes do not count is found by comparing values, and the input itself stays unchanged."""
     x = LAYOUTS[layout]
     assert seen(lambda x: (x.zero_(),), x) == {0}
     assert x.to(torch.complex64).abs().sum() != 0
@@ -60,7 +60,7 @@ def test_what_is_written_is_seen(layout):
     ],
 )
 def test_a_view_of_another_dtype_becomes_one_of_the_copy(view):
-    """Of inputs that share memory and differ in dtype the copies share theirs."""
+    """Copies of inputs that share memory with different dtypes share memory too."""
     base = torch.arange(1.0, 9.0)
     copies = {}
     made, whole = workload._copied(view(base), copies), workload._copied(base, copies)
@@ -70,7 +70,7 @@ def test_a_view_of_another_dtype_becomes_one_of_the_copy(view):
 
 
 def test_cotangents_are_drawn_once(monkeypatch):
-    """A call that is timed goes backward from the cotangents of the first: to draw them waits for the device."""
+    """Timed calls reuse the first call's cotangents, since drawing them waits for the device."""
     draw, drawn = workload._cotangent, []
     monkeypatch.setattr(workload, "_cotangent", lambda end: drawn.append(end) or draw(end))
     x = torch.randn(4, 8, requires_grad=True)
@@ -82,7 +82,7 @@ def test_cotangents_are_drawn_once(monkeypatch):
 
 
 def test_cotangents_differ_from_row_to_row():
-    """A batch norm takes the mean over the batch out of a gradient; of equal rows nothing would be left to compare."""
+    """Cotangents differ in each row, since a batch norm subtracts their mean over the batch."""
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)), torch.randn(32, 8)
     weight = model[0].weight
     (gradient,) = torch.autograd.grad(out := model(x), weight, workload._cotangent(out))
@@ -98,14 +98,14 @@ def test_cotangents_differ_from_row_to_row():
     ],
 )
 def test_cotangents_lie_as_outputs_do(end):
-    """Of another layout a backward pass would copy them first, which is none of its own time."""
+    """Cotangents have the layout of the outputs; otherwise a backward pass would copy them first."""
     made = workload._cotangent(end.requires_grad_())
     assert (made.shape, made.stride(), made.dtype, made.requires_grad) == (end.shape, end.stride(), end.dtype, False)
     assert made.abs().min() > 0
 
 
 def test_the_libdevice_is_put_back(monkeypatch):
-    """What Inductor sets for a graph that rounds as eager does is gone with the candidate, in Triton's knobs too."""
+    """A candidate's libdevice settings are removed after it, also in Triton's knobs."""
     knobs = pytest.importorskip("triton.knobs")
     monkeypatch.delenv(LIBDEVICE, raising=False)
     with own_libdevice():
@@ -114,7 +114,7 @@ def test_the_libdevice_is_put_back(monkeypatch):
 
 
 def test_a_libdevice_of_the_users_stays(monkeypatch):
-    """A path that was set before is the user's."""
+    """A libdevice path that the user set is kept."""
     monkeypatch.setenv(LIBDEVICE, "mine.bc")
     with own_libdevice():
         pass

@@ -1,4 +1,4 @@
-"""Options of `auto` are checked when they are given."""
+"""Options of `auto` are checked when they are set."""
 
 import math
 
@@ -38,7 +38,7 @@ from backend_kwargs.compilers.auto.settings import OPTIONS, Settings
     ],
 )
 def test_refused(options, message):
-    """What makes no sense is refused at once, with what was wanted and what came."""
+    """An invalid value raises at once, with the expected and the given value."""
     with pytest.raises(BackendKwargsError) as raised:
         make_backend("tmpl-inductor:auto", options)
     assert str(raised.value) == message
@@ -54,11 +54,11 @@ def test_refused(options, message):
     ],
 )
 def test_taken(options):
-    """What stands at a limit is kept, and reaches the race."""
+    """A value at a limit is accepted and reaches the race."""
     given = Settings.of(make_backend("tmpl-inductor:auto", options).options)
     assert {name: getattr(given, name) for name in options} == options
 
 
 def test_settings_are_the_options():
-    """A race that is told nothing has each option's default."""
+    """A race without options has each option's default."""
     assert {name: getattr(Settings(), name) for name in OPTIONS} == {n: o.default for n, o in OPTIONS.items()}

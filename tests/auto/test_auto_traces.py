@@ -1,4 +1,4 @@
-"""What a race leaves behind in torch, in weights, gradients, generators and the user's objects: nothing."""
+"""A race leaves torch, weights, gradients, generators and the user's objects unchanged."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ from backend_kwargs.compilers.auto.sandbox import LIBDEVICE
 
 
 class Averaged(nn.Module):
-    """Weights that a call moves towards others through .data, whose changes no version counts."""
+    """A call moves weights towards others through .data, whose changes no version counts."""
 
     def __init__(self, move):
         super().__init__()
@@ -39,7 +39,7 @@ class Averaged(nn.Module):
 )
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
 def test_weights_changed_through_data_are_changed_once(auto, move, grad):
-    """A race leaves them as they were, also where dynamo's fakes count no write."""
+    """A race leaves weights unchanged, even if dynamo's fakes count no write."""
     model, expected, x = Averaged(move), Averaged(move), torch.randn(8, 64)
     with torch.set_grad_enabled(grad):
         assert torch.allclose(auto(model)(x), expected(x))
@@ -47,7 +47,7 @@ def test_weights_changed_through_data_are_changed_once(auto, move, grad):
 
 
 def test_the_users_frozen_objects_stay_frozen(auto):
-    """A race looks for garbage among what it made itself, by a freeze of its own, unless the user has frozen some."""
+    """A race freezes existing objects so that it collects only its own garbage, unless the user has frozen some."""
     gc.freeze()
     try:
         before = gc.get_freeze_count()
@@ -62,7 +62,7 @@ def test_the_users_frozen_objects_stay_frozen(auto):
 
 
 def test_a_race_leaves_what_torch_knows_of_sizes(monkeypatch, default_wins):
-    """Guards and replacements of the shape environment, and the tracing context, are after a race as before."""
+    """A race leaves guards and replacements of the shape environment, and the tracing context, unchanged."""
     seen, run = [], race.race
 
     def known():
@@ -91,7 +91,7 @@ def test_a_race_leaves_what_torch_knows_of_sizes(monkeypatch, default_wins):
 
 
 def test_training_gives_the_right_gradients(auto):
-    """Forward and backward are decided together, and gradients are eager's."""
+    """Forward and backward are decided together, and gradients equal eager's."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(8, 16)
     auto(model)(x).square().mean().backward()
@@ -103,7 +103,7 @@ def test_training_gives_the_right_gradients(auto):
 
 
 def test_racing_touches_no_gradient(auto):
-    """A race leaves `.grad` empty and calls no hook of the user's."""
+    """A race leaves `.grad` empty and calls no user hook."""
     model, x = nn.Linear(16, 4), torch.randn(8, 16)
     called = []
     model.weight.register_hook(lambda grad: called.append(1))
@@ -113,7 +113,7 @@ def test_racing_touches_no_gradient(auto):
 
 
 def test_racing_packs_nothing_by_a_users_hooks(auto):
-    """What packs saved tensors, to offload them say, is asked for those of the call alone."""
+    """A race does not call the user's saved-tensor hooks; the call itself does."""
     model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(8, 16)
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: packed.append(1) or saved, lambda saved: saved):
@@ -124,7 +124,7 @@ def test_racing_packs_nothing_by_a_users_hooks(auto):
 
 
 def test_buffers_change_once(auto):
-    """Batch norm's statistics after the first call are those of one call."""
+    """After the first call, batch norm's statistics are those of one call."""
     x = torch.randn(32, 4, 3, 3)
     raced, plain = (nn.BatchNorm2d(4) for _ in range(2))
     auto(raced)(x)
@@ -134,7 +134,7 @@ def test_buffers_change_once(auto):
 
 
 def test_a_cache_that_is_written_is_right_the_first_time(auto):
-    """A key-value cache that a step updates in place holds one step, through every alias."""
+    """After the first call, a key-value cache updated in place contains one step, through every alias."""
 
     def step(cache, new, at):
         cache[at] = new
@@ -149,7 +149,7 @@ def test_a_cache_that_is_written_is_right_the_first_time(auto):
 
 
 def test_a_candidates_libdevice_goes_with_it(auto, monkeypatch):
-    """What a candidate has Triton link is gone before the next is compiled, also where the candidate fails."""
+    """A candidate's libdevice is removed before the next one is compiled, even if it fails."""
     monkeypatch.delenv(LIBDEVICE, raising=False)
 
     def linked(graph):
@@ -162,7 +162,7 @@ def test_a_candidates_libdevice_goes_with_it(auto, monkeypatch):
 
 
 def test_donated_buffers_are_the_calls_own(auto):
-    """A backward graph that overwrites what the forward one saved is raced on calls of its own."""
+    """A backward graph that overwrites buffers saved by the forward graph is raced on separate calls."""
     model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)), torch.randn(4, 16)
     model(x).sum().backward()
     wanted = [parameter.grad.clone() for parameter in model.parameters()]
@@ -173,7 +173,7 @@ def test_donated_buffers_are_the_calls_own(auto):
 
 
 def test_random_state_is_untouched(auto):
-    """Dropout under a seed gives the same mask with and without a race, and the same generator state."""
+    """With a seed, dropout gives the same mask and generator state with and without a race."""
     model, x = nn.Dropout(0.5), torch.ones(64, 64)
     torch.manual_seed(0)
     raced = auto(model)(x), torch.rand(3)
@@ -184,7 +184,7 @@ def test_random_state_is_untouched(auto):
 
 
 def test_weights_stay_static_inputs(auto, monkeypatch):
-    """Candidates and the winner get the static inputs that default alone gets, or CUDA graphs would copy weights."""
+    """Candidates and the winner get default's static inputs; otherwise CUDA graphs would copy weights."""
     import torch._inductor.compile_fx as module
 
     seen, inner = [], module.compile_fx_inner

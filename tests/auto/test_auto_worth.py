@@ -1,4 +1,4 @@
-"""What a race tries, in which order, and what it leaves out: expected gain, and seconds to get it."""
+"""Which candidates a race tries, in which order, and which it skips, by expected gain and compile time."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ OPTIONS = ({"epilogue_fusion": False}, {"max_fusion_size": 2}, {"realize_reads_t
 
 @pytest.fixture(autouse=True)
 def _all_of_default_is_slack(monkeypatch, default_wins):
-    """Let a share be the part of default's time that a candidate may save; and who comes last is kept."""
+    """Make a share the part of default's time that a candidate may save, and keep the last candidate."""
     monkeypatch.setattr(race, "slack_of", lambda call, seconds, *_: Slack(0.0, 0.0, seconds))
 
 
@@ -43,7 +43,7 @@ def raced(monkeypatch, store):
 
 @pytest.mark.parametrize("options", [{}, {"candidates": ["aten"]}, {"effort": "full"}], ids=["quick", "named", "full"])
 def test_what_cannot_end_in_time_is_not_begun(raced, store, options):
-    """A candidate predicted to take longer than what is left of the budget is skipped; a larger budget may try it."""
+    """A candidate predicted to exceed the remaining budget is skipped; a larger budget may try it."""
     decision = raced({"long": (0.5, 400.0)}, **options)
     row = rows_of(store)["long"]
     assert (row.status, row.predicted_s, row.compile_s) == ("skipped", 400.0, 0.0)
@@ -53,7 +53,7 @@ def test_what_cannot_end_in_time_is_not_begun(raced, store, options):
 
 
 def test_progress_rises_to_the_last_candidate(raced, monkeypatch):
-    """Each candidate is announced with the fraction of the candidates that came before it, default among them."""
+    """Progress is the fraction of candidates done before the current one, including default."""
     ticks = []
 
     @contextlib.contextmanager
@@ -66,7 +66,7 @@ def test_progress_rises_to_the_last_candidate(raced, monkeypatch):
 
 
 def test_a_prediction_stands_beside_its_outcome(raced, store):
-    """The row of a candidate that is tried holds both; default, by which others are predicted, has no prediction."""
+    """A tried candidate's row has prediction and outcome; default, the basis of predictions, has none."""
     raced({"step": (0.5, 5.0)})
     rows = rows_of(store)
     assert (rows["step"].predicted_s, rows["default"].predicted_s) == (5.0, None)
@@ -75,7 +75,7 @@ def test_a_prediction_stands_beside_its_outcome(raced, store):
 
 @pytest.mark.parametrize("effort", ["quick", "full"])
 def test_what_gains_little_is_skipped(raced, store, effort):
-    """A candidate that could save less than 3 % is not compiled, and no larger budget would try it."""
+    """A candidate that could save less than 3 % is not compiled, whatever the budget."""
     decision = raced({"little": (0.029, 1.0)}, effort=effort)
     row = rows_of(store)["little"]
     assert (row.status, row.reason) == ("skipped", "it could save 2.9% at most")
@@ -83,7 +83,7 @@ def test_what_gains_little_is_skipped(raced, store, effort):
 
 
 def test_what_gains_little_per_second_is_skipped(raced, store):
-    """By default a second of compiling has to gain 0.3 %."""
+    """By default a candidate must gain 0.3 % per second of compile time."""
     raced({"slowly": (0.05, 20.0), "as well": (0.05, 10.0)})
     row = rows_of(store)["slowly"]
     assert (row.status, row.reason) == ("skipped", "it could save 5.0%, for about 20 s of compiling")
@@ -100,25 +100,25 @@ def test_what_gains_little_per_second_is_skipped(raced, store):
     ],
 )
 def test_what_is_asked_for_is_tried(raced, store, share, options):
-    """Full effort does not ask what a gain costs in seconds, named candidates and memory not how large it is."""
+    """Full effort ignores the gain per second; named candidates and objective="memory" ignore the size of the gain."""
     raced({"slowly": (share, 20.0)}, **options)
     assert rows_of(store)["slowly"].status != "skipped"
 
 
 def test_what_gains_most_per_second_comes_first(raced):
-    """The order is that of gain by predicted second, whatever the order of the table."""
+    """Candidates are tried by gain per predicted second, not in the order of the table."""
     decision = raced({"large": (0.4, 100.0), "none": (0.0, 1.0), "quick": (0.2, 10.0)})
     assert [row.name for row in decision.rows] == ["eager", "default", "quick", "large", "none"]
 
 
 def test_named_candidates_keep_their_order(raced):
-    """Who names candidates says which comes first."""
+    """Named candidates are tried in the order given."""
     decision = raced({"first": (0.1, 100.0), "second": (0.2, 1.0)}, candidates=["aten"])
     assert [row.name for row in decision.rows] == ["eager", "default", "first", "second"]
 
 
 def test_what_is_saved_once_is_not_saved_again(raced, store, monkeypatch):
-    """A winner is measured as default was: what it leaves to save decides on those that follow."""
+    """After a win the slack is that of the winner, which decides on the candidates that follow."""
     left = iter([1.0, 0.01])
     monkeypatch.setattr(race, "slack_of", lambda call, seconds, *_: Slack(0.0, 0.0, next(left) * seconds))
     monkeypatch.setattr(race, "_code", lambda fn: ())
@@ -128,7 +128,7 @@ def test_what_is_saved_once_is_not_saved_again(raced, store, monkeypatch):
 
 
 def test_what_nothing_is_known_of_is_tried(raced, store, monkeypatch, log):
-    """Where the slack cannot be measured the race goes on, and says so."""
+    """If the slack cannot be measured, the race continues, and the log says so."""
 
     def fails(*_):
         raise RuntimeError("planted")
@@ -148,7 +148,7 @@ def test_what_nothing_is_known_of_is_tried(raced, store, monkeypatch, log):
     ],
 )
 def test_predicted_seconds(default_s, costs, seconds):
-    """Compiles of default, and so many seconds for each fused operator and each layout of a product."""
+    """Compile time is predicted in default's compiles, plus seconds for each fused operator and product layout."""
     x = torch.randn(4, 4)
     _, facts = race.observed_stats(
         lambda: torch.sin(x @ x @ x + 1),

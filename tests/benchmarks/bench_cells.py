@@ -1,4 +1,4 @@
-"""Cells as a run would leave them, from a seeded generator whose noise looks like wall time's."""
+"""Cells as a run writes them, from a seeded generator with noise like that of wall time."""
 
 import torch
 
@@ -39,7 +39,7 @@ def noisy(seconds, seed, noise=0.01, rounds=ROUNDS):
 
 
 def cell(peer, seconds=1e-3, *, seed=None, case="gemm", status="pass", device=True, group="g", **kwargs):
-    """Return a cell whose device takes `seconds` and whose wall clock 20 µs more."""
+    """Return a cell whose device time is `seconds` and whose wall time is 20 µs more."""
     seed = sum(map(ord, peer + case + group)) if seed is None else seed
     kinds = {"eager": "eager", AGAIN: "control", "+5 %": "control", "auto": "auto"}
     kind = "mode" if peer in MODES else kinds.get(peer, "template")

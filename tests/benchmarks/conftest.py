@@ -1,4 +1,4 @@
-"""What the tests of the suite share."""
+"""Fixtures for the tests of the suite."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def _settings_put_back():
 
 @pytest.fixture
 def job(tmp_path):
-    """Return a function that makes the job of a case, on the CPU, in three rounds."""
+    """Return a function that makes the job of a case on the CPU, with three rounds."""
 
     def make(case, globs=("eager",), mode=None, **given):
         cache = tmp_path / "cache" / "group"
@@ -29,7 +29,7 @@ def job(tmp_path):
 
 @pytest.fixture
 def timed(job):
-    """Return a function that times a case in this process and gives its cells by peer."""
+    """Return a function that times a case in this process and returns its cells by peer."""
 
     def run(*args, **given):
         return {cell.peer: cell for cell in time_group(lambda step: None, job(*args, **given))}

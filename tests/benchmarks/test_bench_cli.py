@@ -1,10 +1,10 @@
 """The command line of the suite."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 from test_bench_records import ENVIRONMENT, FAILED, PASSED
 
@@ -15,19 +15,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def bench(*args):
-    command = [sys.executable, "-m", "benchmarks", *map(str, args)]
-    return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    return forks.run("-m", "benchmarks", *args, cwd=ROOT)
 
 
 def test_list():
-    """The table of cases and of peers."""
+    """`list` prints the table of cases and of peers."""
     said = bench("list", "--case", "softmax*").stdout
     assert "softmax" in said
     assert "tmpl-inductor:max_autotune" in said
 
 
 def test_env():
-    """Where a run would take place, as JSON."""
+    """`env` prints the environment of a run as JSON."""
     assert json.loads(bench("env", "--device", "cpu").stdout)["device"] == "cpu"
 
 
@@ -42,7 +41,7 @@ def test_env():
         ),
         (
             ("--suite", "dev", "--jobs", "2"),
-            "--jobs, --tuners and --ahead need --apart: beside its peers each compiles in turn, in one process.",
+            "--jobs, --tuners and --ahead need --apart: with --beside, peers compile one after the other.",
         ),
         (("--peers", "x"), "No peer is called 'x': `python -m benchmarks list` shows all."),
         (("--shard", "0/2"), "--shard must be I/N, from 1/N to N/N, got '0/2' (str)."),
@@ -55,7 +54,7 @@ def test_env():
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_mistakes(tmp_path, monkeypatch, capsys, args, message):
-    """A user's mistake is one line, and 2."""
+    """A user's mistake prints one line and exits with 2."""
     command = ["benchmarks", "run", "--device", "cpu", "--out", str(tmp_path / "r.jsonl"), *args]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as ended:
@@ -71,7 +70,7 @@ def test_mistakes(tmp_path, monkeypatch, capsys, args, message):
     ],
 )
 def test_no_traceback(tmp_path, monkeypatch, capsys, args, message):
-    """What is not there is told in one line."""
+    """A missing file is reported in one line."""
     file = tmp_path / "r.jsonl"
     file.write_text("")
     monkeypatch.setattr(sys, "argv", ["benchmarks", *(arg.format(here=file) for arg in args)])
@@ -82,7 +81,7 @@ def test_no_traceback(tmp_path, monkeypatch, capsys, args, message):
 
 
 def test_an_empty_shard_is_done(tmp_path):
-    """Where there are fewer groups than shards the last ones have nothing to do, and say so."""
+    """If there are fewer groups than shards, the last shards have nothing to do, and say so."""
     ended = bench("run", "--case", "softmax", "--shard", "2/2", "--device", "cpu", "--out", tmp_path / "r.jsonl")
     assert (ended.returncode, ended.stdout) == (0, "Shard 2/2 is empty: there are fewer groups.\n")
 
@@ -101,7 +100,7 @@ def build():
 
 @pytest.mark.parametrize(("strict", "code"), [(["--strict"], 1), ([], 0)], ids=["strict", "not strict"])
 def test_a_peer_that_fails(tmp_path, strict, code):
-    """A cell that fails is a row of the table; where asked, it fails the run."""
+    """A cell that fails is a row of the table; with --strict it fails the run."""
     (tmp_path / "net.py").write_text(BREAKS)
     run = ("run", "--model", f"{tmp_path / 'net.py'}:build", "--device", "cpu", "--rounds", "2", "--no-ceilings")
     ended = bench(*run, "--peers", "default", "--beside", *strict, "--out", tmp_path / "r.jsonl")
@@ -109,7 +108,7 @@ def test_a_peer_that_fails(tmp_path, strict, code):
 
 
 def test_report_as_hud(tmp_path):
-    """`report --hud` writes the records of PyTorch's HUD."""
+    """`report --hud` writes records for PyTorch's HUD."""
     lines = [ENVIRONMENT, records.line_of(PASSED), records.line_of(FAILED), records.group_line("k", ["g"])]
     records.append(tmp_path / "r.jsonl", lines)
     assert bench("report", tmp_path / "r.jsonl", "--hud", tmp_path / "hud.json").returncode == 0
@@ -117,7 +116,7 @@ def test_report_as_hud(tmp_path):
 
 
 def test_budget_ends_with_three(tmp_path):
-    """What is left is told by the exit status."""
+    """A run that its budget ended exits with 3."""
     done = bench("run", "--device", "cpu", "--suite", "smoke", "--budget", "0s", "--out", tmp_path / "r.jsonl")
     assert done.returncode == 3
     assert done.stdout.strip().endswith("groups done: continue with --resume.")

@@ -1,4 +1,4 @@
-"""What the package costs per call, on import and to look up: figures, and the counts that must not differ."""
+"""Overhead of the package per call, at import and at look-up: times, and counts that must not differ."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def rows():
 
 
 def test_a_call_executes_what_plain_torch_compile_does(rows):
-    """Our own cost per call is nil: not a Python call, a call into C or a bytecode instruction more."""
+    """A call runs the same number of Python calls, C calls and bytecodes as plain torch.compile."""
     calls = [row for row in rows if row["kind"] == "call"]
     assert [row["name"] for row in calls] == list(overhead.PEERS)
     assert len({tuple(row[count] for count in COUNTS) for row in calls}) == 1
@@ -31,7 +31,7 @@ def test_a_call_executes_what_plain_torch_compile_does(rows):
 
 
 def test_steps_that_have_a_name_are_timed(rows):
-    """Each in every process that runs it."""
+    """Named steps are timed in every process that runs them."""
     steps = {row["name"]: row for row in rows if row["kind"] == "step"}
     assert list(steps) == ["sleep", "read"]
     assert len(steps["sleep"]["seconds"]) == 2 * 2
@@ -57,7 +57,7 @@ def test_table_has_a_line_for_each_row(rows):
 
 
 def test_one_more_layer_is_counted():
-    """A wrapper in the hot path shows, whatever the clock says."""
+    """A wrapper in the hot path increases the counts."""
 
     def inner():
         return None

@@ -22,7 +22,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 
 
 def test_every_template_and_mode_is_a_peer():
-    """What a user could pick is in the table."""
+    """Every template and every mode of torch.compile is a peer."""
     clones = {"reduce-overhead+clone", "max-autotune+clone"}
     others = {"tmpl-inductor:auto", "auto-full", "tvm-untuned", "tvm-tuned"}
     wanted = {"eager", "eager+graph", "aoti", *MODES, *clones, *others}
@@ -30,7 +30,7 @@ def test_every_template_and_mode_is_a_peer():
 
 
 def test_equal_options_share_a_compile():
-    """A mode and a template that ask Inductor for the same are compiled cold once."""
+    """A mode and a template with equal options share one cold compile."""
     found = sharing(list(peers().values()))
     assert found["tmpl-inductor:default"] == "default"
     assert found["tmpl-inductor:freezing"] == "tmpl-inductor:freezing"
@@ -40,7 +40,7 @@ def test_equal_options_share_a_compile():
 
 
 def test_template_that_cannot_act_here_is_unavailable():
-    """It would fall back to something else, and be timed under its own name."""
+    """A template without effect here is unavailable, since its fallback would be timed under its name."""
     with pytest.raises(UnavailableError, match=r"^Template 'cutlass' cannot work here: "):
         resolved(peers()["tmpl-inductor:cutlass"])
 
@@ -55,7 +55,7 @@ def test_template_that_cannot_act_here_is_unavailable():
     ],
 )
 def test_numerics(name, module, wanted):
-    """Frozen weights are a class of their own, where there are weights."""
+    """Frozen weights are a separate numerics class, in cases that have weights."""
     assert numerics(peers()[name], "bf16", module=module) == wanted
 
 
@@ -65,7 +65,7 @@ def test_numerics(name, module, wanted):
     ids=["dev", "other"],
 )
 def test_a_peer_of_one_suite(case, reason):
-    """The race of all candidates is run where candidates are developed."""
+    """auto-full runs only in the suite on which candidates are developed."""
     assert why_not(peers()["auto-full"], CASES[case], "fwd", "cuda") == reason
 
 
@@ -78,7 +78,7 @@ def test_a_peer_of_one_suite(case, reason):
     ],
 )
 def test_a_peer_of_some_cases(cases, reason):
-    """What is slow to compile says where it is run, or where it is not."""
+    """A peer that is slow to compile says on which cases it runs, or does not."""
     assert why_not(Peer("slow", "template", "x", cases=cases), CASES["softmax"], "fwd", "cuda") == reason
 
 
@@ -94,24 +94,24 @@ def test_a_peer_of_some_cases(cases, reason):
     ],
 )
 def test_a_glob_takes_out(name, globs, expected):
-    """A glob after "!" takes out what others name, all where there are no others, but nothing given by name."""
+    """A glob after "!" removes peers that other globs select, all if there are no others, but none given by name."""
     assert table.wanted(name, globs_of(globs)) is expected
 
 
 def test_autos_differ_in_effort():
-    """Both race; one of them tries all that can gain."""
+    """Both auto peers race; one tries all candidates that can gain."""
     quick, full = (resolved(peers()[name]) for name in ("tmpl-inductor:auto", "auto-full"))
     assert full == {**quick, "effort": "full"}
 
 
 def test_tuners_are_told():
-    """What times kernels while it compiles gets the device for itself."""
+    """A peer that times kernels while it compiles gets the device for itself."""
     assert tunes(peers()["max-autotune"])
     assert not tunes(peers()["tmpl-inductor:freezing"])
 
 
 def test_unknown_peer():
-    """A misspelled peer is told at once."""
+    """A misspelled peer raises at once."""
     with pytest.raises(BackendKwargsError) as error:
         globs_of("tmpl-inductor:max_autotun")
     assert str(error.value) == ("No peer is called 'tmpl-inductor:max_autotun': `python -m benchmarks list` shows all.")

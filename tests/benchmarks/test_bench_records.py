@@ -1,4 +1,4 @@
-"""Result files: what is written comes back, what broke is left out, and the HUD's record of it."""
+"""Result files: cells are read back as written, broken lines are skipped, and the HUD's records."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ FAILED = replace(PASSED, peer="tmpl-inductor:tma", status="unavailable", reason=
 
 @pytest.fixture
 def file(tmp_path):
-    """Return a file of one group."""
+    """Return a file with one group."""
     path = tmp_path / "r.jsonl"
     group = records.group_line("key", ["g"])
     records.append(path, [ENVIRONMENT, records.line_of(PASSED), records.line_of(FAILED), group])
@@ -38,7 +38,7 @@ def file(tmp_path):
 
 
 def test_cells_come_back(file):
-    """A file holds what was measured, to the last sample."""
+    """A file is read back with every sample."""
     results = records.read(file)
     assert results.cells == [PASSED, FAILED]
     assert results.groups == {"key"}
@@ -46,7 +46,7 @@ def test_cells_come_back(file):
 
 
 def test_older_files_are_read(tmp_path):
-    """A cell written before there were repeats and decisions says that they are not known."""
+    """A cell from before repeats and decisions were recorded has unknown ones."""
     line = records.line_of(replace(PASSED, repeats={"wall": 9}, exposed=True, decided={"winner": "default"}))
     for name in ("repeats", "exposed", "decided"):
         del line[name]
@@ -55,7 +55,7 @@ def test_older_files_are_read(tmp_path):
 
 
 def test_wall_times_of_older_files_are_of_dropped_results(tmp_path):
-    """A cell written before results were held has no time of a loop that holds them, and all it has is of the other."""
+    """Older wall times are read as those of dropped results, with none of a loop that keeps results."""
     line = records.line_of(replace(PASSED, repeats={"wall": 9, "events": 1}))
     del line["dropped_s"]
     records.append(tmp_path / "r.jsonl", [ENVIRONMENT, line, records.group_line("key", ["g"])])
@@ -72,7 +72,7 @@ def test_wall_times_of_older_files_are_of_dropped_results(tmp_path):
     ],
 )
 def test_older_groups_of_one_cache_are_known(tmp_path, compiled, told, shared):
-    """Where cells do not say that their group shared a cache, a compile without its seconds does."""
+    """In older files, a compile without a time shows that its group shared a cache."""
     lines = [records.line_of(each) for each in (replace(PASSED, compile=compiled), replace(PASSED, kind="eager"))]
     lines = [line if told else {name: line[name] for name in line if name != "one_cache"} for line in lines]
     records.append(tmp_path / "r.jsonl", [ENVIRONMENT, *lines, records.group_line("key", ["g"])])
@@ -81,7 +81,7 @@ def test_older_groups_of_one_cache_are_known(tmp_path, compiled, told, shared):
 
 @pytest.mark.parametrize("keep", [10, 200], ids=["a word", "most of it"])
 def test_broken_last_line_is_left_out(file, keep):
-    """A line that a kill cut short takes neither the lines before it along, nor the next one."""
+    """A line cut short by a kill is skipped, without the lines before and after it."""
     with file.open("a") as out:
         out.write(json.dumps(records.line_of(replace(PASSED, group_id="h")))[:keep])
     assert records.read(file).cells == [PASSED, FAILED]
@@ -90,13 +90,13 @@ def test_broken_last_line_is_left_out(file, keep):
 
 
 def test_unfinished_group_is_left_out(file):
-    """Cells without the line that ends their group are of an interrupted one."""
+    """Cells without the line that ends their group are skipped."""
     records.append(file, [records.line_of(replace(PASSED, group_id="h"))])
     assert {cell.group_id for cell in records.read(file).cells} == {"g"}
 
 
 def test_a_compile_beside_others_is_no_cold_one(tmp_path):
-    """The HUD's cold compile time is of processes of their own."""
+    """The HUD's cold compile time uses only compiles in separate processes."""
     beside = replace(PASSED, compile=Compile(cold_s=3.0))
     records.append(tmp_path / "r.jsonl", [ENVIRONMENT, records.line_of(beside), records.group_line("key", ["g"])])
     hud = records.to_hud(records.read(tmp_path / "r.jsonl"))
@@ -104,7 +104,7 @@ def test_a_compile_beside_others_is_no_cold_one(tmp_path):
 
 
 def test_shards_are_read_together(file, tmp_path):
-    """The files of several shards make one set of results."""
+    """The files of several shards are read as one set of results."""
     other = tmp_path / "s.jsonl"
     records.append(other, [ENVIRONMENT, records.line_of(replace(PASSED, group_id="h")), records.group_line("k", ["h"])])
     results = records.read(file, other)
@@ -112,15 +112,15 @@ def test_shards_are_read_together(file, tmp_path):
 
 
 def test_other_version_is_refused(tmp_path):
-    """Files of another layout are not guessed at."""
+    """Files of another version are refused."""
     records.append(tmp_path / "r.jsonl", [ENVIRONMENT | {"version": 0}])
     with pytest.raises(BackendKwargsError) as error:
         records.read(tmp_path / "r.jsonl")
-    assert str(error.value) == "Results of version 0, wanted 1: run them again."
+    assert str(error.value) == "Results must be of version 1, got 0: run them again."
 
 
 def test_hud_records(file):
-    """Each metric of a cell is one record of the HUD's format; what did not pass has its status alone."""
+    """Each metric of a cell is one record in the HUD's format; a cell that did not pass has only its status."""
     hud = records.to_hud(records.read(file))
     assert all(record.keys() == {"benchmark", "model", "metric", "runners", "dependencies"} for record in hud)
     named = {(r["model"]["backend"], r["metric"]["name"]): r["metric"]["benchmark_values"] for r in hud}

@@ -14,7 +14,7 @@ PEERS = ("eager", AGAIN, "default", "t")
 
 
 def cells(run, **changed):
-    """Return a run of four peers; `t` may be another."""
+    """Return a run of four peers; `t` may differ."""
     return [cell(peer, group=run, **(changed if peer == "t" else {})) for peer in PEERS]
 
 
@@ -36,7 +36,7 @@ def verdict_of(outcome, peer="t"):
     ],
 )
 def test_exit_code(old, tmp_path, seconds, code, verdict):
-    """0 for same and faster, 1 for a regression; the other peers are the same."""
+    """The exit code is 0 for same or faster and 1 for a regression; the other peers are the same."""
     outcome = compare_files(old, write(tmp_path / "new.jsonl", cells("new", seconds=seconds)))
     assert outcome.code == code
     assert verdict_of(outcome) == {"device": verdict, "wall": verdict}
@@ -48,21 +48,21 @@ def test_exit_code(old, tmp_path, seconds, code, verdict):
     ("status", "code"), [("fail_accuracy", 1), ("timeout", 1), ("unavailable", 0)], ids=["wrong", "hangs", "absent"]
 )
 def test_what_no_longer_passes(old, tmp_path, status, code):
-    """What passed and does not is a regression, unless it cannot be had here."""
+    """A peer that passed and no longer does is a regression, unless it is unavailable here."""
     outcome = compare_files(old, write(tmp_path / "new.jsonl", cells("new", status=status)))
     assert outcome.code == code
     assert [line.note for line in outcome.lines if line.peer == "t"] == [f"pass -> {status}"]
 
 
 def compared(tmp_path, old, new, **environment):
-    """Compare two files of these cells."""
+    """Compare two files with these cells."""
     return compare_files(
         *(write(tmp_path / f"{name}.jsonl", of, **environment) for name, of in (("old", old), ("new", new)))
     )
 
 
 def times(run, eager, t, again=1.0):
-    """Return a run of three peers, in milliseconds; the A/A takes `again` times as long as eager."""
+    """Return a run of three peers, in milliseconds; the A/A peer takes `again` times as long as eager."""
     each = {"eager": eager, AGAIN: eager * again, "t": t}
     return [cell(peer, ms * 1e-3, group=run) for peer, ms in each.items()]
 
@@ -78,7 +78,7 @@ def times(run, eager, t, again=1.0):
     ],
 )
 def test_the_machines_drift(tmp_path, eager, t, code, verdict):
-    """What moves eager is no regression, neither eager's nor a peer's that moves with it, more than it, or not."""
+    """A change of eager is not a regression, nor is that of a peer that changes with it, more, or not at all."""
     outcome = compared(tmp_path, times("old", 1, 1), times("new", eager, t))
     assert outcome.code == code
     assert verdict_of(outcome) == {"device": verdict, "wall": verdict}
@@ -86,7 +86,7 @@ def test_the_machines_drift(tmp_path, eager, t, code, verdict):
 
 
 def test_how_far_eager_moved(tmp_path):
-    """A library that became slower as a whole is not judged, and is told."""
+    """A library that became slower as a whole has no verdict, but is reported."""
     outcome = compared(tmp_path, times("old", 1, 1), times("new", 2, 2))
     assert outcome.reason == (
         "By speedup over eager 0 FAST, 0 SLOW, 0 AMBIGUOUS, 2 SAME; 0 worse; 0 peers of a case in one file only; "
@@ -97,7 +97,7 @@ def test_how_far_eager_moved(tmp_path):
 
 @pytest.mark.parametrize(("again", "t"), [(1.08, 1.15), (3.0, 2.5)], ids=["wide", "very wide"])
 def test_noise_is_no_regression(tmp_path, again, t):
-    """With wide noise floors a slower median is ambiguous: neither a failure nor the same."""
+    """With wide noise floors a slower median is ambiguous, neither a failure nor the same."""
     outcome = compared(tmp_path, times("old", 1, 1, again), times("new", 1, t, again))
     assert outcome.code == 0
     assert verdict_of(outcome) == {"device": "AMBIGUOUS", "wall": "AMBIGUOUS"}
@@ -109,7 +109,7 @@ def test_noise_is_no_regression(tmp_path, again, t):
     ids=["some slower", "all slower"],
 )
 def test_the_unit_is_the_compile(tmp_path, compiles, verdict):
-    """Compiles that differ among themselves are no regression, however many rounds each has."""
+    """Compiles that differ from each other are not a regression, however many rounds each has."""
     sides = [
         [replace(each, run=run) for run, t in enumerate(of) for each in times(f"{name} {run}", 1, t)]
         for name, of in (("old", (1, 1, 1.3)), ("new", compiles))
@@ -122,7 +122,7 @@ def test_the_unit_is_the_compile(tmp_path, compiles, verdict):
     "tuned", [{"options": {"max_autotune": True}}, {"kind": "auto"}], ids=["by its options", "by a race"]
 )
 def test_what_tuning_took_by_chance_is_no_regression(tmp_path, tuned, compiles, verdict):
-    """A peer that chooses kernels by their times is judged by three compiles a side."""
+    """A peer that chooses kernels by timing needs three compiles on each side for a verdict."""
     sides = [
         [replace(each, run=run) for run in range(compiles) for each in cells(f"{name} {run}", seconds=t, **tuned)]
         for name, t in (("old", 1e-3), ("new", 1.3e-3))
@@ -131,7 +131,7 @@ def test_what_tuning_took_by_chance_is_no_regression(tmp_path, tuned, compiles, 
 
 
 def test_processes_differ_by_the_walls_clock(tmp_path):
-    """What 8 % more would be on the device, is ambiguous on the wall's clock."""
+    """A loss of 8 % is a regression in device time, and ambiguous in wall time."""
     outcome = compared(tmp_path, times("old", 1, 1), times("new", 1, 1.08))
     assert verdict_of(outcome) == {"device": "SLOW", "wall": "AMBIGUOUS"}
 
@@ -145,7 +145,7 @@ def test_processes_differ_by_the_walls_clock(tmp_path):
     ],
 )
 def test_hosts_that_differ(tmp_path, field, what, device, code, reason):
-    """On a CPU they are not comparable; beside a GPU they have no verdict on the clock of the host."""
+    """Different hosts make CPU files incomparable; with a GPU only wall times have no verdict."""
     files = [
         write(tmp_path / f"{n}.jsonl", cells(str(n)), **{"device": device, "cpus": 8, "threads": 8} | {field: n})
         for n in (2, 4)
@@ -161,7 +161,7 @@ def test_without_eager(tmp_path):
     outcome = compared(tmp_path, cells("old"), cells("new")[1:])
     assert (outcome.code, outcome.reason) == (
         2,
-        "Not comparable: no peer is timed beside eager in both files in one case, mode, dtype, L2 and scale.",
+        "Not comparable: no peer is timed with eager in both files in one case, mode, dtype, L2 and scale.",
     )
 
 
@@ -196,14 +196,14 @@ def test_without_eager(tmp_path):
     ],
 )
 def test_not_comparable(old, tmp_path, environment, changed, reason):
-    """2, and one line that names what differs."""
+    """Files that cannot be compared exit with 2 and one line that names the difference."""
     new = [cell(peer, group="new", **changed) for peer in PEERS]
     outcome = compare_files(old, write(tmp_path / "new.jsonl", new, **environment))
     assert (outcome.code, outcome.reason) == (2, reason)
 
 
 def test_table_of_a_regression(old, tmp_path):
-    """The table says who, by which clock, how much, and the verdict."""
+    """The table shows the peer, the clock, the change and the verdict."""
     outcome = compare_files(old, write(tmp_path / "new.jsonl", cells("new", seconds=2e-3)))
     written = io.StringIO()
     Console(file=written, width=120).print(outcome.table())

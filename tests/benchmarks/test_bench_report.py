@@ -1,4 +1,4 @@
-"""The report: what it says and what it keeps."""
+"""The report: its contents, and what it keeps of an earlier one."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ from benchmarks.execution.records import AGAIN, Compile
 
 @pytest.fixture
 def results(tmp_path):
-    """One case that a template wins, one that it loses, a wrong peer, one that cannot be had, one over the limit."""
+    """One case that a template wins, one that it loses, a wrong peer, an unavailable one, and one over the limit."""
     cells = [
         *(cell(peer, case=case) for case in ("gemm", "norm") for peer in ("eager", AGAIN)),
         cell(SLOWED, 1.05e-3, case="gemm"),
@@ -41,14 +41,14 @@ def each(results, tmp_path):
 
 
 def row(report, section, peer):
-    """Return the cells of a peer's row below a heading or a line that starts so."""
+    """Return the cells of a peer's row below a heading or a line that starts with this text."""
     lines = report.partition(f"\n{section}")[2].splitlines()
     found = next(line for line in lines if line.startswith(f"| {peer} "))
     return [part.strip() for part in found.replace("\\|", "/").split("|")[1:-1]]
 
 
 def test_summary(report):
-    """A win and a loss: cases, pass rate, an unclipped mean, rates, marks, the worst case, compile, memory."""
+    """The summary has cases, pass rate, unclipped mean, rates, marks, worst case, compile time and memory."""
     found = row(report, "### Device time, cold L2, bf16", "t")
     assert found[:3] == ["t", "2", "100%"]
     assert float(found[3]) == pytest.approx((1 / 0.6 / 2) ** 0.5, rel=0.02)
@@ -59,12 +59,12 @@ def test_summary(report):
 
 
 def test_classes_have_summaries_of_their_own(report):
-    """What folds its weights stands apart, and has no ratio."""
+    """Peers that fold weights have a separate summary, and no ratio to others."""
     assert row(report, "### Device time, cold L2, frozen", "freezing")[3:6] == ["", "", ""]
 
 
 def test_a_case_has_a_table_for_each_clock(each):
-    """Times with intervals and percentiles, per cent of the limit, ratios; the wall's has no per cent."""
+    """A case has a table per clock, with intervals, percentiles and ratios, and shares of the limit for device time."""
     device = row(each, "## gemm", "t")
     assert device[1].endswith("]")
     assert " µs [" in device[1]
@@ -80,7 +80,7 @@ def cases_text(cells, tmp_path):
 
 
 def test_kernels_of_a_call(tmp_path, each):
-    """How many a call launches, where that is known of anyone."""
+    """The number of kernels per call is shown if it is known for any peer."""
     text = cases_text([cell("eager"), cell("t", compile=Compile(kernels=3))], tmp_path)
     assert (row(text, "## gemm", "t")[-1], row(text, "## gemm", "eager")[-1]) == ("3", "")
     assert "| peak | kernels |" in text
@@ -96,41 +96,41 @@ def test_kernels_of_a_call(tmp_path, each):
     ],
 )
 def test_one_cache_is_told(tmp_path, shared, said):
-    """Why there is no compile time stands above the table."""
+    """The table says why it has no compile times."""
     cells = [cell(peer, one_cache=one, group=peer) for peer, one in zip(("eager", "t"), shared, strict=True)]
     line = next(line for line in cases_text(cells, tmp_path).splitlines() if line.startswith("Wall time."))
     assert line == f"Wall time. No noise floor. 30 rounds. {said}".rstrip()
 
 
 def test_noise_floors_of_several_groups(tmp_path):
-    """A table of rows from two processes says how far their floors reach."""
+    """A table with rows from two processes shows the range of their noise floors."""
     later = [cell("eager", group="later"), cell(AGAIN, 1.1e-3, group="later")]
     text = cases_text([cell("eager"), cell(AGAIN), cell("t"), *later], tmp_path)
     assert re.search(r"\nDevice time, cold L2\. Noise floors ±1\.\d% to ±1\d\.\d%\. ", text)
 
 
 def test_means_over_fewer_cases_are_marked(report):
-    """A mean that leaves out cases, which others have, has an asterisk; it is no lesser figure, but another."""
+    """A mean over fewer cases than others has an asterisk."""
     section = "### Device time, cold L2, bf16"
     assert row(report, section, "magic")[3].endswith(r"\*")
     assert "*" not in "".join(row(report, section, "t"))
 
 
 def test_cases_stand_in_the_order_of_the_table(tmp_path):
-    """Whatever was run first: as `list` shows them, and those that it does not show last."""
+    """Cases are in the order of `list`, and unknown ones come last, whatever ran first."""
     cells = [cell("eager", case=case) for case in ("mine", "rope", "softmax", "gemm_8192")]
     text = cases_text(cells, tmp_path)
     assert re.findall(r"^## (\w+)", text, re.MULTILINE) == ["gemm_8192", "softmax", "rope", "mine"]
 
 
 def test_what_has_no_time_has_its_word(each):
-    """A wrong peer and one that cannot be had say so in the place of a time; a pipe does not break the table."""
+    """A wrong or unavailable peer shows its status instead of a time; a pipe does not break the table."""
     assert row(each, "## gemm", "bad")[1] == "fail_accuracy(output: RMSE 1 / at most 0.1)"
     assert row(each, "## gemm", "tma")[1] == "unavailable(needs a GPU)"
 
 
 def test_what_was_compiled_beside_others_is_marked(tmp_path):
-    """A compile in the timing process is no cold one."""
+    """A compile in the timing process is not shown as a cold one."""
     cells = [cell("eager"), cell("t", compile=Compile(cold_s=5.0))]
     out = write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False)
     assert row(out.read_text(), "### Device time, cold L2, bf16", "t")[11] == "~5.0 s, -"
@@ -138,7 +138,7 @@ def test_what_was_compiled_beside_others_is_marked(tmp_path):
 
 
 def test_how_many_compiles_are_known_is_told(tmp_path):
-    """A median over one case of two says so; one over all of them need not."""
+    """A median over fewer cases than all shows their number."""
     cells = [cell(peer, case=case) for case in "ab" for peer in ("eager", "default")]
     cells += [cell("t", case="a"), cell("t", case="b", compile=Compile())]
     out = write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False)
@@ -147,7 +147,7 @@ def test_how_many_compiles_are_known_is_told(tmp_path):
 
 
 def test_a_device_time_that_holds_the_hosts_is_marked(tmp_path):
-    """A dagger, on that clock alone; and how many calls a sample is."""
+    """A device time with host gaps has a dagger on that clock only; the calls per sample are shown."""
     cells = [cell("eager"), cell("t", exposed=True, repeats={"wall": 40, "events": 1})]
     text = cases_of(write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False)).read_text()
     assert row(text, "## gemm", "t")[1].endswith("] †")
@@ -157,7 +157,7 @@ def test_a_device_time_that_holds_the_hosts_is_marked(tmp_path):
 
 @pytest.fixture
 def autos(tmp_path):
-    """Auto wins one case, decided in time, and loses the other, decided late; the modes compile in 5 s each."""
+    """Auto wins one case, decided quickly, and loses the other, decided late; the modes compile in 5 s each."""
 
     def decided(winner, seconds, **options):
         return {"winner": winner, "options": options, "seconds": seconds, "rows": [[winner, "pass", 1e-3, 5.0, ""]]}
@@ -174,7 +174,7 @@ def autos(tmp_path):
 
 
 def test_what_auto_chose(autos):
-    """The winner, its race, its wall time over the best mode and over each, and what compiling all modes takes."""
+    """The table shows the winner, its race, its wall time over each mode, and the compile time of all modes."""
     gemm, norm = (row(autos, "### auto", case) for case in ("gemm", "norm"))
     assert gemm[:7] == ["gemm", "tuned", "max_autotune=True", "9.0 s", "5.0 s", "10.0 s", "max-autotune"]
     assert gemm[7] == gemm[9]
@@ -184,7 +184,7 @@ def test_what_auto_chose(autos):
 
 
 def test_auto_is_held_against_its_goals(autos):
-    """Means over all cases, and which cases miss what is wanted of each."""
+    """The report shows the means over all cases, and the cases that miss each goal."""
     means = row(autos, "### auto", "all")
     assert means[3:7] == ["20.0 s", "10.0 s", "20.0 s", "geomean"]
     assert float(means[7]) == pytest.approx((0.82 / 0.42 * 0.92 / 1.82) ** 0.5, rel=0.03)
@@ -194,12 +194,12 @@ def test_auto_is_held_against_its_goals(autos):
 
 
 def test_nothing_is_said_of_auto_where_it_was_not_run(report):
-    """Files without a decision have no such table."""
+    """Files without a decision have no table of auto's choices."""
     assert "What auto chose" not in report
 
 
 def test_controls(report, each):
-    """The noise of A/A, where the injected work was not seen, and what is over the limit."""
+    """The report shows the noise of A/A, where the injected work did not show, and results over the limit."""
     assert (
         "- Device time, cold L2: 5.0% to 9.0% more work, in 2 groups. Not seen: none. Not at its size: norm." in report
     )
@@ -213,7 +213,7 @@ def report_text(cells, tmp_path):
 
 
 def test_groups_in_which_the_injected_work_is_not_seen(tmp_path):
-    """Each is named; where its device time holds the host's nothing can be seen, which a dagger tells."""
+    """Each group in which the injected work does not show is named, with a dagger if device time has host gaps."""
     cells = [cell(peer, case=case) for case in "abc" for peer in ("eager", AGAIN)]
     cells += [cell(SLOWED, 1.05e-3, case="a"), cell(SLOWED, case="b"), cell(SLOWED, 1.05e-3, case="c", exposed=True)]
     line = "5.0% to 5.0% more work, in 3 groups. Not seen: b, c †. Not at its size: b, c †."
@@ -232,7 +232,7 @@ def test_groups_in_which_the_injected_work_is_not_seen(tmp_path):
     ],
 )
 def test_limits_of_the_own_run(tmp_path, limits, said):
-    """Per cent are of the best ceilings over all runs; what those of a cell's own run would say is told beside."""
+    """Per cent of the limit uses the best ceilings over all runs; the figure by the cell's own run is also given."""
     peers = zip(("eager", "t"), limits, strict=True)
     cells = [dataclasses.replace(cell(peer, limit_s=limit), device_s=[1e-3] * 30) for peer, limit in peers]
     assert f"- Above 100 % of the limit by the ceilings of its own run: {said}.\n" in report_text(cells, tmp_path)
@@ -245,14 +245,14 @@ def test_ties_are_marked(each):
 
 
 def test_how_it_was_measured(report):
-    """The command, the environment, the ceilings."""
+    """The report shows the commands, the environment and the ceilings."""
     assert "python -m benchmarks run --suite full" in report
     assert "| torch | 2.11.0 |" in report
     assert "| ceiling | best of 1 runs | attempt |\n|---|---:|---:|\n| copy | 4 TB/s | test |" in report
 
 
 def test_many_commands_are_folded(tmp_path):
-    """Seven commands lie folded, in one block, so that what follows them is found; six do not."""
+    """More than six commands are collapsed into one block."""
     files = [write(tmp_path / f"{at}.jsonl", [cell("eager")], command=f"run {at}") for at in range(7)]
     six, seven = (write_report(files[:count], tmp_path / "out.md", plots=False).read_text() for count in (6, 7))
     assert "<details>" not in six
@@ -261,7 +261,7 @@ def test_many_commands_are_folded(tmp_path):
 
 
 def test_the_reading_is_kept(results, tmp_path):
-    """What a person wrote below "## Reading" outlives the next report."""
+    """The text below "## Reading" is kept in the next report."""
     out = tmp_path / "h200.md"
     out.write_text("# Old\n\n## Reading\n\nTemplates lose on norms.\n")
     text = write_report([results], out, plots=False).read_text()
@@ -271,7 +271,7 @@ def test_the_reading_is_kept(results, tmp_path):
 
 
 def test_files_of_two_machines(results, tmp_path):
-    """A report is of one machine."""
+    """Files of two machines cannot be in one report."""
     other = write(tmp_path / "other.jsonl", [cell("eager")], device_name="AMD EPYC")
     with pytest.raises(BackendKwargsError) as error:
         write_report([results, other], tmp_path / "out.md")
@@ -289,7 +289,7 @@ def test_files_of_two_machines(results, tmp_path):
     ],
 )
 def test_what_no_table_may_pool(results, tmp_path, changed, said):
-    """A report is of one state of the L2, one scale, and one dtype of a case."""
+    """Different states of the L2, scales, or dtypes of a case cannot be in one report."""
     other = write(tmp_path / "other.jsonl", [cell("eager", **changed)])
     with pytest.raises(BackendKwargsError) as error:
         write_report([results, other], tmp_path / "out.md")
@@ -297,7 +297,7 @@ def test_what_no_table_may_pool(results, tmp_path, changed, said):
 
 
 def test_the_state_of_the_l2_is_told(tmp_path):
-    """Headings say what the cells say."""
+    """Headings name the state of the L2."""
     cells = [cell(peer, l2="warm") for peer in ("eager", AGAIN, "default")]
     text = report_text(cells, tmp_path)
     assert "### Device time, warm L2, bf16" in text
@@ -305,7 +305,7 @@ def test_the_state_of_the_l2_is_told(tmp_path):
 
 
 def test_shards_are_one_report(tmp_path):
-    """Cells of several files stand in one table of contents."""
+    """The cells of several files are in one report."""
     shards = [write(tmp_path / f"{case}.jsonl", [cell("eager", case=case)]) for case in ("gemm", "norm")]
     text = cases_of(write_report(shards, tmp_path / "out.md", plots=False)).read_text()
     assert "## gemm (" in text
@@ -313,7 +313,7 @@ def test_shards_are_one_report(tmp_path):
 
 
 def test_a_cpu_has_wall_time_alone(tmp_path):
-    """Where no cell has device time there is no table of it."""
+    """Without device times there is no table of them."""
     cells = [cell(peer, device=False) for peer in ("eager", AGAIN, "default")]
     text = write_report([write(tmp_path / "cpu.jsonl", cells)], tmp_path / "out.md").read_text()
     assert "Device time" not in text
@@ -323,7 +323,7 @@ def test_a_cpu_has_wall_time_alone(tmp_path):
 
 
 def test_dropped_results_are_a_second_column(tmp_path):
-    """Beside the wall time stands that with results dropped, which has no ratios; where it is unknown, nothing."""
+    """Times with dropped results are a second column without ratios, empty where unknown."""
     cells = [cell("eager"), dataclasses.replace(cell("t"), dropped_s=[1e-3, 2e-3, 3e-3])]
     wall = cases_text(cells, tmp_path).partition("\nWall time.")[2]
     head, _, eager, t = (line.split(" | ") for line in wall.strip().splitlines()[2:6])
@@ -333,7 +333,7 @@ def test_dropped_results_are_a_second_column(tmp_path):
 
 
 def test_an_older_file_has_a_table_of_dropped_results(tmp_path):
-    """Where no result was held, the tables are those of dropped results, and say so."""
+    """If no results were kept, the tables show times with dropped results, and say so."""
     cells = [
         dataclasses.replace(one, wall_s=[], dropped_s=one.wall_s, device_s=[])
         for one in (cell("eager"), cell("t", 5e-4))
@@ -344,7 +344,7 @@ def test_an_older_file_has_a_table_of_dropped_results(tmp_path):
 
 
 def test_three_plots(results, tmp_path):
-    """Three images stand beside the report, which shows them."""
+    """The report contains three images, written next to it."""
     out = write_report([results], tmp_path / "h200.md")
     for name in ("speedup", "roofline", "compile"):
         assert (tmp_path / f"h200_{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -367,14 +367,14 @@ def test_the_page_opens_with_one_line_for_each_family(report):
 
 
 def test_the_page_leads_to_each_case(report, each):
-    """Tables of cases stand in a file of their own, which the summary names."""
+    """Tables of cases are on a separate page, linked from the summary."""
     assert "[Each case](h200_cases.md)" in report
     assert "## gemm" not in report
     assert each.startswith("# Each case on NVIDIA H200, torch 2.11.0\n")
 
 
 def test_files_that_hold_no_results(tmp_path):
-    """Another file is not an empty report."""
+    """A file without results raises, instead of giving an empty report."""
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(BackendKwargsError) as error:
         write_report([tmp_path / "other.jsonl"], tmp_path / "out.md")

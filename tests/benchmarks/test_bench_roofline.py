@@ -1,4 +1,4 @@
-"""T_limit = max(flops / peak, bytes / bandwidth, launch floor), and what a per cent of it means."""
+"""T_limit = max(flops / peak, bytes / bandwidth, launch floor), and per cent of it."""
 
 import math
 from dataclasses import replace
@@ -49,7 +49,7 @@ H200 = Ceilings(
     ],
 )
 def test_limit(work, seconds, bound, tolerance):
-    """The largest of the three terms is the limit, and names what bounds it."""
+    """The limit is the largest of the three terms, and names it."""
     found = limit(work, H200)
     assert (found.seconds, found.tolerance) == pytest.approx((seconds, tolerance))
     assert found.bound == bound
@@ -57,18 +57,18 @@ def test_limit(work, seconds, bound, tolerance):
 
 @pytest.mark.parametrize("work", [None, Work(1e9, 1e9, "fp8")], ids=["no work", "no such unit"])
 def test_no_limit(work):
-    """What is not known bounds nothing."""
+    """An unknown rate or amount of work gives no limit."""
     assert limit(work, H200) is None
 
 
 def test_between_two_bandwidths_the_less_certain_counts():
-    """What reads more than it writes is as uncertain as the worse measured of reading and copying."""
+    """A mix of reading and copying has the uncertainty of the less certain bandwidth."""
     unsure = replace(H200, figures={**H200.figures, "copy": figure(4.0e12, "B/s", 0.05)})
     assert limit(Work(0, 6.2e9, written=1.55e9), unsure).tolerance == pytest.approx(0.05)
 
 
 def test_balance_is_one_on_the_ridge():
-    """Arithmetic and memory take equally long there; without bytes it is infinite."""
+    """The balance is 1 where arithmetic and memory take equally long, and infinite without bytes."""
     assert limit(Work(790e9, 4.4e9), H200).balance == pytest.approx(1.0)
     assert limit(Work(790e9, 0), H200).balance == math.inf
 
@@ -78,17 +78,17 @@ def a_limit(bound: str) -> PhysicalLimit:
 
 
 def test_per_cent_of_the_limit():
-    """Twice the limit is half of it, and the longest time the lowest share."""
+    """Twice the limit's time is 50 %, and the longest time gives the lowest share."""
     assert per_cent(a_limit("memory"), Interval(2.0, 1.25, 4.0)) == Interval(50.0, 25.0, 80.0)
 
 
 def test_what_fits_in_the_l2_is_not_scored():
-    """A working set in the L2 has no per cent, and cannot be over it."""
+    """A working set that fits in the L2 has no per cent, and cannot exceed the limit."""
     assert per_cent(a_limit("L2"), Interval(0.5, 0.5, 0.5)) is None
     assert not over(a_limit("L2"), None)
 
 
 @pytest.mark.parametrize(("share", "flagged"), [(99.0, False), (101.9, False), (102.1, True)])
 def test_over_the_limit_is_flagged(share, flagged):
-    """Beyond 100 % by more than the ceiling is uncertain is a bug of ours."""
+    """A share above 100 %, beyond the ceiling's uncertainty, is flagged."""
     assert over(a_limit("compute"), Interval(share, share, share)) is flagged

@@ -1,4 +1,4 @@
-"""A run of the suite: processes that fail alone, files that lose one group at most, shards and budgets."""
+"""A run of the suite: processes that fail separately, result files, shards and budgets."""
 
 import json
 import os
@@ -43,18 +43,18 @@ def start_another(tell, path):
 
 
 def test_step_that_hangs_is_killed():
-    """A process that tells nothing for too long ends as a timeout, at the step that it told last."""
+    """A process that reports nothing for too long ends as a timeout, at the last step it reported."""
     outcome = process.run(sleep, 600, step_s=0.5)
     assert (outcome.at, outcome.status, outcome.out_of_time) == ("asleep", "timeout", False)
 
 
 def test_deadline_is_no_timeout():
-    """A step that the end of the run's budget stops is not a timeout."""
+    """A step that is stopped by the run's budget is not a timeout."""
     assert process.run(sleep, 600, step_s=60, deadline=time.monotonic() + 0.5).out_of_time
 
 
 def test_process_is_killed_with_its_children(tmp_path):
-    """What a process has started does not outlive it."""
+    """A process is killed with all processes that it started."""
     started = process.run(start_another, str(tmp_path / "pid"), step_s=60).value
     deadline = time.monotonic() + 10
     while _alive(started) and time.monotonic() < deadline:
@@ -70,7 +70,7 @@ def _alive(pid):
 
 
 def test_faulty_peers_fail_alone(tmp_path):
-    """One hangs, one takes its process down, one finds no memory: the rest is timed all the same."""
+    """If peers hang, crash or run out of memory, the other peers are timed all the same."""
     progress = run(plan_of(tmp_path / "r.jsonl", FAULTY, step_s=8.0))
     found = {cell.peer: (cell.status, cell.reason) for cell in progress.cells}
     assert found == {
@@ -85,7 +85,7 @@ def test_faulty_peers_fail_alone(tmp_path):
 
 
 def test_file_begins_with_the_environment(tmp_path):
-    """The first line says where, with what and by which command; a group ends with its mark."""
+    """A file starts with environment and command, and each group ends with its mark."""
     run(plan_of(tmp_path / "r.jsonl", MUTATING, command="the command"))
     lines = lines_of(tmp_path / "r.jsonl")
     assert [line["record"] for line in lines] == ["environment", *["cell"] * 5, "group"]
@@ -95,7 +95,7 @@ def test_file_begins_with_the_environment(tmp_path):
 
 
 def test_ceilings_are_in_the_file_and_limits_in_the_cells(tmp_path):
-    """Limits rest on what the same run has measured."""
+    """Limits use the ceilings measured in the same run."""
     cells = run(plan_of(tmp_path / "r.jsonl", DOUBLE, modes=("fwd",), ceilings=True)).cells
     assert lines_of(tmp_path / "r.jsonl")[1]["record"] == "ceilings"
     assert cells[0].limit_s > 0
@@ -103,7 +103,7 @@ def test_ceilings_are_in_the_file_and_limits_in_the_cells(tmp_path):
 
 
 def test_resume_runs_what_is_left(tmp_path):
-    """Groups that are in the file, or in another's, are not run again."""
+    """--resume skips groups that are in the file, or in another one."""
     out, other = tmp_path / "r.jsonl", tmp_path / "other.jsonl"
     run(plan_of(out, MUTATING))
     assert [cell.case for cell in run(plan_of(out, MUTATING, DOUBLE, modes=("fwd",), resume=True)).cells[:1]] == [
@@ -122,7 +122,7 @@ def test_resume_runs_what_is_left(tmp_path):
     ids=["torch", "device"],
 )
 def test_another_machines_results_are_not_continued(tmp_path, changed, message):
-    """Figures of two devices or torches do not end up in one file, nor is one done for the other."""
+    """--resume refuses results of another device or torch, and does not count their groups as done."""
     other = tmp_path / "other.jsonl"
     records.append(other, [{"record": "environment", "version": records.VERSION, **changed}])
     before = other.read_bytes()
@@ -136,7 +136,7 @@ def test_another_machines_results_are_not_continued(tmp_path, changed, message):
 
 
 def test_another_revisions_results_are_continued(tmp_path):
-    """Work goes on between two sessions, and the file says so; the user is told."""
+    """--resume continues results of another revision, with a warning, and the file records it."""
     out = tmp_path / "r.jsonl"
     records.append(out, [{"record": "environment", "version": records.VERSION, "revision": "abc"}])
     with pytest.warns(BackendKwargsWarning, match=r"^Goes on with results of revision abc: here it is "):
@@ -144,7 +144,7 @@ def test_another_revisions_results_are_continued(tmp_path):
 
 
 def test_file_that_is_there_is_not_overwritten(tmp_path):
-    """Without --resume a run does not touch results."""
+    """Without --resume an existing file is not changed."""
     (tmp_path / "r.jsonl").write_text("")
     with pytest.raises(BackendKwargsError) as error:
         run(plan_of(tmp_path / "r.jsonl", DOUBLE))
@@ -152,7 +152,7 @@ def test_file_that_is_there_is_not_overwritten(tmp_path):
 
 
 def test_killed_run_keeps_finished_groups(tmp_path):
-    """kill -9 in the second group leaves the first whole and no process behind; --resume goes on."""
+    """A run killed in its second group keeps the first, leaves no process behind, and can be resumed."""
     out = tmp_path / "r.jsonl"
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
@@ -173,13 +173,13 @@ def test_killed_run_keeps_finished_groups(tmp_path):
 
 
 def test_budget_ends_between_groups(tmp_path):
-    """A run without time writes nothing more and says so."""
+    """A run whose budget has ended writes nothing more, and says so."""
     progress = run(plan_of(tmp_path / "r.jsonl", DOUBLE, budget_s=0.0))
     assert (progress.out_of_time, progress.done, progress.total) == (True, 0, 2)
 
 
 def test_shards_share_out_the_groups(tmp_path):
-    """Every group is in exactly one shard, those to start with first, later compiles of one last."""
+    """Every group is in exactly one shard, urgent ones first and later compiles last."""
     headline = replace(MUTATING, headline=True, suites=frozenset({"start"}))
     whole = plan_of(tmp_path / "r.jsonl", DOUBLE, headline, FAULTY, suite="full")
     order = [(job.case.name, job.mode, job.run) for job in groups(whole)]
@@ -196,7 +196,7 @@ def test_shards_share_out_the_groups(tmp_path):
 
 
 def test_each_compile_has_a_process_of_its_own(tmp_path):
-    """Apart, peers compile cold and warm before they are timed; each compile is on the disk, and its cache goes."""
+    """With --apart peers compile cold and warm before timing; each compile is recorded, and its cache is removed."""
     aot = Peer("aot", "control", "aot_eager")
     plan = plan_of(tmp_path / "r.jsonl", DOUBLE, modes=("fwd",), globs=("eager",), beside=False, jobs=2, extra=(aot,))
     made = next(cell.compile for cell in run(plan).cells if cell.peer == "aot")
@@ -210,7 +210,7 @@ def test_each_compile_has_a_process_of_its_own(tmp_path):
 
 
 def test_what_another_machine_compiled_is_compiled_again(tmp_path):
-    """Its record is in the file and its cache is not: else autos would race again beside what is timed."""
+    """A compile of another machine is repeated, since its cache is missing and autos would race during timing."""
     aot = Peer("aot", "control", "aot_eager")
     given = {"modes": ("fwd",), "globs": ("eager",), "beside": False, "extra": (aot,)}
     plan = plan_of(tmp_path / "r.jsonl", DOUBLE, **given)
@@ -223,7 +223,7 @@ def test_what_another_machine_compiled_is_compiled_again(tmp_path):
 
 
 def test_eagers_memory_is_of_a_process_of_its_own(tmp_path):
-    """Apart, what eager takes is learnt as its peers' is: nothing that another peer left counts, or hides any of it."""
+    """With --apart eager's memory is measured in a separate process, as that of its peers."""
     aot = Peer("aot", "control", "aot_eager")
     plan = plan_of(tmp_path / "r.jsonl", DOUBLE, modes=("fwd",), globs=("eager",), beside=False, extra=(aot,))
     made = {cell.peer: cell.compile for cell in run(plan).cells}
@@ -231,7 +231,7 @@ def test_eagers_memory_is_of_a_process_of_its_own(tmp_path):
 
 
 def test_groups_ahead_compile_before_any_is_timed(tmp_path):
-    """Two groups' compiles come first, in whatever order; each group is timed while no other compiles or is timed."""
+    """With --ahead two groups compile first; while a group is timed, nothing else compiles or is timed."""
     aot = Peer("aot", "control", "aot_eager")
     given = {"modes": ("fwd",), "globs": ("eager",), "beside": False, "jobs": 2, "ahead": 2, "extra": (aot,)}
     plan = plan_of(tmp_path / "r.jsonl", DOUBLE, MUTATING, **given)
@@ -255,7 +255,7 @@ def _note(log, what):
 
 
 def test_turns_do_not_overlap(tmp_path):
-    """Two processes compile at once, and each is timed alone."""
+    """Two processes compile at the same time, but are timed one after the other."""
     with ThreadPoolExecutor(2) as pool:
         given = (str(tmp_path / "lock"), str(tmp_path / "log"), 0.3)
         outcomes = [pool.submit(process.run, hold, *given, step_s=60) for _ in range(2)]
@@ -267,7 +267,7 @@ def test_turns_do_not_overlap(tmp_path):
 
 
 def test_a_real_models_auto_is_held_against_its_winner(tmp_path):
-    """In the suite of real models each auto's first call with its decision stored stands beside its winner's alone."""
+    """For real models auto's first call with a stored decision is measured together with its winner's alone."""
     case = replace(SEVERAL, suites=frozenset({"models"}))
     given = {"suite": "models", "globs": ("eager", "tmpl-inductor:auto"), "modes": ("fwd",)}
     auto = next(cell for cell in run(plan_of(tmp_path / "r.jsonl", case, **given)).cells if cell.kind == "auto")
@@ -278,21 +278,21 @@ def test_a_real_models_auto_is_held_against_its_winner(tmp_path):
 
 
 def test_compiles_apart_are_not_those_beside(tmp_path):
-    """Groups compiled with --beside and --apart have different keys; those of older files mean --beside."""
+    """Groups compiled with --beside and --apart have different keys; older files count as --beside."""
     beside, apart = (key_of(groups(plan_of(tmp_path / "r.jsonl", MUTATING, beside=each))[0]) for each in (True, False))
     assert beside == "mutating@1 fwd torch.float32 smoke cold run0 events wall 2 eager,hand:*"
     assert apart == "mutating@1 fwd torch.float32 smoke cold run0 apart events wall 2 eager,hand:*"
 
 
 def test_one_cache_is_one_compile(tmp_path):
-    """With one cache, a second compile would find everything from the first."""
+    """--one-cache allows only one compile, since a second one would find everything in the cache."""
     headline = replace(MUTATING, headline=True)
     asked = [plan_of(tmp_path / "r.jsonl", headline, suite="full", one_cache=one) for one in (False, True)]
     assert [len(groups(plan)) for plan in asked] == [3, 1]
 
 
 def test_one_cache_begins_and_ends_with_nothing(tmp_path):
-    """The shared cache of another run is removed, with its old decisions; that of an interrupted run is kept."""
+    """The shared cache of another run is removed, with its decisions; that of an interrupted run is kept."""
     plan = plan_of(tmp_path / "r.jsonl", MUTATING, one_cache=True)
     left = plan.where / SHARED / "decisions"
     left.mkdir(parents=True)
@@ -308,7 +308,7 @@ def test_one_cache_begins_and_ends_with_nothing(tmp_path):
 
 
 def test_select_by_suite_name_and_device():
-    """A suite, globs and the device choose; a glob that names nothing is a mistake."""
+    """Cases are selected by suite, globs and device; a glob that matches nothing raises."""
     cases = {
         case.name: case for case in (DOUBLE, replace(FAULTY, gpus_only=True), replace(MUTATING, suites=frozenset()))
     }

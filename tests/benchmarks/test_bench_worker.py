@@ -24,7 +24,7 @@ QUICK = Peer("auto", "auto", "tmpl-inductor:auto", options={"candidates": []})
 
 
 def test_cells_of_a_group(timed):
-    """Peers that pass have as many samples as rounds, in one group with the baseline's controls; others have none."""
+    """Passing peers have one sample per round, in one group with the baseline's controls; others have none."""
     cells = timed(DOUBLE, ("eager", "hand:*"))
     assert {peer: (cell.status, len(cell.wall_s)) for peer, cell in cells.items()} == {
         "eager": ("pass", 3),
@@ -39,7 +39,7 @@ def test_cells_of_a_group(timed):
 
 
 def test_gradients_are_checked(timed):
-    """A kernel whose gradients are wrong fails; the work is the first mode's alone."""
+    """A kernel with wrong gradients fails; the work is that of the first mode only."""
     cells = timed(DOUBLE, ("eager", "hand:*"), mode="fwd_bwd")
     assert cells["hand:add"].status == "pass"
     assert cells["hand:wrong"].status == "fail_accuracy"
@@ -47,7 +47,7 @@ def test_gradients_are_checked(timed):
 
 
 def test_mutated_arguments_are_checked(timed):
-    """A peer that gives the right result, but leaves its arguments as they were, is wrong."""
+    """A peer with the right result fails if it does not change its arguments as eager does."""
     cells = timed(MUTATING, ("eager", "hand:*"))
     assert cells["hand:same"].status == "pass"
     assert (cells["hand:forgets"].status, cells["hand:forgets"].reason.partition(":")[0]) == (
@@ -57,7 +57,7 @@ def test_mutated_arguments_are_checked(timed):
 
 
 def test_one_cache_tells_no_compile_time(timed, tmp_path):
-    """Peers that share a cache have no compile times, and auto's race has no time either."""
+    """Peers that share a cache have no compile times, and auto's race has none either."""
     cells = timed(DOUBLE, ("eager", "default"), extra=(QUICK,), one_cache=True)
     assert [cells[peer].status for peer in ("default", "auto")] == ["pass", "pass"]
     assert (cells["default"].compile.cold_s, cells["auto"].decided["seconds"]) == (None, None)
@@ -68,7 +68,7 @@ def test_one_cache_tells_no_compile_time(timed, tmp_path):
 
 
 def test_a_cache_puts_back_what_it_sets(tmp_path, monkeypatch):
-    """Its three variables are restored; variables that torch sets meanwhile stay, as for a user."""
+    """The three variables of a cache are restored; variables that torch sets meanwhile stay."""
     monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
     for name in ("TORCHINDUCTOR_CACHE_DIR", "BACKEND_KWARGS_STORE"):
         monkeypatch.delenv(name, raising=False)
@@ -104,7 +104,7 @@ def test_arguments_that_calls_change_are_not_copied(timed, monkeypatch):
 
 
 def test_what_is_fast_only_while_results_are_dropped_loses(timed):
-    """A planted peer, much slower than eager while its last result is alive, wins only in the second column."""
+    """A planted peer that is slow while its last result is alive wins only in the column of dropped results."""
     cells = timed(HELD, ("eager", "hand:planted"))
     (table,) = verdicts.entries(list(cells.values()), "wall").values()
     planted = next(entry for entry in table if entry.cell.peer == "hand:planted")
@@ -113,14 +113,14 @@ def test_what_is_fast_only_while_results_are_dropped_loses(timed):
 
 
 def test_a_cell_says_how_many_calls_a_sample_is(timed):
-    """Calls far below a millisecond are repeated, also the controls; peers that were not timed have no count."""
+    """Calls far below a millisecond are repeated, also those of controls; untimed peers have no count."""
     cells = timed(DOUBLE, ("eager", "hand:*"))
     assert min(cells[name].repeats["wall"] for name in ("eager", "hand:add", AGAIN)) > 1
     assert (cells["hand:wrong"].repeats, cells["eager"].exposed) == ({}, False)
 
 
 def test_a_cell_says_on_whom_the_host_shows(job, monkeypatch):
-    """An exposed call is marked only in its own cell."""
+    """A call with exposed launches is marked only in its own cell."""
 
     def device_times(calls, rounds, device, l2, *, failed, repeated, exposed):
         exposed("b")
@@ -137,13 +137,13 @@ def test_a_cell_says_on_whom_the_host_shows(job, monkeypatch):
 
 
 def test_no_growth_is_no_peak(timed, monkeypatch):
-    """A peak of zero beyond the memory in use before counts as unknown."""
+    """A peak of zero beyond the memory used before counts as unknown."""
     monkeypatch.setattr(measure, "peak_memory", lambda *args: 0)
     assert timed(DOUBLE, ("eager",))["eager"].compile.peak_bytes is None
 
 
 def test_auto_says_what_it_chose(timed):
-    """The winner, its options and the race are only in auto's own cell."""
+    """Only auto's own cell has the winner, its options and the race."""
     cells = timed(SEVERAL, ("eager",), extra=(QUICK,))
     decided = cells["auto"].decided
     assert cells["auto"].status == "pass", cells["auto"].reason
@@ -165,13 +165,13 @@ def test_eager_that_differs_from_itself_stops_the_case(timed):
 
 
 def test_sweep_is_one_dynamic_compile(timed):
-    """Several lengths are one call, and one graph serves them."""
+    """A sweep over several lengths is one call, served by one graph."""
     cells = timed(SWEEP, ("eager",), extra=(Peer("aot", "control", "aot_eager"),))
     assert cells["aot"].status == "pass", cells["aot"].reason
 
 
 def test_training_compares_parameters_after_a_step(timed):
-    """An optimizer step of a compiled model ends where eager's ends."""
+    """An optimizer step of a compiled model gives eager's parameters."""
     cells = timed(TRAINED, ("eager",), extra=(Peer("aot", "control", "aot_eager"),))
     assert cells["aot"].status == "pass", cells["aot"].reason
 
@@ -181,7 +181,7 @@ def half_gradients(gm, example_inputs):
 
 
 def test_training_notices_wrong_gradients(timed):
-    """Right outputs with half of the gradient do not pass."""
+    """Right outputs with half the gradient fail."""
     cells = timed(TRAINED, ("eager",), extra=(Peer("half", "control", half_gradients),))
     assert (cells["half"].status, cells["half"].reason.partition("[")[0]) == ("fail_accuracy", "gradients")
 
@@ -213,7 +213,7 @@ def hides(x):
     ],
 )
 def test_what_does_not_stay_one_graph_fails(timed, fn, reason):
-    """A graph break, a recompile and a silent fall back to eager have no latency."""
+    """A graph break, a recompile and a silent fallback to eager have no latency."""
     build = DOUBLE.build
 
     def planted(*args):
@@ -227,7 +227,7 @@ def test_what_does_not_stay_one_graph_fails(timed, fn, reason):
 
 
 def test_nine_peers_each_compile(timed):
-    """Beyond dynamo's limit of eight variants each peer still has a graph of its own."""
+    """Beyond dynamo's limit of eight variants every peer still has its own graph."""
     extra = tuple(Peer(f"peer {at}", "control", "eager", options={}) for at in range(10))
     cells = timed(DOUBLE, ("eager",), extra=extra)
     assert {cells[peer.name].status for peer in extra} == {"pass"}
@@ -246,7 +246,7 @@ def test_what_cannot_be_had_says_why(timed):
 
 
 def test_a_template_that_falls_back_is_not_timed(timed):
-    """A template that would fall back to library kernels is not timed under its name."""
+    """A template that would fall back to library kernels is not timed."""
     options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP", "fx_graph_cache": False}
     peer = Peer("cpp", "template", "tmpl-inductor:default", options=options)
     cell = timed(tiny_cases.PRODUCT, ("eager",), extra=(peer,))["cpp"]
@@ -267,7 +267,7 @@ def test_compile_in_a_process_of_its_own(job):
 
 
 def test_compile_workers_begin_with_the_cache_to_fill(tmp_path):
-    """Inductor's workers are restarted, since earlier ones would keep using their cache."""
+    """Inductor's workers are restarted, since running ones would keep using their old cache."""
     from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
     from torch._inductor.compile_worker.subproc_pool import SubprocPool
 

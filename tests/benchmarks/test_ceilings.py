@@ -1,4 +1,4 @@
-"""Ceilings: what is measured, in which unit, and that they are written and read back."""
+"""Ceilings: what is measured, in which unit, and their JSON."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ def measured():
 
 
 def test_a_cpu_has_its_ceilings(measured):
-    """Bandwidths, matmuls and the launch of an empty operation, each in its unit."""
+    """A CPU has bandwidths, matmuls and the launch of an empty operation, each in its unit."""
     units = {name: figure.unit for name, figure in measured.figures.items()}
     rates = {"fp32": "FLOP/s", "bf16": "FLOP/s"}
     assert units == {"copy": "B/s", "read": "B/s", "write": "B/s", **rates, "launch": "s"}
@@ -27,14 +27,14 @@ def test_a_cpu_has_its_ceilings(measured):
 
 
 def test_figures_hold_their_intervals(measured):
-    """Each ceiling lies within its interval and says which attempt it was."""
+    """Each ceiling is within its interval and names its attempt."""
     for figure in measured.figures.values():
         assert 0 < figure.low <= figure.value <= figure.high
         assert figure.attempt
 
 
 def test_written_and_read(measured):
-    """JSON gives back the same ceilings."""
+    """Ceilings are read back from JSON unchanged."""
     assert Ceilings.from_json(json.loads(json.dumps(measured.to_json()))) == measured
 
 
@@ -48,7 +48,7 @@ def test_written_and_read(measured):
     ],
 )
 def test_a_rate_is_amount_over_time(name, amount):
-    """An attempt that takes a tenth of a second has a rate of ten times its bytes or operations."""
+    """An attempt that takes a tenth of a second has a rate of ten times its amount."""
     attempts = [*ceilings._bandwidths(2**20, CPU), *ceilings._matmuls("fp32", 16, CPU)]
     attempt = next(each for each in attempts if f"{each.figure} {each.how}" == name)
     figure = ceilings._figure(attempt, [0.1])
@@ -56,14 +56,14 @@ def test_a_rate_is_amount_over_time(name, amount):
 
 
 def test_arithmetic_takes_the_fastest_sample():
-    """A bandwidth is the median of its samples; a matmul's ceiling is the fastest, before the clock fell."""
+    """A bandwidth is the median of its samples; a matmul's ceiling is the fastest one, before the clock drops."""
     bandwidth = ceilings._Attempt("read", "x", lambda: None, 100.0, "B/s")
     matmul = ceilings._Attempt("fp32", "x", lambda: None, 100.0, "FLOP/s")
     assert [ceilings._figure(each, [1.0, 2.0, 4.0]).value for each in (bandwidth, matmul)] == [50.0, 100.0]
 
 
 def test_the_best_of_several_devices_stands(measured):
-    """Of several runs on one kind of device each ceiling is the best."""
+    """Over several runs on one kind of device, each ceiling is the best."""
     faster = dataclasses.replace(
         measured, figures={n: dataclasses.replace(f, value=f.value * 2) for n, f in measured.figures.items()}
     )
@@ -74,7 +74,7 @@ def test_the_best_of_several_devices_stands(measured):
 
 @pytest.mark.parametrize("unit", ["B/s", "s"])
 def test_the_best_attempt_stands(monkeypatch, unit):
-    """The highest rate, and the shortest launch."""
+    """The best attempt is the highest rate, or the shortest launch."""
     amount = 100.0 if unit == "B/s" else 0
     seconds = {"slow": 2.0, "fast": 1.0, "slower": 3.0}
     attempts = [ceilings._Attempt("x", how, lambda: None, amount, unit) for how in seconds]
@@ -88,7 +88,7 @@ def test_the_best_attempt_stands(monkeypatch, unit):
 
 
 def test_what_a_device_cannot_do_is_not_there():
-    """A matmul in fp8 needs a device that has it; the other figures stand."""
+    """A device without fp8 has no ceiling for it; the other figures remain."""
 
     def raises():
         raise RuntimeError("no fp8")
@@ -111,7 +111,7 @@ def _fields(attempt):
 
 
 def test_tf32_is_put_back():
-    """The precision of other matmuls is as it was."""
+    """The precision setting of other matmuls is restored."""
     before = torch.backends.cuda.matmul.fp32_precision
     ceilings._tf32(torch.ones(2, 2), torch.ones(2, 2))
     assert torch.backends.cuda.matmul.fp32_precision == before

@@ -1,4 +1,4 @@
-"""The controls have the expected outcome; each of these tests fails without the check behind it."""
+"""The controls have the expected outcome; each test fails without the check that it exercises."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def softmax_of_gemm(x, w):
 
 
 def tried(control: Control, tmp_path, dtype=torch.float32) -> PeerTrial:
-    """Take a control through compiling and the first check, as a run does with every peer."""
+    """Compile and check a control, as a run does with every peer."""
 
     def build(device, dtype, scale):
         args = (torch.randn(8, 16, dtype=dtype), torch.randn(16, 16, dtype=dtype))
@@ -67,7 +67,7 @@ def test_what_is_sound_passes(tmp_path):
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_what_becomes_wrong_while_it_is_timed_is_caught(tmp_path):
-    """The check after timing is of the very callable that was timed, on inputs of its own."""
+    """The check after timing uses the timed callable, on other inputs."""
     faulty = []
 
     def turncoat(gm, example_inputs):
@@ -86,7 +86,7 @@ def test_what_becomes_wrong_while_it_is_timed_is_caught(tmp_path):
 
 
 class Clock:
-    """A fake clock that advances a little whenever it is read, so that waiting ends."""
+    """A fake clock that advances a little at each reading, so that waiting ends."""
 
     def __init__(self):
         self.now = 0.0
@@ -100,7 +100,7 @@ class Clock:
 
 
 def test_same_is_within_noise_and_five_per_cent_is_seen(monkeypatch):
-    """The baseline against itself shows nothing, and five per cent more work shows as five per cent."""
+    """The baseline against itself shows no difference, and 5 % more work shows as 5 %."""
     clock = Clock()
     monkeypatch.setattr(timing, "time", clock)
     monkeypatch.setattr(controls, "time", clock)
@@ -117,7 +117,7 @@ def test_same_is_within_noise_and_five_per_cent_is_seen(monkeypatch):
 
 
 def test_a_short_call_gets_what_a_launch_takes(monkeypatch):
-    """If launching the work takes longer than its share, nothing more is added, and the actual share is recorded."""
+    """If the launch takes longer than the requested share, nothing more is added, and the actual share is recorded."""
     clock = Clock()
     monkeypatch.setattr(timing, "time", clock)
     monkeypatch.setattr(controls, "spinning", lambda seconds, device: lambda: clock.passes(2e-6 + seconds))
@@ -127,20 +127,20 @@ def test_a_short_call_gets_what_a_launch_takes(monkeypatch):
 
 @pytest.mark.parametrize("injected", [0.0, 0.02, 0.5], ids=str)
 def test_a_share_far_from_what_was_asked_is_no_proof(injected):
-    """A timer that cannot measure the injected work is detected, although it is consistent."""
+    """A timer that cannot measure the injected work is detected, even if it is consistent."""
     seen = 1 / (1 + injected)
     assert not is_seen(Interval(seen, seen / 1.001, seen * 1.001), Interval(1, 1 / 1.01, 1.01), injected)
 
 
 @pytest.mark.parametrize(("injected", "seen"), [(0.05, True), (0.06, True), (0.08, False), (0.03, False)], ids=str)
 def test_the_work_must_show_at_its_size(injected, seen):
-    """Five per cent, measured to half a per cent with a noise floor of one, is neither eight nor three."""
+    """5 % of work, measured to 0.5 % with a noise floor of 1 %, must not appear as 8 % or 3 %."""
     speedup = Interval(1 / 1.05, 1 / 1.055, 1 / 1.045)
     assert is_seen(speedup, Interval(1, 1 / 1.01, 1.01), injected) is seen
 
 
 def test_injected_work_takes_time():
-    """On the real clock, half as much additional work takes half as long again, within the calibration's error."""
+    """On the real clock 50 % more work takes 50 % longer, within the calibration's error."""
 
     def call():
         end = controls.time.perf_counter() + 2e-3
@@ -152,11 +152,11 @@ def test_injected_work_takes_time():
 
 
 def test_a_graph_break_alone_makes_nothing_wrong():
-    """What runs behind the break leaves the numbers: the control is caught by its break and by nothing else."""
+    """A planted graph break leaves the results right, so only the break itself is detected."""
     x = torch.randn(4)
     assert torch.equal(controls.breaking(torch.sin)(x), x.sin())
 
 
 def test_slowed_gives_the_result():
-    """A slowed call is checked as the baseline is: it returns what that returns."""
+    """A slowed call returns the baseline's result, so it is checked like the baseline."""
     assert controls.slowed(lambda: 42, CLOCK)() == 42

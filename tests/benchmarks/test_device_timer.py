@@ -37,27 +37,27 @@ def clock(monkeypatch):
 
 
 def test_a_sample_is_the_time_of_the_call_alone(clock):
-    """The flush is not timed, and each round gives each call one sample."""
+    """The L2 flush is not timed, and each call has one sample per round."""
     calls = {"a": clock.call("a", 0.25), "b": clock.call("b", 0.5)}
     assert device_times(calls, 4, CPU) == {"a": [0.25] * 4, "b": [0.5] * 4}
 
 
 def test_each_cold_sample_is_one_call_behind_a_flush(clock):
-    """Each call in a round follows a flush, so that none finds the caches of an earlier one."""
+    """Each call of a round follows a flush, so it does not find the caches of an earlier call."""
     device_times({"a": clock.call("a", 0.25), "b": clock.call("b", 0.5)}, 2, CPU, warmup=0)
     rounds = clock.events[4:]  # finding out how long to cover took a sample of each
     assert [event == "flush" for event in rounds] == [True, False] * 4
 
 
 def test_cold_samples_are_one_call_however_short(clock):
-    """On a cold L2 a call of 0.1 ms is not repeated: the second would find what the first has left there."""
+    """With a cold L2 even a call of 0.1 ms is not repeated, since the second one would be warm."""
     repeats = {}
     device_times({"a": clock.call("a", 1e-4)}, 1, CPU, "cold", warmup=0, repeated=repeats.__setitem__)
     assert repeats == {"a": 1}
 
 
 def test_warm_samples_repeat_after_an_uncounted_call(clock):
-    """A call of 0.1 ms is repeated ten times, after one that is not counted, and says the time of one."""
+    """With a warm L2 a call of 0.1 ms is repeated ten times after an untimed one, and the sample is per call."""
     told = {}
     found = device_times({"a": clock.call("a", 1e-4)}, 1, CPU, "warm", warmup=0, repeated=told.__setitem__)
     assert found["a"] == pytest.approx([1e-4])
@@ -66,13 +66,13 @@ def test_warm_samples_repeat_after_an_uncounted_call(clock):
 
 
 def test_warm_up_calls_come_first(clock):
-    """Three untimed calls come first: to warm up, to record, to replay."""
+    """Three untimed calls come first, to warm up, record and replay."""
     device_times({"a": clock.call("a", 0.1)}, 1, CPU)
     assert clock.events[:4] == ["a", "a", "a", "flush"]
 
 
 def test_nothing_is_trimmed(clock):
-    """A sample a thousand times as long as the others stays."""
+    """A sample a thousand times as long as the others is kept."""
     durations = iter([0.1] * 4 + [100.0] + [0.1] * 9)
 
     def call():
@@ -97,7 +97,7 @@ def test_launches_that_show_are_covered_for_longer(clock, monkeypatch):
 
 
 def test_covering_ends(clock, monkeypatch):
-    """A call that waits for the device cannot be covered: it is timed without, and marked."""
+    """A call that waits for the device cannot be covered: it is timed without cover, and marked."""
     told = []
     monkeypatch.setattr(device_timer._Instant, "query", lambda self: True)
     device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
@@ -120,7 +120,7 @@ def test_a_failing_call_leaves_the_race(clock):
 
 
 def test_a_failing_call_raises_where_nobody_listens():
-    """Without `failed` the exception goes on as it is."""
+    """Without `failed` the exception is raised to the caller."""
     with pytest.raises(ZeroDivisionError):
         device_times({"bad": lambda: 1 / 0}, 1, CPU)
 
@@ -131,12 +131,12 @@ def test_budget_ends_the_rounds(clock):
 
 
 def test_a_cpu_sleeps_as_long_as_it_slept():
-    """Without that clock, a call that sleeps takes as long as it slept at least."""
+    """On the real clock, a call that sleeps takes at least as long as it sleeps."""
     assert min(device_times({"sleep": lambda: time.sleep(0.002)}, 3, CPU)["sleep"]) >= 0.002
 
 
 def test_the_scratch_is_larger_than_the_l2():
-    """Passing through the buffer evicts everything else from the L2."""
+    """The flush buffer is larger than the L2."""
     scratch = device_timer.Scratch(CPU)
     assert scratch.buffer.nbytes == 4 * device_timer.l2_bytes(CPU)
     scratch.buffer.fill_(1.0)

@@ -1,4 +1,4 @@
-"""The kernel cases: their work gives the limits of the table, and each runs small on a CPU."""
+"""The kernel cases: their work gives the limits of the table, and each runs at a small size on a CPU."""
 
 import copy
 import subprocess
@@ -61,7 +61,7 @@ def test_fp8_work_counts_bytes_of_one_and_an_output_of_two():
 
 
 def test_fp8_has_a_reference():
-    """A bound by eager's own error is narrower than a cosine: so that the product is also known in high precision."""
+    """The fp8 product has a reference in higher precision, so that its bound is eager's error, not a cosine."""
     torch.manual_seed(0)
     problem = CASES["gemm_fp8_rowwise"].build(CPU, torch.float8_e4m3fn, "smoke")
     precise = measure.reference(problem.fn, problem.args)
@@ -97,7 +97,7 @@ def test_data_is_random_normal_and_nowhere_zero(case):
 
 
 def test_adamw_peer_steps_as_eager_does():
-    """The fused kernel and the loop that is compiled change parameters and state alike."""
+    """The fused kernel and the compiled loop change parameters and state alike."""
     torch.manual_seed(0)
     problem = CASES["adamw"].build(CPU, torch.float32, "smoke")
     args = copy.deepcopy(problem.args)
@@ -127,11 +127,11 @@ def test_triton_kernels_say_why_a_cpu_cannot_run_them(monkeypatch):
 
     with pytest.raises(UnavailableError) as e:
         problem.peers["triton_softmax"](*problem.args)
-    assert str(e.value) == "Triton's kernels want a GPU; TRITON_INTERPRET=1 runs them on a CPU, slowly."
+    assert str(e.value) == "Triton's kernels need a GPU; TRITON_INTERPRET=1 runs them on a CPU, slowly."
 
 
 def test_cases_import_without_triton():
-    """A machine without Triton, such as a Mac, lists and builds the cases."""
+    """Without Triton, as on a Mac, the cases can be listed and built."""
     code = (
         "import sys; sys.modules['triton'] = None; import torch; from benchmarks.workloads.cases.norms import CASES; "
         "[case.build(torch.device('cpu'), torch.float32, 'smoke') for case in CASES]"

@@ -1,4 +1,4 @@
-"""The Triton kernels give eager's numbers under Triton's interpreter, in a process apart: the switch is read once."""
+"""The Triton kernels give eager's results under Triton's interpreter, in a separate process."""
 
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -19,7 +19,7 @@ INF, NAN = float("inf"), float("nan")
 
 @pytest.fixture(scope="module")
 def interpreted():
-    """Return a function that runs another in a process under Triton's interpreter, and raises what that raises."""
+    """Return a function that calls another one in a process with Triton's interpreter, and raises its exception."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -53,7 +53,7 @@ def softmax(dtype, width, widest):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("widest", [1000, 1], ids=["held", "read_twice"])
 def test_softmax_of_numbers_infinities_and_nans(interpreted, dtype, width, widest):
-    """Rows without a finite number, with NaN or infinity, and those that begin with -inf come out as eager's."""
+    """Rows without a finite number, with NaN or infinity, or starting with -inf give eager's results."""
     interpreted(softmax, dtype, width, widest)
 
 
@@ -224,7 +224,7 @@ def attention(dtype, heads, shared, length, width):
 @DTYPES
 @pytest.mark.parametrize("shape", [(2, 1, 5, 8), (4, 2, 33, 24), (3, 3, 64, 32)], ids=str)
 def test_attention_causal_and_of_one_token(interpreted, shape, dtype):
-    """Lengths and widths that are no powers of two, and heads of keys that several of queries share."""
+    """Attention works for lengths and widths that are not powers of two, and with shared key heads."""
     interpreted(attention, dtype, *shape)
 
 
@@ -284,7 +284,7 @@ def pruned():
 
 
 def test_a_call_chooses_among_few_of_the_configurations_that_tuning_tries(monkeypatch):
-    """Without the interpreter, which takes one of its own."""
+    """A call tries only a few of the configurations of tuning; the interpreter would use its own."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         pool.submit(pruned).result(timeout=120)

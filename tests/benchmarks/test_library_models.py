@@ -1,4 +1,4 @@
-"""Real models of the suite, small: each compiles as one graph, and what it needs beyond that is there."""
+"""Real models of the suite, at small sizes: each compiles as one graph."""
 
 import copy
 import sys
@@ -17,7 +17,7 @@ IN_TIMM = {"deit", "efficientnetv2", "regnet", "regnet_train"}
 
 @pytest.fixture
 def build(monkeypatch):
-    """Return a function that builds a case, or skips where its library cannot be imported."""
+    """Return a function that builds a case, or skips the test if its library cannot be imported."""
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(transformers.logging.get_logger("transformers"), "level", 40)
 
@@ -34,11 +34,11 @@ def tensors(output):
     return output if isinstance(output, tuple) else (output,)
 
 
-# Of transformers' own functions, which dynamo traces.
+# From transformers' own functions, which dynamo traces.
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 @pytest.mark.parametrize("name", [case.name for case in libraries.CASES])
 def test_is_one_graph(name, build, fresh_dynamo):
-    """As a user calls it, without a graph break; its outputs are finite, and in training there is a loss."""
+    """A model compiles without graph breaks, its outputs are finite, and in training it returns a loss."""
     problem, training = build(name), CASES[name].modes == ("train",)
     with torch.set_grad_enabled(training):
         expected = problem.fn(*problem.args)
@@ -49,7 +49,7 @@ def test_is_one_graph(name, build, fresh_dynamo):
 
 
 def test_decode_writes_one_token(build):
-    """At its position in each layer, however often it is called."""
+    """Decoding writes one token at its position in each layer, however often it is called."""
     problem = build("mistral_decode", torch.float32)
     before = copy.deepcopy(dict(problem.fn.named_buffers()))
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_decode_writes_one_token(build):
 
 
 def test_upcast_copy_has_a_cache_of_its_own(build):
-    """The reference in float64 reads and writes its own cache, which begins with the same values."""
+    """The float64 reference has its own cache, which starts with the same values."""
     problem = build("mistral_decode", torch.float32)
     wide = copy.deepcopy(problem.fn).double()
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_upcast_copy_has_a_cache_of_its_own(build):
 
 @pytest.mark.parametrize("suite", ["full", "smoke", MODELS])
 def test_suites(suite):
-    """Real models are a suite of their own: the full one compiles each case some twenty times."""
+    """Real models are a separate suite, since the full suite compiles each case about twenty times."""
     chosen = {case.name for case in select(CASES, suite, [], "cuda")}
     real = {case.name for case in libraries.CASES}
     assert chosen == real if suite == MODELS else not chosen & real
@@ -84,7 +84,7 @@ def test_suites(suite):
 
 @pytest.mark.parametrize(("name", "package"), [("deit", "timm"), ("gpt2", "transformers")])
 def test_missing_library(name, package, monkeypatch, tmp_path):
-    """The error names the package and how to get it; the suite's status is "unavailable"."""
+    """The error names the package and how to install it; the suite's status is "unavailable"."""
     from backend_kwargs.errors import BackendKwargsError
     from backend_kwargs.measure import status_of
 

@@ -1,4 +1,4 @@
-"""Models and segments of the suite: what they compute, and what is counted."""
+"""Models and segments of the suite: their results, and the counts of operations and bytes."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_outputs_are_finite_and_vary(name, dtype):
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_call_gives_the_same(name):
-    """A call depends on its arguments alone, the cache's included."""
+    """A call depends only on its arguments, also with a cache."""
     problem = built(name)
     with torch.no_grad():
         torch.testing.assert_close(called(problem), called(problem), rtol=0, atol=0)
@@ -47,7 +47,7 @@ def test_same_call_gives_the_same(name):
 
 @pytest.mark.parametrize("name", ["llama_prefill", "llama_decode_b16", "llama3_8b_layers"])
 def test_operations_are_those_of_the_formula(name):
-    """Two for each weight and token, and four for each channel of each pair of positions that attention looks at."""
+    """Operations are two per weight and token, and four per channel of each attended pair of positions."""
     problem = built(name)
     batch, shape = (2, models.LLAMA["smoke"]) if name != "llama3_8b_layers" else segments.LLAMA["smoke"]
     tokens, pairs = {"llama_decode_b16": (1, 25)}.get(name, (shape.length, shape.length * (shape.length + 1) / 2))
@@ -58,7 +58,7 @@ def test_operations_are_those_of_the_formula(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_are_of_what_there_is(name):
-    """The least that moves: never more than all tensors once, or thrice where a step writes what it reads."""
+    """The least bytes are at most all tensors once, or three times for a step that writes what it reads."""
     problem, case = built(name), CASES[name]
     with torch.no_grad():
         there = nbytes(problem.fn, list(problem.fn.buffers()), problem.args, called(problem))

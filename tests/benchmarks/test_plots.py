@@ -1,4 +1,4 @@
-"""The plots: who is in them, where, and under which name."""
+"""The plots: their points, positions and names."""
 
 import pytest
 from bench_cells import cell, write
@@ -11,7 +11,7 @@ from benchmarks.execution.records import AGAIN, Compile
 
 
 def test_names_do_not_cover_each_other():
-    """Of names round one point each finds a place of its own."""
+    """The names of points at one place do not overlap."""
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
@@ -25,7 +25,7 @@ def test_names_do_not_cover_each_other():
 
 
 def test_compile_times_are_of_most_cases(tmp_path):
-    """A peer of few cases has a mean of other things, one of few compiles their seconds: neither is drawn."""
+    """A peer is drawn only if most of its cases have a speedup and a compile time."""
     cells = [cell(peer, case=case) for case in "abc" for peer in ("eager", "default", "t")]
     cells += [cell("half", case=case) for case in "ab"] + [cell("seldom", case="a")]
     cells += [cell("unknown", case=case, compile=Compile(cold_s=5.0 if case == "a" else None)) for case in "abc"]
@@ -34,7 +34,7 @@ def test_compile_times_are_of_most_cases(tmp_path):
 
 
 def test_compile_times_are_of_most_cases_that_have_a_speedup(tmp_path):
-    """A case that passes without one counts no more than another that fails."""
+    """A passing case without a speedup does not count, just like a failing one."""
     cells = [cell(peer, case=case) for case in "abc" for peer in ("eager", "default")]
     cells += [cell("late", case=case, exposed=case != "a") for case in "abc"]
     found = tables_of(records.read(write(tmp_path / "r.jsonl", cells)))["device"]
@@ -42,13 +42,13 @@ def test_compile_times_are_of_most_cases_that_have_a_speedup(tmp_path):
 
 
 def test_compiles_beside_others_are_hollow(tmp_path):
-    """A compile in a process of its own is a full mark; one that found what others had compiled is not, and is told."""
+    """A compile in its own process is a filled mark, any other a hollow one with a note."""
     cells = [cell("eager"), cell("default"), cell("t", compile=Compile(cold_s=2.0))]
     figure = drawn(cells, tmp_path, plots.compile_time)
     faces = [of.get_facecolor()[0, :3].tolist() == [1.0, 1.0, 1.0] for of in figure.axes[0].collections]
     assert faces == [False, True]
     assert figure.get_suptitle().endswith(
-        "\nHollow: compiled beside the other peers, where what was compiled before costs less."
+        "\nHollow: compiled in one process with other peers, where earlier compiles make later ones cheaper."
     )
     assert "Hollow" not in drawn(cells[:2], tmp_path / "fresh", plots.compile_time).get_suptitle()
 
@@ -66,7 +66,7 @@ def texts(axes):
 
 @pytest.fixture
 def on_two_days():
-    """A template without gain from a process twice as fast as that of another one, which gains a tenth."""
+    """A template without gain from a process twice as fast as that of another template, which gains a tenth."""
     first = [cell(peer, 0.7e-3, group="first") for peer in ("eager", AGAIN, "default", "idle")]
     then = [cell(peer, group="then") for peer in ("eager", AGAIN, "default")] + [cell("quick", 0.9e-3, group="then")]
     return {"latest is faster": [*first, *then], "earlier is faster": [*then, *first]}
@@ -74,9 +74,9 @@ def on_two_days():
 
 @pytest.mark.parametrize("order", ["latest is faster", "earlier is faster"])
 def test_both_plots_name_the_fastest_over_its_own_eager(on_two_days, order, tmp_path):
-    """The best peer is chosen by its speedup: neither a faster device nor a later run makes one the best.
+    """The best peer is chosen by its speedup, not by a faster device or a later run.
 
-    Nor does it lift one above eager on the plot of limits, where eager is of another process.
+    On the plot of limits, a faster process does not lift a peer above eager either.
     """
     found = tables_of(records.read(write(tmp_path / "r.jsonl", on_two_days[order])))["device"]
     (table,) = found.values()
@@ -86,7 +86,7 @@ def test_both_plots_name_the_fastest_over_its_own_eager(on_two_days, order, tmp_
 
 
 def test_what_the_roofline_leaves_out(tmp_path):
-    """A case that is not scored, since it fits in the L2, say, or whose work is not known, is named."""
+    """A case without a score, for instance because it fits in the L2 or its work is unknown, is named."""
     small = {"flops": 0.0, "bytes": 5e7, "unit": "bf16"}
     cells = [cell("eager"), cell("eager", case="small", work=small), cell("eager", case="unknown", work=None)]
     title = drawn(cells, tmp_path, plots.roofline).get_suptitle()
@@ -99,7 +99,7 @@ def test_what_the_roofline_leaves_out(tmp_path):
     [pytest.param(0.8e-3, ["t"], id="faster"), pytest.param(0.895e-3, [], id="within noise")],
 )
 def test_a_winner_out_of_noise_has_no_name(seconds, said, tmp_path):
-    """The best template is named where it is faster than default beyond noise."""
+    """The best template is named only if it is faster than default beyond noise."""
     cells = [cell("eager"), cell(AGAIN), cell("default", 0.9e-3), cell("t", seconds)]
     for axes in drawn(cells, tmp_path, plots.speedups).axes:
         assert texts(axes) == said
@@ -112,7 +112,7 @@ def test_a_mark_at_the_edge_has_its_value(tmp_path):
 
 
 def test_a_clock_without_speedups_has_no_panel(tmp_path):
-    """Where all device times hold the host's, the wall's are drawn alone."""
+    """If all device times include host gaps, only wall times are drawn."""
     cells = [cell(peer, exposed=True) for peer in ("eager", "default")]
     (axes,) = drawn(cells, tmp_path, plots.speedups).axes
     assert axes.get_xlabel() == "Wall time: speedup over eager"
@@ -120,12 +120,12 @@ def test_a_clock_without_speedups_has_no_panel(tmp_path):
 
 
 def test_what_is_slow_stands_at_the_edge():
-    """A named peer as well as one in grey, so that neither looks faster than the other."""
+    """Slow peers, named or grey, are drawn at the edge, so that neither looks faster than the other."""
     assert plots._clipped(Interval(0.2, 0.1, 0.5)) == Interval(plots.SLOWEST, plots.SLOWEST, 0.5)
 
 
 def test_cases_without_arithmetic_stand_side_by_side(tmp_path):
-    """Where hardly anything is computed, the intensity tells nothing: each case has a line of its own in the plot."""
+    """Cases with hardly any arithmetic are drawn side by side, each with its own line."""
     work = {"flops": 0.0, "bytes": 1e9, "unit": "bf16"}
     cells = [cell("eager", case=case, work=work) for case in "abc"] + [cell("eager")]
     found = tables_of(records.read(write(tmp_path / "r.jsonl", cells)))["device"]

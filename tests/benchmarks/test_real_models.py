@@ -1,4 +1,4 @@
-"""The table of real models: auto beside the modes whose results stay, and what its first call takes."""
+"""The table of real models: auto compared with the modes whose results stay valid, and its first call."""
 
 import pytest
 from bench_cells import cell, write
@@ -10,7 +10,7 @@ from benchmarks.workloads.peers import TEMPLATES
 
 
 def timed(peer, seconds, kind, cold_s=None, **compile_s):
-    """Return a cell of gpt2 that takes `seconds` in the loop, half of it where results are dropped."""
+    """Return a cell of gpt2 with `seconds` in the loop that keeps results, and half of it with dropped results."""
     compiled = Compile(cold_s=cold_s, peak_bytes=2**21, fresh=True, **compile_s)
     decided = {"winner": "cudagraphs", "options": {}, "seconds": 9.0, "rows": []} if kind == "auto" else None
     made = cell(peer, seconds, case="gpt2", kind=kind, compile=compiled, decided=decided)
@@ -21,7 +21,7 @@ def timed(peer, seconds, kind, cold_s=None, **compile_s):
 
 @pytest.fixture
 def cells():
-    """Auto loses to a clone by 5 %, and to the raw mode by 10 %."""
+    """Auto is 5 % slower than a cloned mode, and 10 % slower than the raw mode."""
     return [
         timed("eager", 4e-3, "eager"),
         timed(AGAIN, 4e-3, "control"),
@@ -35,7 +35,7 @@ def cells():
 
 
 def test_the_bar_is_the_best_mode_whose_results_stay(cells):
-    """A mode that overwrites its results stands beside it, not for it."""
+    """The goal is the best mode whose results stay valid; a mode that overwrites them is only listed."""
     (model,) = real_models(cells)
     assert model.best(KEPT) == "reduce-overhead+clone"
     assert model.over(model.best(KEPT)).median == pytest.approx(0.95, rel=0.005)
@@ -45,19 +45,19 @@ def test_the_bar_is_the_best_mode_whose_results_stay(cells):
 
 
 def test_first_calls(cells):
-    """The first call of auto, of all four modes, and of auto with a stored decision over its winner alone."""
+    """The table has first calls: auto's, those of all four modes, and auto's with a stored decision over its winner."""
     (model,) = real_models(cells)
     assert (model.first_s(AUTO), model.modes_s, model.stored_over_alone) == (20.0, 50.0, 1.05)
 
 
 def test_a_sum_of_three_modes_is_none(cells):
-    """One that failed would make the four seem quick."""
+    """Without one of the four modes there is no total of their first calls."""
     (model,) = real_models([each for each in cells if each.peer != "max-autotune"])
     assert model.modes_s is None
 
 
 def test_other_cases_are_no_real_models(cells):
-    """They stand in tables of their own."""
+    """Other cases are not in the tables of real models."""
     assert real_models([cell("eager"), cell(f"{TEMPLATES}auto", kind="auto")]) == []
 
 

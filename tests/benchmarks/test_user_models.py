@@ -73,7 +73,7 @@ def test_timm():
 
 @pytest.mark.parametrize("factory", ["named", "listed", "single", "function"])
 def test_factory(factory, tmp_path):
-    """Positional or by name, a tensor or several: what `backend-kwargs compare` takes."""
+    """A factory returns inputs by position or by name, one tensor or several, as for `backend-kwargs compare`."""
     file = tmp_path / "factories.py"
     file.write_text(FACTORY)
     (output,) = outputs(model_case(f"{file}:{factory}"), torch.float64)
@@ -111,14 +111,14 @@ def test_case_travels_to_another_process():
         ),
         pytest.param(
             "transformers:BertModel?num_hidden_layers=1&num_attention_heads=5",
-            "The model BertModel cannot be made: ValueError: The hidden size (768) is not a multiple of the number of "
-            "attention heads (5). A FILE:FACTORY can.",
+            "The model BertModel cannot be created: ValueError: The hidden size (768) is not a multiple of the number "
+            "of attention heads (5). Write a factory and pass FILE:FACTORY.",
             id="value",
         ),
         pytest.param(
             "transformers:CLIPModel",
-            "Inputs for CLIPModel cannot be made: AttributeError: 'CLIPConfig' object has no attribute 'vocab_size'. "
-            "A FILE:FACTORY can.",
+            "Inputs for CLIPModel cannot be created: AttributeError: 'CLIPConfig' object has no attribute "
+            "'vocab_size'. Write a factory and pass FILE:FACTORY.",
             id="inputs",
         ),
         pytest.param("nowhere.py:model", "No file 'nowhere.py'.", id="file"),

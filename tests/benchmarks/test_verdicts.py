@@ -30,19 +30,19 @@ TWO_PER_CENT = Interval(1.0, 1 / 1.02, 1.02)
     ],
 )
 def test_verdict(low, high, verdict):
-    """Only an interval wholly outside the floors of both files is faster or slower."""
+    """Only an interval entirely outside the noise floors of both files is faster or slower."""
     assert judge(Interval((low + high) / 2, low, high), [TWO_PER_CENT, TWO_PER_CENT]) == verdict
 
 
 def test_without_a_floor_nothing_is_certain():
-    """A file without its A/A row shows nothing."""
+    """Without an A/A row there is no verdict."""
     assert judge(Interval(3.0, 2.9, 3.1), [TWO_PER_CENT, UNKNOWN]) == "AMBIGUOUS"
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "SAME"), (1.3, "SLOW"), (0.7, "FAST")])
 def test_two_runs(seed, factor, verdict):
-    """Two runs of equal work are the same beyond a floor of two per cent each; a third more is slower."""
+    """Two runs of equal work are the same with noise floors of 2 % each; a third more work is slower."""
     old, new = noisy(1.0, 2 * seed), noisy(factor, 2 * seed + 1)
     assert judge(measure.ratio_interval(old, new), [TWO_PER_CENT, TWO_PER_CENT]) == verdict
 
@@ -58,7 +58,7 @@ def table(cells, clock="device"):
 
 
 def test_ratios_are_paired_and_marked():
-    """Against eager and the strongest: a win beyond the noise, a loss beyond it, a tie within."""
+    """Ratios to eager and to the strongest peer are wins or losses beyond the noise, and ties within it."""
     found = table(group(default=0.8e-3, fast=0.5e-3, slow=2e-3, like=0.8e-3))
     assert {name: found[name].marks["strongest"] for name in ("fast", "slow", "like")} == {
         "fast": "win",
@@ -70,14 +70,14 @@ def test_ratios_are_paired_and_marked():
 
 
 def test_templates_are_no_rivals():
-    """The strongest peer is one that a user has without the templates."""
+    """The strongest peer is one that a user has without this package."""
     found = table(group(default=0.8e-3, fast=0.5e-3, faster=0.4e-3))
     assert found["fast"].speedups["strongest"] == found["fast"].speedups["default"]
     assert found["default"].speedups["strongest"] == found["default"].speedups["eager"]
 
 
 def test_clocks_are_not_mixed():
-    """A gain in device time only shows only in device time."""
+    """A gain only in device time shows only in device time."""
     template = dataclasses.replace(cell("fast", 0.5e-3), wall_s=cell("eager", seed=7).wall_s)
     cells = [cell("eager"), cell(AGAIN), template]
     assert table(cells, "device")["fast"].marks["eager"] == "win"
@@ -85,7 +85,7 @@ def test_clocks_are_not_mixed():
 
 
 def test_numerics_are_not_compared_across():
-    """A peer with other numerics has a time, but no ratio to peers that are not comparable."""
+    """A peer of another numerics class has a time, but no ratio to peers of other classes."""
     found = table([*group(default=0.8e-3), cell("freezing", 0.1e-3, numerics="frozen")])
     assert found["freezing"].time
     assert not found["freezing"].speedups
@@ -93,26 +93,26 @@ def test_numerics_are_not_compared_across():
 
 
 def test_what_fails_has_no_figures():
-    """A cell that did not pass has no time, no ratio, no per cent."""
+    """A cell that did not pass has no time, ratio or per cent."""
     bad = table([*group(), cell("bad", status="fail_accuracy")])["bad"]
     assert (bad.time, bad.speedups, bad.share) == (None, {}, None)
 
 
 def test_per_cent_of_the_limit():
-    """400 GFLOP at 800 TFLOP/s take half a millisecond: a device time of one is half of that."""
+    """400 GFLOP at 800 TFLOP/s take 0.5 ms, so a device time of 1 ms is 50 %."""
     cells = group()
     assert table(cells)["eager"].share.median == pytest.approx(50, rel=0.02)
     assert table(cells, "wall")["eager"].share is None
 
 
 def test_over_the_limit_is_told():
-    """Faster than the device can be is flagged."""
+    """A result faster than the device can be is flagged."""
     found = table(group(magic=0.4e-3))
     assert {name for name, entry in found.items() if entry.over} == {"magic"}
 
 
 def test_the_compile_is_the_unit():
-    """Of three compiles the middle one stands, and the interval reaches over all."""
+    """Of three compiles the median counts, and the interval covers all."""
     speeds = (1e-3, 2e-3, 3e-3)
     cells = [
         c
@@ -130,7 +130,7 @@ def test_the_compile_is_the_unit():
 
 
 def test_fresh_compiles_count_alone():
-    """Compile seconds from shared processes are used, and marked, if no peer had its own process."""
+    """Compile times from shared processes are used, and marked, only if no peer had its own process."""
     fresh, beside = Compile(cold_s=10.0, fresh=True), Compile(cold_s=1.0)
     cells = [cell("t", group=str(run), run=run, compile=c) for run, c in enumerate((fresh, beside))]
     assert (table(cells)["t"].cold_s, table(cells)["t"].fresh) == (10.0, True)
@@ -141,7 +141,7 @@ def test_fresh_compiles_count_alone():
 
 
 def test_few_fresh_compiles_do_not_stand_for_many():
-    """Where half of what is known was compiled beside others, the median is over all of it, and is not called fresh."""
+    """If half of the known compiles shared a process, the median is over all, and not called fresh."""
     made = [Compile(cold_s=2.0, fresh=True), Compile(cold_s=100.0), Compile()]
     cells = [cell("t", case=case, compile=each) for case, each in zip("abc", made, strict=True)]
     (summary,) = summaries(entries(cells, "device"))["bf16"]
@@ -149,12 +149,12 @@ def test_few_fresh_compiles_do_not_stand_for_many():
 
 
 def exposed(*peers, **seconds):
-    """Return a group in which the these peers are launch-bound."""
+    """Return a group in which these peers are launch-bound."""
     return [dataclasses.replace(c, exposed=c.peer in peers) for c in group(**seconds)]
 
 
 def test_a_device_time_that_holds_the_hosts_enters_no_ratio():
-    """Neither over a baseline nor as one, nor as a share of the limit; its time stays, and the wall's clock has all."""
+    """A device time with host gaps has no ratio and no share of the limit; the wall clock has both."""
     cells = [*exposed("default", default=0.2e-3, t=0.5e-3), cell("rival", 0.8e-3, kind="mode")]
     found = table(cells)
     assert (bool(found["default"].time), found["default"].speedups, found["default"].share) == (True, {}, None)
@@ -164,13 +164,13 @@ def test_a_device_time_that_holds_the_hosts_enters_no_ratio():
 
 
 def test_a_floor_that_holds_the_hosts_time_is_unknown():
-    """A/A whose launches show says nothing of the device's noise."""
+    """An A/A with host gaps gives no noise floor in device time."""
     assert verdicts.noise(exposed(AGAIN), "device") == UNKNOWN
     assert verdicts.noise(exposed(AGAIN), "wall") != UNKNOWN
 
 
 def test_what_has_no_ratio_is_not_slow():
-    """A case that passes without a speedup is in no rate; one that fails is slow."""
+    """A passing case without a speedup is in no rate; a failing one counts as slow."""
     cells = [cell(peer, case=case) for case in "abc" for peer in ("eager", AGAIN)]
     cells += [cell("t", 0.5e-3, case="a"), cell("t", 0.5e-3, case="b", exposed=True), cell("t", case="c", status="oom")]
     (summary,) = (s for s in summaries(entries(cells, "device"))["bf16"] if s.peer == "t")
@@ -187,7 +187,7 @@ def test_what_has_no_ratio_is_not_slow():
     ],
 )
 def test_memory_is_a_ratio_of_like(held, own, fresh, memory):
-    """Peaks below a mebibyte are chance, and in a process of its own a library's workspace counts as the peer's."""
+    """Memory ratios need peaks of at least 1 MiB, measured in the same kind of process."""
     made = {"eager": Compile(peak_bytes=held), "t": Compile(peak_bytes=own, fresh=fresh)}
     cells = [cell(peer, compile=each) for peer, each in made.items()]
     found = table(cells, "wall")
@@ -195,7 +195,7 @@ def test_memory_is_a_ratio_of_like(held, own, fresh, memory):
 
 
 def test_of_a_run_twice_told_the_last_stands():
-    """A shard that was run again replaces its cells, and is no second compile."""
+    """A shard that was run again replaces its cells, and is not a second compile."""
     again = [cell("eager", 5e-3, group="later")]
     found = table([cell("eager", 1e-3, group="earlier"), *again])["eager"]
     assert found.time.median == pytest.approx(5e-3, rel=0.02)
@@ -204,7 +204,7 @@ def test_of_a_run_twice_told_the_last_stands():
 
 @pytest.fixture
 def two_groups():
-    """A whole group, then one of a few peers on a day when all is half as fast and eager holds twice the memory."""
+    """A whole group, then one of a few peers in which everything takes twice as long, and eager twice the memory."""
 
     def of(group, slower, **seconds):
         held = Compile(peak_bytes=int(slower * 2**20))
@@ -236,7 +236,7 @@ def test_a_part_that_was_run_again_replaces_its_peers_alone(two_groups):
     ],
 )
 def test_eager_and_modes_are_of_the_group_that_has_most_modes(later, stand):
-    """Modes and controls are of the latest group with most modes; a template is of its latest group."""
+    """Modes and controls are from the latest group with most modes; a template is from its latest group."""
     whole = [cell(peer, group="earlier") for peer in ("eager", AGAIN, "default", "t")]
     whole.append(cell("mode", kind="mode", group="earlier"))
     part = [cell(peer, status=status, group="later") for peer, status in later.items()]
@@ -248,7 +248,7 @@ def test_eager_and_modes_are_of_the_group_that_has_most_modes(later, stand):
 
 @pytest.mark.parametrize(("status", "stands"), [("unavailable", "earlier"), ("fail_to_run", "later"), ("oom", "later")])
 def test_a_peer_that_could_not_be_had_replaces_nothing(status, stands):
-    """A later group that lacked a peer leaves the earlier figure; one in which it failed does not."""
+    """A later group in which a peer was unavailable keeps the earlier figure; one in which it failed does not."""
     found = table([cell("t", group="earlier"), cell("t", status=status, group="later")])
     assert found["t"].cell.group_id == f"{stands} gemm"
 
@@ -278,7 +278,7 @@ def decided(winner, *rows):
 
 
 def test_what_auto_chose_is_of_the_group_of_its_row(two_groups):
-    """Tables and choices show one figure for auto: that of the latest group that holds it."""
+    """Tables and choices show the same figure for auto: that of the latest group with it."""
     (choice,) = choices(two_groups)["auto"]
     assert choice.over["default"] == table(two_groups, "wall")["auto"].speedups["default"]
     assert choice.noise == table(two_groups, "wall")["auto"].noise
@@ -293,20 +293,20 @@ def test_what_auto_chose_is_of_the_group_of_its_row(two_groups):
     ],
 )
 def test_a_winner_without_a_race_says_so(decision, winner):
-    """If its race failed, or the graph was too small, auto has no measurement."""
+    """If the race failed or the graph was too small, auto's choice is not based on a measurement."""
     (choice,) = choices([cell("default"), cell("auto", decided=decision)])["auto"]
     assert choice.winner == winner
 
 
 def test_spread_is_of_the_samples():
-    """The 20th and 80th percentile, of all compiles together."""
+    """The spread is the 20th and 80th percentile of the samples of all compiles."""
     cells = [cell("t", group=str(run), run=run) for run in (0, 1)]
     cells = [dataclasses.replace(c, device_s=[1.0 + c.run] * 5) for c in cells]
     assert table(cells)["t"].spread == (1.0, 2.0)
 
 
 def test_summary():
-    """Means are unclipped and over what passes; what fails counts in the rates; unavailable is told apart."""
+    """Means are unclipped and over passing cases, failures count in the rates, and unavailable peers are separate."""
     cells = [
         *(c for case in "abcd" for c in (cell("eager", case=case), cell(AGAIN, case=case))),
         cell("t", 0.25e-3, case="a"),
@@ -325,7 +325,7 @@ def test_summary():
 
 
 def test_faster_within_noise_is_not_faster():
-    """Half a per cent does not count for fast_1.0, nor two per cent where the floor is three."""
+    """A gain of 0.5 % does not count for fast_1.0, nor does 2 % with a noise floor of 3 %."""
     slight = [cell("eager"), cell(AGAIN), cell("t", 0.995e-3), cell("more", 0.98e-3)]
     noisy_floor = [cell("eager"), cell(AGAIN, 1.03e-3), cell("more", 0.98e-3)]
     for cells, wanted in ((slight, {"t": 0.0, "more": 1.0}), (noisy_floor, {"more": 0.0})):
@@ -334,13 +334,13 @@ def test_faster_within_noise_is_not_faster():
 
 
 def test_controls_are_no_peers():
-    """A/A has its row, and no place in a summary."""
+    """A/A has a row, but is not in the summary."""
     found = entries(group(), "device")
     assert [summary.peer for summary in summaries(found)["bf16"]] == ["eager"]
 
 
 def test_noise_is_the_groups_own():
-    """The A/A row sets the floor; without it there is none."""
+    """The A/A row of a group sets its noise floor; without it there is none."""
     cells = group()
     assert 1.0 < verdicts.noise(cells, "device").high < 1.02
     quiet = [cell("eager", seed=1), cell(AGAIN, seed=1)]

@@ -1,4 +1,4 @@
-"""Cases so small that a process of the suite is done with one at once, and peers that go wrong in it."""
+"""Cases so small that a process of the suite finishes one at once, and peers that fail in it."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def scale_in_place(x):
 
 
 def several(x):
-    return ((x * 2).relu() + 1).softmax(-1)  # more than auto takes for too small to race
+    return ((x * 2).relu() + 1).softmax(-1)  # too large for auto to skip its race
 
 
 def forget_to_scale(x):

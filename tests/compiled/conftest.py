@@ -1,4 +1,4 @@
-"""Small modules, and compiled ones that tests of a process share, as a compile takes seconds."""
+"""Small modules, and compiled ones that the tests of a process share, since compiling takes seconds."""
 
 import copy
 
@@ -21,7 +21,7 @@ def x():
 
 @pytest.fixture(scope="session")
 def bundle_of_eager(tmp_path_factory):
-    """A bundle whose backend is eager: made in no time, with weights, samples and a manifest, without code."""
+    """A bundle with the backend eager: built quickly, with weights, samples and a manifest, without code."""
     path = tmp_path_factory.mktemp("eager") / "bundle"
     built = bk.CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(), [torch.randn(4, 8)])
     built.save(path)

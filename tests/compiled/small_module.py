@@ -1,10 +1,10 @@
-"""A small module, which tests of compiled modules share."""
+"""A small module for the tests of compiled modules."""
 
 import torch
 
 
 class Scaled(torch.nn.Module):
-    """A linear layer and something to fuse."""
+    """A linear layer followed by operations to fuse."""
 
     def __init__(self, size=8):
         super().__init__()

@@ -1,4 +1,4 @@
-"""build: what it compiles and checks, and that it has no side effects."""
+"""`build`: what it compiles and checks, and that it has no side effects."""
 
 import gc
 import re
@@ -71,7 +71,7 @@ WRONG = re.compile(r"^The compiled module gives other results: .*")
 
 
 def test_results_are_the_modules(module, x):
-    """What Inductor compiled gives the module's numbers, and no gradient."""
+    """A compiled module gives the module's results, without gradients."""
     compiled = bk.CompiledModule().build(module, [x])
     result = compiled(x)
     torch.testing.assert_close(result, module(x))
@@ -94,14 +94,14 @@ def test_a_sample_is_given_as_one_calls_the_module(sample, module, x):
 
 
 def test_the_module_is_as_it_was():
-    """Neither buffers nor Python state change, since samples run only on copies."""
+    """Buffers and Python state do not change, since samples run only on copies."""
     module, x = Remembering(), torch.randn(4, 8)
     built(module, [x, x])
     assert (module.seen, module.total.tolist()) == ([], [0.0] * 8)
 
 
 def test_samples_run_in_their_order_on_one_copy():
-    """Samples see the state that earlier ones left, in the compiled copy as in eager's, so results agree."""
+    """Samples run in order on one copy, compiled and in eager, so state agrees."""
     assert built(Remembering(), [torch.randn(4, 8) for _ in range(3)]).is_active
 
 
@@ -114,7 +114,7 @@ def test_samples_and_generators_are_as_they_were(module):
 
 
 def test_the_first_call_compiles_nothing(module, x):
-    """Code compiled on a copy works for the module itself."""
+    """Code compiled on a copy is used for the module itself."""
     backend = Counting()
     compiled = built(module, [x], backend=backend)
     compiled(x)
@@ -180,7 +180,7 @@ def test_output_dtype_is_what_outputs_are_cast_to(module, x):
 
 
 def test_sizes_in_which_samples_differ_are_dynamic(module):
-    """Two samples of other sizes make one graph, which serves a third."""
+    """Two samples of different sizes give one graph, which serves a third size."""
     backend = Counting()
     compiled = built(module, [torch.randn(4, 8), torch.randn(6, 8)], backend=backend)
     compiled(torch.randn(9, 8))
@@ -203,7 +203,7 @@ def test_an_error_of_the_module_leaves_gradients_on(module, x):
 
 
 def test_deactivate_frees_its_own_code_alone(x):
-    """With two modules of one class, freeing one's code does not recompile the other."""
+    """Freeing the code of one module does not recompile another one of the same class."""
     one, other = Counting(), Counting()
     first = built(scaled(0), [x], backend=one)
     second = built(scaled(1), [x], backend=other)
@@ -216,7 +216,7 @@ def test_deactivate_frees_its_own_code_alone(x):
 
 
 def test_deactivate_frees_code_on_shared_code_objects():
-    """If a submodule breaks the graph, dynamo attaches code to the code object that all instances share."""
+    """Code that dynamo attaches to a code object shared by all instances is freed too."""
     one, other, x = Counting(), Counting(), torch.randn(4, 8)
     first, second = (built(torch.nn.Sequential(Broken(), Broken()), [x], backend=backend) for backend in (one, other))
     before = len(other.made)
@@ -229,7 +229,7 @@ def test_deactivate_frees_code_on_shared_code_objects():
 
 
 def test_deactivate_leaves_other_compiled_functions_alone(module, x):
-    """torch._dynamo is not reset."""
+    """`deactivate` does not reset torch._dynamo."""
     backend = Counting()
     plain = torch.compile(torch.cos, backend=backend)
     plain(x)
@@ -239,7 +239,7 @@ def test_deactivate_leaves_other_compiled_functions_alone(module, x):
 
 
 def test_activate_compiles_nothing_anew(module, x):
-    """What Inductor compiled is kept while the module is inactive."""
+    """Compiled code is kept while the module is inactive."""
     compiled = bk.CompiledModule().build(module, [x])
     compiled.deactivate()
     compiled.activate()
@@ -266,7 +266,7 @@ def test_any_number_of_threads_may_call_at_once(module, x):
 
 
 def calls_of(function, x):
-    """Return how many Python and C functions a call runs."""
+    """Return the numbers of Python and C functions that a call runs."""
     counted = []
     function(x)
     with torch.no_grad():
@@ -279,7 +279,7 @@ def calls_of(function, x):
 
 
 def test_a_call_costs_no_more_than_one_of_a_plain_compiled_module(module, x):
-    """Measured in function calls, which do not depend on the machine's load."""
+    """A call makes no more function calls than one of a plain compiled module."""
     plain = torch.compile(module, backend="eager")
     assert calls_of(built(module, [x]), x) <= calls_of(plain, x)
 
@@ -297,7 +297,7 @@ def test_key_has_the_class_before_it():
 
 
 def test_a_dict_gives_it_back(module, x):
-    """to_dict and from_dict carry config, samples and the module's state."""
+    """to_dict and from_dict preserve config, samples and the module's state."""
     state = built(module, [x], fullgraph=True).to_dict()
     other = scaled(seed=7)
     back = bk.CompiledModule.from_dict(other, state)
@@ -326,7 +326,7 @@ def test_a_dict_of_something_else_is_an_error(change, message, module, x):
 
 
 def test_a_package_that_crashes_as_it_is_loaded_is_an_error_here(tmp_path):
-    """What would end this process is loaded in another one first."""
+    """A package that crashes when it is loaded is an error, since another process loads it first."""
     program = torch.export.export(scaled(), (torch.randn(2, 8),))
     made = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "sound.pt2"))
     load_elsewhere(Path(made))

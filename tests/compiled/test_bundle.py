@@ -1,4 +1,4 @@
-"""Bundles: what was saved is what is loaded, and code runs only where it is trusted and fits."""
+"""Bundles: what was saved is loaded, and code runs only if it is trusted and fits the machine."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def served(bundle, x, **trust):
 
 
 def test_weights_and_results_come_back(bundle_of_eager, x):
-    """Another module of the class gets the weights and gives the results."""
+    """Another module of the class gets the weights and gives the same results."""
     _, result, module = served(bundle_of_eager, x)
     torch.testing.assert_close(module.state_dict(), scaled().state_dict())
     torch.testing.assert_close(result, scaled()(x).detach())
@@ -64,7 +64,7 @@ def test_trusted_code_is_loaded(bundle_with_code, x):
     ],
 )
 def test_code_of_other_configs_is_loaded(fields, samples, tmp_path):
-    """Dynamic sizes, several graphs, autocast and C++ wrappers are kept and found again, in any order of calls."""
+    """Code with dynamic sizes, several graphs, autocast or C++ wrappers is loaded, in any order of calls."""
     data = [torch.randn(size, 8) for size in samples]
     CompiledModule(bk.CompileConfig(**fields)).build(scaled(), data).save(tmp_path / "bundle")
     loaded = CompiledModule.load(tmp_path / "bundle", scaled(seed=4), trust=True)
@@ -76,7 +76,7 @@ def test_code_of_other_configs_is_loaded(fields, samples, tmp_path):
 
 
 def test_untrusted_code_is_compiled_anew(bundle_with_code, x):
-    """Without trust only the config and the weights are used, not the code."""
+    """Without trust only the config and the weights are used, and the code is compiled again."""
     with pytest.warns(BackendKwargsWarning, match=NOT_TRUSTED):
         loaded, result, _ = served(bundle_with_code, x)
     torch.testing.assert_close(result, scaled()(x).detach())
@@ -84,7 +84,7 @@ def test_untrusted_code_is_compiled_anew(bundle_with_code, x):
 
 
 def test_another_release_is_compiled_anew(bundle_with_code, x, tmp_path):
-    """With another torch, load says so and the module is compiled."""
+    """With another torch, `load` warns and the module is compiled again."""
     bundle = copied(bundle_with_code, tmp_path)
     write_manifest(bundle, environment={**manifest_of(bundle)["environment"], "torch": "2.0.0"})
     with pytest.warns(BackendKwargsWarning) as warned:
@@ -140,7 +140,7 @@ def test_weights_fit_exactly_or_nothing_is_loaded(module, message, bundle_of_eag
 
 
 def test_a_new_bundle_takes_the_place_of_the_old(tmp_path, x):
-    """Parts that only the old bundle needs are removed."""
+    """Saving over a bundle removes parts that only the old one needs."""
     for seed in (0, 1):
         built = CompiledModule(bk.CompileConfig(backend="eager")).build(scaled(seed), [x])
         built.save(tmp_path / "bundle")
@@ -295,7 +295,7 @@ SERVE = """
 
 @pytest.fixture
 def serve_elsewhere(tmp_path):
-    """Return a function that serves a bundle in a fresh process, which has no compiler that works and no cache."""
+    """Return a function that serves a bundle in a fresh process with an empty cache and without a compiler."""
 
     def serve(bundle, cache):
         programs = tmp_path / "bin"
@@ -320,14 +320,14 @@ def serve_elsewhere(tmp_path):
 
 
 def test_a_fresh_process_without_compiler_and_cache_starts_nothing(bundle_with_code, serve_elsewhere, tmp_path):
-    """The first call out of a bundle starts no process at all, and so compiles nothing."""
+    """The first call from a bundle starts no process, so it compiles nothing."""
     served = serve_elsewhere(bundle_with_code, tmp_path / "cache")
     assert (served["right"], served["started"]) == (True, [])
     assert "graphs loaded in this process: 1, compiled: 0" in served["says"]
 
 
 def test_a_cache_folder_that_cannot_be_written_is_not_missed(bundle_with_code, serve_elsewhere):
-    """Inductor's cache folder may be read-only: nothing is written there."""
+    """A bundle is served with a read-only cache folder."""
     read_only = Path("/proc/sys")  # to everybody: a folder's mode does not stop root
     if not read_only.is_dir():
         pytest.skip("no folder here is read-only to root")
@@ -336,7 +336,7 @@ def test_a_cache_folder_that_cannot_be_written_is_not_missed(bundle_with_code, s
 
 
 def test_an_ahead_of_time_package_serves_elsewhere(serve_elsewhere, tmp_path, x):
-    """kind="aoti" runs without dynamo; torch asks the compiler for its version, and no more."""
+    """kind="aoti" runs without dynamo; torch only asks the compiler for its version."""
     compiled = CompiledModule(bk.CompileConfig(kind="aoti")).build(scaled(), [x])
     torch.testing.assert_close(compiled(x), scaled()(x).detach())
     compiled.save(tmp_path / "bundle")
@@ -347,7 +347,7 @@ def test_an_ahead_of_time_package_serves_elsewhere(serve_elsewhere, tmp_path, x)
 
 
 def test_the_choice_of_auto_serves_elsewhere_without_a_race(tmp_path, x, monkeypatch):
-    """auto's decision is saved with the graph, and the store of decisions is not read."""
+    """auto's decision is saved with the graph; the store of decisions is not read."""
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "one.sqlite"))
     config = bk.CompileConfig(backend="tmpl-inductor:auto", options={"candidates": ["aten"], "race": "always"})
     CompiledModule(config).build(scaled(), [x]).save(tmp_path / "bundle")

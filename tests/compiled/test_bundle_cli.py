@@ -1,11 +1,10 @@
-"""`backend-kwargs build`, `inspect` and `run`, as one types them."""
+"""`backend-kwargs build`, `inspect` and `run` on the command line."""
 
 import json
 import os
 import re
-import subprocess
-import sys
 
+import forks
 import pytest
 
 MODEL = """
@@ -19,7 +18,7 @@ def build():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a model's file and its bundle, and what building it printed."""
+    """A folder with a model's file and its bundle, and the output of `build`."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "model.py").write_text(MODEL)
     built = call(folder, "build", "model.py:build", "-o", "bundle", "--fullgraph")
@@ -29,9 +28,7 @@ def folder(tmp_path_factory):
 
 
 def call(folder, *arguments, **environment):
-    command = [sys.executable, "-m", "backend_kwargs", *map(str, arguments)]
-    environment = {**os.environ, **environment}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return forks.run("-m", "backend_kwargs", *arguments, cwd=folder, env={**os.environ, **environment})
 
 
 def test_build_says_what_it_made(folder):
@@ -42,7 +39,7 @@ def test_build_says_what_it_made(folder):
 
 
 def test_run_shows_the_first_call_beside_the_compile(folder, tmp_path):
-    """In a fresh process with an empty cache folder nothing is compiled, and both seconds stand in one table."""
+    """In a fresh process with an empty cache nothing is compiled, and a table shows both times."""
     ran = call(folder, "run", "bundle", "--rounds", 3, "--trust", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "empty"))
     assert ran.returncode == 0, ran.stderr
     seconds = dict(re.findall(r"^ ([a-z][^\d\n]*?) {2,}(\d+\.\d\d)", ran.stdout, re.MULTILINE))

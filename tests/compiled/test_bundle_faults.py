@@ -10,6 +10,7 @@ import textwrap
 import threading
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from small_module import scaled
@@ -25,14 +26,13 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the fault is made by
 
 
 def run(program, *arguments):
-    """Run a program in a process of its own and return it."""
+    """Run a program in another process and return it."""
     environment = {**os.environ, "PYTHONPATH": f"{HERE}:{ROOT}"}
-    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return forks.run("-c", textwrap.dedent(program), *arguments, env=environment)
 
 
 def seed_of(bundle):
-    """Return which module a bundle holds; raise where it is not whole."""
+    """Return which module a bundle contains; raise if it is incomplete."""
     module = scaled(seed=99)
     CompiledModule.load(bundle, module, trust=True)
     return next(seed for seed in range(30) if torch.equal(scaled(seed).linear.weight, module.linear.weight))
@@ -81,7 +81,7 @@ KILLED = """
 
 @linux
 def test_a_kill_at_any_stage_of_save_leaves_the_old_bundle(tmp_path):
-    """SIGKILL at each call that touches a file: the bundle is the old one or the new one, and can be saved again."""
+    """After SIGKILL at any file operation the bundle is the old or the new one, and can be saved again."""
     for stage in range(60):
         save(0, tmp_path / "old") if not stage else None
         shutil.copytree(tmp_path / "old", tmp_path / "bundles" / str(stage))
@@ -127,7 +127,7 @@ def parts_of(bundle):
 
 
 def test_a_flipped_bit_in_any_part_is_found(bundle, state_of):
-    """Each part is verified before anything is loaded, and the module stays as it was."""
+    """Every part is verified before anything is loaded, and the module stays unchanged."""
     assert len(parts_of(bundle)) == 3
     for part in parts_of(bundle):
         content = part.read_bytes()
@@ -207,7 +207,7 @@ def test_weights_that_name_unknown_tensors_are_an_error(bundle):
 
 
 class Evil:
-    """Runs a command where it is unpickled."""
+    """Runs a command when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -218,7 +218,7 @@ class Evil:
 
 @pytest.mark.filterwarnings("ignore:Bundle")
 def test_a_hostile_pickle_is_never_read_without_trust(bundle, tmp_path):
-    """Another program in place of the compiled graph, with the right hash, is not read."""
+    """A malicious pickle in place of a compiled graph, with the right hash, is not read."""
     import hashlib
 
     content = pickle.dumps(Evil(tmp_path / "ran"))
@@ -234,7 +234,7 @@ def test_a_hostile_pickle_is_never_read_without_trust(bundle, tmp_path):
 
 
 def test_hostile_options_are_refused_without_trust(bundle):
-    """A compiler's path in the config is code."""
+    """A compiler's path in the config is code, and refused without trust."""
     changed(bundle, lambda manifest: manifest["config"].update(options={"cpp.cxx": "/tmp/evil"}))
     with pytest.raises(BackendKwargsError, match=r"^Inductor option 'cpp.cxx' is code"):
         CompiledModule.load(bundle, scaled())
@@ -275,7 +275,7 @@ BESIDE = """
 
 
 def test_two_processes_save_and_a_third_loads(tmp_path):
-    """Each load finds a whole bundle of one of them, whatever is saved meanwhile."""
+    """Every load gets a complete bundle of one of two processes that keep saving."""
     path, times = tmp_path / "bundle", 60 * TIMES
     save(0, path)
     environment = {**os.environ, "PYTHONPATH": f"{HERE}:{ROOT}"}
@@ -308,7 +308,7 @@ def test_two_processes_save_and_a_third_loads(tmp_path):
 
 
 def test_threads_may_save_and_infer_at_once(tmp_path):
-    """A save during calls writes a complete bundle."""
+    """Saving during calls writes a complete bundle."""
     compiled = CompiledModule(EAGER).build(scaled(3), [torch.randn(4, 8)])
     threads = [threading.Thread(target=compiled.save, args=(tmp_path / "bundle",)) for _ in range(4)]
     for thread in threads:

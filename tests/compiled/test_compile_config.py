@@ -1,4 +1,4 @@
-"""CompileConfig: checked when it is made, a value, JSON that is read back the same."""
+"""CompileConfig: a value that is checked when it is created, and its JSON."""
 
 import json
 import pickle
@@ -13,13 +13,13 @@ from backend_kwargs import CompileConfig
 
 
 def test_mode_and_options_go_together():
-    """An option wins over what the mode sets, which AITune and torch refuse."""
+    """`mode` and `options` can be combined, and an option overrides the mode's."""
     config = CompileConfig(mode="max-autotune", options={"triton.cudagraphs": False})
     assert (config.resolved.options["max_autotune"], config.resolved.options["triton.cudagraphs"]) == (True, False)
 
 
 def test_aitune_field_names_are_taken():
-    """The fields of AITune's TorchInductorBackendConfig make a config."""
+    """The fields of AITune's TorchInductorBackendConfig are accepted."""
     fields = {
         "fullgraph": True,
         "dynamic": False,
@@ -82,7 +82,7 @@ def test_describe_shows_changed_fields_alone():
 
 
 def test_key_knows_no_order_of_options():
-    """Two orders of the same options are one key, with the class's name before it."""
+    """The key starts with the class's name and does not depend on the order of options."""
     options = {"epilogue_fusion": True, "max_autotune": True}
     one, other = (CompileConfig(options=dict(items)) for items in (options.items(), reversed(options.items())))
     assert one.key() == other.key()
@@ -109,7 +109,7 @@ def test_key_is_the_same_in_another_process():
     ],
 )
 def test_json_gives_it_back(tmp_path, fields):
-    """A config written as JSON and read back is equal, its dtypes dtypes again."""
+    """A config read back from JSON is equal, including dtypes."""
     config = CompileConfig(**fields)
     config.to_json(tmp_path / "config.json")
     back = CompileConfig.from_json(tmp_path / "config.json")

@@ -1,4 +1,4 @@
-"""The life of a CompiledModule, cell by cell of its table, on real modules."""
+"""The states of a CompiledModule, cell by cell of its table, on real modules."""
 
 import pytest
 
@@ -10,7 +10,7 @@ CELLS = [(call, state) for call in TABLE for state in State]
 
 @pytest.fixture
 def in_state(module, x, bundle_of_eager):
-    """Return a function that makes a CompiledModule of backend eager in a state."""
+    """Return a function that makes a CompiledModule of the backend eager in a given state."""
 
     def make(state):
         if state in (State.CHECKPOINT_LOADED, State.DEPLOYED):
@@ -30,7 +30,7 @@ def in_state(module, x, bundle_of_eager):
 
 @pytest.mark.parametrize(("call", "state"), CELLS, ids=[f"{call} in {state.value}" for call, state in CELLS])
 def test_each_cell(call, state, in_state, module, x, tmp_path):
-    """A call leads where its cell says, or raises what its cell says and changes nothing."""
+    """Each call leads to the state of its cell, or raises the error of its cell and changes nothing."""
     made, cell = in_state(state), TABLE[call][state]
     calls = {
         "build": lambda: made.build(module, [x]),
@@ -54,7 +54,7 @@ def test_each_cell(call, state, in_state, module, x, tmp_path):
 
 @pytest.mark.parametrize(("call", "state"), CELLS, ids=[f"{call} in {state.value}" for call, state in CELLS])
 def test_each_cell_quotes_the_seed(call, state):
-    """Each cell names what AITune does there."""
+    """Each cell quotes what AITune does."""
     assert TABLE[call][state].seed
 
 
@@ -69,7 +69,7 @@ def test_is_active_in_state_active_alone(in_state, state, active):
 
 
 def test_a_failed_build_leaves_it_as_it_was_and_may_be_tried_again(module, x):
-    """An error while building does not change the state."""
+    """A failed build does not change the state, and can be repeated."""
     made = bk.CompiledModule(bk.CompileConfig(backend="eager"))
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
         made.build(module, [x[:, :3]])

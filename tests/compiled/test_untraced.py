@@ -2,8 +2,10 @@
 
 import json
 import pickle
+import textwrap
 from dataclasses import replace
 
+import forks
 import pytest
 import torch
 from small_module import scaled
@@ -109,6 +111,24 @@ def test_other_modules_are_traced(module, fields, x, tmp_path):
     loaded = deployed(path, module())
     torch.testing.assert_close(loaded(x), module()(x), rtol=1e-5, atol=1e-5)
     assert UNTRACED not in loaded.describe()
+
+
+def test_bytecode_with_a_global_of_main_is_not_kept(tmp_path):
+    """__main__ is another module in the process that serves, so a module that reads a global of it is traced there."""
+    program = """
+        import sys, torch, backend_kwargs as bk
+
+        FACTOR = torch.tensor(3.0)
+
+        class Scaling(torch.nn.Module):
+            def forward(self, x):
+                return x.sin() * FACTOR
+
+        bk.CompiledModule().build(Scaling(), [torch.ones(4)]).save(sys.argv[1])
+    """
+    ran = forks.run("-c", textwrap.dedent(program), tmp_path / "bundle")
+    assert ran.returncode == 0, ran.stderr
+    assert frames(tmp_path / "bundle") == [None]
 
 
 def test_bytecode_that_is_not_trusted_is_not_run(x, tmp_path):

@@ -1,6 +1,8 @@
-"""ONNX Runtime and OpenVINO's own compiler: results, constants and their guards, what is left to eager, and options."""
+"""ONNX Runtime and OpenVINO's own compiler: results, constants and their guards, fallbacks to eager, and options."""
 
 import copy
+import subprocess
+import sys
 import threading
 from importlib.util import find_spec
 
@@ -35,7 +37,7 @@ def check(compiled, wanted, *args):
 
 @both
 def test_a_model_is_one_part(engine):
-    """Its parameters are constants, and the report says who runs it."""
+    """A model is one part with its parameters as constants, and the report names the engine."""
     model = net()
     compiled = torch.compile(model, backend=bk.make_backend(engine))
     check(compiled, model, X)
@@ -47,7 +49,7 @@ def test_a_model_is_one_part(engine):
 
 @both
 def test_another_parameter_compiles_anew(engine):
-    """A replaced parameter, another module of the class, and a replaced `.data` are seen."""
+    """A replaced parameter, another module of the class, and a replaced `.data` are compiled again."""
     model = net()
     compiled = torch.compile(model, backend=bk.make_backend(engine))
     check(compiled, model, X)
@@ -81,10 +83,10 @@ def test_sizes_stay_symbols(engine, dynamic):
 
 @both
 def test_gradients_are_left_to_eager(engine):
-    """It compiles for inference alone; training runs, and says why it is not compiled."""
+    """A graph that records gradients runs in eager, with a warning that says why."""
     model = nn.Linear(4, 4)
     compiled = torch.compile(model, backend=bk.make_backend(engine))
-    with pytest.warns(BackendKwargsWarning, match="compiles for inference alone, and a graph runs in eager, since"):
+    with pytest.warns(BackendKwargsWarning, match="compiles for inference only. A graph runs in eager, since"):
         compiled(torch.randn(2, 4)).sum().backward()
     assert model.weight.grad is not None
     assert bk.report(compiled).ran.what == f"ran in eager: no partition of {NAMES[engine]}"
@@ -92,7 +94,7 @@ def test_gradients_are_left_to_eager(engine):
 
 @both
 def test_what_it_has_not_runs_in_eager(engine):
-    """Random numbers are eager's own."""
+    """Random operators run in eager."""
 
     def fn(x):
         return torch.relu(torch.relu(x * 2 + 1) + torch.rand_like(x)) * 3
@@ -107,9 +109,61 @@ def test_what_it_has_not_runs_in_eager(engine):
     assert graph.engine.partitions
 
 
+F = nn.functional
+DROPPED = {  # by the exporter, without a word
+    "batch_norm": (
+        lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True),
+        "_native_batch_norm_legit_functional",
+        "ONNX Runtime's norm has the statistics of inference",
+    ),
+    "avg_pool2d": (
+        lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+        "avg_pool2d",
+        "ONNX has no divisor_override",
+    ),
+    "log_ndtr": (
+        lambda x: torch.special.log_ndtr(10 * x - 20),
+        "special_erfcx",
+        "the exporter's formula overflows",
+    ),
+}
+
+
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+@pytest.mark.parametrize(("fn", "op", "reason"), DROPPED.values(), ids=DROPPED)
+def test_what_the_exporter_translates_wrongly_runs_in_eager(fn, op, reason):
+    """Statistics of a batch, a divisor, and a formula that overflows."""
+    compiled = torch.compile(fn, backend=bk.make_backend("onnxruntime"))
+    check(compiled, fn, X)
+    assert bk.report(compiled).graphs[0].engine.fallbacks == {op: reason}
+
+
+WITHOUT_TORCHVISION = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torchvision" else found(name, *rest)
+import torch
+import backend_kwargs as bk
+with torch.no_grad():
+    torch.compile(torch.relu, backend="tmpl-onnxruntime")(torch.randn(4))
+from torch.onnx._internal.exporter import _registration
+print(_registration.logger.filters)
+_registration._get_overload("torchvision::nms")
+"""
+
+
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+def test_the_exporter_does_not_list_the_operators_of_torchvision():
+    """It does for others than this package, after a compile too."""
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_TORCHVISION], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+    (said,) = ran.stderr.splitlines()
+    assert said.endswith("torchvision is not installed. Skipping torchvision::nms")
+
+
 @both
 def test_inputs_that_change_and_views_are_eagers(engine):
-    """A graph may write an input, and may return a view of one."""
+    """A graph may write to an input, and may return a view of one."""
 
     def fn(x, y):
         y.add_(torch.relu(x))
@@ -125,7 +179,7 @@ def test_inputs_that_change_and_views_are_eagers(engine):
 
 @both
 def test_results_have_eagers_strides_and_memory_of_their_own(engine):
-    """A second call changes no result of the first."""
+    """Results have eager's strides, and a second call does not change the first one's."""
 
     def fn(x):
         return torch.relu(x).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) + 1
@@ -140,7 +194,7 @@ def test_results_have_eagers_strides_and_memory_of_their_own(engine):
 
 @both
 def test_two_threads_at_once(engine):
-    """Each has a request of its own."""
+    """Two threads can call one compiled function at the same time."""
     model = net()
     compiled = torch.compile(model, backend=bk.make_backend(engine))
     check(compiled, model, X)
@@ -164,7 +218,7 @@ def test_two_threads_at_once(engine):
 
 @both
 def test_operators_can_be_left_to_aten(engine):
-    """By name; the report says so."""
+    """Operators named in `aten_ops` run in eager, and the report says so."""
     model = net()
     compiled = torch.compile(model, backend=bk.make_backend(engine, aten_ops=("convolution",)))
     check(compiled, model, X)
@@ -173,7 +227,7 @@ def test_operators_can_be_left_to_aten(engine):
 
 @both
 def test_is_raced_where_the_caller_froze_the_parameters(engine, tmp_path):
-    """It makes parameters constants, which nobody asked for otherwise."""
+    """The engines are raced only with `freezing`, since they make parameters constants."""
     model = net()
     for freezing, status in ((False, "skipped"), (True, "pass")):
         torch._dynamo.reset()
@@ -217,14 +271,14 @@ WRONG = {
 
 @pytest.mark.parametrize(("name", "options", "message"), WRONG.values(), ids=WRONG)
 def test_a_wrong_option_raises_at_once(name, options, message):
-    """Before a graph comes."""
+    """A wrong option raises before there is a graph."""
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.make_backend(name, options)
     assert " ".join(str(raised.value).split()) == message
 
 
 def test_tensorrt_says_what_it_lacks():
-    """It cannot be installed everywhere; the error has the next step."""
+    """Without Torch-TensorRT the error names the next step."""
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
     with pytest.raises(bk.BackendKwargsError, match=r"^Backend 'tensorrt' cannot work here: no CUDA GPU is visible; "):

@@ -1,4 +1,4 @@
-"""How often each attack is tried: as often as two minutes of CI allow, times BACKEND_KWARGS_FAULTS."""
+"""The number of attempts of each attack: as many as two minutes of CI allow, times BACKEND_KWARGS_FAULTS."""
 
 import os
 

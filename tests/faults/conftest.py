@@ -1,4 +1,4 @@
-"""Attacks: stores to spoil, and races that cost no time."""
+"""Fixtures for attacks: stores to damage, and races that take no time."""
 
 import contextlib
 import sqlite3
@@ -43,7 +43,7 @@ def races(monkeypatch):
 
 @pytest.fixture
 def begin_anew():
-    """Return a function that resets this process's memory, as if it had just started."""
+    """Return a function that resets this process's memory of decisions, as in a fresh process."""
 
     def begin_anew():
         torch._dynamo.reset()
@@ -64,7 +64,7 @@ def auto():
 
 @pytest.fixture
 def warned():
-    """Return a context that collects this package's warnings."""
+    """Return a context manager that collects this package's warnings."""
 
     @contextlib.contextmanager
     def collecting():

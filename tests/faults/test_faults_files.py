@@ -2,10 +2,10 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 from dataclasses import replace
 
+import forks
 import pytest
 from attempts import TIMES
 from hypothesis import HealthCheck, given, settings
@@ -27,7 +27,7 @@ KEY = "ab" * 32
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
-    """Put a module on the path that records its import; return its file."""
+    """Put a module on the path that records its import; return its record file."""
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "planted_module.py"
     module.write_text("import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\ndef change(graph): pass\n")
@@ -48,7 +48,7 @@ def planted(tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("head", ["templates.other", "tool.backend_kwargs.templates.other"])
 def test_a_file_of_templates_is_data(tmp_path, planted, option, value, head):
-    """A TOML file that sets what is code is refused before anything is imported, and taken where it is trusted."""
+    """A TOML file that sets options that are code is refused before anything is imported, unless trusted."""
     (tmp_path / "t.toml").write_text(f'[{head}]\noptions = {{ "{option}" = {json.dumps(value)} }}\n')
     with pytest.raises(BackendKwargsError) as error:
         backend_kwargs.load_templates(tmp_path / "t.toml")
@@ -59,7 +59,7 @@ def test_a_file_of_templates_is_data(tmp_path, planted, option, value, head):
 
 
 def test_an_export_with_code_is_not_loaded(tmp_path):
-    """An export holds the user's options: those that are code need trust where it is loaded as templates."""
+    """An export with options that are code is loaded as templates only with trust."""
     made = Decision(KEY, "graph", "cudagraphs", {"triton.cudagraphs": True}, fixed={"cpp.cxx": "x.sh"}, facts="3 ops")
     write_decisions([made], tmp_path / "d.toml")
     with pytest.raises(BackendKwargsError) as error:
@@ -68,17 +68,17 @@ def test_an_export_with_code_is_not_loaded(tmp_path):
 
 
 def test_what_is_data_needs_no_trust(tmp_path):
-    """Numbers, words of a list and the names of kernel generators come from any file."""
+    """Numbers, words of a list and names of kernel generators need no trust."""
     text = 'auto = true\ncandidates = ["aten"]\n"triton.cudagraphs" = false\nmax_autotune_gemm_backends = "ATEN"\n'
     (tmp_path / "t.toml").write_text(f"[templates.plain.options]\n{text}")
     assert backend_kwargs.load_templates(tmp_path / "t.toml") == ["plain"]
 
 
-# ---- what is code, what is data
+# ---- code and data
 
 
 def test_every_option_is_classified():
-    """Of the installed torch, each option that may hold a text, a callable or anything is in one table of the two."""
+    """Each option of the installed torch that may contain a string or an object is in exactly one table."""
     from backend_kwargs import trust
 
     code = set(" ".join(trust.INDUCTOR_CODE.values()).split())
@@ -88,7 +88,7 @@ def test_every_option_is_classified():
 
 
 def test_nothing_that_is_called_is_data():
-    """No table can make data of an option whose type takes a callable."""
+    """No table can declare an option as data if its type accepts a callable."""
     from backend_kwargs import trust
     from backend_kwargs.options import describe
 
@@ -101,7 +101,7 @@ def test_nothing_that_is_called_is_data():
 
 
 def test_what_nobody_has_looked_at_is_code():
-    """A text option of a later torch, or of a user's own backend, is code."""
+    """A string option of a later torch, or of a user's own backend, counts as code."""
     from backend_kwargs import trust
 
     types = {
@@ -116,7 +116,7 @@ def test_what_nobody_has_looked_at_is_code():
     assert {wanted: trust.is_data(Option("new", wanted)) for wanted in types} == types
 
 
-# ---- what is printed
+# ---- output
 
 SAID = "\x1b]0;owned\x07\x1b[2J\nfake   cudagraphs  <- kept\r\u202e[bold]x[/bold]\x9b31m"
 
@@ -126,7 +126,7 @@ def controls(text):
 
 
 def test_a_table_prints_no_control_characters():
-    """What a store says reaches a log escaped: no row is forged, no terminal obeys."""
+    """Control characters of a store's text are escaped in the log."""
     row = race.RaceRow(SAID, status="fail_to_run", reason=SAID)
     told = table(Decision(KEY, "graph", SAID, rows=(row,), facts=SAID))
     assert not controls(told)
@@ -135,12 +135,11 @@ def test_a_table_prints_no_control_characters():
 
 
 def test_the_command_prints_no_control_characters(store):
-    """list, show and errors escape the control characters of a store's text."""
+    """`list`, `show` and errors escape control characters of a store's text."""
     made = Decision(KEY, "graph", SAID, facts=SAID, machine={SAID: SAID})
     Store(store).add(made, replace(made, key=SAID))
     for arguments in (["list"], ["show", "abab"]):
-        command = [sys.executable, "-m", "backend_kwargs", "decisions", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = forks.run("-m", "backend_kwargs", "decisions", *arguments)
         assert done.returncode == 0
         assert not controls(done.stdout + done.stderr)
         assert "[bold]" in done.stdout
@@ -168,7 +167,7 @@ configs = st.dictionaries(names | st.text(max_size=9), values, max_size=4) | st.
 @settings(max_examples=300 * TIMES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(config=configs)
 def test_any_config_is_a_backend_or_an_error(planted, config):
-    """`from_config` gives a backend that is written and read back the same, or raises our error; it imports nothing."""
+    """`from_config` returns a backend that is read back equal, or raises our error; it imports nothing."""
     try:
         made = Backend.from_config(config)
         written = made.to_config()
@@ -183,6 +182,6 @@ def test_any_config_is_a_backend_or_an_error(planted, config):
 @settings(max_examples=300 * TIMES, deadline=None)
 @given(text=st.text(max_size=200) | st.binary(max_size=200).map(lambda data: data.decode("latin-1")))
 def test_any_text_is_a_backend_or_an_error(text):
-    """So does a text that is neither JSON nor base64."""
+    """The same holds for a string that is neither JSON nor base64."""
     with contextlib.suppress(BackendKwargsError):
         Backend.from_config(text)

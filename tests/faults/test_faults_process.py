@@ -28,7 +28,7 @@ def chain(x):
 
 @torch.no_grad()
 def test_a_broken_compiler_is_not_remembered(auto, store, log, warned):
-    """Where default could not be compiled the process remembers, and the store does not: the next may be healthy."""
+    """If default cannot be compiled, the decision is kept in the process but not stored."""
     x = torch.randn(8, 64)
     for _ in range(2):
         with fresh_cache(), warned():
@@ -40,7 +40,7 @@ def test_a_broken_compiler_is_not_remembered(auto, store, log, warned):
 
 @torch.no_grad()
 def test_what_a_broken_compiler_left_in_a_store_is_not_followed(auto, races, store, execute, begin_anew):
-    """A store may hold what an earlier release kept: that eager won where default could not run."""
+    """A stored decision for eager from a process where default could not run is not used."""
     x = torch.randn(8, 64)
     auto(chain)(x)
     rows = '[{"name": "eager", "won": true}, {"name": "default", "status": "fail_to_run", "reason": "InvalidCxx"}]'
@@ -84,7 +84,7 @@ def test_out_of_memory(tmp_path, mib):
 
 
 def parts(count):
-    """Return functions of code of their own, as the parts of a model are after graph breaks."""
+    """Return functions with their own code, like the parts of a model after graph breaks."""
     for at in range(count):
         space = {"torch": torch}
         exec(f"def part(x):\n    return torch.relu(x * {at + 1} / {at + 2} + 0.5)", space)
@@ -93,7 +93,7 @@ def parts(count):
 
 @torch.no_grad()
 def test_many_graphs_keep_to_the_budget(auto):
-    """All races of a process together take no more than process_budget_s, but for the one that is running then."""
+    """All races of a process together take at most process_budget_s, except for the last one."""
     compiled = expected = torch.randn(8, 64)
     for part in parts(4 * TIMES):
         compiled, expected = auto(part, budget_s=2.0, process_budget_s=3.0)(compiled), part(expected)
@@ -104,7 +104,7 @@ def test_many_graphs_keep_to_the_budget(auto):
 
 @torch.no_grad()
 def test_compiled_and_dropped(auto):
-    """A process that compiles and drops models with auto returns to its initial memory."""
+    """The memory of a process that compiles and deletes models with auto does not grow."""
     page = resource.getpagesize()
 
     def resident():
@@ -144,7 +144,7 @@ def test_dtensors_take_default(auto, log, tmp_path):
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")  # torch means to drop them
 @torch.no_grad()
 def test_quantized_tensors_reach_no_race(auto, races):
-    """torch's quantized tensors have no fakes, so dynamo runs what takes them in eager: no graph comes to be raced."""
+    """torch's quantized tensors have no fakes, so dynamo runs them in eager and no graph is raced."""
     x = torch.quantize_per_tensor(torch.randn(8, 64), 0.1, 0, torch.qint8)
 
     def dequantized(x):
@@ -156,7 +156,7 @@ def test_quantized_tensors_reach_no_race(auto, races):
 
 @torch.no_grad()
 def test_weights_of_eight_bits_are_raced(auto, log):
-    """Integers with a scale beside them are plain tensors: their graph is raced, and right."""
+    """A graph with int8 weights and scales, which are plain tensors, is raced with right results."""
     weight, scale, x = torch.randint(-128, 127, (64, 64), dtype=torch.int8), torch.rand(64, 1), torch.randn(8, 64)
 
     def linear(x, weight, scale):
@@ -179,7 +179,7 @@ GRAPHS = {
 @pytest.mark.parametrize("name", list(GRAPHS) if TIMES > 1 else ["compare"])
 @torch.no_grad()
 def test_full_effort_keeps_numbers(auto, name):
-    """The widest field of candidates on the oddest numbers: what wins gives what eager gives."""
+    """With effort="full" and special values the winner gives eager's results."""
     x, graph = torch.tensor(NUMBERS), GRAPHS[name]
     compiled = torch.compile(graph, backend=make_backend("tmpl-inductor:auto", effort="full", budget_s=30.0))
     assert torch.allclose(compiled(x), graph(x), rtol=1e-5, atol=1e-5, equal_nan=True)

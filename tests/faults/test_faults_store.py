@@ -1,4 +1,4 @@
-"""A store with false content, or damaged, locked or another program's: no compile fails, and none trusts it."""
+"""A store that is wrong, damaged, locked or another program's never fails a compile, and is never trusted."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ def decision(at, **changed):
 
 
 def raced(auto, races, store):
-    """Return a model and its inputs of which `store` holds a decision."""
+    """Return a model and its inputs for which `store` contains a decision."""
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)), torch.randn(4, 8)
     with torch.no_grad():
         auto(model)(x)
@@ -39,7 +39,7 @@ def raced(auto, races, store):
     return model, x
 
 
-# ---- what a row says
+# ---- contents of a row
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def raced(auto, races, store):
 def test_a_template_that_was_not_asked_for_is_not_followed(
     auto, races, store, execute, begin_anew, winner, options, tmp_path, monkeypatch
 ):
-    """A stored decision for a template that this request does not list is none: the graph is raced."""
+    """A stored decision for a template that this request does not list is ignored: the graph is raced."""
     monkeypatch.chdir(tmp_path)
     model, x = raced(auto, races, store)
     execute("UPDATE decisions SET winner = ?, options = ?", (winner, json.dumps(options)))
@@ -103,7 +103,7 @@ def test_a_row_that_does_not_parse_is_no_decision(auto, races, store, execute, b
 
 @torch.no_grad()
 def test_what_a_row_says_further_is_ignored(auto, races, store, execute, begin_anew):
-    """A later release may write more of a candidate, and an earlier one less."""
+    """Additional fields of a later release are ignored, and missing ones of an earlier release are accepted."""
     model, x = raced(auto, races, store)
     execute("UPDATE decisions SET rows = ?", (json.dumps([{"name": "default", "won": True, "predicted": 1.0}]),))
     begin_anew()
@@ -112,7 +112,7 @@ def test_what_a_row_says_further_is_ignored(auto, races, store, execute, begin_a
 
 
 def test_flipped_bits(store, execute, warned):
-    """One flipped bit raises no error and hides at most its page; the next write keeps the rest."""
+    """A flipped bit raises no error and loses at most its page; the next write keeps the rest."""
     chance = random.Random(17)
     Store(store).add(*map(decision, range(40)))
     whole = store.read_bytes()
@@ -151,7 +151,7 @@ def test_a_broken_page_hides_no_other(store, warned):
 
 
 def test_a_row_that_is_no_text_hides_no_other(store, execute, warned):
-    """Invalid UTF-8 breaks its own row alone."""
+    """Invalid UTF-8 loses only its own row."""
     Store(store).add(*map(decision, range(3)))
     execute("UPDATE decisions SET facts = CAST(x'fffe' AS TEXT) WHERE key = ?", (f"{1:064}",))
     with warned() as told:
@@ -159,7 +159,7 @@ def test_a_row_that_is_no_text_hides_no_other(store, execute, warned):
     assert len(told) == 1
 
 
-# ---- where it lies
+# ---- paths
 
 
 def long_name(folder):
@@ -207,7 +207,7 @@ def test_a_store_that_cannot_be(auto, races, tmp_path, monkeypatch, warned, plac
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else for a while")
 def test_a_folder_that_may_not_be_entered(tmp_path, warned):
-    """A forbidden folder is a warning, not an error out of a compile."""
+    """A folder without permission causes a warning, not an error."""
     (tmp_path / "closed").mkdir(mode=0o700)
     held = Store(tmp_path / "closed" / "decisions.sqlite")
     with warned() as told:
@@ -222,7 +222,7 @@ def test_a_folder_that_may_not_be_entered(tmp_path, warned):
 
 @torch.no_grad()
 def test_nobody_at_home(auto, races, tmp_path, monkeypatch, warned):
-    """In a container without HOME and without an entry in passwd no folder called ~ appears."""
+    """Without HOME and an entry in passwd, as in a container, no folder called ~ is created."""
     for name in ("HOME", "XDG_DATA_HOME", "BACKEND_KWARGS_STORE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 54321)
@@ -236,7 +236,7 @@ def test_nobody_at_home(auto, races, tmp_path, monkeypatch, warned):
 
 
 def test_what_is_created_is_the_users_alone(tmp_path, monkeypatch):
-    """The usual store and its folder can be read by the user; one that the user names follows the umask."""
+    """Only the user can read the default store and its folder; a store named by the user follows the umask."""
     monkeypatch.delenv("BACKEND_KWARGS_STORE")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     before = os.umask(0o022)
@@ -256,7 +256,7 @@ def test_what_is_created_is_the_users_alone(tmp_path, monkeypatch):
 
 
 def test_what_exists_keeps_its_mode(store, warned):
-    """A team's store stays a team's, also when a damaged file is replaced."""
+    """The permissions of an existing store are kept, also if a damaged file is replaced."""
     Store(store).add(*map(decision, range(40)))
     store.chmod(0o664)
     Store(store).put(MADE)
@@ -273,7 +273,7 @@ def test_what_exists_keeps_its_mode(store, warned):
 
 
 def test_a_lock_costs_little(store, monkeypatch, warned):
-    """After one lock that another process did not give back, all further ones together cost a tenth of a second."""
+    """After one timeout on another process's lock, all further waits together take a tenth of a second."""
     module = sys.modules[Store.__module__]
     monkeypatch.setattr(module, "WAIT_S", 0.5)
     Store(store).put(MADE)
@@ -302,7 +302,7 @@ def test_a_lock_costs_little(store, monkeypatch, warned):
     ],
 )
 def test_another_programs_database_is_left_alone(store, execute, warned, script):
-    """What is not a store is neither written, nor renamed, nor read."""
+    """A database that is not a store is neither written, nor renamed, nor read."""
     execute(script)
     before = store.read_bytes()
     with warned() as told:
@@ -315,7 +315,7 @@ def test_another_programs_database_is_left_alone(store, execute, warned, script)
 
 @pytest.mark.parametrize("schema", [1, 2])
 def test_a_damaged_store_of_an_older_release_is_known_by_its_header(store, warned, schema):
-    """A broken file of a release that wrote no application id is set aside, and a new store takes its place."""
+    """A damaged file of a release without application id is set aside, and a new store replaces it."""
     with contextlib.closing(sqlite3.connect(store)) as connection:
         columns = f"{COLUMNS}{', fixed' if schema == 2 else ''}"
         connection.executescript(
@@ -332,7 +332,7 @@ def test_a_damaged_store_of_an_older_release_is_known_by_its_header(store, warne
 
 @pytest.mark.parametrize("content", [b"just notes\n" * 100, b"x", b"SQLite format 3\0" + b"\0" * 200], ids=len)
 def test_a_file_that_is_no_database_is_left_alone(store, warned, content):
-    """A text file named by mistake is not changed."""
+    """A text file given by mistake is not changed."""
     store.write_bytes(content)
     with warned():
         assert Store(store).find(KEY) is None
@@ -376,14 +376,14 @@ DISGUISED = (
 
 @pytest.mark.parametrize("script", [f"CREATE VIEW decisions AS {ENDLESS};", DISGUISED], ids=["view", "disguised"])
 def test_an_endless_view_ends(store, execute, script):
-    """A view that never ends is not read."""
+    """An endless view is not read."""
     execute(f"{script} PRAGMA user_version = 2; PRAGMA application_id = {0x626B7761}")
     done = subprocess.run([sys.executable, "-c", LOOK, store], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == ("None True\n", 0)
 
 
 def test_a_trigger_is_found(store, execute, warned):
-    """A trigger that drops what is written makes the file another program's: the warning says that nothing is kept."""
+    """A store with a trigger that drops writes counts as another program's; the warning says that nothing is kept."""
     Store(store).put(MADE)
     execute("CREATE TRIGGER drops BEFORE INSERT ON decisions BEGIN SELECT RAISE(IGNORE); END")
     with warned() as told:
@@ -392,7 +392,7 @@ def test_a_trigger_is_found(store, execute, warned):
 
 
 def test_a_value_that_is_too_long_hides_no_other(store, execute, warned):
-    """Hundreds of megabytes in one row are not read."""
+    """A row of hundreds of megabytes is not read."""
     Store(store).add(*map(decision, range(3)))
     execute("UPDATE decisions SET facts = zeroblob(20000000) WHERE key = ?", (f"{1:064}",))
     with warned():
@@ -413,7 +413,7 @@ for at in range(100_000):
 
 
 def test_killed_writers_lose_nothing(store):
-    """Everything that killed writers had acknowledged is in the store."""
+    """Everything that killed writers confirmed is in the store."""
     chance, told = random.Random(3), set()
     for at in range(3 * TIMES):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, store, str(at)], stdout=-1, text=True)

@@ -1,4 +1,4 @@
-"""Small models for each framework, and a torchvision that can be imported beside a CPU build of torch."""
+"""Small models for each framework, and a torchvision that can be imported with a CPU build of torch."""
 
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -11,13 +11,13 @@ MODULES = (
     "accelerate", "diffusers", "ipykernel", "lightning", "sentence_transformers", "timm", "torchtitan", "transformers",
 )  # fmt: skip
 MISSING = [name for name in MODULES if find_spec(name) is None]
-# `make test-frameworks` has them all, and each row is held there; elsewhere there is nothing to collect.
+# `make test-frameworks` has all of them and requires each row; elsewhere nothing is collected.
 collect_ignore_glob = ["test_*.py"] if MISSING else []
 
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
-    """Forget what an earlier test compiled, which is alive as long as its model or trainer is."""
+    """Reset dynamo, since the compiled code of an earlier test lives as long as its model or trainer."""
     torch._dynamo.reset()
 
 
@@ -28,7 +28,7 @@ def pytest_report_header():
 
 
 def _declare_torchvision():
-    """Declare the operators that torchvision's import asks for, where its compiled ones, built for CUDA, do not load.
+    """Declare the operators that `import torchvision` needs, if its own, built for CUDA, cannot be loaded.
 
     timm and transformers import torchvision; none of the tests calls these operators.
     """
@@ -47,7 +47,7 @@ torchvision_operators = None if MISSING else _declare_torchvision()  # kept aliv
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch, fresh_dynamo):
-    """Each test compiles with an empty cache, in its own folder."""
+    """Compile each test with an empty cache in its own folder."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -58,7 +58,7 @@ def tokens():
 
 @pytest.fixture
 def causal_lm():
-    """A Llama of one layer."""
+    """A Llama with one layer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

@@ -15,14 +15,14 @@ def snippets(section: str) -> list[str]:
 
 
 def run(section: str, which: int = 0, **names: Any) -> dict[str, Any]:
-    """Run one Python block of a section with `names` defined; return all names after it."""
+    """Run one Python block of a section with `names` defined; return all names afterwards."""
     exec(compile(snippets(section)[which], f"<docs/frameworks.md, {section!r}>", "exec"), names)
     return names
 
 
 def compiled() -> list[str]:
-    """Return the spec of each graph that is compiled and alive."""
+    """Return the spec of each compiled graph that is alive."""
     from backend_kwargs.compile_records import records
 
-    gc.collect()  # what an earlier test's trainer holds in cycles
+    gc.collect()  # cycles of an earlier test's trainer
     return [record.spec for record in records()]

@@ -1,4 +1,4 @@
-"""accelerate and the Trainer of transformers, as the page says."""
+"""accelerate and the Trainer of transformers, as in docs/frameworks.md."""
 
 import copy
 import json
@@ -12,9 +12,9 @@ from torch import nn
 import backend_kwargs as bk
 
 pytestmark = [
-    # torch's own, on a machine without an accelerator.
+    # torch's warning on a machine without an accelerator.
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
-    # dynamo's own, which looks at `.grad` of what flows between two regions.
+    # dynamo's warning when it reads `.grad` of a tensor between two regions.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 BACKENDS = ["tmpl-inductor:auto", bk.make_backend("tmpl-inductor:auto")]
@@ -42,7 +42,7 @@ def two_layers():
 
 
 def test_accelerator_trains_under_a_backend(tmp_path):
-    """`Accelerator` compiles by the plugin's backend, with its options; the state it saves loads again."""
+    """`Accelerator` compiles with the plugin's backend and options; its saved state can be loaded."""
     model, x = two_layers(), torch.randn(8, 16)
     expected = model(x).square().mean()
     names = run("accelerate", model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
@@ -60,7 +60,7 @@ def test_accelerator_trains_under_a_backend(tmp_path):
 
 
 def test_plugin_is_a_real_one():
-    """accelerate finds an enum member to compare, plain data to write, and a plugin that needs no argument."""
+    """The plugin has an enum member to compare, plain data to write, and works without arguments."""
     from accelerate.utils import DynamoBackend
 
     from backend_kwargs.integrations.accelerate import TorchDynamoPlugin
@@ -86,7 +86,7 @@ def test_wrong_backend_is_an_error_at_once():
     "backend", ["tmpl-inductor:auto", bk.make_backend("tmpl-inductor:auto")], ids=["name", "value"]
 )
 def test_page_quotes_accelerates_errors(backend):
-    """The page quotes accelerate's errors for a name and for a Backend, so that a search finds it."""
+    """The page quotes accelerate's errors for a name and for a Backend, so that a search finds them."""
     from accelerate import Accelerator
 
     with pytest.raises((ValueError, AttributeError)) as raised:
@@ -102,7 +102,7 @@ def saved_loads_uncompiled(folder):
 
 
 def test_trainer_trains_a_compiled_model(causal_lm, dataset):
-    """A model compiled before Trainer trains, and its checkpoint loads uncompiled."""
+    """Trainer trains a model that was compiled before, and its checkpoint loads uncompiled."""
     names = run("Trainer", model=causal_lm.train(), dataset=dataset)
     assert names["trainer"].state.global_step == 2
     assert compiled() == ["tmpl-inductor:auto"]
@@ -111,7 +111,7 @@ def test_trainer_trains_a_compiled_model(causal_lm, dataset):
 
 
 def test_trainer_mixin_compiles_by_the_plugin(causal_lm, dataset):
-    """`TrainerMixin` hands the plugin to accelerate, here with regional compilation."""
+    """`TrainerMixin` passes the plugin to accelerate, here with regional compilation."""
     names = run("Trainer", 1, model=causal_lm.train(), dataset=dataset)
     assert names["trainer"].state.global_step == 2
     assert set(compiled()) == {"tmpl-inductor:fast_compile"}
@@ -150,7 +150,7 @@ def test_two_ways_to_compile_are_an_error(causal_lm, dataset):
 
 
 def test_compiled_model_is_copied_and_pickled(causal_lm, tokens):
-    """Trainer and its tuners copy models: one compiled in place copies and pickles."""
+    """A model compiled in place can be copied and pickled, as Trainer and its tuners do."""
     causal_lm.compile(backend=bk.make_backend("tmpl-inductor:fast_compile", size_asserts=False))
     expected = causal_lm(tokens).logits
     for copied in (copy.deepcopy(causal_lm), pickle.loads(pickle.dumps(causal_lm))):

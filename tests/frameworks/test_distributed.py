@@ -1,4 +1,4 @@
-"""DDP with several buckets, FSDP2 and tensor parallelism over two gloo processes, as the page says."""
+"""DDP with several buckets, FSDP2 and tensor parallelism over two gloo processes, as in docs/frameworks.md."""
 
 import json
 import subprocess
@@ -25,20 +25,20 @@ def cases():
 @pytest.mark.parametrize("which", ["template", "auto"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
 def test_trains_as_in_eager(kind, which):
-    """Losses, gradients and a checkpoint that an uncompiled model loads are those of the same training in eager."""
+    """Losses, gradients and a checkpoint loaded uncompiled equal those of training in eager."""
     told = cases()[f"{kind}:{which}"]
     assert told["graphs"] > 0
     assert max(told["loss"], told["gradients"], told["checkpoint"]) < 1e-4
 
 
 def test_auto_decides_each_bucket():
-    """Under DDP there are several graphs, and each was raced, but for those that are too small for a race."""
+    """Under DDP there are several graphs, and each one is raced unless it is too small."""
     decided = cases()["ddp:auto"]["decided"]
     assert len([each for each in decided if "not raced" not in each]) > 1
     assert {each.partition("not raced: ")[2] for each in decided} <= {"", "it is tiny"}
 
 
 def test_auto_leaves_collectives_alone():
-    """A graph with tensor parallelism's collectives takes default, and says why."""
+    """A graph with the collectives of tensor parallelism uses default, with the reason."""
     (reason,) = {each.partition("not raced: ")[2] for each in cases()["tp:auto"]["decided"]}
     assert f"`{reason}`" in SECTIONS["DDP, FSDP2, tensor parallel"]

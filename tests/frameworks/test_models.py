@@ -1,4 +1,4 @@
-"""lightning, diffusers, torchtitan, sentence-transformers, timm and Jupyter, as the page says."""
+"""lightning, diffusers, torchtitan, sentence-transformers, timm and Jupyter, as in docs/frameworks.md."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def loader():
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 8)), 4)
 
 
-@pytest.mark.filterwarnings("ignore")  # lightning's own, of torch's pytrees and of how many workers load data
+@pytest.mark.filterwarnings("ignore")  # lightning's warnings about torch's pytrees and the number of data workers
 def test_lightning_fits_a_compiled_module(lightning_module, loader):
     """Trainer calls the compiled module, and its checkpoint loads uncompiled."""
     names = run("lightning", module=lightning_module(), loader=loader, torch=torch)
@@ -45,7 +45,7 @@ def test_lightning_fits_a_compiled_module(lightning_module, loader):
 
 @pytest.mark.filterwarnings("ignore")  # as above
 def test_lightning_fits_under_ddp(lightning_module, loader):
-    """Its ddp strategy, here of one process, trains a compiled module."""
+    """lightning's ddp strategy, with one process, trains a compiled module."""
     import lightning
 
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
@@ -65,7 +65,7 @@ def flux_inputs():
 
 
 def test_diffusers_compiles_repeated_blocks():
-    """Blocks of one class are compiled once, and give eager's numbers."""
+    """Blocks of one class are compiled once, and give eager's results."""
     from diffusers import FluxTransformer2DModel
 
     torch.manual_seed(0)
@@ -97,7 +97,7 @@ def parallel_dims():
 
 
 def test_torchtitan_compiles_each_block(llama, parallel_dims):
-    """`apply_compile` hands the name on to each block, here feed-forward ones, since attention takes a GPU."""
+    """`apply_compile` passes the name to each block, here feed-forward ones, since attention needs a GPU."""
     import torch._dynamo.config as dynamo
 
     model = nn.Module()
@@ -115,7 +115,7 @@ def test_torchtitan_compiles_each_block(llama, parallel_dims):
 
 
 def test_torchtitan_refuses_other_backends_for_flex_attention(llama, parallel_dims):
-    """The page has torchtitan's error for a model with FlexAttention."""
+    """The page quotes torchtitan's error for a model with FlexAttention."""
     with pytest.raises(ValueError, match="Model uses FlexAttention") as raised:
         run("torchtitan", model=llama.build(), parallel_dims=parallel_dims)
     said = str(raised.value).replace(repr(FAST), "...").split(";")[0]
@@ -123,7 +123,7 @@ def test_torchtitan_refuses_other_backends_for_flex_attention(llama, parallel_di
 
 
 def test_torchtitan_way_round_sets_inductors_config():
-    """Under the page's patch, plain inductor compiles with the template's options, and the config is as before."""
+    """Within the page's patch plain inductor uses the template's options; afterwards the config is as before."""
     from torch._inductor import config
 
     seen, before = [], config.max_autotune_gemm_backends
@@ -148,7 +148,7 @@ def sentence_transformer():
 
 
 def test_sentence_transformers_encodes_compiled(sentence_transformer):
-    """The first module compiles, and `encode` gives eager's embeddings."""
+    """The first module is compiled, and `encode` gives eager's embeddings."""
     expected = torch.tensor(sentence_transformer.encode(["a sentence"]))
     names = run("sentence-transformers", model=sentence_transformer)
     torch.testing.assert_close(torch.tensor(names["embeddings"]), expected, atol=1e-5, rtol=1e-4)
@@ -156,14 +156,14 @@ def test_sentence_transformers_encodes_compiled(sentence_transformer):
 
 
 def test_sentence_transformers_passes_by_a_compiled_inner_model(sentence_transformer):
-    """What the page warns of: the inner model compiles nothing."""
+    """Compiling the inner model compiles nothing, as the page warns."""
     sentence_transformer[0].model.compile(backend=FAST)
     sentence_transformer.encode(["a sentence"])
     assert compiled() == []
 
 
 def test_timm_freezes():
-    """A model of timm freezes, and gives eager's numbers."""
+    """A timm model is frozen, and gives eager's results."""
     images = torch.randn(1, 3, 32, 32)
     names = run("timm", images=images, torch=torch)
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_timm_freezes():
 
 
 def test_jupyter_runs_the_cell():
-    """A notebook's kernel runs the page's cell and shows the report; the next cell knows its template."""
+    """A notebook kernel runs the page's cell and shows the report; the next cell finds its template."""
     import nbformat
     from nbclient import NotebookClient
 

@@ -1,4 +1,4 @@
-"""The page as a whole: each row has its section, each section's snippets run somewhere, and what torch alone can do."""
+"""The page as a whole: each row has a section, each section's snippets run in a test, and what torch alone can do."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 
 def test_each_row_has_its_section():
-    """The table links to each section once, and to no other."""
+    """The table links to each section once, and to nothing else."""
     rows = re.findall(r"^\| \[(.+?)\]\(#(.+?)\)", TEXT, re.MULTILINE)
     assert [name for name, _ in rows] == [*SECTIONS]
     assert [anchor for _, anchor in rows] == [re.sub(r"[,]", "", name.lower()).replace(" ", "-") for name in SECTIONS]
@@ -20,21 +20,21 @@ def test_each_row_has_its_section():
 
 @pytest.mark.parametrize("section", [name for name in SECTIONS if snippets(name)])
 def test_each_snippet_is_run_by_a_test(section):
-    """No Python block of the page stands there untested."""
+    """Every Python block of the page is run by a test."""
     code = "\n".join(path.read_text(encoding="utf-8") for path in sorted(HERE.glob("test_*.py")))
     calls = re.findall(rf'(?:run|snippets)\(\s*"{re.escape(section)}"(?:, (\d))?', code)
     assert {int(which or 0) for which in calls} >= {*range(len(snippets(section)))}
 
 
 def test_aotinductor_snippet_runs():
-    """The page's package gives eager's numbers."""
+    """The page's package gives eager's results."""
     model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()).eval(), torch.randn(2, 8)
     with torch.no_grad():
         torch.testing.assert_close(run("AOTInductor", model=model, x=x)["result"], model(x))
 
 
 def test_cache_artifacts_snippet_runs():
-    """A saved model loads."""
+    """The page's snippet of cache artifacts runs."""
     torch.compile(lambda x: x.sin() + 1, backend="tmpl-inductor:fast_compile")(torch.ones(3))
     assert run("Cache artifacts")["info"].inductor_artifacts
 

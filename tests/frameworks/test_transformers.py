@@ -1,4 +1,4 @@
-"""`generate` of transformers, as the page says."""
+"""`generate` of transformers, as in docs/frameworks.md."""
 
 import json
 
@@ -18,7 +18,7 @@ def on_a_cpu(monkeypatch):
 
 @pytest.mark.usefixtures("on_a_cpu")
 def test_generate_compiles_by_strings(causal_lm, tokens):
-    """`generate` compiles under templates and options, gives eager's tokens, and its config is JSON."""
+    """`generate` compiles with templates and options, gives eager's tokens, and its config is JSON."""
     prompt = tokens[:1]
     expected = causal_lm.generate(prompt, max_new_tokens=4, pad_token_id=0)
     names = run("generate", model=causal_lm, prompt=prompt)
@@ -34,7 +34,7 @@ def test_generate_compiles_by_strings(causal_lm, tokens):
 
 @pytest.mark.usefixtures("on_a_cpu")
 def test_saved_model_has_no_compile_config(causal_lm, tokens):
-    """What `save_pretrained` writes loads and generates; transformers leaves the compile config out."""
+    """A model saved by `save_pretrained` loads and generates; transformers omits the compile config."""
     from transformers import LlamaForCausalLM
 
     names = run("generate", model=causal_lm, prompt=tokens[:1])
@@ -44,7 +44,7 @@ def test_saved_model_has_no_compile_config(causal_lm, tokens):
 
 
 def test_page_quotes_the_error_for_a_value():
-    """The page has what transformers raises for a Backend in a CompileConfig."""
+    """The page quotes the error of transformers for a Backend in a CompileConfig."""
     from transformers import CompileConfig, GenerationConfig
 
     config = GenerationConfig(compile_config=CompileConfig(backend=bk.make_backend("tmpl-inductor")))
@@ -54,7 +54,7 @@ def test_page_quotes_the_error_for_a_value():
 
 
 def test_strings_say_what_any_config_says():
-    """A Backend's `to_config` splits into the string and the options that a CompileConfig takes."""
+    """A Backend's `to_config` can be split into the string and the options of a CompileConfig."""
     backend = bk.make_backend("tmpl-inductor:aten+debug", {"multi_kernel_hints": [1, 2]})
     config = backend.to_config()
     name, _, template = config["backend"].partition(":")

@@ -4,7 +4,7 @@
     python tests/frameworks/two_ranks.py --device cpu --only ddp:auto
 
 Two processes are started, on two GPUs with NCCL or on the CPU with gloo. A line of JSON is printed for each case; the
-exit status is 1 where a loss, a gradient or a checkpoint differs from eager's.
+exit status is 1 if a loss, a gradient or a checkpoint differs from eager's.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def model_of(width: int, depth: int, device: str) -> nn.Module:
     return nn.Sequential(*(Block(width) for _ in range(depth))).to(device)
 
 
-# ---- each parallelism: the model, sharded or replicated, and then compiled where there is a backend
+# ---- each parallelism: the model, sharded or replicated, then compiled if there is a backend
 
 
 def ddp(model: nn.Module, device: str, backend: Any) -> nn.Module:
@@ -65,7 +65,7 @@ def fsdp2(model: nn.Module, device: str, backend: Any) -> nn.Module:
 
 
 def tensor_parallel(model: nn.Module, device: str, backend: Any) -> nn.Module:
-    """Split each block's two products over the ranks; the graph holds the collective between."""
+    """Split each block's two products over the ranks; the graph contains the collective between them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -82,7 +82,7 @@ PARALLEL: dict[str, Callable[[nn.Module, str, Any], nn.Module]] = {"ddp": ddp, "
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a parameter or gradient that may be sharded, whole."""
+    """Return a parameter or gradient, gathered if it is sharded."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -107,13 +107,13 @@ def largest(pairs: Any) -> float:
 
 
 def loads_uncompiled(model: nn.Module, plain: nn.Module, x: torch.Tensor) -> float:
-    """Load a full checkpoint of `model` into an uncompiled model; return how far their outputs are apart."""
+    """Load a full checkpoint of `model` into an uncompiled model; return the largest difference of their outputs."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=False))
     with torch.no_grad():
         expected = model(x)
-        if dist.get_rank():  # full_state_dict is rank 0's alone where it is sharded
+        if dist.get_rank():  # only rank 0 has the full state dict of a sharded model
             return 0.0
         plain.load_state_dict(state)
         return largest([(plain(x), expected)])
@@ -124,7 +124,7 @@ def case(kind: str, which: str, device: str, sizes: dict[str, int], options: dic
     torch._dynamo.reset()
     model = model_of(sizes["width"], sizes["depth"], device)
     reference, plain = copy.deepcopy(model), copy.deepcopy(model)
-    # Data of its own for each rank, but for tensor parallelism, where all ranks work on the same.
+    # Each rank has different data, except in tensor parallelism, where all ranks work on the same.
     torch.manual_seed(1 if kind == "tp" else 1 + dist.get_rank())
     xs = [torch.randn(sizes["rows"], sizes["width"], device=device) for _ in range(STEPS)]
     backend = bk.make_backend(TEMPLATES[which], options if which == "auto" else {})

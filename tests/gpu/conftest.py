@@ -1,4 +1,4 @@
-"""Run where a CUDA GPU is: `python -m pytest tests/gpu`. BACKEND_KWARGS_EVIDENCE=FILE keeps what the tests saw."""
+"""Tests for a CUDA GPU: `python -m pytest tests/gpu`. BACKEND_KWARGS_EVIDENCE=FILE keeps the tests' observations."""
 
 import json
 import os
@@ -14,11 +14,11 @@ import torch
 HERE = Path(__file__).parent
 EVIDENCE = "BACKEND_KWARGS_EVIDENCE"
 WARNINGS = (
-    # torch's advice, on tests that want float32 as it is.
+    # torch's advice to use TF32; these tests need exact float32.
     "ignore:TensorFloat32 tensor cores:UserWarning",
-    # torch's own: CUDA-graph trees record an empty graph to get a pool.
+    # torch's warning: CUDA-graph trees record an empty graph to get a pool.
     "ignore:The CUDA Graph is empty:UserWarning",
-    # torch's own, at the second trace of a process.
+    # torch's warning at the second trace of a process.
     "ignore:Warning. Profiler clears events:UserWarning",
 )
 
@@ -47,7 +47,7 @@ torch._inductor.aoti_load_package(path)(x)
 
 @pytest.fixture(scope="session")
 def ahead_of_time(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip where torch alone crashes when it loads an ahead-of-time package that it has just made."""
+    """Skip if torch itself crashes when it loads an ahead-of-time package that it has just compiled."""
     path = tmp_path_factory.mktemp("ahead") / "model.pt2"
     code = LOADS_A_PACKAGE.format(path=str(path))
     alone = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)

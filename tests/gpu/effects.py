@@ -94,7 +94,7 @@ CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Seen:
-    """What compiling and running one case showed; `kernels` and `runtime` are counts in CALLS calls, `choices` ms."""
+    """The observations of one case; `kernels` and `runtime` are counts over CALLS calls, `choices` are in ms."""
 
     code: str
     kernels: Counter[str]
@@ -108,7 +108,7 @@ class Seen:
 
     @property
     def graph_launches(self) -> float:
-        """How many CUDA graphs one call launches."""
+        """The number of CUDA graphs that one call launches."""
         return self.runtime["cudaGraphLaunch"] / CALLS
 
     @property
@@ -119,12 +119,12 @@ class Seen:
 
     @property
     def inputs(self) -> int:
-        """How many inputs the generated code unpacks."""
+        """The number of inputs that the generated code unpacks."""
         unpacking = re.search(r"^\s*((?:\w+, )*\w+),? = args$", self.code, re.MULTILINE)
         return unpacking.group(1).count(",") + 1 if unpacking else 0
 
     def fastest_choices(self) -> dict[str, str]:
-        """Return, for each kind of kernel that was timed, how many there were and the best."""
+        """Return, for each kind of kernel that was timed, their number and the best time."""
         kinds: dict[str, list[float]] = {}
         for name, ms in self.choices.items():
             kinds.setdefault(re.match(r"cutlass|(?:_?[a-z]+)+", name)[0], []).append(ms)
@@ -147,7 +147,7 @@ class Seen:
 
 @cache
 def look(spec: str, case: str, **options: Any) -> Seen:
-    """Compile `case` under `spec` with an empty cache, call it, and return what was seen."""
+    """Compile `case` with `spec` and an empty cache, call it, and return the observations."""
     from torch._dynamo.utils import counters
     from torch._inductor.utils import fresh_cache, run_and_get_code
 
@@ -180,7 +180,7 @@ def _clones(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 
 def _without_paths(code: str) -> str:
-    """Drop what differs from one compile of one graph to the next."""
+    """Remove what differs between two compiles of one graph."""
     return re.sub(r"^# (kernel path|AOT ID):.*$", "", code, flags=re.MULTILINE)
 
 
@@ -193,7 +193,7 @@ def _recorded_warnings() -> Iterator[list[warnings.WarningMessage]]:
 
 @contextmanager
 def _recorded_choices() -> Iterator[dict[str, float]]:
-    """Collect the kernels that Inductor times against each other, with their ms."""
+    """Collect the kernels that Inductor times against each other, with their times in ms."""
     from torch._inductor.select_algorithm import add_feedback_saver, clear_feedback_savers
 
     times: dict[str, float] = {}
@@ -205,7 +205,7 @@ def _recorded_choices() -> Iterator[dict[str, float]]:
 
 
 def _traced(call: Callable[[], object]) -> tuple[Counter[str], Counter[str], tuple[tuple[int, ...], ...]]:
-    """Return the kernels and the runtime's calls of CALLS warm calls, and the shapes that one copies into graphs."""
+    """Return the kernels and runtime calls of CALLS warm calls, and the shapes that one call copies into graphs."""
     for _ in range(3):
         call()
     with copies_into_graphs() as copied:
@@ -220,7 +220,7 @@ def _traced(call: Callable[[], object]) -> tuple[Counter[str], Counter[str], tup
 
 @contextmanager
 def traced() -> Iterator[list[Any]]:
-    """Collect the profiler's events of what runs inside."""
+    """Collect the profiler's events of the code inside."""
     from torch.profiler import ProfilerActivity, profile
 
     events: list[Any] = []
@@ -233,7 +233,7 @@ def traced() -> Iterator[list[Any]]:
 
 @contextmanager
 def copies_into_graphs() -> Iterator[list[tuple[int, ...]]]:
-    """Collect the shapes of what CUDA-graph trees copy into a graph's own inputs."""
+    """Collect the shapes that CUDA-graph trees copy into a graph's inputs."""
     shapes: list[tuple[int, ...]] = []
     copy = torch._foreach_copy_
 
@@ -249,7 +249,7 @@ def copies_into_graphs() -> Iterator[list[tuple[int, ...]]]:
 
 
 class Encoder(nn.Module):
-    """Two transformer layers, whose attention, norms and activations give Inductor something to do."""
+    """Two transformer layers: attention, norms and activations for Inductor."""
 
     def __init__(self, width: int = 512) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Encoder(nn.Module):
 
 @cache
 def compile_seconds(specs: tuple[str, ...]) -> dict[str, list[float]]:
-    """Return the seconds of a first call under each spec, COMPILES times interleaved, each with an empty cache."""
+    """Return the seconds of a first call for each spec, COMPILES times interleaved, each with an empty cache."""
     model, x = Encoder().cuda().train(), on_gpu(4, 128, 512, dtype=torch.float32)
     seconds: dict[str, list[float]] = {spec: [] for spec in specs}
     _first_call(model, x, specs[0])
@@ -287,6 +287,6 @@ def _first_call(model: nn.Module, x: torch.Tensor, spec: str) -> float:
 
 
 def compile_ratio(spec: str) -> float:
-    """Return how many times faster than default `spec` gives its first result: a median over rounds."""
+    """Return how many times sooner than default `spec` gives its first result: a median over rounds."""
     default, seconds = compile_seconds(("tmpl-inductor:default", spec)).values()
     return median(d / s for d, s in zip(default, seconds, strict=True))

@@ -1,4 +1,4 @@
-"""`clone_outputs=True`: a later call leaves an earlier call's outputs alone, and nothing is copied without need."""
+"""`clone_outputs=True`: a later call does not change an earlier call's outputs, and nothing is copied unnecessarily."""
 
 import copy
 from typing import Any
@@ -56,7 +56,7 @@ def inputs() -> list[torch.Tensor]:
 
 
 def launches(call: Any) -> tuple[int, int]:
-    """Return the graphs that one call launches, and how often it copies outputs: one by one, or all at once."""
+    """Return the number of graphs that one call launches, and of copies of outputs: one by one, or all at once."""
     with traced() as events:
         kept = call()
     del kept
@@ -67,7 +67,7 @@ def launches(call: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("fn", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_outputs_of_all_calls_stay(fn, grad):
-    """Through warm-up, recording and replay, each call's outputs keep their values and structure."""
+    """Each call's outputs keep their values and structure through warm-up, recording and replay."""
     xs = inputs()
     with torch.set_grad_enabled(grad):
         call = independent(fn)
@@ -77,7 +77,7 @@ def test_outputs_of_all_calls_stay(fn, grad):
 
 
 def test_without_it_outputs_are_overwritten(evidence):
-    """Without the option, torch raises during warm-up, and afterwards silently returns the same memory."""
+    """Without the option torch raises during warm-up, and later silently returns the same memory."""
     (first, second, third, fourth, _), call = inputs(), graphed(FUNCTIONS["tensor"])
     warm = call(first)
     call(second)
@@ -91,7 +91,7 @@ def test_without_it_outputs_are_overwritten(evidence):
 
 
 def test_views_of_one_output_share_memory():
-    """What shares memory in eager still does: a change of the output is seen in its views."""
+    """Outputs that share memory in eager share it here: a change of one shows in its views."""
     call = independent(one_and_its_views)
     for x in inputs():
         with torch.no_grad():
@@ -101,7 +101,7 @@ def test_views_of_one_output_share_memory():
 
 
 def test_views_of_an_input_are_the_inputs_memory():
-    """An input, or a view of one, is returned as it is and not copied."""
+    """An input, or a view of one, is returned without a copy."""
     call = independent(input_and_its_views)
     for x in inputs():
         same, tail, flat, fresh = call(x)
@@ -122,7 +122,7 @@ class WithParameter(nn.Module):
 
 @torch.no_grad()
 def test_only_pooled_outputs_are_copied(evidence):
-    """Of a product, a parameter and a view of the input, one is copied; of an output of a skipped graph, none."""
+    """Of a product, a parameter and a view of the input only the product is copied; nothing of a skipped graph is."""
     net = WithParameter().cuda()
     call, (x, *others) = independent(net), inputs()
     for other in others:
@@ -141,7 +141,7 @@ def test_only_pooled_outputs_are_copied(evidence):
 
 
 def test_without_cuda_graphs_nothing_is_copied():
-    """On a template that records no graph the option changes nothing."""
+    """With a template that records no graph, the option changes nothing."""
     call = torch.compile(lambda x: x + 1, backend=make_backend("tmpl-inductor:default", clone_outputs=True))
     (x, *_) = inputs()
     call(x)
@@ -149,7 +149,7 @@ def test_without_cuda_graphs_nothing_is_copied():
 
 
 def test_one_functions_output_is_anothers_input():
-    """Chained compiled functions, and the outputs of both, keep their values."""
+    """The outputs of two chained compiled functions keep their values."""
     add, double = independent(lambda x: x + 1), independent(lambda x: (x * 2, x.view(-1)))
     xs = inputs()
     with torch.no_grad():
@@ -158,7 +158,7 @@ def test_one_functions_output_is_anothers_input():
 
 
 def test_several_graphs():
-    """A graph break within the function leaves all outputs alone."""
+    """All outputs of a function with a graph break keep their values."""
 
     def broken(x):
         y = x + 1
@@ -172,7 +172,7 @@ def test_several_graphs():
 
 @pytest.mark.parametrize("mark", [False, True], ids=["plain", "mark_step_begin"])
 def test_training(mark):
-    """Steps of an optimizer give eager's losses, outputs and weights."""
+    """Optimizer steps give eager's losses, outputs and weights."""
     eager = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()
     model, xs = copy.deepcopy(eager), inputs()
     call = independent(model)
@@ -195,7 +195,7 @@ def _train(call: Any, model: nn.Module, xs: list[torch.Tensor], *, mark: bool) -
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_two_forwards_before_one_backward(depth):
-    """What the first of two calls saved for its backward pass is still there after the second."""
+    """The buffers that the first call saved for its backward pass survive a second call."""
     eager = nn.Sequential(*(nn.Linear(16, 16) for _ in range(depth))).cuda()
     model, (a, b, *_) = copy.deepcopy(eager), inputs()
     call = independent(model)
@@ -208,14 +208,14 @@ def test_two_forwards_before_one_backward(depth):
 
 @torch.inference_mode()
 def test_inference_mode():
-    """Inference tensors are copied as well, views among them."""
+    """Inference tensors and views of them are copied too."""
     xs, call = inputs(), independent(one_and_its_views)
     assert_close([call(x) for x in xs], [one_and_its_views(x) for x in xs])
 
 
 @torch.no_grad()
 def test_tensor_subclass():
-    """A tensor made of two keeps its values too."""
+    """A tensor subclass made of two tensors keeps its values too."""
     call, xs = independent(lambda x: x + 1), [TwoTensor(a, 2 * a) for a in inputs()]
     results = [call(x) for x in xs]
     assert_close([(y.a, y.b) for y in results], [(x.a + 1, x.b + 1) for x in xs])
@@ -223,7 +223,7 @@ def test_tensor_subclass():
 
 @torch.no_grad()
 def test_frozen():
-    """With freezing, too, an earlier output stays."""
+    """With freezing an earlier output keeps its values too."""
     net = mlp()
     call = torch.compile(net, backend=make_backend("tmpl-inductor:cudagraphs+freezing", clone_outputs=True))
     xs = [on_gpu(64, 256) for _ in range(CALLS)]
@@ -233,7 +233,7 @@ def test_frozen():
 @torch.no_grad()
 @pytest.mark.parametrize("size", [256, 4096], ids=["128-KiB", "32-MiB"])
 def test_cost(size, evidence):
-    """A call costs one more copy per output; the time is recorded but not judged."""
+    """The cost of copies per call is recorded, but not judged."""
     x = on_gpu(size, size)
 
     def chain(x):

@@ -1,4 +1,4 @@
-"""Races on a GPU: CUDA graphs among them, memory after them, other models' graphs beside them."""
+"""Races on a GPU: CUDA graphs, memory afterwards, and other models' graphs."""
 
 import json
 import logging
@@ -63,7 +63,7 @@ def auto(model, **options):
 
 @torch.no_grad()
 def test_cudagraphs_win_where_launches_bind(store):
-    """A launch-bound MLP is decided for CUDA graphs."""
+    """For a launch-bound MLP, CUDA graphs win."""
     model, x = mlp(), normal(64, 256)
     assert torch.allclose(auto(model)(x), model(x), atol=1e-2)
     (decision,) = Store(store).all()
@@ -72,7 +72,7 @@ def test_cudagraphs_win_where_launches_bind(store):
 
 @torch.no_grad()
 def test_reductions_win_where_memory_binds(store):
-    """A large softmax is decided for the persistent reduction, where nothing else is tried."""
+    """For a large softmax the persistent reduction wins, if it is the only candidate."""
     x = normal(8192, 8192)
     assert torch.allclose(auto(softmax, candidates=["persistent_reductions"])(x), softmax(x), atol=1e-2)
     row = rows_of(store)["persistent_reductions"]
@@ -80,7 +80,7 @@ def test_reductions_win_where_memory_binds(store):
 
 
 def test_a_norms_backward_pass_is_tuned(store):
-    """How many rows a block of a layer norm's backward pass takes is timed, and that is faster."""
+    """The rows per block of a layer norm's backward pass are tuned, which makes it faster."""
     norm, x = nn.LayerNorm(4096).to("cuda", torch.bfloat16), normal(131072, 4096).requires_grad_()
     auto(norm, candidates=["mix_order_reductions"])(x).sum().backward()
     row = rows_of(store)["mix_order_reductions"]
@@ -89,7 +89,7 @@ def test_a_norms_backward_pass_is_tuned(store):
 
 @torch.no_grad()
 def test_unaligned_rows_are_padded(store):
-    """A product of odd sizes is padded by auto, unless Inductor's own timing, which says so at times, has done it."""
+    """auto pads a product of odd sizes, unless Inductor's own timing has already decided to."""
     model, x = nn.Linear(2047, 4093).to("cuda", torch.bfloat16), normal(1021, 2047)
     assert torch.allclose(auto(model, candidates=["padded"])(x), model(x), atol=2e-2)
     row = rows_of(store)["padded"]
@@ -99,7 +99,7 @@ def test_unaligned_rows_are_padded(store):
 
 @torch.no_grad()
 def test_another_triton_kernel_is_another_graph(store):
-    """What a user's kernel computes is part of what a decision is for."""
+    """The key of a decision contains the source of a user's Triton kernel."""
 
     def calling(kernel):
         def fn(x):
@@ -118,7 +118,7 @@ def test_another_triton_kernel_is_another_graph(store):
 
 @torch.no_grad()
 def test_other_models_keep_their_graphs():
-    """What another model has recorded is replayed as before, in the same memory."""
+    """The recorded graphs of another model are replayed as before, in the same memory."""
     other, x = mlp(2), normal(64, 256)
     compiled = torch.compile(other, mode="reduce-overhead")
     for _ in range(4):
@@ -165,7 +165,7 @@ def test_memory_after_the_race(options):
 
 
 def test_training_on_a_gpu():
-    """Forward and backward are raced together, and gradients are eager's."""
+    """Forward and backward are raced together, and gradients equal eager's."""
     model, x = mlp(4), normal(64, 256)
     auto(model)(x).float().square().mean().backward()
     seen = [parameter.grad.clone() for parameter in model.parameters()]
@@ -176,7 +176,7 @@ def test_training_on_a_gpu():
 
 
 def test_random_state_of_the_gpu_is_untouched():
-    """Dropout under a seed draws alike with and without a race."""
+    """With a seed dropout draws the same numbers with and without a race."""
     model, x = nn.Dropout(0.5), normal(1024, 1024)
     seen = []
     for _ in range(2):
@@ -188,7 +188,7 @@ def test_random_state_of_the_gpu_is_untouched():
 
 @torch.no_grad()
 def test_a_written_cache_is_right_the_first_time():
-    """A key-value cache updated in place holds one step after the first call."""
+    """A key-value cache updated in place contains one step after the first call."""
 
     def step(cache, new):
         cache[:, 3] = new
@@ -224,7 +224,7 @@ dist.destroy_process_group()
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_ranks_take_one_decision(tmp_path):
-    """Two NCCL ranks take one decision on the graph that both compile."""
+    """Two NCCL ranks use one decision for a graph that both compile."""
     command = [sys.executable, "-c", RANK]
     ranks = [subprocess.Popen([*command, str(rank), tmp_path / "init"], stdout=-1, text=True) for rank in range(2)]
     seen = [rank.communicate(timeout=300)[0].strip().splitlines()[-1] for rank in ranks]
@@ -233,7 +233,7 @@ def test_ranks_take_one_decision(tmp_path):
 
 @torch.no_grad()
 def test_static_weights_are_not_copied(caplog):
-    """The CUDA-graph winner copies its one input at a replay and no weight."""
+    """At a replay the CUDA-graph winner copies its one input and no weight."""
     caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
     model, x = mlp(4, 1024), normal(16, 1024)
     raced = auto(model, clone_outputs=False)

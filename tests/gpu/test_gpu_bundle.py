@@ -1,4 +1,4 @@
-"""Bundles on a GPU: cubins in place of a compile, CUDA graphs, and memory that is freed."""
+"""Bundles on a GPU: cubins instead of a compile, CUDA graphs, and freed memory."""
 
 import gc
 import json
@@ -48,7 +48,7 @@ def x():
 
 
 def serve_elsewhere(bundle, folder, guards="guards"):
-    """Serve a bundle in a fresh process, which has no compiler that works and no cache."""
+    """Serve a bundle in a fresh process with an empty cache and without a compiler."""
     programs = folder / "bin"
     programs.mkdir()
     for name in ("g++", "gcc", "c++", "cc", "clang", "nvcc", "ptxas"):
@@ -76,7 +76,7 @@ def serve_elsewhere(bundle, folder, guards="guards"):
 )
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"], ids=["default", "CUDA graphs"])
 def test_a_fresh_process_compiles_nothing(mode, guards, fact, x, tmp_path, evidence):
-    """Cubins and Triton's own extension are in the bundle: no compiler is started."""
+    """The bundle contains cubins and Triton's extension, so no compiler is started."""
     bk.CompiledModule(bk.CompileConfig(mode=mode)).build(mlp(), [x]).save(tmp_path / "bundle")  # noqa: F821
     served = serve_elsewhere(tmp_path / "bundle", tmp_path, guards)
     evidence("bundle", f"MLP, {mode}", started=served["started"], says=served["says"])
@@ -93,7 +93,7 @@ def test_an_ahead_of_time_package_serves_elsewhere(ahead_of_time, x, tmp_path):
 
 
 def test_memory_of_cuda_graphs_is_freed_with_the_last_module(x, evidence):
-    """One of two deactivated gives nothing of the shared pool back for certain; both do, and describe() says so."""
+    """The pool that two modules share is freed when both are deactivated, as describe() says."""
 
     def reserved():
         gc.collect()
@@ -122,7 +122,7 @@ def test_memory_of_cuda_graphs_is_freed_with_the_last_module(x, evidence):
 
 
 def test_another_gpu_compiles_anew(x, tmp_path):
-    """A bundle of another GPU says what differs."""
+    """A bundle of another GPU names the difference and is compiled again."""
     bk.CompiledModule(bk.CompileConfig(backend="tmpl-inductor")).build(mlp(), [x]).save(tmp_path / "bundle")  # noqa: F821
     file = tmp_path / "bundle" / "manifest.json"
     manifest = json.loads(file.read_text())

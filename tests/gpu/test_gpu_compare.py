@@ -1,4 +1,4 @@
-"""`compare` on a GPU: every peer passes, with figures that can be true."""
+"""`compare` on a GPU: every peer passes with plausible figures."""
 
 import pytest
 from effects import mlp, on_gpu
@@ -10,7 +10,7 @@ TEMPLATES = ("default", "cudagraphs", "max_autotune")
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_peers_of_an_mlp(mode, evidence):
-    """Eager and three templates pass, CUDA graphs beat eager in launch-bound inference, and memory is counted."""
+    """Eager and three templates pass, CUDA graphs are faster than eager at inference, and memory is measured."""
     candidates = [Candidate("eager"), *(Candidate(name, f"tmpl-inductor:{name}") for name in TEMPLATES)]
     compared = compare(mlp(), on_gpu(64, 256), candidates, mode=mode, rounds=10)
     rows = {row.label: row for row in compared.rows}

@@ -1,4 +1,4 @@
-"""On a GPU: what AOTInductor makes of the dicts of templates that need one."""
+"""On a GPU: the effect of template dicts in AOTInductor."""
 
 from zipfile import ZipFile
 
@@ -26,7 +26,7 @@ def inputs():
 
 
 def sources(inputs, config, folder):
-    """Return the result of a package compiled under `config`, and its C++, which has the Triton kernels as comments."""
+    """Return the result of a package compiled with `config`, and its C++, with the Triton kernels as comments."""
     result = result_of(Calls(relu_of_mm), inputs, config, folder)
     with ZipFile(folder / "model.pt2") as file:
         return result, "\n".join(file.read(name).decode() for name in file.namelist() if name.endswith(".cpp"))
@@ -39,7 +39,7 @@ def plain(ahead_of_time, inputs, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ACTS)
 def test_dict_acts_in_aotinductor(inputs, plain, tmp_path, name):
-    """The package shows what the template asks for, which AOTInductor's default does not."""
+    """The package shows the template's effect, which AOTInductor's default does not have."""
     result, code = sources(inputs, bk.make_backend(f"tmpl-inductor:{name}").inductor_config(), tmp_path)
     assert ACTS[name] in code
     assert ACTS[name] not in plain

@@ -1,4 +1,4 @@
-"""On a GPU: float8 by torchao and half-precision casts, in generated code, under CUDA graphs, within their bound."""
+"""Float8 by torchao and half-precision casts on a GPU: generated code, CUDA graphs, and error bounds."""
 
 import copy
 
@@ -35,7 +35,7 @@ def kernels(compiled: object) -> str:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("template", ["default", "cudagraphs"])
 def test_float8_products_follow_their_weights(dtype, template):
-    """Linear layers call float8 products, also in a CUDA graph, and a weight that changes is quantised again."""
+    """Linear layers use float8 products, also in a CUDA graph, and a changed weight is quantised again."""
     model, x = mlp(dtype), rows(dtype)
     backend = bk.make_backend(f"tmpl-inductor:{template}", precision="fp8-dynamic", max_error=0.1)
     compiled = torch.compile(model, backend=backend)
@@ -51,7 +51,7 @@ def test_float8_products_follow_their_weights(dtype, template):
 
 @needs_fp8
 def test_float8_beyond_its_bound_is_never_chosen():
-    """A race shows the error of float8 and keeps what is within the bound."""
+    """A race shows float8's error and keeps a candidate within the bound."""
     backend = bk.make_backend("tmpl-inductor:auto", precision="fp8-dynamic", max_error=0.005, race="always")
     compiled = torch.compile(mlp(), backend=backend)
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_casts_of_a_float32_model_train(fresh_dynamo):
 
 @pytest.mark.parametrize("template", ["default", "cudagraphs"])
 def test_casts_follow_their_weights(template):
-    """A weight that is cast once is cast again after it changed, also in a CUDA graph."""
+    """A weight that was cast once is cast again after a change, also in a CUDA graph."""
     model, x = mlp(torch.float32), rows(torch.float32)
     backend = bk.make_backend(f"tmpl-inductor:{template}", precision="bf16", max_error=0.02)
     compiled = torch.compile(model, backend=backend)

@@ -1,4 +1,4 @@
-"""What the report tells of CUDA graphs and of kernels on a GPU."""
+"""`report` on a GPU: CUDA graphs and kernels."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def code(report: bk.Report, direction: str = "forward") -> Any:
 
 @torch.no_grad()
 def test_a_recorded_graph_is_told():
-    """The report of a model under CUDA graphs says that it was recorded once."""
+    """The report of a model with CUDA graphs says that it was recorded once."""
     assert code(called(mlp(), "tmpl-inductor:cudagraphs", torch.randn(8, 256, device="cuda"))).cudagraphs == (
         "recorded once"
     )
@@ -42,7 +42,7 @@ def test_a_mutated_input_is_told():
 
 
 def test_training_records_forward_and_backward():
-    """In training, the report has forward and backward separately."""
+    """In training the report shows forward and backward separately."""
     model, x = mlp(), torch.randn(8, 256, device="cuda")
     compiled = torch.compile(model, backend="tmpl-inductor:cudagraphs")
     for _ in range(4):
@@ -63,7 +63,7 @@ def test_training_records_forward_and_backward():
     ],
 )
 def test_kernels_by_kind(spec, kinds):
-    """The kernels of relu(mm) are counted by kind, under the Python wrapper and the C++ one."""
+    """The kernels of relu(mm) are counted by kind, with the Python wrapper and with the C++ one."""
     a, b = (torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     report = called(lambda a, b: torch.relu(a @ b), spec, a, b)
     assert set(code(report).kernels) == kinds, code(report).source
@@ -71,14 +71,14 @@ def test_kernels_by_kind(spec, kinds):
 
 @torch.no_grad()
 def test_a_graph_without_tensors_on_the_gpu():
-    """A graph on the CPU under CUDA graphs is said to have no tensor on a GPU."""
+    """A CPU graph with CUDA graphs requested is reported to have no tensors on a GPU."""
     report = called(lambda x: x * 2 + 1, "tmpl-inductor:cudagraphs", torch.randn(8))
     assert code(report).cudagraphs == "skipped: no tensor is on a GPU"
 
 
 @torch.no_grad()
 def test_recordings_of_each_shape():
-    """A dynamic shape under CUDA graphs is recorded once for each size."""
+    """With a dynamic shape a CUDA graph is recorded once per size."""
     compiled = torch.compile(lambda x: torch.relu(x) * 2, backend="tmpl-inductor:cudagraphs", dynamic=True)
     for size in (8, 8, 8, 16, 16, 16):
         torch.compiler.cudagraph_mark_step_begin()

@@ -1,4 +1,4 @@
-"""Rewrites on a GPU: the libraries' kernels against float64, layouts, CUDA graphs, what a library has no kernel for."""
+"""Rewrites on a GPU: the libraries' kernels compared with float64, layouts, CUDA graphs, and missing kernels."""
 
 import pytest
 import torch
@@ -12,6 +12,11 @@ from backend_kwargs.compilers.inductor.rewrites.operators import _without_kernel
 
 LAST = torch.channels_last
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+@pytest.fixture(autouse=True)
+def _every_kernel_is_tried():
+    _without_kernel.clear()
 
 
 def normal(*shape, dtype=torch.bfloat16):
@@ -46,6 +51,11 @@ def attention_args(dtype, tokens, *, bias):
     return [*qkv, normal(4, tokens, tokens, dtype=dtype) if bias else None, 0.2]
 
 
+def window_args(dtype):
+    qkv = (normal(12, 3, 49, 32, dtype=dtype) for _ in range(3))
+    return [*qkv, normal(4, 3, 49, 49, dtype=dtype), 0.2]
+
+
 CALLS = {
     "conv": lambda dtype: (operators.conv_relu, conv_args(dtype)),
     "conv 1x1": lambda dtype: (operators.conv_relu, conv_args(dtype, kernel=1)),
@@ -56,6 +66,7 @@ CALLS = {
     "linear gelu": lambda dtype: (operators.linear_gelu, linear_args(dtype)),
     "linear odd": lambda dtype: (operators.linear_gelu, linear_args(dtype, 3, 7, 5)),
     "attention bias": lambda dtype: (operators.attention, attention_args(dtype, 49, bias=True)),
+    "attention bias repeats": lambda dtype: (operators.attention, window_args(dtype)),
     "attention": lambda dtype: (operators.attention, attention_args(dtype, 64, bias=False)),
     "attention many keys": lambda dtype: (operators.attention, attention_args(dtype, 300, bias=True)),
 }
@@ -64,7 +75,7 @@ CALLS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_operator(name, dtype):
-    """Each operator's CUDA kernel gives what the composite one gives in float64, with the fake kernel's strides."""
+    """Each operator's CUDA kernel gives the composite kernel's float64 result, with the fake kernel's strides."""
     operator, args = CALLS[name](dtype)
     got = operator(*args)
     want = operator(*exact(args)) if "linear" not in name and "conv" not in name else composite(operator)(*exact(args))
@@ -75,7 +86,7 @@ def test_operator(name, dtype):
 
 
 def composite(operator):
-    """Return the operator in terms of ATen's, which take float64."""
+    """Return the operator in terms of ATen's operators, which accept float64."""
     return {
         operators.conv_relu: operators._conv_relu,
         operators.conv_add_relu: operators._conv_add_relu,
@@ -86,7 +97,7 @@ def composite(operator):
 
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 def test_cudnn_attention(causal):
-    """cuDNN's attention agrees with float64, and its result lies with heads beside widths."""
+    """cuDNN's attention agrees with float64, and its result is [batch, queries, heads, width] in memory."""
     q, k, v = (normal(2, 128, 4, 64).transpose(1, 2) for _ in range(3))
     got = operators.cudnn_attention(q, k, v, None, causal, 0.125)
     want = F.scaled_dot_product_attention(*exact([q, k, v]), is_causal=causal, scale=0.125).transpose(1, 2)
@@ -95,9 +106,8 @@ def test_cudnn_attention(causal):
 
 
 def test_no_engine():
-    """Where the library has no kernel, here for float64, the composite one runs, from then on at once."""
+    """If the library has no kernel, here for float64, the composite kernel runs, later without another attempt."""
     args = [a.double() if isinstance(a, torch.Tensor) else a for a in conv_args(torch.float32)]
-    _without_kernel.clear()
     first, second = operators.conv_relu(*args), operators.conv_relu(*args)
     want = operators._conv_relu(*args)
     assert torch.equal(first, second)
@@ -121,7 +131,7 @@ def code_of(fn, args, names, **options):
 
 
 def test_no_layout_copy():
-    """Between fused convolutions lies no kernel: what Triton does here is to fold the norm."""
+    """There is no kernel between fused convolutions; Triton only folds the norm."""
     model, x = convs(), normal(8, 32, 28, 28).contiguous(memory_format=LAST)
     result, code, _ = code_of(model, (x,), ("convolution",))
     assert code.count("torch.ops.backend_kwargs.conv_relu.default(") == 2
@@ -133,7 +143,7 @@ def test_no_layout_copy():
 
 
 def test_cuda_graphs():
-    """A CUDA graph replays fused calls, with inputs that change."""
+    """A CUDA graph replays fused calls with changing inputs."""
     model = convs()
     x = normal(8, 32, 28, 28).contiguous(memory_format=LAST)
     _, _, compiled = code_of(model, (x,), ("convolution",), **{"triton.cudagraphs": True})
@@ -145,7 +155,7 @@ def test_cuda_graphs():
 
 
 def test_updated_weights():
-    """A norm that is folded at each call follows updates of its weights."""
+    """A norm folded at each call follows updates of its weights."""
     model, x = convs(), normal(8, 32, 28, 28).contiguous(memory_format=LAST)
     _, _, compiled = code_of(model, (x,), ("convolution",))
     with torch.no_grad():
@@ -156,7 +166,7 @@ def test_updated_weights():
 
 @pytest.mark.parametrize("columns", [1000, 32001], ids=str)
 def test_cross_entropy(columns):
-    """Loss and gradient agree with float64 where some targets are ignored."""
+    """With ignored targets the loss and the gradient agree with float64."""
     logits = normal(64, columns).requires_grad_()
     target = torch.randint(columns, (64,), device="cuda")
     target[::3] = -100
@@ -174,10 +184,90 @@ def test_cross_entropy(columns):
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
     close(logits.grad, exactly.grad, torch.bfloat16)
     assert report(compiled).graphs[0].rewritten == {"cross_entropy": 1}
+    assert not _without_kernel
+
+
+def trained(fn, args, names, grad):
+    """Return the result and the gradients of a compiled function, and the function."""
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=make_backend("tmpl-inductor", {"rewrites": names}))
+    made = compiled(*args)
+    return [made, *torch.autograd.grad(made, [a for a in args if a.requires_grad], grad)], compiled
+
+
+def in_float64(fn, args, grad):
+    """Return the result and the gradients of a function in float64, on the CPU."""
+    args = [a.detach().double().cpu().requires_grad_(a.requires_grad) for a in args]
+    made = fn(*args)
+    return [made, *torch.autograd.grad(made, [a for a in args if a.requires_grad], grad.double().cpu())]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(3, 50, 768), (300, 1000), (70, 8192)], ids=str)
+def test_layer_norm_backward(shape, dtype):
+    """The gradients of layer norm agree with float64, beside a forward pass that is Inductor's."""
+    args = [normal(*size, dtype=dtype).requires_grad_() for size in (shape, shape[-1:], shape[-1:])]
+
+    def fn(x, weight, bias):
+        return F.layer_norm(x, shape[-1:], weight, bias)
+
+    grad = normal(*shape, dtype=dtype)
+    got, compiled = trained(fn, args, ("layer_norm_backward",), grad)
+    for one, want in zip(got, in_float64(fn, args, grad), strict=True):
+        close(one.cpu(), want, dtype)
+    (graph,) = report(compiled).graphs
+    assert graph.rewritten == {"layer_norm_backward": 1}
+    assert not _without_kernel
+
+
+def rotated(x, cos, sin):
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def joined(x, cos, sin):
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("fn", "width"), [(rotated, 128), (joined, 64)], ids=["rotated", "joined"])
+@pytest.mark.parametrize("heads_last", [True, False], ids=["heads last", "heads first"])
+def test_rotary(fn, width, heads_last, dtype):
+    """The rotary embedding and its gradient agree with float64, whatever the layout."""
+    x = normal(2, 100, 8, 128, dtype=dtype).transpose(1, 2) if heads_last else normal(2, 8, 100, 128, dtype=dtype)
+    args = [x.requires_grad_(), normal(2, 1, 100, width, dtype=dtype), normal(2, 1, 100, width, dtype=dtype)]
+    grad = torch.randn_like(x)
+    got, compiled = trained(fn, args, ("rotary",), grad)
+    for one, want in zip(got, in_float64(fn, args, grad), strict=True):
+        close(one.cpu(), want, dtype)
+    assert got[0].stride() == fn(*args).stride()
+    assert report(compiled).graphs[0].rewritten == {"rotary": 2}
+    assert not _without_kernel
+
+
+def test_training_step_under_cuda_graphs():
+    """Both kernels go into a CUDA graph, with inputs that change."""
+    norm = nn.LayerNorm(256).to("cuda", torch.bfloat16)
+    cos, sin = normal(64, 32), normal(64, 32)
+
+    def fn(x):
+        heads = norm(x).unflatten(-1, (8, 32)).transpose(1, 2)
+        return (rotated(heads, cos, sin) + heads).square().mean()
+
+    torch._dynamo.reset()
+    options = {"rewrites": ("layer_norm_backward", "rotary"), "triton.cudagraphs": True}
+    compiled = torch.compile(fn, backend=make_backend("tmpl-inductor", options))
+    for _ in range(4):
+        x = normal(4, 64, 256).requires_grad_()
+        (got,) = torch.autograd.grad(compiled(x), [x])
+        got = got.clone()
+        (want,) = torch.autograd.grad(fn(x), [x])
+        close(got, want, torch.bfloat16)
 
 
 def test_packed_under_cuda_graphs():
-    """Packed weights stay where they are, so that a CUDA graph sees updates of the originals."""
+    """Packed weights keep their address, so a CUDA graph uses updates of the originals."""
     layers = nn.ModuleList(nn.Linear(256, n) for n in (256, 64, 64)).to("cuda", torch.bfloat16)
 
     def fn(x):

@@ -1,4 +1,4 @@
-"""The suite on a GPU: a loop that holds its results is timed as it runs, before and after the device's clock."""
+"""The suite on a GPU: a loop that keeps its results is timed like a user's, before and after device timing."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def build_sweep(device, dtype, scale):
 
 @pytest.fixture
 def timed(tmp_path):
-    """Return a function that times a case on both clocks and gives its cells by peer."""
+    """Return a function that times a case on both clocks and returns its cells by peer."""
     import torch._dynamo.config
 
     folder, grad = torch._dynamo.config.debug_dir_root, torch.is_grad_enabled()
@@ -55,7 +55,7 @@ def recordings(monkeypatch):
 
 @pytest.mark.parametrize(("mode", "graphs"), [("fwd", 1), ("fwd_bwd", 2), ("train", 2)])
 def test_results_that_are_held_are_not_recorded_anew(timed, recordings, mode, graphs, evidence):
-    """Each CUDA graph is recorded for a few states of its pool, however often it is called: nothing marked a step."""
+    """Each CUDA graph is recorded for only a few states of its pool, since nothing marks a step."""
     from torch._inductor.cudagraph_trees import MarkStepBox
 
     for _ in range(2):
@@ -68,6 +68,6 @@ def test_results_that_are_held_are_not_recorded_anew(timed, recordings, mode, gr
 
 
 def test_a_sweep_is_checked_though_each_call_overwrites_the_last(timed):
-    """Under CUDA graphs the results of a sweep are copied as they come."""
+    """With CUDA graphs the results of a sweep are copied after each call."""
     cells = timed(build_sweep, "fwd")
     assert {peer: (cells[peer].status, cells[peer].reason) for peer in PEERS} == dict.fromkeys(PEERS, ("pass", ""))

@@ -1,4 +1,4 @@
-"""TVM on a GPU: right numbers, the caller's stream, CUDA graphs, gradients."""
+"""TVM on a GPU: results, the caller's stream, CUDA graphs, gradients."""
 
 import composition
 import pytest
@@ -61,7 +61,7 @@ def by_tvm(module, **options):
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_numbers_are_eagers(model, options, fresh_dynamo):
-    """Three calls on other data give eager's numbers, recorded graphs included."""
+    """Three calls with different data give eager's results, with recorded graphs too."""
     module, x = made(model)
     compiled = by_tvm(module, **options)
     for _ in range(3):
@@ -72,7 +72,7 @@ def test_numbers_are_eagers(model, options, fresh_dynamo):
 @torch.no_grad()
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_callers_stream_is_respected(options, fresh_dynamo):
-    """Work queued before the call on a side stream is visible, and only that stream needs a wait."""
+    """Work queued on a side stream before the call is visible, and only that stream needs a wait."""
     module, x = made(mlp)
     compiled, wanted, buffer, side = by_tvm(module, **options), module(x), torch.zeros_like(x), torch.cuda.Stream()
     for _ in range(3):
@@ -111,7 +111,7 @@ def test_gradients_are_eagers(model, fresh_dynamo):
     ],
 )
 def test_mathematics_is_exact(function, scale, fresh_dynamo):
-    """TVM's kernels are not made with CUDA's fast math, as eager's are not."""
+    """TVM's kernels are compiled without CUDA's fast math, like eager's."""
     x = torch.linspace(-3, 3, 4096, device="cuda") * scale
     compiled, wanted = by_tvm(function), function(x)
     torch.testing.assert_close(compiled(x), wanted, rtol=1e-6, atol=0)
@@ -122,7 +122,7 @@ def test_mathematics_is_exact(function, scale, fresh_dynamo):
 @torch.no_grad()
 @pytest.mark.parametrize(("function", "args", "code"), EXAMPLES.values(), ids=EXAMPLES)
 def test_fused_code_is_eagers(function, args, code, fresh_dynamo):
-    """Bit for bit: floats are no reals, integers wrap, and a product is rounded before it is added."""
+    """Fused code equals eager bit for bit: no real arithmetic, wrapping integers, products rounded before sums."""
     args = [each.to("cuda") for each in args]
     assert same(by_tvm(function, fallback="error")(*args), function(*args))
 
@@ -132,7 +132,7 @@ def test_fused_code_is_eagers(function, args, code, fresh_dynamo):
 )
 @given(composition.GRAPH, st.sampled_from(composition.SHAPES))
 def test_compositions_are_eagers(expressions, shape):
-    """Twenty expressions in a graph, of which eager computes the same, bit for bit or by the distance to float64."""
+    """Twenty expressions in one graph equal eager's, bit for bit or by their distance to float64."""
     torch._dynamo.reset()
     tensors = {name: each.to("cuda") for name, each in composition.inputs(shape).items()}
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_compositions_are_eagers(expressions, shape):
 
 @torch.no_grad()
 def test_tvm_runs_a_part(fresh_dynamo):
-    """On a GPU too, a chain of pointwise operators is TVM's and not eager's."""
+    """On a GPU TVM runs a chain of pointwise operators, not eager."""
     module, x = made(pointwise)
     compiled = by_tvm(module)
     compiled(x)
@@ -152,7 +152,7 @@ def test_tvm_runs_a_part(fresh_dynamo):
 
 @torch.no_grad()
 def test_the_users_own_capture_is_served(fresh_dynamo):
-    """Under torch.cuda.graph a part runs in eager, whose memory the graph owns."""
+    """Within torch.cuda.graph a part runs in eager, so the graph owns its memory."""
     module, x = made(pointwise)
     compiled = by_tvm(module)
     compiled(x)

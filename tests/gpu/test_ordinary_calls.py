@@ -1,4 +1,4 @@
-"""`auto` where CUDA graphs win, in the code that people write: results stay right, and a race slows nothing else."""
+"""`auto` with CUDA graphs in ordinary code: results stay right, and a race slows nothing else down."""
 
 import copy
 import threading
@@ -19,7 +19,7 @@ CALLS = 6
 @pytest.fixture(autouse=True)
 def store(tmp_path, monkeypatch, fresh_dynamo):
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "decisions.sqlite"))
-    # CUDA graphs win however busy the machine is: what is tested is what comes after.
+    # CUDA graphs always win, however busy the machine is: the tests check what follows.
     monkeypatch.setattr(race, "better", lambda challenger, champion, objective: True)
     decide.forget_process()
     yield
@@ -32,7 +32,7 @@ def mlp(depth=6, width=128):
 
 
 def auto(model, **options):
-    """Compile by auto with CUDA graphs as the one candidate."""
+    """Compile by auto with CUDA graphs as the only candidate."""
     backend = make_backend("tmpl-inductor:auto", candidates=["cudagraphs"], **options)
     return torch.compile(model, backend=backend)
 
@@ -48,14 +48,14 @@ def winner():
 
 @pytest.fixture
 def recorded():
-    """Check at the end that CUDA graphs won what was raced: otherwise the test shows nothing."""
+    """Check at the end that CUDA graphs won the races, without which the test shows nothing."""
     yield
     assert set(winner()) == {"cudagraphs"}
 
 
 @torch.no_grad()
 def test_a_loop_that_holds_its_result(recorded):
-    """`out = f(x)` in a loop gives eager's numbers at each step."""
+    """`out = f(x)` in a loop gives eager's results at each step."""
     model = mlp()
     f = auto(model)
     for x in inputs():
@@ -65,7 +65,7 @@ def test_a_loop_that_holds_its_result(recorded):
 
 @torch.no_grad()
 def test_results_kept_in_a_list(recorded):
-    """Results of different inputs keep their values, whatever is called later."""
+    """Results of different inputs keep their values after later calls."""
     model, xs = mlp(), inputs()
     f = auto(model)
     kept = [f(x) for x in xs]
@@ -74,7 +74,7 @@ def test_results_kept_in_a_list(recorded):
 
 @torch.no_grad()
 def test_a_result_fed_back(recorded):
-    """A result may be the next input."""
+    """A result can be the next input."""
     model, (x, *_) = mlp(), inputs()
     f, y, z, seen = auto(model), x, x, []
     for _ in range(CALLS):
@@ -85,7 +85,7 @@ def test_a_result_fed_back(recorded):
 
 @torch.no_grad()
 def test_two_functions_nested(recorded):
-    """Of `g(f(x))` both results stay."""
+    """Both results of `g(f(x))` keep their values."""
     first, second, xs = mlp(), mlp(4), inputs()
     f, g = auto(first), auto(second)
     kept = [(y := f(x), g(y)) for x in xs]
@@ -103,7 +103,7 @@ def test_results_moved_to_the_cpu_later(recorded):
 
 
 class Decoder(nn.Module):
-    """Greedy decoding with a static key-value cache, which is a buffer that each step writes."""
+    """Greedy decoding with a static key-value cache, a buffer that each step writes to."""
 
     def __init__(self, vocabulary=64, width=64, length=16):
         super().__init__()
@@ -121,7 +121,7 @@ class Decoder(nn.Module):
 
 @torch.no_grad()
 def test_a_greedy_decode_loop():
-    """Tokens and all kept logits are eager's."""
+    """Tokens and all kept logits equal eager's."""
     torch.manual_seed(0)
     eager = Decoder().cuda()
     model = copy.deepcopy(eager)
@@ -140,7 +140,7 @@ def test_a_greedy_decode_loop():
 
 
 def losses_and_gradients(call, model, xs, every):
-    """Train by steps that accumulate the gradients of `every` calls; keep losses and what `.grad` is in between."""
+    """Train with steps that accumulate the gradients of `every` calls; return losses and `.grad` at each call."""
     optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.05), []
     for at, x in enumerate(xs):
         loss = call(x).square().mean()
@@ -154,7 +154,7 @@ def losses_and_gradients(call, model, xs, every):
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_gradient_accumulation(recorded, every):
-    """Losses and `p.grad` are eager's at each call, also over accumulating ones."""
+    """Losses and `p.grad` equal eager's at each call, also with accumulation."""
     eager, xs = mlp(), inputs()
     model = copy.deepcopy(eager)
     got = losses_and_gradients(auto(model), model, xs, every)
@@ -162,7 +162,7 @@ def test_gradient_accumulation(recorded, every):
 
 
 def test_a_kept_grad_stays():
-    """What `.grad` holds after one call is not overwritten by the next call's backward pass."""
+    """`.grad` after one call is not overwritten by the next call's backward pass."""
     eager, xs = mlp(), inputs()
     model = copy.deepcopy(eager)
     f, kept = auto(model), []
@@ -177,7 +177,7 @@ def test_a_kept_grad_stays():
 
 
 def test_autograd_grad():
-    """Gradients returned by `autograd.grad` for inputs and parameters stay."""
+    """Gradients returned by `autograd.grad` for inputs and parameters keep their values."""
     model, xs = mlp(), [x.requires_grad_() for x in inputs()]
     f, leaves = auto(model), list(model.parameters())
     got = [torch.autograd.grad(f(x).square().mean(), [x, *leaves]) for x in xs]
@@ -185,7 +185,7 @@ def test_autograd_grad():
 
 
 def test_two_forwards_before_one_backward():
-    """What the first call saved for its backward pass is there after the second."""
+    """The buffers that the first call saved for its backward pass survive a second call."""
     eager, (a, b, *_) = mlp(), inputs()
     model = copy.deepcopy(eager)
     f = auto(model)
@@ -199,7 +199,7 @@ def test_two_forwards_before_one_backward():
 
 @torch.no_grad()
 def test_outputs_that_share_memory():
-    """Outputs that alias each other or an input do so as in eager, and all keep their values."""
+    """Outputs that alias each other or an input do so as in eager, and keep their values."""
 
     def fn(x):
         y = x.sin().cos().exp().tanh()
@@ -217,7 +217,7 @@ def test_outputs_that_share_memory():
 
 
 def test_a_second_thread(recorded):
-    """Two threads call one compiled function, and each keeps its own results."""
+    """Two threads that call one compiled function each keep their own results."""
     model, xs = mlp(), inputs()
     f, results = auto(model), {}
     with torch.no_grad():
@@ -251,7 +251,7 @@ def test_a_side_stream(recorded):
 
 @torch.no_grad()
 def test_dynamic_shapes():
-    """Of sizes that change from call to call each result stays."""
+    """With sizes that change from call to call, every result keeps its values."""
     model = mlp()
     f = torch.compile(model, dynamic=True, backend=make_backend("tmpl-inductor:auto", candidates=["cudagraphs"]))
     xs = [torch.randn(rows, 128, device="cuda") for rows in (8, 16, 8, 24, 16, 8, 24)]
@@ -269,7 +269,7 @@ def test_dynamic_shapes():
     ],
 )
 def test_results_of_partitions_and_fallbacks_stay(setting):
-    """Several graphs for one call, and calls that leave CUDA graphs, keep results too."""
+    """With several graphs per call, and calls that skip CUDA graphs, results keep their values too."""
 
     def fn(x, y):
         first = (x.sin() @ x.t()).relu()
@@ -283,7 +283,7 @@ def test_results_of_partitions_and_fallbacks_stay(setting):
 
 
 def loop_s(f, x, calls=200):
-    """Return the median seconds of a call in a loop that holds its result."""
+    """Return the median seconds of a call in a loop that keeps its result."""
     for _ in range(20):
         out = f(x)
     seconds = []
@@ -300,7 +300,7 @@ def loop_s(f, x, calls=200):
 
 @torch.no_grad()
 def test_a_race_does_not_slow_other_functions(evidence):
-    """A loop of a plain `reduce-overhead` function takes as long after a race in its process as before."""
+    """A loop of a plain `reduce-overhead` function takes as long after a race as before."""
     from torch._inductor.cudagraph_trees import MarkStepBox
 
     other, (x, *_) = torch.compile(mlp(), mode="reduce-overhead"), inputs()
@@ -315,7 +315,7 @@ def test_a_race_does_not_slow_other_functions(evidence):
 
 @torch.no_grad()
 def test_what_auto_returns_is_fast_in_a_loop(evidence):
-    """The winner costs in a held loop what reduce-overhead costs whose outputs the caller clones, not a recording."""
+    """In such a loop the winner costs as much as reduce-overhead with cloned outputs, without recording again."""
     model, (x, *_) = mlp(), inputs()
     plain = torch.compile(mlp(), mode="reduce-overhead")
     cloned, raced = loop_s(lambda x: plain(x).clone(), x), loop_s(auto(model), x)
@@ -325,7 +325,7 @@ def test_what_auto_returns_is_fast_in_a_loop(evidence):
 
 @torch.no_grad()
 def test_a_race_between_two_graphs_of_one_call():
-    """The second graph races while the first one's outputs, of a CUDA graph, are used afterwards."""
+    """The second graph races while the outputs of the first one's CUDA graph are still needed."""
 
     def fn(x):
         y = torch.relu(x @ x.t()).sin()
@@ -340,7 +340,7 @@ def test_a_race_between_two_graphs_of_one_call():
 
 @torch.no_grad()
 def test_host_time_of_copies(evidence):
-    """What copying two small outputs adds to a call is evidence, and no verdict."""
+    """The cost of copying two small outputs is recorded, but not judged."""
 
     def fn(x):
         return x.sin(), x.cos()

@@ -1,4 +1,4 @@
-"""Each template does what its name says, seen in code, kernel names and traces, and doctor says the same."""
+"""Each template's effect in code, kernel names and traces, compared with doctor's verdict."""
 
 import os
 import re
@@ -25,9 +25,9 @@ GEMM, POINTWISE, DOUBLE = "relu(mm) 2048³ bf16", "gelu 1024²", "mm 512³ float
 
 @dataclass(frozen=True)
 class Effect:
-    """A case on which a template should act, one on which it should not, and how to tell, given default's too.
+    """A case on which a template has an effect, one on which it has none, and how to tell, also given default's.
 
-    `spec` and `options` say how it is asked for where its name alone is not enough; `idle` is "" where it always acts.
+    `spec` and `options` request it if its name is not enough; `idle` is "" if it always has an effect.
     """
 
     acting: str
@@ -113,14 +113,14 @@ def acts(template: str, case: str) -> bool:
 
 
 def acts_here(template: str) -> bool:
-    """Tell whether a template does what it says on its own case."""
+    """Return whether a template has its effect on its own case."""
     if template == "fast_compile":
         return compile_ratio("tmpl-inductor:fast_compile") > 1
     return acts(template, EFFECTS[template].acting)
 
 
 def needing(templates: list[str]) -> list[Any]:
-    """Skip what this machine lacks, with the reason."""
+    """Skip if this machine lacks something, with the reason."""
     return [pytest.param(name, id=name, marks=_skip(name)) for name in templates]
 
 
@@ -133,7 +133,7 @@ def _skip(name: str) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("template", needing([name for name in EFFECTS if name != "cutlass"] + ["cutlass"]))
 def test_acts(template, evidence):
-    """On its own case a template does what it says, and the numbers are right."""
+    """On its own case a template has its effect, and the results are right."""
     case = EFFECTS[template].acting
     seen = seen_under(template, case)
     evidence(template, case, acts=acts(template, case), **seen.brief())
@@ -143,7 +143,7 @@ def test_acts(template, evidence):
 
 @pytest.mark.parametrize("template", needing([name for name, effect in EFFECTS.items() if effect.idle]))
 def test_leaves_alone(template, evidence):
-    """On a case that it is not for, a template does not act, and the numbers are right."""
+    """On a case that it is not for, a template has no effect, and the results are right."""
     case = EFFECTS[template].idle
     seen = seen_under(template, case)
     evidence(template, case, acts=acts(template, case), **seen.brief())
@@ -153,7 +153,7 @@ def test_leaves_alone(template, evidence):
 
 @pytest.mark.parametrize("template", needing(["triton", "cutlass"]))
 def test_falls_back_to_aten_with_one_warning(template):
-    """A GEMM that has no kernel of the kind asked for is ATen's, and one warning says so."""
+    """A GEMM without a kernel of the requested kind uses ATen's, with one warning."""
     seen = seen_under(template, DOUBLE)
     assert "extern_kernels.mm" in seen.code
     (warned,) = seen.warned
@@ -163,7 +163,7 @@ def test_falls_back_to_aten_with_one_warning(template):
 
 
 def test_aten_alone_calls_the_library(evidence):
-    """Without max_autotune, too, a GEMM is a call into the library."""
+    """Without max_autotune a GEMM is a library call too."""
     seen = look("tmpl-inductor:aten", GEMM)
     assert "extern_kernels.mm" in seen.code
     assert "_tem_" not in seen.code
@@ -177,7 +177,7 @@ def test_cudagraphs_copy_inputs_and_no_parameters(evidence):
 
 @pytest.mark.parametrize("template", ["freezing", "cudagraphs+freezing"])
 def test_frozen_weights_are_not_copied(template, evidence):
-    """With CUDA graphs and without, a frozen model has one input, and its weights are in the graph's code."""
+    """With and without CUDA graphs, a frozen model has one input, and its weights are in the code."""
     seen = look(f"tmpl-inductor:{template}", "conv+bn+relu")
     evidence(template, "conv+bn+relu", acts=True, **seen.brief())
     assert seen.inputs == 1
@@ -188,7 +188,7 @@ def test_frozen_weights_are_not_copied(template, evidence):
 
 
 def test_tma_kernel_runs(evidence):
-    """Where a persistent-TMA kernel is chosen, here for want of others, it loads by descriptors and is right."""
+    """If a persistent-TMA kernel is chosen, here as the only choice, it loads by descriptors with right results."""
     seen = look("tmpl-inductor:tma", LARGE_GEMM, **{"test_configs.autotune_choice_name_regex": TMA})
     evidence("tma", f"{LARGE_GEMM}, TMA kernels alone", acts=True, **seen.brief())
     assert "triton_tem_fused_mm" in seen.code
@@ -198,14 +198,14 @@ def test_tma_kernel_runs(evidence):
 
 @pytest.mark.parametrize("case", ["chain of bf16 steps", "chain of float32 steps"])
 def test_eager_numerics_distance(case, evidence):
-    """Rounding and division come closer to eager's than default's do."""
+    """Rounding and division are closer to eager's than default's."""
     seen, default = seen_under("eager_numerics", case), look("inductor", case)
     evidence("eager_numerics", case, acts=True, error=seen.error, default_error=default.error)
     assert seen.error < default.error
 
 
 def test_eager_numerics_draws_eager_random_numbers():
-    """From one seed, compiled code draws what eager draws."""
+    """With the same seed, compiled code draws eager's random numbers."""
 
     def draw(x):
         return torch.rand_like(x) + torch.randn_like(x)
@@ -218,7 +218,7 @@ def test_eager_numerics_draws_eager_random_numbers():
 
 
 def test_a_backward_pass_under_a_cpp_wrapper():
-    """`cpp_wrapper` compiles the backward graph too, which comes later."""
+    """`cpp_wrapper` also compiles the backward graph, which comes later."""
     x = torch.randn(64, 256, device="cuda", requires_grad=True)
     torch.compile(gelu_and_scale, backend="tmpl-inductor:cpp_wrapper")(x).sum().backward()
     gradient, x.grad = x.grad, None
@@ -248,7 +248,7 @@ print(times[True], times[False])
 
 
 def test_tuning_compiles_no_kernel_again(tmp_path):
-    """What is timed is what the compile processes made, found in Triton's cache; torch 2.13 sees to it itself."""
+    """Tuning reuses the kernels of the compile processes; torch 2.13 ensures this itself."""
     places = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     without = ("TRITON_PTXAS_PATH", "TORCHINDUCTOR_COMPILE_THREADS", "TRITON_INTERPRET")
     env = {name: value for name, value in os.environ.items() if name not in without} | places
@@ -258,7 +258,7 @@ def test_tuning_compiles_no_kernel_again(tmp_path):
 
 
 def test_fast_compile_is_faster_than_default(evidence):
-    """Its first result, forward and backward, comes sooner than default's."""
+    """The first result, forward and backward, is available sooner than default's."""
     ratio = compile_ratio("tmpl-inductor:fast_compile")
     seconds = compile_seconds(("tmpl-inductor:default", "tmpl-inductor:fast_compile"))
     evidence("fast_compile", "encoder, forward and backward", acts=ratio > 1, ratio=ratio, seconds=seconds)
@@ -266,7 +266,7 @@ def test_fast_compile_is_faster_than_default(evidence):
 
 
 def test_debug_writes_files_and_stops_at_nan(tmp_path, monkeypatch):
-    """Each graph's code is written below the debug directory, and a NaN raises where it first appears."""
+    """Each graph's code is written to the debug directory, and a NaN raises where it first appears."""
     import torch._dynamo.config as dynamo_config
 
     monkeypatch.chdir(tmp_path)
@@ -280,12 +280,12 @@ def test_debug_writes_files_and_stops_at_nan(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("template", list(BUILT_IN))
 def test_verdict_is_what_is_seen(template):
-    """Doctor's word for a template is what its own case shows: it acts where it "works", else it does not."""
+    """Doctor's verdict "works" agrees with whether the template has an effect on its own case."""
     found = verdict(make_backend(f"tmpl-inductor:{template}"))
     assert (found.word == "works") == acts_here(template), found
 
 
 def test_every_template_has_an_effect():
-    """No template is without a proof, and no case without a template."""
+    """Every template has a case, and every case a template."""
     assert {*EFFECTS, "fast_compile"} == set(BUILT_IN)
     assert {e.acting for e in EFFECTS.values()} | {e.idle for e in EFFECTS.values()} <= {*CASES, ""}

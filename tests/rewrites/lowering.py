@@ -1,4 +1,4 @@
-"""Graphs as Inductor lowers them, rewritten and run in eager: no C++ compiler, so that many can be tried."""
+"""Graphs as Inductor lowers them, rewritten and run in eager without a C++ compiler, which is fast."""
 
 from collections import Counter
 
@@ -8,11 +8,11 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 
 from backend_kwargs.compilers.inductor.rewrites.apply import rewrite_graph
-from backend_kwargs.rewrites import find_rewrite
+from backend_kwargs.rewrites import find_rewrite, resolved
 
 
 class Rewriting:
-    """A function that is compiled as Inductor would, rewritten, and then run in eager; `counts` are the matches."""
+    """A function that is lowered as by Inductor, rewritten, and run in eager; `counts` are the matches."""
 
     def __init__(self, fn, *names):
         self.names = names
@@ -36,15 +36,41 @@ class Rewriting:
         return make_boxed_func(gm.forward)
 
     def operators(self):
-        """Return the names of the operators of rewrites, in the order of the graph."""
+        """Return the names of the rewrites' operators, in the graph's order."""
         known = {operator for name in self.names for operator in find_rewrite(name).operators}
         targets = [node.target for gm in self.graphs for node in gm.graph.nodes if node.op == "call_function"]
         names = [target.name().removesuffix(".default") for target in targets if hasattr(target, "name")]
         return [name.removeprefix("backend_kwargs::") for name in names if name in known]
 
 
+class Changed(Rewriting):
+    """A function whose dynamo graph is changed, lowered, and run in eager."""
+
+    def _compile(self, gm, example_inputs):
+        for name in self.names:
+            change = resolved(find_rewrite(name).traced)(gm, example_inputs)
+            self.counts[name] += change.count if change else 0
+            gm = change.gm if change else gm
+        return super()._compile(gm, example_inputs)
+
+    def _lower(self, gm, example_inputs, **kwargs):
+        names, self.names = self.names, ()
+        try:
+            return super()._lower(gm, example_inputs, **kwargs)
+        finally:
+            self.names = names
+
+
+def gradients(fn, args):
+    """Return a scalar function's result, and the gradients of its arguments."""
+    args = [arg.detach().requires_grad_() if arg.is_floating_point() else arg for arg in args]
+    loss = fn(*args)
+    loss.backward()
+    return [loss.detach(), *(arg.grad for arg in args if arg.is_floating_point())]
+
+
 def matched(fn, args, *names):
-    """Return how often rewrites match in inference, once what they give agrees with float64."""
+    """Return the number of matches in inference, after checking the results against float64."""
     rewriting = Rewriting(fn, *names)
     with torch.no_grad():
         agrees(rewriting(*args), fn, args)
@@ -52,7 +78,7 @@ def matched(fn, args, *names):
 
 
 def agrees(got, fn, args):
-    """Raise unless `got` is what float64 gives, up to the rounding of its own dtype, in the strides that eager has."""
+    """Raise unless `got` equals float64's result up to the rounding of its dtype, with eager's strides."""
     plain = fn(*args)
     want = _exact(fn)(*(_wide(arg) for arg in args))
     for one, exact, eager in zip(_flat(got), _flat(want), _flat(plain), strict=True):

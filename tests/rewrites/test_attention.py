@@ -1,10 +1,11 @@
-"""Attention that is spelt out as one call: what matches, what must not, and that it computes the same."""
+"""Written-out attention as one call: what matches, what must not match, and the results."""
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lowering import Rewriting, agrees, matched
+from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -60,18 +61,51 @@ def factors(dtype=torch.float32, strided=False, bias="relative"):
     seed=st.integers(0, 9),
 )
 def test_computes_the_same(dtype, scores, bias, heads_last, strided, seed):
-    """However it is spelt, one call gives what float64 gives up to rounding: this one's or, of some, Inductor's own."""
+    """Every form becomes one call, by this rewrite or by Inductor, with float64's result up to rounding."""
     torch.manual_seed(seed)
     args = factors(dtype, strided, bias)
     rewriting = Rewriting(fn := attention(SCORES[scores], heads_last=heads_last), "attention")
+    counters.clear()
+    with torch.no_grad():
+        agrees(rewriting(*args), fn, args)
+    assert rewriting.counts["attention"] + counters["inductor"]["fuse_attention"] == 1
+
+
+def windows(images, masks=4, mask_of_image=1):
+    """Return what attends in windows, with a bias of positions and masks of each image's windows, as Swin has it."""
+    table, mask = torch.randn(3, 5, 5), torch.randn(mask_of_image, masks, 1, 5, 5).mul(9).round()
+
+    def call(q, k, v, scale=0.3):
+        scores = (q * scale) @ k.transpose(-2, -1) + table.to(q.dtype).unsqueeze(0)
+        scores = scores.view(-1, masks, 3, 5, 5) + mask.to(q.dtype)
+        weights = scores.view(-1, 3, 5, 5).softmax(-1)
+        return (weights @ v).transpose(1, 2).reshape(q.shape[0], 5, -1)
+
+    return call, tuple(torch.randn(images * masks, 3, 5, 16) for _ in range(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("images", [1, 3])
+def test_shifted_windows(images, dtype):
+    """Masks that repeat for each image are passed on as they are, joined with the bias."""
+    fn, args = windows(images)
+    args = tuple(arg.to(dtype) for arg in args)
+    rewriting = Rewriting(fn, "attention")
     with torch.no_grad():
         agrees(rewriting(*args), fn, args)
     (gm,) = rewriting.graphs
-    assert rewriting.counts["attention"] == 1 or "scaled_dot_product" in gm.code
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.backend_kwargs.attention.default)
+    assert node.args[3].meta["val"].shape == (4, 3, 5, 5)
+
+
+def test_masks_of_each_image_stay():
+    """Masks that differ from image to image do not repeat."""
+    fn, args = windows(2, mask_of_image=2)
+    assert matched(fn, args, "attention") == 0
 
 
 def test_heads_merged():
-    """Attention of three dimensions matches as well."""
+    """Attention with three dimensions matches."""
     q, k, v = (torch.randn(6, 5, 8) for _ in range(3))
     b = torch.randn(6, 5, 5)
     fn = lambda q, k, v, b: torch.bmm(torch.softmax(torch.bmm(q, k.transpose(1, 2)) + b, 2), v)  # noqa: E731
@@ -80,7 +114,7 @@ def test_heads_merged():
 
 @pytest.mark.parametrize("value", [float("-inf"), -1e30, 1e4], ids=str)
 def test_masks(value):
-    """A bias that masks keys out does so."""
+    """A bias of -inf masks its keys."""
     *qkv, b = factors(bias="keys")
     b[..., 2] = value
     assert matched(attention(SCORES["scaled"]), (*qkv, b), "attention") == 1
@@ -104,7 +138,7 @@ NEAR = {
 
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
 def test_near_miss(fn):
-    """What is only alike stays as it is."""
+    """Similar graphs stay unchanged."""
     rewriting = Rewriting(fn, "attention")
     args = factors()
     with torch.no_grad():
@@ -114,7 +148,7 @@ def test_near_miss(fn):
 
 
 def test_training_keeps_weights():
-    """A backward pass needs the weights, so there nothing matches and gradients are eager's."""
+    """In training nothing matches, since the backward pass needs the weights, and gradients equal eager's."""
     args = [each.requires_grad_() for each in factors()]
     fn = attention(SCORES["scaled"])
     rewriting = Rewriting(fn, "attention")
@@ -128,7 +162,7 @@ def test_training_keeps_weights():
 
 
 def test_cudnn_keeps_the_layout():
-    """A result whose heads do not lie beside their widths stays with its kernel: cuDNN's would have other strides."""
+    """A result in another layout than [batch, queries, heads, width] keeps its kernel, since strides would change."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     with FakeTensorMode():
         qkv = [torch.empty(2, 4, 128, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
@@ -137,9 +171,83 @@ def test_cudnn_keeps_the_layout():
     assert rewrite_graph(traced.graph, "cudnn_attention") == 0
 
 
+def with_bias(by, keys, bias, grad=False):
+    """Return a graph of a library's attention in 8 windows with a bias, traced without a GPU."""
+    aten = torch.ops.aten
+    calls = {
+        "efficient": lambda q, k, v, b: aten._scaled_dot_product_efficient_attention(q, k, v, b, grad, scale=0.2),
+        "cudnn": lambda q, k, v, b: aten._scaled_dot_product_cudnn_attention(q, k, v, b, grad, scale=0.2),
+    }
+    like = {"dtype": torch.bfloat16, "device": "cuda"}
+    with FakeTensorMode():
+        qkv = [torch.empty(8, keys, 4, 32, **like).transpose(1, 2) for _ in range(3)]
+        given = [torch.empty(4, keys, keys, **like), torch.empty(4, keys, keys, **like)]
+        gm = make_fx(lambda *args: calls[by](*args[:3], bias(*args[3:]))[: 1 + grad])(*qkv, *given)
+    gm.graph.eliminate_dead_code()
+    return gm
+
+
+def repeated(table, mask):
+    """Return a bias with masks that repeat, as timm has it for scaled_dot_product_attention."""
+    keys = table.shape[-1]
+    masks = mask.view(1, 4, 1, keys, keys).expand(2, -1, 4, -1, -1)
+    return table.unsqueeze(0) + masks.reshape(-1, 4, keys, keys)
+
+
+def pad(graph):
+    """Pad the bias and cut it again, as torch does for the memory-efficient kernel."""
+    aten = torch.ops.aten
+    (node,) = graph.find_nodes(op="call_function", target=aten._scaled_dot_product_efficient_attention.default)
+    bias = node.args[3]
+    value = bias.meta["val"]
+    with graph.inserting_before(node), value.fake_mode:
+        padded = graph.call_function(aten.constant_pad_nd.default, (bias, [0, 15], 0.0))
+        wide = padded.meta["val"] = torch.empty(*value.shape[:3], 64, dtype=value.dtype, device=value.device)
+        cut = graph.call_function(aten.slice.Tensor, (padded, -1, 0, 49))
+        cut.meta["val"] = torch.empty_strided(value.shape, wide.stride(), dtype=value.dtype, device=value.device)
+    node.update_arg(3, cut)
+
+
+FEW = {
+    "one of all": ("cudnn", lambda table, mask: table.expand(8, 4, *table.shape[1:]), (8, 4, 49, 49)),
+    "one that repeats": ("cudnn", repeated, (4, 4, 49, 49)),
+    "one that was padded": ("efficient", repeated, (4, 4, 49, 49)),
+}
+
+
+@pytest.mark.parametrize(("by", "bias", "wanted"), FEW.values(), ids=FEW)
+def test_a_library_over_few_keys(by, bias, wanted):
+    """Our kernel takes a library's place where there is a bias over few keys; what repeats is not written out."""
+    gm = with_bias(by, 49, bias)
+    if by == "efficient":
+        pad(gm.graph)
+    (before,) = gm.graph.output_node().all_input_nodes
+    was = before.meta["val"]
+    assert rewrite_graph(gm.graph, "attention") == 1
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.backend_kwargs.attention.default)
+    assert node.args[3].meta["val"].shape == wanted
+    assert node.args[4] == 0.2
+    (after,) = gm.graph.output_node().all_input_nodes
+    assert (after.meta["val"].shape, after.meta["val"].stride()) == (was.shape, was.stride())
+    assert not gm.graph.find_nodes(op="call_function", target=torch.ops.aten.constant_pad_nd.default)
+
+
+STAYS = {
+    "many keys": (300, False, repeated),
+    "training": (49, True, repeated),
+    "no bias": (49, False, lambda *args: None),
+}
+
+
+@pytest.mark.parametrize(("keys", "grad", "bias"), STAYS.values(), ids=STAYS)
+def test_a_library_stays(keys, grad, bias):
+    """Over many keys, without a bias and where a backward pass follows the library's kernel stays."""
+    assert rewrite_graph(with_bias("efficient", keys, bias, grad).graph, "attention") == 0
+
+
 @pytest.mark.parametrize("by", ["flash", "efficient"])
 def test_cudnn_in_place_of_others(by):
-    """In a graph for a GPU, traced without one, cuDNN's kernel takes another's place where the result alone is used."""
+    """In a graph traced for a GPU, cuDNN's kernel replaces another one if only the first result is used."""
     aten = torch.ops.aten
     calls = {
         "flash": lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=0.2),

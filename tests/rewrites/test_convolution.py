@@ -1,4 +1,4 @@
-"""Convolution, norm, residual and ReLU as one call: what matches, what must not, and that it computes the same."""
+"""Convolution, norm, residual and ReLU as one call: what matches, what must not match, and the results."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(H
 
 
 class Block(nn.Module):
-    """Convolution, norm or none, residual or none, ReLU."""
+    """A convolution, an optional norm, an optional residual, and ReLU."""
 
     def __init__(self, *, norm="batch", residual="", inplace=False, affine=True, **conv):
         super().__init__()
@@ -70,7 +70,7 @@ def image(*sizes, dtype=torch.float32, last=True):
     seed=st.integers(0, 9),
 )
 def test_computes_the_same(dtype, norm, residual, groups, kernel, stride, dilation, bias, inplace, affine, last, seed):
-    """Whatever the convolution is like, one call gives what float64 gives, up to rounding."""
+    """Every kind of convolution becomes one call, with float64's result up to rounding."""
     torch.manual_seed(seed)
     model = block(
         dtype, norm=norm, residual=residual, groups=groups, kernel_size=kernel, stride=stride, dilation=dilation,
@@ -84,7 +84,7 @@ def test_computes_the_same(dtype, norm, residual, groups, kernel, stride, dilati
 
 @pytest.mark.parametrize("value", [0.0, float("inf"), float("-inf"), 1e-40], ids=str)
 def test_values_at_the_edges(value):
-    """Infinities, zero and a denormal come through as in eager."""
+    """Infinities, zero and a denormal give eager's results."""
     model = block(norm="")
     x = image(1, 4, 5, 5)
     x[0, 0, 2, 2] = value
@@ -95,7 +95,7 @@ def test_values_at_the_edges(value):
 
 
 def test_nan():
-    """Where eager gives nan, the library's ReLU gives nan or 0, as its page says; all else is eager's."""
+    """Where eager gives nan, the library's ReLU gives nan or 0, as documented; all other values equal eager's."""
     model, x = block(norm=""), image(1, 4, 5, 5)
     x[0, 0, 2, 2] = float("nan")
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_nan():
 
 
 def test_updated_weights_show():
-    """A norm is folded at each call, so that weights and statistics that change show."""
+    """A norm is folded at each call, so changes of weights and statistics take effect."""
     model, x = block(), image(2, 4, 6, 6)
     rewriting = Rewriting(model, "convolution")
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_updated_weights_show():
 
 
 def test_two_branches():
-    """Where a norm ends both branches of a sum, both are folded."""
+    """If both branches of a sum end in a norm, both are folded."""
     one, other = block(), block()
     x = image(2, 4, 6, 6)
     both = Rewriting(lambda x: F.relu(one.norm(one.conv(x)) + other.norm(other.conv(x))), "convolution")
@@ -157,7 +157,7 @@ NEAR = {
 
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
 def test_near_miss(fn):
-    """What is only alike stays as it is."""
+    """Similar graphs stay unchanged."""
     rewriting = Rewriting(fn, "convolution")
     x = image(2, 4, 6, 6)
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_near_miss(fn):
 
 
 def test_the_result_has_other_users():
-    """Others may use what the ReLU gives, also a view of it that is written to."""
+    """The ReLU's result may have other users, also a view that is written to."""
 
     def fn(x):
         y = F.relu(CONV(x))
@@ -183,7 +183,7 @@ def test_the_result_has_other_users():
 
 
 def test_an_aliased_residual():
-    """A residual that is the input itself, changed in place before, is what it was then."""
+    """A residual that is the input itself, changed in place before, has its value of that time."""
 
     def fn(x):
         x = x.clone()
@@ -200,7 +200,7 @@ def test_an_aliased_residual():
 
 @pytest.mark.parametrize("norm", ["", "batch"])
 def test_training(norm):
-    """In training the backward pass gets what it needs: gradients are eager's."""
+    """In training the backward pass has what it needs, and gradients equal eager's."""
     model = block(norm=norm)
     x = image(2, 4, 6, 6).requires_grad_()
     rewriting = Rewriting(model, "convolution")
@@ -214,7 +214,7 @@ def test_training(norm):
 
 
 def test_dynamic_sizes():
-    """A graph of symbolic sizes matches as well, and serves other sizes."""
+    """A graph with symbolic sizes matches, and serves other sizes."""
     model = block(residual="right")
     rewriting = Rewriting(model, "convolution")
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""Linear and an activation as one call: what matches, what must not, and that it computes the same."""
+"""Linear with an activation as one call: what matches, what must not match, and the results."""
+
+import math
 
 import pytest
 import torch
@@ -27,7 +29,22 @@ def tanh_gelu(x):
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS = {"ReLU": F.relu, "ReLU in place": F.relu_, "tanh-GELU": tanh_gelu, "module": nn.GELU(approximate="tanh")}
+def by_power(x):
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def by_products(x):
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+ACTIVATIONS = {
+    "ReLU": F.relu,
+    "ReLU in place": F.relu_,
+    "tanh-GELU": tanh_gelu,
+    "module": nn.GELU(approximate="tanh"),
+    "by a power": by_power,
+    "by products": by_products,
+}
 
 
 @SETTINGS
@@ -42,9 +59,9 @@ ACTIVATIONS = {"ReLU": F.relu, "ReLU in place": F.relu_, "tanh-GELU": tanh_gelu,
     seed=st.integers(0, 9),
 )
 def test_computes_the_same(dtype, act, sizes, width, inner, cut, scale, seed):
-    """Whatever the sizes and strides, one call gives what float64 gives, up to rounding.
+    """Whatever the sizes and strides, one call gives float64's result up to rounding.
 
-    Of rows that are apart and of several dimensions torch makes another product, with the bias added after: that stays.
+    For non-contiguous rows with several dimensions torch uses another product and adds the bias later: this stays.
     """
     torch.manual_seed(seed)
     model = Feed(width, inner, ACTIVATIONS[act]).to(dtype).eval()
@@ -53,7 +70,7 @@ def test_computes_the_same(dtype, act, sizes, width, inner, cut, scale, seed):
 
 
 def test_exact_gelu_by_consent():
-    """Exact GELU is another function: it stays unless the user consents, and then differs by little."""
+    """Exact GELU stays unless the user names the rewrite, and then differs slightly."""
     model, x = Feed(8, 8, F.gelu), torch.randn(4, 8)
     left, taken = Rewriting(model, "linear_activation"), Rewriting(model, "approximate_gelu")
     with torch.no_grad():
@@ -84,7 +101,7 @@ NEAR = {
 
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
 def test_near_miss(fn):
-    """What is only alike stays as it is."""
+    """Similar graphs stay unchanged."""
     rewriting = Rewriting(fn, "linear_activation")
     x = torch.randn(6, 6)
     with torch.no_grad():
@@ -94,7 +111,7 @@ def test_near_miss(fn):
 
 
 def test_half_stays_on_a_cpu():
-    """oneDNN has no fused linear layer in float16 on every CPU, so there it stays."""
+    """On a CPU float16 stays unchanged, since oneDNN does not fuse it on every CPU."""
     rewriting = Rewriting(Feed(8, 8, F.relu).half(), "linear_activation")
     with torch.no_grad():
         rewriting(torch.randn(4, 8).half())
@@ -102,7 +119,7 @@ def test_half_stays_on_a_cpu():
 
 
 def test_training():
-    """In training gradients are eager's: where the backward pass needs the product, it stays."""
+    """In training gradients equal eager's: a product that the backward pass needs stays."""
     for act, count in ((F.relu, 1), (tanh_gelu, 0)):
         model, x = Feed(8, 8, act), torch.randn(4, 8, requires_grad=True)
         rewriting = Rewriting(model, "linear_activation")
@@ -116,7 +133,7 @@ def test_training():
 
 
 def test_dynamic_sizes():
-    """A graph of symbolic sizes matches as well, also where the product is brought to other sizes."""
+    """A graph with symbolic sizes matches, also with a reshaped product."""
     model = Feed(8, 12, tanh_gelu)
     rewriting = Rewriting(model, "linear_activation")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Linear layers that share an input as one product: changes of weights that show, refusals, and what it costs."""
+"""Linear layers that share an input as one product: changes of weights, refusals, and cost."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from backend_kwargs.compilers.inductor.rewrites.packed import Pack
 
 
 class Heads(nn.Module):
-    """Three linear layers of one input."""
+    """Three linear layers with one input."""
 
     def __init__(self, bias=True, dtype=torch.float32):
         super().__init__()
@@ -40,7 +40,7 @@ def count(compiled):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias"])
 def test_computes_the_same(bias, dtype):
-    """One product gives what three give, in their strides."""
+    """One product gives the results of three, with their strides."""
     model, x = Heads(bias, dtype), torch.randn(2, 3, 8, dtype=dtype)
     compiled = packing(model)
     same(compiled, model, x)
@@ -48,7 +48,7 @@ def test_computes_the_same(bias, dtype):
 
 
 def test_changes_of_weights_show():
-    """Weights written in place, replaced, or given other memory are packed again."""
+    """Weights that are written in place, replaced, or given other memory are packed again."""
     model, x = Heads(), torch.randn(5, 8)
     compiled = packing(model)
     same(compiled, model, x)
@@ -70,7 +70,7 @@ def test_changes_of_weights_show():
 
 
 def test_writes_through_data_are_unseen():
-    """As the docs say: `.data` counts no version, so its writes show only with the next change that is seen."""
+    """Writes through `.data` do not change the version, so they show only after the next change that does."""
     model, x = Heads(), torch.randn(5, 8)
     compiled = packing(model)
     same(compiled, model, x)
@@ -83,7 +83,7 @@ def test_writes_through_data_are_unseen():
 
 
 def test_two_modules_of_one_code():
-    """Another module that shares the compiled code gets its own numbers, and the first its own again."""
+    """Two modules that share compiled code each get their own results."""
     one, other, x = Heads(), Heads(), torch.randn(5, 8)
     fn = lambda model, x: model(x)  # noqa: E731
     compiled = packing(fn)
@@ -117,14 +117,14 @@ NEAR = {
 
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
 def test_near_miss(fn):
-    """What must not be packed is not."""
+    """Layers that must not be packed are not packed."""
     compiled, x = packing(fn), torch.randn(5, 8)
     same(compiled, fn, x)
     assert count(compiled) == 0
 
 
 def test_not_while_gradients_are_recorded():
-    """In training nothing is packed, and gradients are eager's."""
+    """In training nothing is packed, and gradients equal eager's."""
     model, x = Heads(), torch.randn(5, 8)
     compiled = packing(model)
     sum(each.sum() for each in compiled(x)).backward()
@@ -136,7 +136,7 @@ def test_not_while_gradients_are_recorded():
 
 
 def test_inference_tensors_are_refused():
-    """Inference tensors have no version by which a change would show."""
+    """Inference tensors, which have no version counter, are not packed."""
     with torch.inference_mode():
         model = Heads()
         compiled, x = packing(model), torch.randn(5, 8)
@@ -145,7 +145,7 @@ def test_inference_tensors_are_refused():
 
 
 def test_dynamic_sizes():
-    """Rows may vary."""
+    """The number of rows may vary."""
     model = Heads()
     compiled = packing(model)
     for rows in (3, 5, 7):

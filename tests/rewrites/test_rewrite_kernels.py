@@ -1,4 +1,4 @@
-"""The Triton kernels, by Triton's interpreter on a CPU, in a process of its own: the variable is read at import."""
+"""The Triton kernels in Triton's interpreter on a CPU, in a separate process: the variable is read at import."""
 
 import os
 import subprocess
@@ -36,18 +36,57 @@ for batch, heads, rows, keys, width, of_v in ((2, 3, 49, 49, 32, 32), (1, 2, 5, 
     k, v = torch.randn(batch, heads, keys, width), torch.randn(batch, heads, keys, of_v)
     masked = torch.randn(batch, 1, 1, keys)
     masked[..., 1] = -float("inf")
-    for bias in (None, torch.randn(heads, rows, keys), masked, torch.randn(rows, keys)):
+    repeats = torch.randn(batch, heads, rows, keys)
+    q, k, v = (torch.cat((each, -each)) for each in (q, k, v))
+    for bias in (None, torch.randn(heads, rows, keys), torch.cat((masked, masked)), torch.randn(rows, keys), repeats):
         got = attention_over_few_keys(q, k, v, bias, 0.3)
-        whole = None if bias is None else bias.expand(batch, heads, rows, keys)
+        whole = bias
+        if bias is not None:
+            whole = torch.cat((bias, bias)) if bias is repeats else bias.expand(2 * batch, heads, rows, keys)
         want = F.scaled_dot_product_attention(q, k, v, attn_mask=whole, scale=0.3).transpose(1, 2)
         assert got.is_contiguous()
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 """
+LAYER_NORM = """
+import torch
+from backend_kwargs.compilers.inductor.rewrites.layer_norm import _gradients, _layer_norm
+from backend_kwargs.compilers.inductor.rewrites.row_kernels import gradients_of_layer_norm
+
+for shape in ((5, 33), (2, 3, 64), (9, 700), (3, 5000)):
+    x, grad = torch.randn(shape) + 2, torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
+    weight, bias = torch.randn(2, shape[-1])
+    _, mean, rstd = _layer_norm(x, weight, bias, 1e-5)
+    got, want = (fn(grad, x, mean, rstd, weight) for fn in (gradients_of_layer_norm, _gradients))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert got[0].is_contiguous()
+"""
+ROTARY = """
+import torch
+from backend_kwargs.compilers.inductor.rewrites.rotary import _rotary
+from backend_kwargs.compilers.inductor.rewrites.row_kernels import turn
+
+for half in (8, 20):
+    wide = torch.randn(2, 7, 3, 2 * half + 4)
+    for x in (wide[..., 4:], wide[..., : 2 * half].transpose(1, 2).contiguous().transpose(1, 2), wide[:, :1, :, 4:]):
+        for heads_inside in (False, True):
+            y = x.transpose(1, 2) if heads_inside else x
+            sizes = (y.shape[2],), (2, 1, y.shape[2]), (y.shape[1], 1)
+            for size in sizes:
+                for width in (half, 2 * half):
+                    cos, sin = torch.randn(2, *size, width)
+                    for contiguous in (False, True):
+                        for back in (False, True):
+                            want = _rotary(y, cos, sin, contiguous, back)
+                            got = turn(y, cos, sin, torch.empty_like(want), back=back)
+                            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+                            assert got.stride() == want.stride()
+"""
+CODES = {"losses": LOSSES, "attention": ATTENTION, "layer norm": LAYER_NORM, "rotary": ROTARY}
 
 
-@pytest.mark.parametrize("code", [LOSSES, ATTENTION], ids=["losses", "attention"])
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 def test_kernel(code):
-    """Each kernel gives what ATen gives, for sizes that fill no tile."""
+    """Each kernel gives ATen's results, for sizes that do not fill a tile."""
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -1,4 +1,4 @@
-"""Rewrites as values: their names, the option, other people's, and what a compile with them leaves behind."""
+"""Rewrites as values: names, the option, plug-ins, and the state after a compile."""
 
 import dataclasses
 
@@ -76,7 +76,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
 def test_wrong_options(options, message):
-    """A wrong name, type or need is an error at once, which says what to do."""
+    """A wrong name, type or requirement raises at once, with the next step."""
     if "strict" in options and torch.cuda.is_available():
         pytest.skip("a GPU is visible")
     with pytest.raises(BackendKwargsError) as e:
@@ -85,7 +85,7 @@ def test_wrong_options(options, message):
 
 
 def test_a_rewrite_has_one_function():
-    """Both functions or none is an error."""
+    """A rewrite with both functions, or none, raises."""
     for given in ({}, {"patterns": "a:b", "traced": "a:b"}):
         with pytest.raises(BackendKwargsError) as e:
             Rewrite("nothing", **given)
@@ -93,7 +93,7 @@ def test_a_rewrite_has_one_function():
 
 
 def test_every_built_in_resolves():
-    """Each built-in rewrite names a function that is there, and operators that are defined."""
+    """Each built-in rewrite names an existing function and defined operators."""
     for rewrite in rewrites.BUILT_IN.values():
         assert callable(rewrites.resolved(rewrite.patterns or rewrite.traced))
         for name in rewrite.operators:
@@ -102,7 +102,7 @@ def test_every_built_in_resolves():
 
 
 def test_an_inert_rewrite_warns_once():
-    """On a CPU build what needs a GPU warns, once, and the graph stays as it is."""
+    """On a CPU a rewrite that needs a GPU warns once, and the graph stays unchanged."""
     if torch.cuda.is_available():
         pytest.skip("a GPU is visible")
     message = "Rewrite 'cudnn_attention' cannot act fully here: no CUDA GPU is visible; graphs stay as they are."
@@ -114,7 +114,7 @@ def test_an_inert_rewrite_warns_once():
 
 
 def test_text_and_toml(tmp_path):
-    """An environment's JSON and a TOML file name rewrites as a list; a file may, since names are data."""
+    """Rewrites can be named as a list in the environment's JSON and in TOML files, since names are data."""
     path = tmp_path / "templates.toml"
     path.write_text('[templates.fused]\noptions = {rewrites = ["convolution"]}\n')
     try:
@@ -128,7 +128,7 @@ def test_text_and_toml(tmp_path):
 
 
 def test_of_no_use_in_a_plain_dict():
-    """Plain Inductor knows nothing of them, and says so."""
+    """A plain dict of Inductor's options cannot contain rewrites, and the error says so."""
     with pytest.raises(BackendKwargsError) as e:
         make_backend("tmpl-inductor", rewrites=("convolution",)).inductor_config()
     assert str(e.value).startswith("Option 'rewrites' does not work in a plain dict: it is an option of backend_kwargs")
@@ -148,7 +148,7 @@ def doubled_to_sum(passes):
 
 
 def test_somebody_elses():
-    """A registered rewrite is one like the built-in ones; the same again is fine, another under its name is not."""
+    """A registered rewrite works like a built-in one; the same one may be registered again, another one raises."""
     theirs = Rewrite("x * 2 as x + x", patterns=doubled_to_sum)
     register_rewrite("doubled", theirs)
     register_rewrite("doubled", theirs)
@@ -165,7 +165,7 @@ def test_somebody_elses():
 
 
 def test_entry_point(install):
-    """A rewrite of an installed package is found by name, loaded when it is named, and raced only then."""
+    """A rewrite of an installed package is found by name, and loaded and raced only if it is named."""
     source = "from backend_kwargs import Rewrite\nmine = Rewrite('mine', patterns='somewhere:function')\nbroken = 1\n"
     install("their_rewrites", source, "backend_kwargs.rewrites", mine="mine", broken="broken")
     assert make_backend("tmpl-inductor", rewrites=("mine",)).options["rewrites"] == ("mine",)
@@ -178,7 +178,7 @@ def test_entry_point(install):
 
 
 class Counting(CustomGraphPass):
-    """A pass of the user's, which counts its calls."""
+    """A user's pass that counts its calls."""
 
     def __init__(self, identity):
         self.calls = 0
@@ -193,7 +193,7 @@ class Counting(CustomGraphPass):
 
 @pytest.mark.parametrize("place", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
 def test_the_users_own_pass_still_runs(place):
-    """A pass that the user has set runs beside rewrites, from an option or from Inductor's configuration."""
+    """The user's pass, from an option or from Inductor's configuration, runs as well as the rewrites."""
     own = Counting("mine")
     x = torch.randn(2, 8)
     with fresh_cache():
@@ -206,7 +206,7 @@ def test_the_users_own_pass_still_runs(place):
 
 
 def test_uuid():
-    """The pass's identity tells names and the user's passes apart; a pass without one has none, and is not cached."""
+    """The pass's uuid depends on names and the user's passes; without a user's uuid there is none, and no cache."""
     uuids = [
         RewritePass(names, users).uuid()
         for names in (["convolution"], ["linear_activation"], ["convolution", "linear_activation"])
@@ -218,13 +218,13 @@ def test_uuid():
 
 
 def test_without_lowered_rewrites_nothing_is_patched():
-    """What acts on dynamo's graphs alone adds no pass of Inductor's."""
+    """Rewrites of dynamo's graph alone add no Inductor pass."""
     assert with_rewrites({"max_autotune": True}, ("packed",)) == {"max_autotune": True}
 
 
 @pytest.mark.parametrize("first", ["plain", "rewritten"])
 def test_caches_tell_graphs_apart(first):
-    """With warm caches each compile gets its own code, and finds it again."""
+    """With warm caches each compile finds its own code."""
     x = torch.randn(2, 8)
     ways = {"plain": {}, "rewritten": {"rewrites": ("linear_activation",)}}
     order = [first, *(way for way in ways if way != first)]
@@ -239,7 +239,7 @@ def test_caches_tell_graphs_apart(first):
 
 
 def test_an_operator_without_a_kernel():
-    """Where a library raises, the composite operator runs, from then on at once; wrong arguments still raise."""
+    """If a library raises, the composite kernel runs, later without another attempt; wrong arguments still raise."""
     calls = []
 
     def kernel(x):
@@ -260,7 +260,7 @@ def test_an_operator_without_a_kernel():
 
 
 def test_the_configuration_stays_as_it_was():
-    """Compiling with rewrites changes no option of Inductor's for others."""
+    """Compiling with rewrites does not change Inductor's options for others."""
     before = config.post_grad_custom_pre_pass
     called(feed(), torch.randn(2, 8), rewrites=("linear_activation", "convolution"))
     assert config.post_grad_custom_pre_pass is before
@@ -268,7 +268,7 @@ def test_the_configuration_stays_as_it_was():
 
 @pytest.mark.parametrize("options", [{"cpp_wrapper": True}, {"freezing": True}], ids=str)
 def test_beside_other_options(options):
-    """Rewrites go with a C++ wrapper and with freezing."""
+    """Rewrites can be combined with a C++ wrapper and with freezing."""
     model, x = feed(), torch.randn(2, 8)
     compiled = called(model, x, rewrites=("linear_activation",), **options)
     with torch.no_grad():
@@ -276,7 +276,7 @@ def test_beside_other_options(options):
 
 
 def test_graph_breaks():
-    """Each graph of a function that breaks is rewritten."""
+    """Every graph of a function with a graph break is rewritten."""
     one, other = feed(), feed()
 
     def fn(x):

@@ -1,4 +1,4 @@
-"""Run where apache-tvm is: `pip install "backend-kwargs[tvm]"`. Without it each of these tests is skipped by name.
+"""Tests that need apache-tvm: `pip install "backend-kwargs[tvm]"`. Without it each of them is skipped by name.
 
 The folder is not called tvm: pytest puts tests/ on the path, and `import tvm` would find it.
 """
@@ -32,7 +32,7 @@ def _seeded(fresh_dynamo: None) -> None:
 
 @dataclass
 class Compiled:
-    """What `torch.compile` made under tmpl-tvm, and a summary of each graph of it."""
+    """A callable compiled under tmpl-tvm, with a summary of each of its graphs."""
 
     call: Callable[..., Any]
     summaries: list[Any] = field(default_factory=list)
@@ -42,23 +42,23 @@ class Compiled:
 
     @property
     def graphs(self) -> list[str]:
-        """Of which graph each part is that TVM runs."""
+        """The graph of each part that TVM runs."""
         return [part.graph for summary in self.summaries for part in summary.partitions]
 
     @property
     def operators(self) -> int:
-        """How many operators TVM runs."""
+        """The number of operators that TVM runs."""
         return sum(part.operators for summary in self.summaries for part in summary.partitions)
 
     @property
     def fallbacks(self) -> dict[str, str]:
-        """What runs in eager, and why."""
+        """The operators that run in eager, with reasons."""
         return {op: reason for summary in self.summaries for op, reason in summary.fallbacks.items()}
 
 
 @pytest.fixture
 def compiled() -> Callable[..., Compiled]:
-    """Return what compiles a callable under tmpl-tvm's options."""
+    """Return a function that compiles a callable under tmpl-tvm with options."""
 
     def compile_with(fn: Any, *, dynamic: bool | None = None, **options: Any) -> Compiled:
         backend = make_backend("tmpl-tvm", **options)

@@ -1,4 +1,4 @@
-"""A function of tensors lowered as one graph, without dynamo, and run."""
+"""A function of tensors, lowered as one graph without dynamo, and run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,18 +15,18 @@ from backend_kwargs.compilers.tvm.lowering import Lowered, lower
 
 
 def traced(function: Callable[..., Any], *args: Any, mode: str = "fake") -> fx.GraphModule:
-    """Return the graph of a function's operators; `mode` "symbolic" has symbols for sizes."""
+    """Return the graph of a function's operators; with `mode` "symbolic" its sizes are symbols."""
     return make_fx(function, decompositions(), tracing_mode=mode)(*args)
 
 
 def node_of(gm: fx.GraphModule, name: str) -> fx.Node:
-    """Return the graph's one call of an operator."""
+    """Return the only call of an operator in the graph."""
     (node,) = (n for n in gm.graph.nodes if n.op == "call_function" and str(n.target) == f"aten.{name}")
     return node
 
 
 def runs(lowered: Lowered, names: list[str]) -> Callable[..., list[torch.Tensor]]:
-    """Return what runs a lowered graph on the arguments of its placeholders, called `names`."""
+    """Return a callable that runs a lowered graph with its placeholders, called `names`, as arguments."""
     executable = relax.build(lowered.mod, Target({"kind": "llvm"}))
     main = relax.VirtualMachine(executable, tvm.cpu())["main"]
 

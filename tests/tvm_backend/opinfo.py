@@ -4,7 +4,7 @@
         [--processes 2] [--out F]
 
 Each sample runs in eager and compiled; outputs, and gradients with --gradients, must be alike. Operators run in
-processes of their own, so that one which kills its process is told and the others go on. --out writes the list.
+separate processes, so one that kills its process is reported and the others continue. --out writes the list.
 """
 
 # ruff: noqa: T201 - a command prints
@@ -41,7 +41,7 @@ LIMIT = 300  # seconds for an operator
 CHUNK = 40  # operators for which one process is started
 # What eager gives is whatever lay in memory, so that nothing can be compared.
 UNINITIALISED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
-# torch takes these apart under any compiler, "aot_eager" say, and rounds uint8 otherwise then: by one at most.
+# torch decomposes these under any compiler, such as "aot_eager", which changes uint8 results by at most one.
 ROUNDED_BY_TORCH = frozenset({"nn.functional.interpolate", "nn.functional.upsample_bilinear"})
 # Which compiler runs the samples, and the distributions that it needs.
 backend_name = ["tvm"]
@@ -71,20 +71,20 @@ def name_of(op: OpInfo) -> str:
 
 
 def operators(names: set[str], dtype: str) -> list[str]:
-    """Return the operators that have samples of a type, of those named by `names`, or of all."""
+    """Return the operators that have samples of a dtype: those in `names`, or all."""
     chosen = [op for op in op_db if not names or {op.name, name_of(op)} & names]
     return [name_of(op) for op in chosen if getattr(torch, dtype) in op.supported_dtypes("cpu")]
 
 
 def examine(name: str, dtype: str, samples: int, gradients: bool = False) -> Verdict:
-    """Run an operator's samples both ways."""
+    """Run an operator's samples in eager and compiled."""
     verdict = Verdict(name, dtype)
     op = next(op for op in op_db if name_of(op) == name)
     wants = gradients and op.supports_autograd
     try:
         for sample in islice(op.sample_inputs("cpu", getattr(torch, dtype), requires_grad=wants), samples):
             verdict.counts[_sample(op, sample, verdict, wants)] += 1
-    except Exception as error:  # noqa: BLE001 - some samples need what is not installed
+    except Exception as error:  # noqa: BLE001 - some samples need packages that are not installed
         verdict.fallbacks["samples"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return verdict
 
@@ -104,7 +104,7 @@ def _sample(op: OpInfo, sample: Any, verdict: Verdict, gradients: bool) -> str:
     torch._dynamo.reset()
     try:
         wanted = outcome(call, sample, gradients)
-    except Exception:  # noqa: BLE001 - samples on which eager fails tell nothing
+    except Exception:  # noqa: BLE001 - samples on which eager fails show nothing
         return "eager fails"
     try:
         given = outcome(torch.compile(call, backend=recorded, dynamic=False), sample, gradients)
@@ -121,7 +121,7 @@ def _sample(op: OpInfo, sample: Any, verdict: Verdict, gradients: bool) -> str:
 
 
 def outcome(call: Any, sample: Any, gradients: bool, wider: torch.dtype | None = None) -> list[Any]:
-    """Return the outputs of a call, then the inputs as it left them, or their gradients."""
+    """Return the outputs of a call, then its inputs afterwards, or their gradients."""
 
     def fresh(x: torch.Tensor) -> torch.Tensor:
         copy = x.detach().clone()
@@ -159,18 +159,18 @@ def compare(given: list[Any], wanted: list[Any], precise: Any) -> None:
 
 
 def distance(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the largest difference; infinite where only one is finite."""
+    """Return the largest difference; infinite if only one is finite."""
     apart = (value.double() - reference.double()).abs()
     same = (value == reference) | (value.isnan() & reference.isnan())
     return float(torch.where(same, 0.0, apart).nan_to_num(nan=torch.inf).max()) if value.numel() else 0.0
 
 
 def work(names: list[str], dtype: str, samples: int | None, gradients: bool) -> None:
-    """Print a line when an operator starts, and its verdict when it is through."""
+    """Print a line when an operator starts, and its verdict at its end."""
     torch.set_num_threads(1)
     for name in names:
         print(json.dumps({"starts": name}), flush=True)
-        signal.alarm(LIMIT)  # unhandled, it ends the process, which TVM's own code would not let Python do
+        signal.alarm(LIMIT)  # unhandled, it ends the process, which TVM's code would prevent in Python
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             verdict = examine(name, dtype, samples or DTYPES.get(dtype, 1), gradients)
@@ -178,7 +178,7 @@ def work(names: list[str], dtype: str, samples: int | None, gradients: bool) -> 
 
 
 def isolated(names: list[str], dtype: str, samples: int | None, gradients: bool) -> Iterator[Verdict]:
-    """Yield verdicts from processes; an operator that kills one is told so, and another takes the rest."""
+    """Yield verdicts from processes; an operator that kills one is reported, and a new process runs the rest."""
     while names:
         command = [sys.executable, __file__, "--work", "--ops", ",".join(names), "--dtypes", dtype]
         command += ["--backend", backend_name[0]]
@@ -198,7 +198,7 @@ def isolated(names: list[str], dtype: str, samples: int | None, gradients: bool)
 
 
 def table(verdicts: list[Verdict]) -> str:
-    """Return the list: by operator and type, how many samples ran in it, and what fell back why."""
+    """Return the list: by operator and dtype, how many samples the compiler ran, and what fell back with the reason."""
     lines = [
         f"| operator | type | {NAMES[backend_name[0]]} | eager | worse | in eager, and why |",
         "|---|---|---|---|---|---|",
@@ -211,13 +211,13 @@ def table(verdicts: list[Verdict]) -> str:
 
 
 def write(path: Path, verdicts: list[Verdict]) -> None:
-    """Write the list of what has been examined."""
+    """Write the list of the results so far."""
     counts = sum((v.counts for v in verdicts), Counter())
     path.write_text(f"{heading()}\n\nSamples: {dict(counts)}.\n\n{table(verdicts)}")
 
 
 def heading() -> str:
-    """Return by what the list was written, and of what."""
+    """Return the heading: the command, and the versions."""
     releases = [f"{name} {version(name)}" for name in ("torch", *RELEASES[backend_name[0]])]
     where = ", ".join([*releases, f"Python {platform.python_version()}"])
     what = f"What {NAMES[backend_name[0]]} ran of torch's OpInfo samples on the CPU"
@@ -252,7 +252,7 @@ def run(options: argparse.Namespace, by_dtype: list[tuple[str, list[str]]]) -> i
     def through(chunk: tuple[str, list[str]]) -> None:
         for verdict in isolated(chunk[1], chunk[0], options.samples, options.gradients):
             verdicts.append(verdict)
-            if options.out and len(verdicts) % CHUNK == 0:  # what a later end by hand leaves
+            if options.out and len(verdicts) % CHUNK == 0:  # the list if the run is ended by hand later
                 write(options.out, verdicts)
             done = f"{len(verdicts)}/{total} {time.monotonic() - began:.0f} s"
             print(f"{done} {verdict.op} {verdict.dtype} {dict(verdict.counts)} {verdict.worse[:1] or ''}", flush=True)

@@ -30,7 +30,7 @@ FOUR = {"kind": "llvm", "num-cores": 4}
 
 
 def module(body, *types):
-    """Return a module whose main takes tensors of these (shape, dtype) and returns body's result."""
+    """Return a module whose main takes tensors of these (shape, dtype) and returns the result of `body`."""
     bb = relax.BlockBuilder()
     params = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, (shape, dtype) in enumerate(types)]
     with bb.function("main", params):
@@ -116,7 +116,7 @@ def test_a_wrong_target_is_one_clear_line(target, message):
     "pipeline", [None, "zero", "default", relax.get_pipeline("zero")], ids=["ours", "zero", "default", "pass"]
 )
 def test_every_pipeline_builds_in_every_mode(pipeline, exec_mode):
-    """Also "zero", which TVM alone cannot build."""
+    """Every pipeline builds, including "zero", which TVM alone cannot build."""
     x = torch.randn(4, 33)
     mod = module(lambda x: relax.op.nn.softmax(relax.op.add(x, x)), f32(4, 33))
     assert_close(run(mod, x, pipeline=pipeline, exec_mode=exec_mode), (x + x).softmax(-1))
@@ -137,7 +137,7 @@ def test_pass_config_reaches_tvm_and_does_not_leak():
 
 
 def test_cuda_graphs_are_for_cuda():
-    """On a CPU, where nothing records launches, the option does nothing."""
+    """On a CPU the option for CUDA graphs has no effect."""
     seen = run(module(relax.op.exp, f32(64)), torch.ones(64), cuda_graph=True)
     torch.testing.assert_close(seen, torch.ones(64).exp())
 
@@ -229,7 +229,7 @@ GRAPHS = st.lists(
 @settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @given(steps=GRAPHS, shape=st.sampled_from([(4, 9), (3, 16), (2, 5, 32), (33, 7)]), outputs=st.integers(1, 3))
 def test_fused_graphs_of_several_outputs_are_right(steps, shape, outputs):
-    """Whatever is fused, inlined, computed at a row or in vectors, every output is eager's."""
+    """Every output equals eager's, however parts are fused, inlined, moved to rows or vectorized."""
 
     def graph(x):
         values = [x]
@@ -245,7 +245,7 @@ def test_fused_graphs_of_several_outputs_are_right(steps, shape, outputs):
 
 
 def test_a_loop_of_several_blocks_is_not_in_vectors(monkeypatch):
-    """What is computed at a row, and not inlined, keeps every element."""
+    """A value that is computed per row and not inlined keeps every element."""
 
     def refused(sch, block):
         raise ValueError
@@ -261,7 +261,7 @@ def test_a_loop_of_several_blocks_is_not_in_vectors(monkeypatch):
 
 
 def test_a_chain_of_choices_stays_small():
-    """Written out at each use in the next, six would be 300 MB, and never compile."""
+    """A chain of six choices is not written out at each use, which would take 300 MB."""
     with Target(ONE):
         mod = tvm.transform.Sequential(LEGALIZE)(lower(traced(chain_of_choices, torch.randn(4, 9))).mod)
     functions = [f for _, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
@@ -275,10 +275,10 @@ def chain_of_choices(x):
 
 
 def test_a_short_symbolic_row_is_summed_right():
-    """Fewer elements than lanes."""
+    """A symbolic row with fewer elements than lanes is summed correctly."""
     n = tvm.tirx.Var("n", "int64")
     mod = module(lambda x: relax.op.sum(x, [-1]), ((3, n), "float32"))
-    assert "_rf" not in loops(mod)  # a lane without elements would hold what memory held
+    assert "_rf" not in loops(mod)  # a lane without elements would contain arbitrary memory
     main = relax.VirtualMachine(build(mod, Settings(), CPU).executable, tvm.cpu())["main"]
     for size in (1, 5, 40):
         x = torch.randn(3, size)
@@ -322,17 +322,17 @@ def test_loops_are_in_vectors_and_tiles(mod, kinds):
     ],
 )
 def test_every_reduction_of_rows_is_in_lanes(reduced, reductions, size):
-    """Also one that reads what another found of the row."""
+    """Every reduction of rows is split into lanes, also one that reads another one's result."""
     assert of_lanes(reduced, size) == reductions
 
 
 def test_a_row_without_a_divisor_is_not_split():
-    """One lane is the same sum, with a detour through memory."""
+    """A row whose size has no divisor is not split, since one lane is the same sum."""
     assert of_lanes(lambda x: x.sum(-1), 1009) == 0
 
 
 def of_lanes(reduced, size):
-    """Return how many reductions of rows of a size are split into lanes."""
+    """Return the number of reductions of rows of a size that are split into lanes."""
     with Target(ONE):
         mod = tvm.transform.Sequential(LEGALIZE)(lower(traced(lambda x: (reduced(x),), torch.randn(8, size))).mod)
     functions = [f for _, f in mod.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
@@ -379,6 +379,6 @@ def test_dlights_rules_on_the_cpu_are_right():
 
 
 def test_dlights_rules_for_a_gpu_bind_threads():
-    """Needs no GPU: only the loops are looked at."""
+    """DLight's rules bind threads; no GPU is needed to check the loops."""
     mod = module(lambda x: relax.op.nn.softmax(relax.op.exp(x)), f32(5, 64))
     assert "threadIdx.x" in loops(mod, {"kind": "cuda", "arch": "sm_80"}, schedules._dlight)

@@ -1,4 +1,4 @@
-"""Whole models give eager's results in each dtype; what TVM lacks runs in eager, or raises, as `fallback` says."""
+"""Whole models give eager's results in each dtype; operators that TVM lacks run in eager or raise, by `fallback`."""
 
 import contextlib
 import copy
@@ -40,7 +40,7 @@ def test_autocast(compiled, dtype):
 @torch.no_grad()
 @pytest.mark.parametrize("swapped", [pytest.param(False, id="heads first"), pytest.param(True, id="positions first")])
 def test_attention_lies_like_its_query(compiled, swapped):
-    """A view of attention's result that eager allows is allowed, whichever way the query lies."""
+    """A view of attention's result that works in eager works here, whatever the query's layout."""
 
     def attend(q, k, mask):
         result = nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
@@ -64,7 +64,7 @@ def test_updated_parameters_are_seen(compiled):
 @pytest.mark.parametrize("freeze", [False, True], ids=["inputs", "frozen"])
 @torch.no_grad()
 def test_buffers_are_written(compiled, freeze):
-    """Running statistics move as eager's do, frozen parameters beside them or not."""
+    """Running statistics change as in eager, with frozen parameters or without."""
     eager = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
     net = copy.deepcopy(eager)
     call = compiled(net, freeze=freeze)
@@ -79,7 +79,7 @@ def test_buffers_are_written(compiled, freeze):
 
 @torch.no_grad()
 def test_frozen_parameters_are_constants(compiled):
-    """Later updates are unseen, as the option says."""
+    """Later updates of frozen parameters have no effect, as documented."""
     net, x = mlp(), torch.randn(3, 8)
     call, before = compiled(net, freeze=True), net(x)
     assert_close(call(x), before, rtol=1e-4, atol=1e-5)
@@ -89,7 +89,7 @@ def test_frozen_parameters_are_constants(compiled):
 
 @torch.no_grad()
 def test_frozen_modules_are_told_apart(compiled):
-    """One function, another module: its own parameters."""
+    """Another module called through the same function uses its own parameters."""
     first, second, x = mlp(), mlp(), torch.randn(3, 8)
     call = compiled(lambda net, x: net(x), freeze=True)
     assert_close(call(first, x), first(x), rtol=1e-4, atol=1e-5)
@@ -98,7 +98,7 @@ def test_frozen_modules_are_told_apart(compiled):
 
 @torch.no_grad()
 def test_frozen_parameter_comes_out_as_itself(compiled):
-    """Who writes into a parameter that was returned writes into the parameter, and into no constant."""
+    """A returned parameter is the parameter itself, not a constant."""
     net, x = nn.Linear(4, 4), torch.randn(2, 4)
     call = compiled(lambda x: (net(x), net.weight.t() + 0), freeze=True)
     wanted = net(x), net.weight.t() + 0
@@ -120,7 +120,7 @@ def test_freeze_is_inert_under_grad(compiled):
 
 
 def with_noise(x):
-    """Have a part on each side of what TVM does not get: random numbers."""
+    """Return random numbers with a part for TVM on either side."""
     return (torch.rand_like(x.sin()) * 0 + x.cos()).exp()
 
 
@@ -134,7 +134,7 @@ def test_partition_leaves_the_operator_to_eager(compiled):
 
 @torch.no_grad()
 def test_what_is_only_created_is_eagers(compiled):
-    """A graph without inputs has nothing for TVM to compute."""
+    """A graph without inputs runs in eager."""
     call = compiled(lambda: torch.full((3, 4), 2.0))
     assert_close(call(), torch.full((3, 4), 2.0))
     assert (len(call.summaries), call.operators) == (1, 0)
@@ -157,7 +157,7 @@ def test_error_raises(compiled):
 @pytest.mark.parametrize("fallback", ["partition", "graph", "error"])
 @torch.no_grad()
 def test_aten_ops_are_no_failure(compiled, fallback):
-    """What the user leaves to ATen is there under each level of fallback."""
+    """Operators that the user leaves to ATen are allowed at each level of `fallback`."""
     net, x = mlp(), torch.randn(3, 8)
     call = compiled(net, fallback=fallback, aten_ops=("addmm", "mm"))
     assert_close(call(x), net(x), rtol=1e-4, atol=1e-5)
@@ -167,7 +167,7 @@ def test_aten_ops_are_no_failure(compiled, fallback):
 
 @torch.no_grad()
 def test_failing_build_runs_in_eager(compiled, monkeypatch):
-    """One part that cannot be built leaves that part to eager, with a warning and the reason."""
+    """A part that cannot be built runs in eager, with a warning and the reason."""
     require_tvm()
     from backend_kwargs.compilers.tvm import compile_graph
 
@@ -190,11 +190,11 @@ def test_failing_build_runs_in_eager(compiled, monkeypatch):
 
 @torch.no_grad()
 def test_failing_call_runs_in_eager(compiled, monkeypatch):
-    """If the virtual machine fails at a call, eager runs it, with a warning."""
+    """If the virtual machine fails in a call, eager runs it, with a warning."""
     require_tvm()
     from backend_kwargs.compilers.tvm import runtime
 
-    monkeypatch.setattr(runtime, "_ready", lambda value: value)  # so that it is handed what it refuses
+    monkeypatch.setattr(runtime, "_ready", lambda value: value)  # so that it gets inputs that it refuses
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(8, 4).t()
     with pytest.warns(BackendKwargsWarning, match="TVM failed to run a part of a graph, which ran in eager: "):
         result = call(x)
@@ -206,7 +206,7 @@ def test_failing_call_runs_in_eager(compiled, monkeypatch):
 
 @pytest.fixture
 def wrong_sine(monkeypatch):
-    """Have TVM compute a cosine for it."""
+    """Make TVM compute a cosine instead of a sine."""
     require_tvm()
     from backend_kwargs.compilers.tvm.lowering.table import CONVERTERS
 
@@ -220,7 +220,7 @@ def sine_of_noise(x):
 
 @torch.no_grad()
 def test_verify_runs_in_eager_what_is_wrong(compiled, wrong_sine):
-    """From the first call on, whose result is eager's too; one warning names the output."""
+    """A wrong part runs in eager from the first call on; one warning names the output."""
     call, x = compiled(lambda x: (x + 1, x.sin()), verify=True), torch.randn(64)
     with pytest.warns(BackendKwargsWarning) as told:
         assert_close(call(x), (x + 1, x.sin()))
@@ -238,7 +238,7 @@ def test_without_verify_nobody_looks(compiled, wrong_sine):
 
 
 def test_verify_looks_at_gradients(compiled, wrong_sine):
-    """The cosine's gradient has a sine: the backward graph is compared apart from the forward graph."""
+    """The backward graph is compared separately: the cosine's gradient contains the wrong sine."""
     call, x = compiled(lambda x: x.cos() * 2, verify=True), torch.randn(64, requires_grad=True)
     with pytest.warns(BackendKwargsWarning, match="the backward graph runs in eager: backward output"):
         call(x).sum().backward()
@@ -248,7 +248,7 @@ def test_verify_looks_at_gradients(compiled, wrong_sine):
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
 @torch.no_grad()
 def test_verify_leaves_no_trace(compiled, request, wrong):
-    """What the graph writes is written once, and random numbers are drawn once."""
+    """With `verify` a graph writes once and draws random numbers once."""
     told = contextlib.nullcontext()
     if wrong:
         request.getfixturevalue("wrong_sine")

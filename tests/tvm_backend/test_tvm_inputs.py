@@ -1,4 +1,4 @@
-"""Odd inputs and outputs: each is eager's in value, type, shape, strides and sharing, and none kills the process."""
+"""Unusual inputs and outputs give eager's values, types, shapes, strides and sharing, and none kills the process."""
 
 import threading
 
@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 
 def assert_same(result, wanted):
-    """Hold that two results are alike: structure, types, values, strides."""
+    """Check that two results agree in structure, types, values and strides."""
     if isinstance(wanted, tuple | list):
         assert type(result) is type(wanted)
         assert len(result) == len(wanted)
@@ -67,7 +67,7 @@ CASES = {
 @pytest.mark.parametrize(("fn", "x"), CASES.values(), ids=CASES)
 @torch.no_grad()
 def test_odd_case_is_eagers(compiled, fn, x):
-    """The second call counts too: what is read off the first one is kept."""
+    """Both the first and the second call equal eager's, since the second uses state of the first."""
     call = compiled(fn)
     assert_same(call(x), fn(x))
     assert_same(call(x), fn(x))
@@ -95,7 +95,7 @@ def test_clone_is_no_alias(compiled):
 
 @torch.no_grad()
 def test_outputs_are_fresh_at_each_call(compiled):
-    """A constant that comes out is the caller's own, to be written into; so is what an earlier call returned."""
+    """The caller may write to a returned constant and to the results of earlier calls."""
     call = compiled(lambda x: (torch.zeros_like(x) + 1, x.sin()))
     x = floats(4, 8)
     for result in (call(x), call(x)):
@@ -132,7 +132,7 @@ def test_one_tensor_passed_twice_and_written(compiled):
 
 @torch.no_grad()
 def test_random_numbers_are_eagers(compiled):
-    """Random operators run in eager and in eager's order, wherever TVM's parts lie between them."""
+    """Random operators run in eager and in eager's order, wherever TVM's parts are."""
 
     def fn(x):
         return dropout(x.sin(), 0.5) * 2, torch.rand(3) + 1, dropout(x.cos(), 0.5).relu(), torch.randn_like(x)
@@ -147,7 +147,7 @@ def test_random_numbers_are_eagers(compiled):
 
 
 def test_bits_read_as_another_type_stay_bits(compiled):
-    """Half precision's bits, viewed as bfloat16, are other numbers, and no conversion."""
+    """float16 viewed as bfloat16 keeps its bits, without a conversion."""
 
     def view(x):
         return x.half().view(torch.bfloat16) + 1
@@ -157,7 +157,7 @@ def test_bits_read_as_another_type_stay_bits(compiled):
 
 
 def test_many_threads(compiled):
-    """Each thread has a virtual machine of its own."""
+    """Each thread has its own virtual machine."""
     call = compiled(lambda x: (x @ x.t()).softmax(-1) + 1)
     wrong = []
 
@@ -204,7 +204,7 @@ REFUSED = {
 @pytest.mark.parametrize("fn", REFUSED.values(), ids=REFUSED)
 @torch.no_grad()
 def test_what_eager_refuses_is_refused(compiled, fn):
-    """For an index out of bounds or an int divided by zero, TVM runs the rest of the graph, and eager raises."""
+    """An index out of bounds or an int divided by zero raises in eager, with the rest of the graph in TVM."""
     x, right, wrong = floats(4, 8), torch.tensor([1, 0]), torch.tensor([1, 99])
     call = compiled(lambda x, i: fn(x.sin(), i) * 2)
     assert_close(call(x, right), fn(x.sin(), right) * 2)

@@ -1,4 +1,4 @@
-"""Products by a transposed weight, and the tiles of products and convolutions, whatever the sizes."""
+"""Products with a transposed weight, and the tiles of products and convolutions, for all sizes."""
 
 import pytest
 import torch

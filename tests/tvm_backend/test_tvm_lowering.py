@@ -1,4 +1,4 @@
-"""Each operator's meaning on the values where implementations differ: nan, infinities, signs, halves, ties, bounds."""
+"""Each operator on values where implementations differ: nan, infinities, signs, halves, ties, bounds."""
 
 import math
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def apply(function: Any, *args: torch.Tensor) -> torch.Tensor:
 
 
 def unlike(functions: list[Any], given: list[torch.Tensor], wanted: tuple[torch.Tensor, ...]) -> dict[str, str]:
-    """Return what differs, by function."""
+    """Return the differences by function."""
     found = {}
     for function, one, other in zip(functions, given, wanted, strict=True):
         try:
@@ -83,7 +83,7 @@ def unlike(functions: list[Any], given: list[torch.Tensor], wanted: tuple[torch.
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=name_of)
 def test_unary_functions_of_strange_values(dtype):
-    """nan goes through, infinities and signed zeros come out as in eager, and halves are rounded once."""
+    """nan is propagated, infinities and signed zeros equal eager's, and halves are rounded once."""
     values = VALUES.to(dtype)
 
     def all_of(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -109,7 +109,7 @@ def test_binary_functions_of_strange_values(dtype):
     "function", [torch.exp, torch.exp2, torch.tanh, torch.erf, torch.sigmoid, torch.expm1], ids=name_of
 )
 def test_polynomials_are_close_to_the_exact_value(function):
-    """Within 8 ulp of float32 over the range where the result is normal: eager's tolerance is 22."""
+    """Results are within 8 ulp of float32 where they are normal: eager's tolerance is 22."""
     x = torch.cat([torch.linspace(-87, 87, 20001), torch.linspace(-1, 1, 20001)])
     (given,), exact = by_tvm(function, x), function(x.double())
     assert ((given - exact).abs() <= 8 * torch.finfo(torch.float32).eps * exact.abs() + 1e-37).all()
@@ -143,7 +143,7 @@ def test_int_division_and_remainder_have_the_signs_of_eager(dtype):
     ],
 )
 def test_an_int_divided_by_what_may_be_zero_is_eagers(function):
-    """It raises there; a float's is inf or nan in both."""
+    """Integer division by zero raises in eager; a float's gives inf or nan in both."""
     x, y = torch.tensor([4, 7]), torch.tensor([2, 3])
     with pytest.raises(Unsupported, match="an int divided by what may be zero"):
         lower(traced(function, x, y))
@@ -213,7 +213,7 @@ CASES: dict[str, tuple[Callable[..., Any], ...]] = {
 
 
 def test_a_size_that_only_an_integer_input_holds():
-    """An integer among the inputs gives a symbol its value, though no tensor has that size."""
+    """An integer input gives a symbol its value if no tensor has that size."""
     x = torch.randn(3)
     (made,) = by_tvm(lambda x, n: torch.full((n,), 2.0) + x.sum(), x, 5, mode="symbolic")
     assert_close(made, torch.full((5,), 2.0) + x.sum())
@@ -221,7 +221,7 @@ def test_a_size_that_only_an_integer_input_holds():
 
 @pytest.mark.parametrize("name", CASES)
 def test_case(name):
-    """What TVM's own importers get wrong, and other corners."""
+    """Corner cases, some of which TVM's own importers get wrong."""
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     for function in CASES[name]:
         wanted = function(x, y)
@@ -230,7 +230,7 @@ def test_case(name):
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0:UserWarning")
 def test_a_variance_without_degrees_of_freedom_is_infinite():
-    """Where the correction is larger than the count, eager divides by zero and not by a negative number."""
+    """If the correction exceeds the count the divisor is zero, as in eager, and not negative."""
 
     def scaled(x):
         return (x * 2).var(1, correction=9)
@@ -264,7 +264,7 @@ def test_windows(name):
 
 
 def test_long_float32_sums_keep_their_digits():
-    """One running float32 total of ten million ones and a half stops growing: eager's does not."""
+    """A sum of ten million float32 terms is as accurate as eager's, unlike a single running total."""
     x = torch.full((1 << 22,), 1.1)
     (total, mean), wanted = by_tvm(lambda x: (x.sum(), x.mean()), x), x.double().sum()
     assert_close(total.double(), wanted, rtol=1e-6, atol=0)
@@ -272,7 +272,7 @@ def test_long_float32_sums_keep_their_digits():
 
 
 def test_an_index_out_of_bounds_reads_no_other_memory():
-    """Where torch has promised that there is none, TVM's code takes the nearest element that exists."""
+    """An index that torch asserts to be in bounds is clamped in TVM's code."""
     x, index = torch.tensor([10.0, 20.0, 30.0]), torch.tensor([5, -7])
     gm = traced(lambda x, index: aten._unsafe_index(x, [index]), x, torch.tensor([0, 1]))
     (given,) = runs(lower(gm), ["x_1", "index_1"])(x, index)
@@ -290,7 +290,7 @@ def test_one_module_serves_all_sizes():
 
 
 def test_constants_are_bound():
-    """A placeholder given as a constant is no input of the module."""
+    """A placeholder given as a constant is not an input of the module."""
     x, w = torch.randn(3, 4), torch.randn(4, 5)
     gm = traced(torch.mm, x, w)
     lowered = lower(gm, {"arg1_1": w})
@@ -307,7 +307,7 @@ def test_unsupported_says_which_node_and_why():
 
 
 def test_a_result_of_another_type_or_shape_is_unsupported(monkeypatch):
-    """Whatever a converter gets wrong about type or shape shows before anything runs."""
+    """A converter's wrong dtype or shape is found before anything runs."""
     from backend_kwargs.compilers.tvm.lowering.node import compute
     from backend_kwargs.compilers.tvm.lowering.table import CONVERTERS
 

@@ -1,4 +1,4 @@
-"""CUDA's code without fast math, as far as no GPU is needed: TVM's own compiling, before an NVRTC that only listens."""
+"""CUDA code without fast math, as far as it can be tested without a GPU: TVM compiles, and a fake NVRTC records."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ CUDA = tvm.target.Target(GPU)
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[bytes]]:
-    """The options of each compile that comes to NVRTC."""
+    """The options of each compile that reaches NVRTC."""
     seen: list[list[bytes]] = []
 
     def compile_program(program, count, options):
@@ -65,7 +65,7 @@ def test_tvms_code_is_exact_and_others_stays_as_it_was(asked):
 
 
 def test_a_build_for_cuda_is_exact(asked, monkeypatch):
-    """Without a GPU TVM leaves code as text; here it is compiled where TVM would."""
+    """TVM's CUDA code is compiled without fast math; without a GPU it would remain text."""
     monkeypatch.setattr(tvm.relax, "build", lambda *args, **kwargs: compiles())
     mod = lower(traced(torch.sin, torch.randn(4, 9))).mod
     build(mod, Settings(target=GPU), torch.device("cuda"))
@@ -98,7 +98,7 @@ def test_nvcc_is_told_by_tvms_variable_which_is_put_back(asked, monkeypatch, kno
 
 
 def test_without_nvrtc_nothing_is_in_the_way(monkeypatch):
-    """TVM says what to install."""
+    """Without NVRTC TVM's own error says what to install."""
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
     with exact_math(CUDA):
         pass

@@ -1,4 +1,4 @@
-"""Fused code has IEEE's floats and wrapping integers: TVM simplifies indices, and nothing that is data."""
+"""Fused code has IEEE's floats and wrapping integers: TVM simplifies only indices, not data."""
 
 import pytest
 
@@ -25,14 +25,14 @@ EACH = pytest.mark.parametrize(("function", "args", "code"), EXAMPLES.values(), 
 @torch.no_grad()
 @pytest.mark.parametrize("options", [{}, {"scheduler": "dlight"}, {"pipeline": "default"}], ids=str)
 def test_fused_code_is_eagers(compiled, function, args, code, options):
-    """Bit for bit, in one part that TVM has all of."""
+    """Fused code equals eager bit for bit, in one part that TVM runs entirely."""
     call = compiled(function, fallback="error", **options)
     assert same(call(*args), function(*args))
 
 
 @torch.no_grad()
 def test_tuned_code_is_eagers(compiled):
-    """A search's own passes leave data alone too."""
+    """The passes of a search do not simplify data either."""
 
     def function(x, y):
         z = (x * 1e6 + y) - x * 1e6
@@ -47,7 +47,7 @@ def test_tuned_code_is_eagers(compiled):
 
 @torch.no_grad()
 def test_frozen_constants_are_not_folded_as_reals(compiled):
-    """What TVM computes of constants while it compiles is computed as later."""
+    """Constants that TVM folds at compile time have the same values as at run time."""
     module = torch.nn.Module()
     module.register_buffer("c", X.clone())
     module.forward = lambda y: (y, (module.c + 12582912.0) - 12582912.0, module.c * 0.0)
@@ -56,7 +56,7 @@ def test_frozen_constants_are_not_folded_as_reals(compiled):
 
 
 def source(function, *args):
-    """Return the CUDA code of a function, which takes no GPU to write."""
+    """Return the CUDA code of a function, for which no GPU is needed."""
     built = build(lower(traced(function, *args)).mod, Settings(target=GPU), torch.device("cuda"))
     return "".join(each.inspect_source() for host in built.executable.mod.imports for each in host.imports)
 
@@ -69,18 +69,18 @@ def test_cuda_code_keeps_what_was_written(function, args, code):
 
 
 def test_sums_of_products_are_fused():
-    """A product's terms need no rounding of their own, and run at half the speed with it."""
+    """The terms of a product are not rounded separately, which would halve the speed."""
     assert "__fmul_rn" not in source(lambda x: x @ x.T, torch.randn(64, 64))
 
 
 def loops(function, *args):
-    """Return the text of the one function that a lowered graph has."""
+    """Return the text of the only function of a lowered graph."""
     (func,) = [f for f in lower(traced(function, *args)).mod.functions.values() if isinstance(f, tirx.PrimFunc)]
     return func.script()
 
 
 def test_indices_stay_tvms_own():
-    """Only data is opaque: padding is decided and addressed by indices that TVM can simplify."""
+    """Only data is opaque: padding uses indices that TVM can simplify."""
     text = loops(lambda x: torch.nn.functional.pad(x, (1, 2)), torch.randn(4, 8))
     assert "backend_kwargs." not in text
     assert "if_then_else" in text
@@ -92,7 +92,7 @@ def test_hidden_twice_is_hidden_once():
 
 
 def test_numbers_are_plain_again_within_a_function():
-    """The barrier that keeps TVM from folding constants does not hinder later steps."""
+    """The barrier against constant folding does not hinder later passes."""
     x = tirx.Var("x", "float32")
     zero = number(0.0, "float32")
     assert is_opaque(zero)

@@ -1,4 +1,4 @@
-"""A slice of torch's OpInfo samples; `python tests/tvm_backend/opinfo.py` runs them all."""
+"""A sample of torch's OpInfo samples; `python tests/tvm_backend/opinfo.py` runs all of them."""
 
 import re
 
@@ -32,7 +32,7 @@ SLICE = {
 
 @pytest.mark.parametrize(("dtype", "op"), [(dtype, op) for dtype, ops in SLICE.items() for op in ops])
 def test_no_operator_is_worse_than_eager(dtype, op):
-    """And TVM ran it: all samples in eager would be equal too."""
+    """No operator is worse than eager, and TVM ran it: samples in eager would pass too."""
     verdict = examine(op, dtype, samples=2)
     assert verdict.worse == []
     assert verdict.counts[RAN]
@@ -62,5 +62,5 @@ def test_the_list_says_of_which_releases_it_is(monkeypatch):
 
 
 def test_the_list_has_nothing_worse_than_eager():
-    """The list written by the last run of all."""
+    """The list of the last full run has no operator worse than eager."""
     assert WORSE not in re.search(r"^Samples: (.*)$", LIST.read_text(), re.MULTILINE)[1]

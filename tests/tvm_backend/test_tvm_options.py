@@ -1,4 +1,4 @@
-"""TVM's options: each is checked when it is written, by TVM's own tables, and what was removed is explained."""
+"""TVM's options are checked at once against TVM's own tables, and removed options are explained."""
 
 from importlib.util import find_spec
 
@@ -164,7 +164,7 @@ def test_wrong_options(options, message):
         ),
         pytest.param(
             {"pipeline": "static_shape_tuning"},
-            f"TVM option 'pipeline': 'static_shape_tuning' tunes by arguments of its own; {SEARCH}.",
+            f"TVM option 'pipeline': 'static_shape_tuning' tunes with its own arguments; {SEARCH}.",
             id="tuning pipeline",
         ),
         pytest.param(
@@ -189,12 +189,12 @@ def test_what_is_gone_is_explained(options, message):
     [
         pytest.param(
             {"trials": 64},
-            "TVM option 'trials' needs a search: write scheduler='meta_schedule' beside it.",
+            "TVM option 'trials' needs a search: also write scheduler='meta_schedule'.",
             id="trials",
         ),
         pytest.param(
             {"trials": 64, "work_dir": "tuned"},
-            "TVM option 'trials' needs a search: write scheduler='meta_schedule' beside it.",
+            "TVM option 'trials' needs a search: also write scheduler='meta_schedule'.",
             id="trials-and-work_dir",
         ),
         pytest.param(
@@ -205,7 +205,7 @@ def test_what_is_gone_is_explained(options, message):
     ],
 )
 def test_options_that_make_no_sense_together(options, message):
-    """A request that could only be ignored is an error."""
+    """A combination of options of which one would be ignored raises."""
     assert refusal(options) == message
 
 
@@ -220,7 +220,7 @@ def test_options_that_make_no_sense_together(options, message):
     ],
 )
 def test_settings(given, scheduler, trials):
-    """A work_dir alone means: apply what was tuned there, and tune nothing."""
+    """With only a work_dir, earlier tuning results are applied and nothing is tuned."""
     settings = Settings.of(given)
     assert (settings.scheduler, settings.trials) == (scheduler, trials)
 
@@ -229,8 +229,8 @@ def test_settings(given, scheduler, trials):
     "options", [pytest.param({}, id="work_dir alone"), pytest.param({"trials": 0}, id="no more trials")]
 )
 def test_nothing_to_reuse(options, tmp_path):
-    """A work_dir without results is reported by explain and at the compile, until it has some."""
-    told = f"TVM option 'work_dir' cannot act fully here: {str(tmp_path)!r} holds no results of a search; "
+    """A work_dir without results is reported by explain and at the compile."""
+    told = f"TVM option 'work_dir' cannot act fully here: {str(tmp_path)!r} contains no results of a search; "
     options = {"work_dir": str(tmp_path), **options}
     assert explain("tvm", options).notes == (f"{told}nothing is tuned.",)
     (tmp_path / "search").mkdir()
@@ -239,7 +239,7 @@ def test_nothing_to_reuse(options, tmp_path):
 
 
 def test_list_of_operators():
-    """A list serves where a tuple is kept."""
+    """A list is accepted for a tuple."""
     assert make_backend("tvm", aten_ops=["mm"]) == make_backend("tvm", aten_ops=("mm",))
 
 
@@ -249,7 +249,7 @@ INERT = [
     pytest.param(
         {"cuda_graph": True},
         Machine(gpu="H200"),
-        "the installed apache-tvm is no GPU build (it has no CUDA runtime)",
+        "the installed apache-tvm is not a GPU build (it has no CUDA runtime)",
         id="cuda_graph without a GPU build",
     ),
     pytest.param({"target": "cuda"}, ON_A_CPU, "no CUDA GPU is visible", id="CUDA target"),
@@ -276,13 +276,13 @@ INERT = [
 
 @pytest.mark.parametrize(("options", "machine", "reason"), INERT)
 def test_inert(options, machine, reason, monkeypatch):
-    """explain has the reason why an option has no effect here."""
+    """`explain` says why an option has no effect here."""
     monkeypatch.setattr(declared, "machine", lambda: machine)
     assert explain("tvm", options).effects[-1].status == f"inert because {reason}"
 
 
 def test_every_option_can_act(monkeypatch):
-    """Where a search runs on a GPU, nothing but opt_level is inert."""
+    """For a search on a GPU every option except opt_level has an effect."""
     whole = Machine(gpu="H200", tvm_cuda=True, packages=frozenset({"psutil", "xgboost"}))
     monkeypatch.setattr(declared, "machine", lambda: whole)
     given = {**{name: option.default for name, option in OPTIONS.items()}, "scheduler": "meta_schedule"}
@@ -291,7 +291,7 @@ def test_every_option_can_act(monkeypatch):
 
 
 def test_fields_of_settings_have_defaults_of_their_type():
-    """The table of options is one that its own checks accept, and each option says what it is."""
+    """Every option has a doc and a default that passes its own check."""
     defaults = {name: option.default for name, option in OPTIONS.items() if name != "trials"}
     assert make_backend("tvm", defaults).options == defaults
     assert all(option.doc for option in OPTIONS.values())
@@ -303,19 +303,19 @@ def tvm():
 
 
 def test_entries_of_pass_config_are_tvms(tvm):
-    """The table of entries is TVM's own."""
+    """The table of entries equals TVM's own."""
     assert set(checks.PASS_CONFIG) == set(tvm.transform.PassContext.list_configs())
 
 
 def test_attributes_of_targets_are_tvms(tvm):
-    """The table of a target's attributes is TVM's own, but for two that only TVM sets."""
+    """The table of a target's attributes equals TVM's own, except for two that only TVM sets."""
     for kind, attributes in checks.TARGETS.items():
         known = tvm.target.Target({"kind": kind, **({"arch": "sm_90"} if kind == "cuda" else {})}).kind.options
         assert set(attributes) == set(known) - {"from_device", "target_device_type"}
 
 
 def test_pipelines_are_tvms(tvm):
-    """Each pipeline's name is one that TVM knows."""
+    """TVM knows the name of each pipeline."""
     from tvm.relax import pipeline
     from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
@@ -324,7 +324,7 @@ def test_pipelines_are_tvms(tvm):
 
 
 def test_pipeline_of_the_user(tvm):
-    """A pass of TVM's, and a pipeline that was registered with TVM, are taken."""
+    """A TVM pass, and a pipeline registered with TVM, are accepted."""
     from tvm.relax import pipeline, transform
 
     own = tvm.transform.Sequential([transform.LegalizeOps()])
@@ -337,7 +337,7 @@ def test_pipeline_of_the_user(tvm):
 
 
 def test_cost_models_and_strategies_are_tvms(tvm):
-    """Each choice of a search is one that TVM makes."""
+    """TVM can create each choice of a search."""
     from tvm.s_tir.meta_schedule.cost_model import CostModel
     from tvm.s_tir.meta_schedule.search_strategy import SearchStrategy
 

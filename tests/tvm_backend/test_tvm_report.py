@@ -29,7 +29,7 @@ def compiled(fn, *args, **options):
 
 
 def test_partition_is_told(chain):
-    """A graph that TVM has whole is one partition, untuned, with the time that it took."""
+    """A graph that TVM compiles as a whole is one untuned partition, with its compile time."""
     (graph,) = bk.report(compiled(chain, torch.randn(4, 8))).graphs
     (partition,) = graph.relax.partitions
     assert (graph.backend, partition.graph, partition.tuned) == ("tmpl-tvm", "inference", 0)
@@ -40,7 +40,7 @@ def test_partition_is_told(chain):
 
 
 def test_operator_that_stays_in_eager_is_told():
-    """Operators that TVM cannot have are listed with reasons; the rest is in partitions."""
+    """Operators that TVM cannot run are listed with reasons; the rest is in partitions."""
 
     def sorts(x):
         return torch.linalg.eigvalsh(x @ x.T).exp() + 1
@@ -54,7 +54,7 @@ def test_operator_that_stays_in_eager_is_told():
 
 
 def test_backward_is_told(chain):
-    """A backward graph's partitions stand beside the forward's."""
+    """The partitions of forward and backward graphs are both shown."""
     x = torch.randn(4, 8, requires_grad=True)
     made = compiled(chain, x)
     made(x).sum().backward()
@@ -63,7 +63,7 @@ def test_backward_is_told(chain):
 
 
 def test_other_compilers_have_no_partitions(chain):
-    """Where another compiler made the graph there is nothing of TVM to tell."""
+    """A graph of another compiler has no summary of TVM."""
     made = torch.compile(chain, backend=bk.make_backend("eager"))
     made(torch.randn(4, 8))
     report = bk.report(made)
@@ -71,7 +71,7 @@ def test_other_compilers_have_no_partitions(chain):
 
 
 def test_report_is_data(chain):
-    """to_dict holds what TVM has, as plain data."""
+    """to_dict contains TVM's summary as plain data."""
     found = bk.report(compiled(chain, torch.randn(4, 8), seed=1)).to_dict()
     (graph,) = json.loads(json.dumps(found))["graphs"]
     assert graph["options"] == {"seed": 1}
@@ -115,7 +115,7 @@ HEAD = "graph 0/0 f: tvm, 3.0 s, cache off"
     ],
 )
 def test_lines(graph, lines):
-    """A graph tells its partitions by direction, whether they are tuned, and what eager has."""
+    """A graph's lines show its partitions by direction, whether they are tuned, and what runs in eager."""
     assert list(lines_of(graph)) == [HEAD, *lines]
 
 
@@ -132,12 +132,12 @@ def test_lines(graph, lines):
     ],
 )
 def test_advice(graph, advice):
-    """Tuning that the next process would do again has its remedy."""
+    """If the next process would tune again, the report says how to avoid it."""
     assert list(advice_on([graph])) == advice
 
 
 def test_explain_shows_every_option():
-    """explain shows the same for TVM's options as for Inductor's: value, layer, default, status."""
+    """explain shows TVM's options like Inductor's: value, layer, default, status."""
     assert str(bk.explain("tvm", {"freeze": True, "opt_level": 3, "trials": 64, "scheduler": "meta_schedule"})) == (
         "make_backend('tvm', {'freeze': True, 'opt_level': 3, 'trials': 64, 'scheduler': 'meta_schedule'})\n"
         "  freeze = True  (make_backend; default False; changed)\n"
@@ -155,7 +155,7 @@ MODEL = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Li
     "backend", [pytest.param("tmpl-tvm", id="name"), pytest.param(bk.make_backend("tvm", seed=1), id="value")]
 )
 def test_candidate_of_compare(mode, backend):
-    """TVM is timed and checked beside eager, forward and backward, and its row says that it is untuned."""
+    """compare checks and times TVM forward and backward, and its row says that it is untuned."""
     candidates = [Candidate("eager"), Candidate("TVM", backend)]
     eager, row = compare(MODEL, torch.randn(4, 8), candidates, mode=mode, rounds=2).rows
     assert (row.status, row.reason, row.graphs, row.tuning) == ("pass", "", 1, "untuned")
@@ -165,7 +165,7 @@ def test_candidate_of_compare(mode, backend):
 
 
 def test_candidates_do_not_share(tmp_path):
-    """Two TVM candidates compile each for itself."""
+    """Two TVM candidates compile separately."""
     candidates = [Candidate("plain", "tmpl-tvm"), Candidate("compiled", "tmpl-tvm", options={"exec_mode": "compiled"})]
     rows = compare(MODEL, torch.randn(4, 8), candidates, rounds=1).rows
     assert [(row.status, row.graphs) for row in rows] == [("pass", 1)] * 2

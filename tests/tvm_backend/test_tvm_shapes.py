@@ -1,4 +1,4 @@
-"""Sizes as TVM's expressions, and where the symbols' values come from."""
+"""Sizes as TVM expressions, and the origin of the symbols' values."""
 
 import pytest
 import sympy
@@ -62,7 +62,7 @@ def test_a_size_is_solved_for_its_symbol():
 
 
 def test_twice_a_size_tells_it():
-    """Where a graph's only tensor has a multiple of the size."""
+    """A symbol's value is found if the graph's only tensor has a multiple of it."""
     gm = make_fx(lambda x: torch.cat([x, x]).relu(), tracing_mode="symbolic")(torch.randn(6, 4))
     doubled = next(node.meta["val"] for node in gm.graph.nodes if "cat" in node.name)
     rows = symbols_of([doubled.shape[0]])

@@ -1,4 +1,4 @@
-"""Which nodes TVM may have, and the reason for each other one."""
+"""The nodes that TVM may compile, and the reason for each other node."""
 
 import operator
 
@@ -39,10 +39,12 @@ def reason(function, name, *args, settings=NO_OPTIONS, mode="fake"):
             torch.sort, "sort.default", "TVM's sort orders equal elements and nan differently", id="denied in the table"
         ),
         pytest.param(torch.special.i1, "special_i1.default", "no converter", id="no converter"),
-        pytest.param(lambda x: x.to(torch.complex64), "_to_copy.default", "TVM gets no torch.complex64", id="type"),
+        pytest.param(
+            lambda x: x.to(torch.complex64), "_to_copy.default", "TVM is not used for torch.complex64", id="type"
+        ),
         pytest.param(lambda x: x[:0] + 1, "add.Tensor", "an empty tensor", id="empty"),
         pytest.param(
-            lambda x: x[x.int()], "index.Tensor", "for an index out of bounds eager raises", id="index by tensors"
+            lambda x: x[x.int()], "index.Tensor", "eager raises if an index is out of bounds", id="index by tensors"
         ),
         pytest.param(
             lambda x: x.int() // x.int(), "floor_divide.default", "an int divided by what may be zero", id="division"
@@ -53,7 +55,7 @@ def reason(function, name, *args, settings=NO_OPTIONS, mode="fake"):
             "an int to a power that is no small number",
             id="converter",
         ),
-        pytest.param(torch.nonzero, "nonzero.default", "its size is known only when it runs", id="unbacked"),
+        pytest.param(torch.nonzero, "nonzero.default", "its size is known only at run time", id="unbacked"),
         pytest.param(lambda x: x.to("meta") + 1, "add.Tensor", "TVM has no device meta here", id="device"),
     ],
 )
@@ -78,7 +80,7 @@ def test_operators_left_to_aten():
     ],
 )
 def test_what_cudas_libraries_do_best_is_left_to_aten_there(function, shapes, device, wanted):
-    """Where aten_ops is None; needs no GPU."""
+    """With aten_ops=None, CUDA leaves products to ATen; needs no GPU."""
     assert reason_on(device, function, *shapes, settings=Settings()) == wanted
     assert reason_on(device, function, *shapes) == ""
 
@@ -116,7 +118,7 @@ def test_attention_on_cuda_is_left_to_aten(name):
 
 
 def reason_on(device, function, *shapes, settings=NO_OPTIONS):
-    """Return the reason for the first operator of a function of tensors on a device that may not be here."""
+    """Return the reason for the first operator of a function of tensors on a device that need not exist."""
     with FakeTensorMode():
         gm = make_fx(function)(*(torch.empty(shape, device=device) for shape in shapes))
     return why_not(next(node for node in gm.graph.nodes if node.op == "call_function"), settings)

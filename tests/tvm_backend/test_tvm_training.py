@@ -1,4 +1,4 @@
-"""Gradients are eager's: forward and backward graphs in TVM, what they save, and steps of an optimizer."""
+"""Gradients equal eager's: forward and backward graphs in TVM, saved tensors, and optimizer steps."""
 
 import copy
 
@@ -34,7 +34,7 @@ def test_gradients_are_eagers(compiled, make, shape):
 
 
 def test_steps_of_an_optimizer(compiled):
-    """Parameters that the optimizer writes are seen by the next call, with one compile."""
+    """The optimizer's changes of parameters take effect at the next call, without another compile."""
     net = MODELS["mlp"][0]()
     eager = copy.deepcopy(net)
     call = compiled(net)
@@ -65,7 +65,7 @@ def test_some_inputs_require_grad(compiled, wanted):
 
 
 def test_attention_with_gradients(compiled):
-    """ATen's fused attention keeps a logsumexp for its backward pass."""
+    """ATen's fused attention keeps its logsumexp for the backward pass."""
     q, k, v = (torch.randn(2, 2, 6, 8, requires_grad=True) for _ in range(3))
 
     def fn(q, k, v):

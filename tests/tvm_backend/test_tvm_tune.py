@@ -1,4 +1,4 @@
-"""MetaSchedule's search, with the real TVM: what is measured, kept, and reused."""
+"""MetaSchedule's search, with the real TVM: what is measured, stored, and reused."""
 
 import gc
 import inspect
@@ -35,7 +35,7 @@ HOST = host()
 
 
 def product(rows=16):
-    """Return a module of one product."""
+    """Return a module with one product."""
     bb = relax.BlockBuilder()
     x, y = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in (("x", (rows, 32)), ("y", (32, 16))))
     with bb.function("main", [x, y]):
@@ -61,7 +61,7 @@ def kept(tmp_path_factory):
 
 
 def copied(kept: Path, to: Path) -> Path:
-    """Copy a work_dir of one search, and return where in the copy that lies."""
+    """Copy a work_dir with one search, and return its path in the copy."""
     shutil.copytree(kept, to, dirs_exist_ok=True)
     (search,) = to.glob("*/search-*")
     return search
@@ -102,7 +102,7 @@ def test_results_for_another_target_are_not_reused(kept, tmp_path, target):
     with pytest.warns(BackendKwargsWarning) as told:
         assert tuned(work_dir, trials=0, target=target).tuned == 0
     why = f"{str(work_dir)!r} has no results of a search for this target, and nothing is tuned"
-    remedy = "write scheduler='meta_schedule', trials=64 beside it, once"
+    remedy = "also write scheduler='meta_schedule', trials=64, once"
     assert [str(each.message) for each in told] == [f"TVM option 'work_dir': {why}; {remedy}."]
     assert tuned(work_dir, trials=1, target=target).notes == ("measured 2 schedules",)
     assert tuned(work_dir, trials=0, target=target).tuned == 1
@@ -113,7 +113,7 @@ def test_a_named_target_and_the_default_share_their_results(kept):
 
 
 def test_gpus_are_told_apart_and_their_hosts_are_not():
-    """Needs no GPU."""
+    """Results depend on the GPU and not on its host; needs no GPU."""
 
     def directory(arch, cores):
         target = Target({"kind": "cuda", "arch": arch}, host=HOST | {"num-cores": cores})
@@ -144,7 +144,7 @@ def test_a_failed_search_keeps_nothing(tmp_path, monkeypatch):
 
 
 def in_a_process(work_dir, call: str) -> subprocess.Popen:
-    """Start a process that prints what `call` of `tuned` did."""
+    """Start a process that prints the result of `call` of `tuned`."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from test_tvm_tune import tuned\n"
@@ -181,7 +181,7 @@ def test_what_a_killed_process_measured_is_reused(tmp_path):
 
 
 def test_a_search_that_was_killed_keeps_its_whole_lines(kept, tmp_path):
-    """Its last line is half written, and it never said that it ended."""
+    """A killed search with a half-written last line keeps its complete lines."""
     search = copied(kept, tmp_path)
     (search / "finished").unlink()
     records = search / "database_tuning_record.json"
@@ -202,7 +202,7 @@ def test_broken_records_are_passed_over(kept, tmp_path, broken):
 
 
 def test_two_searches_in_one_work_dir_keep_apart(kept, tmp_path):
-    """As two processes would: each function is found again by what the other wrote beside it."""
+    """Two searches share a work_dir, and each function's results are found again."""
     copied(kept, tmp_path)
     tuned(tmp_path, trials=2, rows=8)
     assert [tuned(tmp_path, trials=0, rows=rows).tuned for rows in (8, 16)] == [1, 1]

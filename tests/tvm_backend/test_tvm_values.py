@@ -1,4 +1,4 @@
-"""A TVM backend is a value, as every backend is, and TVM itself waits for a graph."""
+"""A TVM backend is a value, like every backend, and TVM is imported for the first graph."""
 
 import copy
 import json
@@ -34,7 +34,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("spec", "options"), VALUES)
 def test_ways_back(spec, options):
-    """repr, pickle, a copy and a config give the same value, with the same hash."""
+    """repr, pickle, a copy and a config give an equal value with the same hash."""
     b = make_backend(spec, options)
     again = [
         eval(repr(b)),
@@ -58,17 +58,17 @@ def test_ways_back(spec, options):
     ],
 )
 def test_unequal(other):
-    """Other options, or another name, make another value."""
+    """Other options or another name make an unequal value."""
     assert make_backend("tvm", freeze=True) != other
 
 
 def test_order_does_not_matter():
-    """Options are a mapping: their order is no part of the value."""
+    """The order of options is not part of the value."""
     assert make_backend("tvm", freeze=True, seed=1) == make_backend("tvm", seed=1, freeze=True)
 
 
 def test_the_callers_target_stays_theirs():
-    """A target is copied: changing it afterwards changes no backend."""
+    """A target is copied, so changing it later changes no backend."""
     target = {"kind": "llvm"}
     b = make_backend("tvm", target=target)
     target["num-cores"] = 2
@@ -79,7 +79,7 @@ def test_the_callers_target_stays_theirs():
     "write", [pytest.param(pickle.dumps, id="pickle"), pytest.param(Backend.to_config, id="config")]
 )
 def test_a_pass_is_not_written(write):
-    """A pass compares by what it is, and nothing written would be read back as it."""
+    """A pass cannot be saved, since it compares by identity and would not be read back equal."""
     tvm = require_tvm()
     own = tvm.transform.Sequential([])
     assert make_backend("tvm", pipeline=own) == make_backend("tvm", pipeline=own)
@@ -91,7 +91,7 @@ def test_a_pass_is_not_written(write):
 
 
 def test_text_becomes_options():
-    """Options from a config are JSON's, and become what TVM wants."""
+    """Options from a config's JSON become the types that TVM needs."""
     config = {"backend": "tvm", "aten_ops": ["mm"], "target": {"kind": "llvm"}, "seed": 3}
     made = make_backend("tvm", aten_ops=("mm",), target={"kind": "llvm"}, seed=3)
     assert Backend.from_config(config, trust=True) == made
@@ -110,18 +110,18 @@ def test_text_becomes_options():
     ],
 )
 def test_text_of_the_command_line(name, text, value):
-    """Text becomes what the option wants."""
+    """Text becomes the option's type."""
     bound = find_backend("tvm").bind("command line", {name: text}, convert)
     assert list(bound.options.values()) == [value]
 
 
 def test_name_that_dynamo_knows():
-    """dynamo's wrappers get the name of the entry point, since its own "tvm" is another backend."""
+    """dynamo's wrappers get the entry point's name, since its own "tvm" is another backend."""
     assert {make_backend(name).compiler_name for name in ("tvm", "tmpl-tvm")} == {"tmpl-tvm"}
 
 
 def test_the_one_of_dynamo_stays_in_reach():
-    """`dynamo:tvm` is torch's own, with torch's own options."""
+    """`dynamo:tvm` is torch's own backend, with torch's options."""
     assert make_backend("dynamo:tvm", opt_level=2) != make_backend("tvm", opt_level=2)
 
 
@@ -151,7 +151,7 @@ print(json.dumps([waited, "tvm" in sys.modules, sys.excepthook is hook, action()
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no sigaction")
 def test_tvm_comes_with_the_first_graph_and_leaves_the_hooks():
-    """TVM is imported by the first graph; sys.excepthook and what the process does on SIGSEGV stay as they were."""
+    """The first graph imports TVM; sys.excepthook and the SIGSEGV handler stay as they were."""
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == [True, True, True, True, [3.0, 3.0, 3.0]]

@@ -1,4 +1,4 @@
-"""Four small models, one for each of what compilers are good at."""
+"""Four small models, each typical of one kind of work."""
 
 from torch import nn
 

@@ -42,7 +42,7 @@ class RaceCandidate:
     combine with the CUDA graphs of another. Otherwise they are used alone. `can_gain` tells from the graph whether the
     candidate can help. `shares` are the parts of a call's slack that it removed in past measurements, `costs` its
     compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
-    seconds of a call that a rewrite is expected to save beside these; `gain` is the share of a call that a lower
+    further seconds of a call that a rewrite is expected to save; `gain` is the share of a call that a lower
     precision or another compiler is expected to save, in place of both. Among candidates of equal speed the one with
     the lower `rank` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
     """
@@ -84,7 +84,7 @@ def _gpu_matmul(stats: "GraphStats") -> bool:
 GRAPHS_RANK = 3
 CUDAGRAPHS = {"triton.cudagraphs": True}
 DESCENT = {"coordinate_descent_tuning": True}
-# What torch's max-autotune modes do to kernels that are no GEMM's.
+# The effect of torch's max-autotune modes on kernels other than GEMMs.
 TUNED = {"max_autotune_pointwise": True, **DESCENT}
 MIXED = {
     "triton.mix_order_reduction_autotune_split_size": True,
@@ -97,7 +97,7 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
-PRECISION_GAIN = 0.3  # of a call: less than bf16 saved beside freezing on BERT, ResNet-18 and ViT (AVX-512 BF16)
+PRECISION_GAIN = 0.3  # of a call: less than bf16 with freezing saved on BERT, ResNet-18 and ViT (AVX-512 BF16)
 # Shares and costs were measured on 11 models and 41 kernels, raced in full on an H200 (torch 2.11). On the models only
 # CUDA graphs gained more than 1.2 %. Options for generated kernels removed most of a softmax's slack, and little in
 # graphs with many kernels.
@@ -120,7 +120,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         shares={"generated": 0.3},
         costs=ONCE,
     ),
-    # Inductor pads by default where its own timing of the product alone says so, and often it says no too soon.
+    # Inductor pads by default if its own timing of the product alone favours it, and often it decides against it.
     RaceCandidate(
         "padded", {"force_shape_pad": True}, lambda stats: stats.gpu and stats.unaligned > 0, shares={"library": 0.3}
     ),
@@ -176,7 +176,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         effort="full",
         rank=2,
     ),
-    # Hundreds of compiles for a kernel, one after the other: minutes where one takes long.
+    # Hundreds of compiles per kernel, one after the other: minutes if one takes long.
     RaceCandidate(
         "all_directions",
         {**TUNED, "coordinate_descent_check_all_directions": True},
@@ -198,7 +198,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         effort="full",
         rank=2,
     ),
-    # Shorter kernels leave more gaps. Not the other way round: what is won once stays won when kernels get shorter.
+    # Shorter kernels leave more gaps. The reverse does not hold: a gain in launches stays when kernels get shorter.
     RaceCandidate("cudagraphs_of_tuned", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
     RaceCandidate(
         "cpp_wrapper",
@@ -262,14 +262,14 @@ def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool
     if compiler.freezes and not frozen:
         return "it makes parameters constants: set freezing=True to race it, and call the model under torch.no_grad()"
     if stats.training and not compiler.trains:
-        return "it compiles for inference alone"
+        return "it compiles for inference only"
     return "it draws other random numbers than Inductor" if stats.random else ""
 
 
 def rewriting(name: str, saved_s: float = 0.0, *, on_gpu: bool = True) -> RaceCandidate:
     """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
 
-    Where no traffic tells, as on a CPU, it is expected to save a share of the call's slack.
+    If the traffic is unknown, as on a CPU, it is expected to save a share of the call's slack.
     """
     known = on_gpu and saved_s > 0
     shares = {"generated": 0.3} if known else {"library": 0.2, "generated": 0.2}
@@ -298,7 +298,7 @@ def step_names() -> list[str]:
 
 
 def check_candidates(named: Iterable[str]) -> None:
-    """Raise if one of `named` is no step, rewrite, template or compiler that works here, or enables `auto` itself."""
+    """Raise if one of `named` is not a step, rewrite, template or compiler that works here, or enables `auto`."""
     steps, named = [*step_names(), *list_rewrites()], list(named)
     for name in filter(is_other, named):
         verify_other(name)

@@ -108,7 +108,7 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     if not decision.options and not decision.compiler:
         return request.compile_one(request.gm, request.example_inputs, {})
     spare = copy_of_graph(request.gm)
-    # What was decided before, on other inputs or weights, is held to its bound on these: the compiler measures it.
+    # The compiler measures the error of an earlier decision on these inputs and weights, against its bound.
     known = {"max_error": None} if "precision" in decision.options and decision.made >= began else {}
     try:
         options = {**decision.options, **known}
@@ -136,7 +136,7 @@ def _warn_where_none_is_right(decision: Decision) -> None:
 
 
 def _facts(result: Any) -> str:
-    """Return what the graph held in words, with the winner's error where it computes in a lower precision."""
+    """Return the description of the graph, with the winner's error if it uses a lower precision."""
     row = result.winner
     error = "" if row.error is None else f", error {row.error:.2g} (max_error={row.max_error:g})"
     return f"{result.stats}{error}"
@@ -144,7 +144,7 @@ def _facts(result: Any) -> str:
 
 @dataclass(frozen=True)
 class _Question:
-    """Which candidate to compile one graph with. `decision` takes the first of these that gives an answer.
+    """The choice of a candidate for one graph. `decision` uses the first of these that has an answer.
 
     1. `settled`: this process or the store has a decision, and a larger budget could not improve it.
     2. `ineligible`: the graph cannot be raced, so default is used.
@@ -317,14 +317,14 @@ class _Question:
         }
 
     def _template(self, name: str) -> list[tuple[str, Any]]:
-        """Return what a template sets now; empty for a step or a rewrite: the key holds their tables."""
+        """Return the options of a template; empty for a step or a rewrite, whose tables are part of the key."""
         if is_other(name):
             return sorted(other_of(name).options.items())
         return [] if name in (*step_names(), *list_rewrites()) else sorted(self.request.tools.options_of(name).items())
 
     @property
     def _compilers(self) -> list[str]:
-        """The compilers beside Inductor that may be raced."""
+        """The other compilers that may be raced."""
         settings = self.request.settings
         if settings.candidates is not None:
             return [*filter(is_other, settings.candidates)]

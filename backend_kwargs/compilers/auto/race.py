@@ -164,7 +164,7 @@ class _Race:
         if champion.row.status != "pass":
             raise RuntimeError(f"no candidate runs: {champion.row.name}: {champion.row.reason}")
         champion.row.won = True
-        self._list(champion.row)  # not listed yet where no other candidate compiled
+        self._list(champion.row)  # not listed yet if no other candidate compiled
         for row in self.rows:
             if row.status == "pass" and row.seconds is None:
                 row.reason = "the budget ended before it was timed"
@@ -221,7 +221,7 @@ class _Race:
 
     @cached_property
     def _precise(self) -> dict[str, Any] | str:
-        """What the graph gives in float64, which a lower precision is held to; where that cannot be had, why."""
+        """The float64 results of the graph, the reference of lower precisions, or the reason why there are none."""
         if self.stats.random:
             return "it draws random numbers"
         if SLOWER_IN_PRECISION * self.eager_s > self._left_s:
@@ -301,7 +301,7 @@ class _Race:
         return ""
 
     def _unfit(self, candidate: RaceCandidate, options: Mapping[str, Any]) -> str:
-        """Return why the candidate can do nothing here, "" where it can."""
+        """Return why the candidate has no effect here, or ""."""
         if candidate.compiler:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
         fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")

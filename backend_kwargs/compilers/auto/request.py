@@ -43,7 +43,7 @@ class Request:
     def compiled(
         self, gm: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], compiler: str = ""
     ) -> Callable[..., Any]:
-        """Return `gm` compiled under `options`: by Inductor beside those that the user gave, or by `compiler` alone."""
+        """Return `gm` compiled with `options`: by Inductor together with the user's options, or by `compiler`."""
         if compiler:
             return OTHERS[compiler](compiler).compile(gm, inputs, options, None)
         return self.compile_one(gm, inputs, options)

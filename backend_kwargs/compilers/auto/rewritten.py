@@ -1,4 +1,4 @@
-"""Rewrites as candidates: matched first on the graphs that default was lowered to, and tried where they can pay."""
+"""Rewrites as candidates: matched on the graphs that default lowers, and tried if they can save time."""
 
 import contextlib
 import logging
@@ -20,8 +20,8 @@ from backend_kwargs.rewrites import find_rewrite
 logger = logging.getLogger("backend_kwargs.auto")
 
 
-class _Lowered(Exception):  # noqa: N818 - no error: all that was wanted is there
-    """The forward graph is there."""
+class _Lowered(Exception):  # noqa: N818 - not an error: it ends the compile
+    """The forward graph has been recorded."""
 
 
 def candidates_of_rewrites(
@@ -34,7 +34,7 @@ def candidates_of_rewrites(
 ) -> list[RaceCandidate]:
     """Return those of the rewrites `names` that match, each with the seconds that it is expected to save.
 
-    `lowered` gives the graphs that Inductor lowers, `traced` is dynamo's with its inputs; both stay as they are.
+    `lowered` returns the graphs that Inductor lowers; `traced` is dynamo's graph with its inputs. Both stay unchanged.
     """
     from backend_kwargs.compilers.inductor.rewrites.apply import find_in, find_in_traced
 
@@ -46,7 +46,7 @@ def candidates_of_rewrites(
             continue
         try:
             match = find_in(lowered(), name) if rewrite.patterns else find_in_traced(*traced, name)
-        except Exception as error:  # noqa: BLE001 - one of somebody else's may fail in any way: it is not tried
+        except Exception as error:  # noqa: BLE001 - a user's rewrite may raise anything: it is not tried
             logger.info("Rewrite %s is not tried: %s", name, error_text(error))
             continue
         if match.count:
@@ -57,7 +57,7 @@ def candidates_of_rewrites(
 
 
 def lowered_anew(compile_default: Callable[[], object]) -> list[GraphModule]:
-    """Return the forward graph that Inductor would lower, without compiling it, where default came out of a cache."""
+    """Return the forward graph that Inductor would lower, without compiling it: for a default from a cache."""
 
     def stop() -> None:
         raise _Lowered

@@ -194,7 +194,7 @@ class Store:
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if self.private else 0o666))
 
     def _mend(self, error: sqlite3.Error, inode: int) -> None:
-        """Replace a damaged file by one with all rows that can be read; the damaged file is kept beside it."""
+        """Replace a damaged file by one with all rows that can be read; the damaged file is kept next to it."""
         rows = _readable(self.path)
         stamp = f"{os.getpid()}-{time.time_ns()}"
         aside = self.path.with_name(f"{self.path.name}.unreadable-{stamp}")

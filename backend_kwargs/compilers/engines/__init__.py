@@ -1,1 +1,1 @@
-"""Engines for inference: ONNX Runtime and OpenVINO, given parts of a graph with its parameters as constants."""
+"""Inference engines: ONNX Runtime and OpenVINO compile parts of a graph, with its parameters as constants."""

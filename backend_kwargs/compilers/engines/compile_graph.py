@@ -33,20 +33,20 @@ from backend_kwargs.compilers.parts import (
 from backend_kwargs.compilers.tvm.capture import constants_of
 from backend_kwargs.errors import error_text, warn_once
 
-TRAINS = "gradients are recorded: call the model under torch.no_grad()"
+TRAINS = "it records gradients: call the model under torch.no_grad()"
 
 
 def compile_graph(
     gm: GraphModule, example_inputs: Sequence[Any], engine: Engine, in_eager: Collection[str]
 ) -> Callable[..., Any]:
-    """Compile dynamo's `gm` by `engine`, its parameters as constants; the callable has its `EngineSummary`.
+    """Compile dynamo's `gm` with `engine`, its parameters as constants; the callable has an `EngineSummary`.
 
-    Results are eager's within rounding: what the engine has not, or fails at, runs in eager, and so does all of a graph
-    that records gradients. Parameters are guarded as under Inductor's freezing.
+    Results equal eager's up to rounding. Operators that the engine lacks, and parts that it fails to compile, run in
+    eager, as does any graph that records gradients. Parameters are guarded as under Inductor's freezing.
     """
     summary = EngineSummary(engine.name)
     if torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in example_inputs):
-        warn_once(f"{engine.name} compiles for inference alone, and a graph runs in eager, since {TRAINS}.")
+        warn_once(f"{engine.name} compiles for inference only. A graph runs in eager, since {TRAINS}.")
         summary.fallbacks["the graph"] = TRAINS
         return _with_summary(partial(_called, gm), summary)
     steps = _Steps(engine, in_eager, summary)
@@ -76,14 +76,17 @@ def _with_summary(compiled: Callable[..., Any], summary: EngineSummary) -> Calla
 
 
 class _Steps:
-    """What happens to each graph that AOTAutograd makes of one of dynamo's."""
+    """Compiles each graph that AOTAutograd makes from one of dynamo's."""
 
     def __init__(self, engine: Engine, in_eager: Collection[str], summary: EngineSummary) -> None:
         self.engine, self.in_eager, self.summary = engine, in_eager, summary
 
     def compile(self, attributes: GraphModule, gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-        """Return what runs `gm`; parameters and buffers in `attributes` are constants where the graph writes none."""
-        # AOTAutograd's fake tensors are on; constants are real.
+        """Return a callable that runs `gm`; parameters and buffers in `attributes` become constants.
+
+        A graph that writes in place runs in eager.
+        """
+        # AOTAutograd's fake tensor mode is active, but constants are real tensors.
         with _disable_current_modes():
             if written := writes_in_place(gm):
                 self._leave(written, "it writes in place")
@@ -106,14 +109,14 @@ class _Steps:
         self.summary.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
 
     def _compile_part(self, gm: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> None:
-        """Put what the engine makes of a part in the place of its call; a part that it fails at stays as it is."""
+        """Replace the call of a part by the engine's callable; if the engine fails, the part stays unchanged."""
         part = gm.get_submodule(str(call.target))
         assert isinstance(part, GraphModule)
         started = time.perf_counter()
         args = _attach(part, call, constants)
         try:
             run = self.engine.build(part)
-        except Exception as error:  # noqa: BLE001 - a library's own, of any kind
+        except Exception as error:  # noqa: BLE001 - a library may raise anything
             warn_once(f"{self.engine.name} failed to compile a part of a graph, which runs in eager: {_line(error)}.")
             self._leave(operators_of(part), _line(error))
             call.args = args
@@ -124,7 +127,7 @@ class _Steps:
 
 
 def _attach(part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-    """Make constants of a part its attributes; return the arguments that are left."""
+    """Make the constant arguments of a part its attributes; return the other arguments."""
     left = []
     for placeholder, argument in zip(part.graph.find_nodes(op="placeholder"), call.args, strict=True):
         value = constants.get(str(argument))
@@ -143,12 +146,12 @@ def _attach(part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]
 
 
 def _serving(run: Callable[..., Any], part: GraphModule, engine: str) -> Callable[..., Any]:
-    """Return `run`, with the part in eager for a call that it fails at."""
+    """Return a callable of `run` that runs the part in eager if a call fails."""
 
     def call(*args: Any) -> Any:
         try:
             return run(args)
-        except Exception as error:  # noqa: BLE001 - a library's own, of any kind
+        except Exception as error:  # noqa: BLE001 - a library may raise anything
             warn_once(f"{engine} failed to run a part of a graph, which ran in eager: {_line(error)}.")
             return part(*args)
 

@@ -1,4 +1,4 @@
-"""What an engine is to the steps that cut a graph: what it may have, and how a part becomes a callable."""
+"""The protocol of an engine: the nodes that it may compile, and how a part becomes a callable."""
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ Run = Callable[[Sequence[Any]], list[torch.Tensor]]
 
 TAGS = {
     torch.Tag.nondeterministic_seeded: "draws random numbers",
-    torch.Tag.data_dependent_output: "a number on the host",
+    torch.Tag.data_dependent_output: "its result is a number on the host",
     torch.Tag.dynamic_output_shape: "its size depends on data",
 }
 MEMORY = frozenset(
@@ -28,28 +28,28 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """How a report calls it."""
+        """The name in reports."""
 
     @property
     def dtypes(self) -> Collection[torch.dtype]:
-        """The types that tensors of a part may have."""
+        """The dtypes that tensors of a part may have."""
 
     @property
     def denied(self) -> Mapping[str, str]:
-        """Why operators, by their ATen name, with or without overload, are left to eager."""
+        """The operators left to eager and the reasons, by ATen name with or without overload."""
 
-    def knows(self, node: fx.Node) -> bool:
-        """Return whether the engine has a translation of the operator."""
+    def lacks(self, node: fx.Node) -> str:
+        """Return why the engine has no translation of the operator that gives torch's results, "" if it has one."""
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
-        """Return how operators are taken apart before the graph is cut."""
+        """Return the decompositions applied before the graph is split."""
 
     def build(self, part: fx.GraphModule) -> Run:
-        """Compile a part, whose constants are attributes; raise whatever it fails with."""
+        """Compile a part, whose constants are attributes; any exception leaves it to eager."""
 
 
 def why_not(node: fx.Node, engine: Engine, in_eager: Collection[str]) -> str:
-    """Return why the engine does not get a node, "" where it may have it; `in_eager` are operators kept from it."""
+    """Return why a node runs in eager, or "" if the engine may compile it; operators `in_eager` always do."""
     if node.target is operator.getitem:
         return why_not(node.args[0], engine, in_eager)  # type: ignore[arg-type]
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
@@ -60,18 +60,23 @@ def why_not(node: fx.Node, engine: Engine, in_eager: Collection[str]) -> str:
     if op._schema.is_mutable:
         return "writes in place"
     if names & MEMORY:
-        return "reads memory as it lies"
+        return "depends on the memory layout"
     tagged = (reason for tag, reason in TAGS.items() if tag in op.tags)
     denied = (reason for name, reason in engine.denied.items() if name in names)
-    return next(denied, "") or next(tagged, "") or _unfit_values(node, engine) or _unknown(node, engine)
+    return next(denied, "") or next(tagged, "") or _unfit_values(node, engine) or engine.lacks(node)
 
 
-def _unknown(node: fx.Node, engine: Engine) -> str:
-    return "" if engine.knows(node) else f"{engine.name} does not have it"
+def argument(node: fx.Node, name: str) -> Any:
+    """Return an argument of an operator by its name in the schema, whether given or not; None where it has no such."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for at, each in enumerate(node.target._schema.arguments):
+        if each.name == name:
+            return node.args[at] if at < len(node.args) else node.kwargs.get(name, each.default_value)
+    return None
 
 
 def _used(node: fx.Node) -> list[Any]:
-    """Return what a node gives that another takes: a norm's statistics for the backward pass are empty in inference."""
+    """Return the results of a node that are used: a norm's statistics for the backward pass are empty in inference."""
     value = node.meta["val"]
     if not isinstance(value, list | tuple):
         return tree_leaves(value)
@@ -88,11 +93,11 @@ def _unfit_values(node: fx.Node, engine: Engine) -> str:
     if any(tensor.layout != torch.strided or tensor.is_quantized for tensor in tensors):
         return "not a dense tensor"
     if unknown := {str(tensor.dtype) for tensor in tensors} - {str(dtype) for dtype in engine.dtypes}:
-        return f"{engine.name} gets no {', '.join(sorted(unknown))}"
+        return f"{engine.name} is not used for {', '.join(sorted(unknown))}"
     if any(isinstance(value, torch.SymFloat | torch.SymBool | complex) for value in values):
-        return "a number that is no size"
+        return "a symbolic float or bool, or a complex number"
     if not all(size.node.has_hint() for size in sizes if isinstance(size, torch.SymInt)):
-        return "its size is known only when it runs"
+        return "its size is known only at run time"
     if any(isinstance(size, int) and size == 0 for tensor in tensors for size in tensor.shape):
         return "an empty tensor"
     return ""

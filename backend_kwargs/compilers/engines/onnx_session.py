@@ -1,8 +1,10 @@
 """A part of a graph as a session of ONNX Runtime, which reads and writes torch's memory."""
 
+import logging
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -23,7 +25,7 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
-from backend_kwargs.compilers.engines.engine import Run
+from backend_kwargs.compilers.engines.engine import Run, argument
 from backend_kwargs.compilers.engines.onnx_settings import Settings
 from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
 
@@ -41,20 +43,31 @@ TYPES = {
     torch.int32: "int32",
     torch.bool: "bool",
 }
+# The exporter writes exp(x*x) * erfc(x), which overflows.
+DENIED: Mapping[str, str] = MappingProxyType({"special_erfcx": "the exporter's formula overflows"})
+# What the exporter drops without a word.
+UNTRANSLATED: Mapping[str, str] = MappingProxyType(
+    {
+        "training": "ONNX Runtime's norm has the statistics of inference",
+        "divisor_override": "ONNX has no divisor_override",
+    }
+)
 
 
 class ONNXRuntime:
-    """ONNX Runtime on a CPU, as `engine.Engine` asks."""
+    """ONNX Runtime on a CPU, as an `engine.Engine`."""
 
     name: ClassVar[str] = "ONNX Runtime"
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
-    denied: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    denied: ClassVar[Mapping[str, str]] = DENIED
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def knows(self, node: fx.Node) -> bool:
-        return _registry().is_registered(node.target)  # type: ignore[no-any-return]
+    def lacks(self, node: fx.Node) -> str:
+        if not _registry().is_registered(node.target):
+            return "ONNX Runtime does not have it"
+        return next((reason for name, reason in UNTRANSLATED.items() if argument(node, name)), "")
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         from torch._decomp import core_aten_decompositions
@@ -71,7 +84,7 @@ class ONNXRuntime:
 
 
 def exported(part: fx.GraphModule) -> ExportedProgram:
-    """Return a part as an exported program, whose buffers are the part's attributes; sizes keep their symbols."""
+    """Return a part as an exported program: its attributes become buffers, and symbolic sizes stay symbolic."""
     graph, made = fx.Graph(), {}
     attributes = part.graph.find_nodes(op="get_attr")
     users = part.graph.find_nodes(op="placeholder")
@@ -104,8 +117,8 @@ def _argument(node: fx.Node) -> Any:
 
 
 def _model(program: ExportedProgram) -> bytes:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's own doings
+    with warnings.catch_warnings(), _without_lines_about_torchvision():
+        warnings.simplefilter("ignore")  # about the exporter's own code
         found: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
     return found.model_proto.SerializeToString()  # type: ignore[no-any-return]
 
@@ -114,7 +127,26 @@ def _model(program: ExportedProgram) -> bytes:
 def _registry() -> Any:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    return ONNXRegistry.from_torchlib()
+    with _without_lines_about_torchvision():
+        return ONNXRegistry.from_torchlib()
+
+
+@contextmanager
+def _without_lines_about_torchvision() -> Iterator[None]:
+    """Drop this thread's lines about torchvision's operators, which the exporter lists at each export if it lacks them.
+
+    Other threads' lines, and all others of this one, are logged as before.
+    """
+    logger, thread = logging.getLogger("torch.onnx._internal.exporter._registration"), threading.get_ident()
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.thread != thread or not str(record.msg).startswith("torchvision is not installed")
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def _options(settings: Settings) -> Any:
@@ -138,7 +170,7 @@ def _options(settings: Settings) -> Any:
 
 
 class _Session:
-    """Runs a session on torch's memory: inputs as they lie, outputs made by torch where their sizes are fixed."""
+    """Runs a session on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
     def __init__(self, session: Any, part: fx.GraphModule) -> None:
         import numpy as np
@@ -185,6 +217,6 @@ def _CPU() -> Any:  # noqa: N802
 
 
 def _taken(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return what ONNX Runtime made as a tensor that owns it; DLPack has its truth values as bytes."""
+    """Return an output that ONNX Runtime allocated, as a tensor that owns it; DLPack passes booleans as bytes."""
     found: torch.Tensor = from_dlpack(value.to_dlpack())
     return found.view(dtype) if found.dtype != dtype else found

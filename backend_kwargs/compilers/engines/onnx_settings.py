@@ -14,12 +14,14 @@ class Settings:
     """Every option of ONNX Runtime, by its name, with its default."""
 
     graph_optimization_level: Annotated[
-        Literal["disabled", "basic", "extended", "all"], "which rewrites of its graph ONNX Runtime makes"
+        Literal["disabled", "basic", "extended", "all"], "the graph optimizations of ONNX Runtime"
     ] = "all"
-    intra_op_num_threads: Annotated[Threads | None, "threads of an operator; None: torch.get_num_threads()"] = None
-    inter_op_num_threads: Annotated[Threads, "operators at once, under execution_mode='parallel'"] = 1
-    execution_mode: Annotated[Literal["sequential", "parallel"], "whether operators may run at once"] = "sequential"
-    allow_spinning: Annotated[bool, "let idle threads spin, which takes a core from everything else"] = False
+    intra_op_num_threads: Annotated[Threads | None, "threads within an operator; None: torch.get_num_threads()"] = None
+    inter_op_num_threads: Annotated[Threads, "operators run at the same time, if execution_mode='parallel'"] = 1
+    execution_mode: Annotated[Literal["sequential", "parallel"], "whether operators may run at the same time"] = (
+        "sequential"
+    )
+    allow_spinning: Annotated[bool, "let idle threads spin, which keeps their cores busy"] = False
     enable_mem_pattern: Annotated[bool, "plan memory ahead, for inputs of the same sizes"] = True
     enable_cpu_mem_arena: Annotated[bool, "keep memory between calls"] = True
     aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm'"] = ()

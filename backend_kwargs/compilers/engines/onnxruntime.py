@@ -1,4 +1,4 @@
-"""ONNX Runtime: options in, torch's ONNX exporter in between, a session out. It is imported when a graph arrives."""
+"""ONNX Runtime under checked options, through torch's ONNX exporter. Imported for the first graph."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ NEEDS = ("onnxruntime", "onnx", "onnxscript")
 
 
 def _sequential(value: Callable[[str], Any]) -> str:
-    return "" if value("execution_mode") == "parallel" else "it is read only under execution_mode='parallel'"
+    return "" if value("execution_mode") == "parallel" else "it is read only if execution_mode='parallel'"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ONNXRuntimeCompiler(DeclaredCompiler):
     """ONNX Runtime on a CPU, for inference, with parameters as constants."""
 
     registered: ClassVar[str] = "tmpl-onnxruntime"
-    line: ClassVar[str] = "ONNX Runtime under options: inference, parameters as constants, eager where it cannot"
+    line: ClassVar[str] = "ONNX Runtime under options: inference, parameters as constants, the rest in eager"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = (Rule("inter_op_num_threads", unless=_sequential),)
     distributions: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx", "onnxscript")

@@ -21,18 +21,18 @@ TYPES = {
     torch.int32: "i32",
     torch.bool: "boolean",
 }
-OUT_OF_BOUNDS = "for an index out of bounds eager raises"
+OUT_OF_BOUNDS = "eager raises if an index is out of bounds"
 DENIED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("embedding", "gather", "index", "index_select", "index_put", "scatter", "take"), OUT_OF_BOUNDS)
-    | dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "equals have another order in OpenVINO")
+    | dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "OpenVINO orders equal values differently")
     | dict.fromkeys(("var", "var_mean", "std", "std_mean"), "OpenVINO ignores the correction")
 )
-# OpenVINO rounds these differently than torch if the operands are integers.
+# OpenVINO rounds these differently from torch if the operands are integers.
 ROUNDED = frozenset({"div", "floor_divide", "remainder", "fmod", "avg_pool1d", "avg_pool2d", "avg_pool3d"})
 
 
 class OpenVINO:
-    """OpenVINO on a CPU, as `engine.Engine` asks."""
+    """OpenVINO on a CPU, as an `engine.Engine`."""
 
     name: ClassVar[str] = "OpenVINO"
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
@@ -41,12 +41,14 @@ class OpenVINO:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def knows(self, node: fx.Node) -> bool:
+    def lacks(self, node: fx.Node) -> str:
         value = node.meta["val"]
-        integers = isinstance(value, torch.Tensor) and not value.is_floating_point()
-        # Its frontend has no type for an empty list.
+        if str(node.target) not in _translated():
+            return "OpenVINO does not have it"
+        if isinstance(value, torch.Tensor) and not value.is_floating_point() and op_name(node) in ROUNDED:
+            return "OpenVINO rounds integers otherwise"
         empty = any(isinstance(each, list | tuple) and not each for each in node.args)
-        return str(node.target) in _translated() and not (integers and op_name(node) in ROUNDED) and not empty
+        return "OpenVINO has no type for an empty list" if empty else ""
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
@@ -63,7 +65,7 @@ class OpenVINO:
             "PERFORMANCE_HINT": self.settings.performance_hint,
             "ENABLE_CPU_PINNING": False,
         }
-        # The part stays alive with the model, which shares its constants.
+        # The part must live as long as the model, which shares its constants.
         return _Model(_core().compile_model(model, "CPU", {**own, **(self.settings.config or {})}), part)
 
 
@@ -76,7 +78,7 @@ def _core() -> Any:
 
 @cache
 def _translated() -> frozenset[str]:
-    """Return the operators that OpenVINO's own backend hands to its frontend, by their names in a graph."""
+    """Return the operators that OpenVINO's own backend passes to its frontend, by their names in a graph."""
     from openvino.frontend.pytorch.torchdynamo.op_support import OperatorSupport
 
     named = OperatorSupport({})._support_dict
@@ -90,9 +92,9 @@ def _converted(part: fx.GraphModule) -> Any:
 
     users = part.graph.find_nodes(op="placeholder")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the frontend's own doings
+        warnings.simplefilter("ignore")  # about the frontend's own code
         frontend = FrontEndManager().load_by_framework("pytorch")
-        decoder = TorchFXPythonDecoder(part)  # alive while it is read
+        decoder = TorchFXPythonDecoder(part)  # must be alive during the conversion
         model = frontend.convert(frontend.load(decoder))
     for given, node in zip(model.inputs, users, strict=True):
         value = node.meta["val"]
@@ -110,7 +112,7 @@ def _converted(part: fx.GraphModule) -> Any:
 
 
 def _check(result: Any, node: fx.Node) -> None:
-    """Raise where OpenVINO gives another type or rank than torch: its translation is another operator."""
+    """Raise if OpenVINO's result has another type, rank or shape than torch's: its translation then differs."""
     value, kind = node.meta["val"], result.get_element_type().get_type_name()
     if kind != TYPES[value.dtype]:
         raise TypeError(f"OpenVINO gives {kind} where torch gives {value.dtype}")
@@ -125,7 +127,7 @@ class _Model:
 
     def __init__(self, compiled: Any, part: fx.GraphModule) -> None:
         self.compiled, self.part = compiled, part
-        # OpenVINO puts memory of its own in the place of what has another size than it finds.
+        # OpenVINO replaces an output buffer of another size by its own memory.
         sure = [output.get_partial_shape().is_static for output in compiled.outputs]
         self.outputs = [
             (fixed_sizes(node) if fixed else None, node.meta["val"].dtype)

@@ -1,4 +1,4 @@
-"""OpenVINO without the dynamo backend that it brings: options in, its frontend for graphs of torch, its runtime out."""
+"""OpenVINO under checked options, through its frontend for torch graphs instead of its dynamo backend."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,7 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     """OpenVINO on a CPU, for inference, with parameters as constants."""
 
     registered: ClassVar[str] = "tmpl-openvino-native"
-    line: ClassVar[str] = (
-        "OpenVINO's own compiler under options: inference, parameters as constants, eager where it cannot"
-    )
+    line: ClassVar[str] = "OpenVINO's own compiler under options: inference, parameters as constants, the rest in eager"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = ()
     distributions: ClassVar[tuple[str, ...]] = ("openvino",)

@@ -14,10 +14,12 @@ class Settings:
     """Every option of OpenVINO's native compiler, by its name, with its default."""
 
     inference_precision: Annotated[
-        Literal["f32", "bf16", "f16"], "what OpenVINO computes in; below f32 results differ from eager's"
+        Literal["f32", "bf16", "f16"], "the precision of OpenVINO's kernels; below f32 results differ from eager's"
     ] = "f32"
     inference_num_threads: Annotated[Threads | None, "threads; None: torch.get_num_threads()"] = None
-    performance_hint: Annotated[Literal["LATENCY", "THROUGHPUT"], "what OpenVINO arranges its threads for"] = "LATENCY"
+    performance_hint: Annotated[Literal["LATENCY", "THROUGHPUT"], "the goal of OpenVINO's scheduling of threads"] = (
+        "LATENCY"
+    )
     aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm'"] = ()
     config: Annotated[dict[str, Any] | None, "OpenVINO's own properties, such as {'ENABLE_CPU_PINNING': True}"] = None
 

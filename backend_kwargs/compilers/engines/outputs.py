@@ -1,4 +1,4 @@
-"""What a part returns: new tensors of torch, with the strides that eager would give them."""
+"""The results of a part: new torch tensors, with the strides that they have in eager."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def results_of_part(part: GraphModule) -> list[Node]:
 
 
 def finished(run: Run, part: GraphModule, observed: Collection[int]) -> Callable[[Sequence[Any]], Any]:
-    """Return what calls `run` and gives its outputs as `part` does; those `observed` get eager's strides."""
+    """Return a callable of `run` with the results of `part`; those at `observed` get eager's strides."""
     single = not isinstance(part.graph.output_node().args[0], tuple | list)
     values = [node.meta["val"] for node in results_of_part(part)]
     orders = {i: order for i in observed if (order := _order(values[i]))}
@@ -31,20 +31,20 @@ def finished(run: Run, part: GraphModule, observed: Collection[int]) -> Callable
 
 
 def fixed_sizes(node: Node) -> tuple[int, ...] | None:
-    """Return the sizes of what a node gives, None where one is symbolic."""
+    """Return the sizes of a node's result, or None if one is symbolic."""
     shape = node.meta["val"].shape
     return tuple(shape) if all(isinstance(size, int) for size in shape) else None
 
 
 def dense(value: Any) -> Any:
-    """Return an argument as an engine reads it: contiguous, detached, with no operation pending."""
+    """Return an argument in the form that engines read: contiguous, detached, without a pending negation."""
     if not isinstance(value, torch.Tensor):
         return torch.tensor(int(value))
     return value.detach().resolve_neg().contiguous()
 
 
 def _order(value: torch.Tensor) -> tuple[list[int], list[int]] | None:
-    """Return the dimensions from the slowest to the fastest in memory and the way back, None for a contiguous one."""
+    """Return the permutation from slowest to fastest dimension in memory and its inverse; None if already in order."""
     strides = [stride if isinstance(stride, int) else int(stride.node.hint) for stride in value.stride()]
     order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
     return None if order == [*range(value.dim())] else (order, [order.index(dim) for dim in range(value.dim())])

@@ -1,11 +1,11 @@
-"""What an engine has of the graphs of one compile: what a compiled callable carries, and a report reads."""
+"""The summary of an engine's part in one compile: an attribute of the compiled callable, read by `report`."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePart:
-    """A piece of a graph that the engine compiled: how many operators of ATen, and the seconds that it took."""
+    """A part of a graph that the engine compiled: the number of ATen operators, and the seconds of its compile."""
 
     operators: int
     seconds: float
@@ -13,7 +13,7 @@ class EnginePart:
 
 @dataclass(slots=True)
 class EngineSummary:
-    """The graphs of one compile; `fallbacks` has the reasons why operators run in eager."""
+    """The graphs of one compile; `fallbacks` maps operators that run in eager to the reasons."""
 
     engine: str
     partitions: list[EnginePart] = field(default_factory=list)

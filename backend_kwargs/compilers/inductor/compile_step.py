@@ -24,7 +24,7 @@ def noting_lowered(then: Callable[[], None] = lambda: None) -> Iterator[list[Any
 
 
 def noted(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `inner_compile`, which notes the graphs that come to it where `noting_lowered` asks for them."""
+    """Return `inner_compile`, which records its graphs inside `noting_lowered`."""
     if (noting := _lowered.get()) is None:
         return inner_compile
     found, then = noting

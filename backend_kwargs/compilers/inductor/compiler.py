@@ -30,7 +30,7 @@ OWN: Mapping[str, Option] = MappingProxyType(
     {
         option.name: option
         for option in (
-            Option("strict", bool, False, "raise where a template cannot act here, in place of falling back"),
+            Option("strict", bool, False, "raise if a template has no effect here, instead of falling back"),
             Option(
                 "clone_outputs",
                 bool | None,
@@ -113,7 +113,7 @@ class InductorCompiler:
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         if options.get("use_aoti") and options.get("freezing"):
-            raise BackendKwargsError("Options 'use_aoti' and 'freezing' do not go together; leave one out.")
+            raise BackendKwargsError("Options 'use_aoti' and 'freezing' cannot be combined; leave one out.")
         if _clones(options) and not options.get("triton.cudagraph_trees", True):
             raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
         check_candidates(options.get("candidates") or ())
@@ -223,7 +223,7 @@ def _clones(options: Mapping[str, Any]) -> bool:
 
 
 def _limits_of_rewrites(options: Mapping[str, Any]) -> list[Limit]:
-    """Return what of the rewrites asked for cannot act on this machine, and why."""
+    """Return the limits of the requested rewrites on this machine."""
     here = _machine(options)
     return [
         limit

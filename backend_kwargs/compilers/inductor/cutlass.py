@@ -44,7 +44,7 @@ def cutlass_dir() -> Path:
         except (OSError, shutil.Error) as error:
             raise BackendKwargsError(
                 f"Cannot lay out CUTLASS in {str(target)!r}: {getattr(error, 'strerror', None) or error}. "
-                f"Set XDG_CACHE_HOME to where it can, or {CUTLASS_VARIABLE} to a CUTLASS checkout."
+                f"Set XDG_CACHE_HOME to a writable folder, or {CUTLASS_VARIABLE} to a CUTLASS checkout."
             ) from None
     return target
 
@@ -149,7 +149,7 @@ def _complete(target: Path, parts: Mapping[str, Path]) -> bool:
 
 
 def _lay_out(target: Path, parts: Mapping[str, Path]) -> None:
-    """Build the layout beside `target` and rename it: another process may do the same."""
+    """Build the layout next to `target` and rename it: another process may do the same."""
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:

@@ -1,1 +1,1 @@
-"""Lower precision by consent: which there are, how a graph computes in one, and the error that is measured of it."""
+"""Lower precision by consent: the table of precisions, graphs in one of them, and the measured error."""

@@ -10,9 +10,9 @@ _elsewhere: ContextVar[bool] = ContextVar("measured_elsewhere", default=False)
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The use of a precision: its error of at most `max_error`, and the bytes of weights made for it.
+    """The use of a precision: its error, at most `max_error`, and the bytes of the weights converted for it.
 
-    `reason` says why it is not used, "" where it is.
+    `reason` says why the precision is not used, or is "".
     """
 
     precision: str
@@ -30,7 +30,7 @@ class Used:
         return f"precision {self.precision}: {self.products} products{error}{held}"
 
 
-_last: list[Used] = []  # of the graph that is compiled now: dynamo compiles one at a time
+_last: list[Used] = []  # for the graph that is being compiled: dynamo compiles one at a time
 
 
 def last_used() -> Used | None:
@@ -45,7 +45,7 @@ def note_used(used: Used | None) -> None:
 
 @contextmanager
 def measured_elsewhere() -> Iterator[None]:
-    """Let compiles in this thread leave the error to the caller, who measures it."""
+    """Let the caller measure the error of the graphs that this thread compiles, instead of each compile."""
     token = _elsewhere.set(True)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Products of a graph in half precision: their operands cast down, their results cast back to what dynamo captured.
+"""Products of a graph in half precision: their operands are cast down, and their results back to the captured dtype.
 
-So every value of the graph keeps the dtype that dynamo captured, on which the code around may branch, and from which
-constants of the graph (`finfo(dtype).min`) were made. Autocast alone would change both.
+So every value keeps the dtype that dynamo captured. Code around the graph may branch on it, and constants of the graph
+such as `finfo(dtype).min` were made from it; autocast would change both.
 """
 
 import copy
@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.nn import functional
 
-# Where each takes what is added to the product, by position and keyword: a mask may hold finfo(float32).min there.
+# The position and keyword of the argument that is added to the product: a mask may contain finfo(float32).min.
 SDPA, ADDED = (3, "attn_mask"), (0, "input")
 PRODUCTS: Mapping[Any, tuple[int, str] | None] = {
     **dict.fromkeys(
@@ -39,7 +39,7 @@ PRODUCTS: Mapping[Any, tuple[int, str] | None] = {
     **dict.fromkeys((torch.addmm, torch.baddbmm, torch.addbmm, "addmm", "baddbmm", "addbmm"), ADDED),
     functional.scaled_dot_product_attention: SDPA,
 }
-# What only moves or selects values: the same before and after a widening.
+# Operations that only move or select values, so that they can be done before or after widening.
 SELECTING = frozenset(
     {
         *("view", "reshape", "transpose", "permute", "contiguous", "flatten", "unsqueeze", "squeeze", "expand", "t"),
@@ -49,17 +49,17 @@ SELECTING = frozenset(
         *(functional.max_pool2d, torch.max_pool2d, functional.max_pool1d, functional.max_pool3d),
     }
 )
-# What autocast computes in half precision as well where its inputs are: rounded once more, stored in half the bytes.
+# Operations that autocast also computes in half precision for half inputs: one more rounding, half the bytes.
 FOLLOWING = frozenset({functional.batch_norm, torch.batch_norm, operator.add, torch.add})
-# In-place operators with the same outside of place, taken where nothing else reads what they overwrite.
+# In-place operators and their out-of-place versions, which are used if nothing else reads the overwritten value.
 OUT_OF_PLACE: Mapping[Any, Any] = {operator.iadd: operator.add, "relu_": "relu", torch.relu_: torch.relu}
 Narrow = dict[Node, Any]
 
 
 def cast_products(gm: GraphModule, dtype: torch.dtype) -> int:
-    """Let the float32 products of `gm`, which is changed, compute in `dtype`; return how many there are.
+    """Make the float32 products of `gm` compute in `dtype`, in place; return their number.
 
-    Graphs within it, such as those that a checkpoint runs again, are changed too: on copies.
+    Nested graphs, such as those of activation checkpointing, are replaced by changed copies.
     """
     count = _Cast(gm, dtype).run()
     for node in gm.graph.find_nodes(op="get_attr"):
@@ -76,8 +76,8 @@ def cast_products(gm: GraphModule, dtype: torch.dtype) -> int:
 class _Cast:
     """One graph while its products are cast.
 
-    `narrow` are the values in half precision that widened ones equal, `detached` operations that were in place and are
-    no longer.
+    `narrow` maps a widened value to the equal value in half precision. `detached` are operations that were in place
+    before.
     """
 
     def __init__(self, gm: GraphModule, dtype: torch.dtype) -> None:
@@ -99,7 +99,7 @@ class _Cast:
         return count
 
     def _is_single(self, node: Node) -> bool:
-        """Return whether a product gives float32 and takes nothing else but masks: no out=, nothing cast already."""
+        """Return whether the product's result and all its floating inputs are float32, and it has no out=."""
         floats = [
             dtype for each in node.all_input_nodes if (dtype := _dtype(self.gm, each)) and dtype.is_floating_point
         ]
@@ -119,7 +119,7 @@ class _Cast:
         self._replace(node, args, kwargs)
 
     def _replace(self, node: Node, args: Any, kwargs: Any) -> None:
-        """Put the same operation on narrow values, widened, in the place of `node`."""
+        """Replace `node` by the same operation on narrow values, with its result widened."""
         with self.graph.inserting_before(node):
             made = self.graph.create_node(node.op, node.target, args, kwargs)
             wide = self.graph.call_method("to", (made, torch.float32))
@@ -138,7 +138,7 @@ class _Cast:
         return self.graph.call_method("to", (leaf, self.dtype))
 
     def _clamped(self, leaf: Any) -> Any:
-        """Cast what is added so that no finite number becomes infinite: a row of those would be nan after softmax."""
+        """Cast an added value without making finite numbers infinite: a row of -inf is nan after softmax."""
         if not isinstance(leaf, Node) or _dtype(self.gm, leaf) != torch.float32:
             return leaf
         if leaf.op == "get_attr" or leaf in self.narrow or _is_parameter(leaf):
@@ -149,10 +149,10 @@ class _Cast:
         chosen = self.graph.call_function(torch.where, (infinite, leaf, within))
         return self.graph.call_method("to", (chosen, self.dtype))
 
-    # ---- what follows a product
+    # ---- operations after a product
 
     def _follow(self, node: Node) -> None:
-        """Let an operation on a widened value be one on the narrow value, widened afterwards."""
+        """Replace an operation on a widened value by the same operation on the narrow value, widened afterwards."""
         first = node.args[0] if node.args else None
         if not isinstance(first, Node) or first not in self.narrow or node.kwargs.get("out") is not None:
             return
@@ -171,7 +171,7 @@ class _Cast:
             if _dtype(self.gm, node) == torch.float32:
                 self._replace(node, args, kwargs)
         elif not self._may_change(node):
-            # Beside the one on the widened value, which another may be a view of too; what nothing uses is dropped.
+            # The operation on the widened value stays, since another may be a view of it; dead nodes are dropped later.
             with self.graph.inserting_after(node):
                 self.narrow[node] = self.graph.create_node(node.op, node.target, args, kwargs)
 
@@ -184,7 +184,10 @@ class _Cast:
 
 
 def _overwritten(graph: torch.fx.Graph, detached: set[Node]) -> set[int]:
-    """Return the storages that the graph overwrites, once what can be done out of place is: it joins `detached`."""
+    """Return the storages that the graph still overwrites after operations were made out of place where possible.
+
+    Those operations are added to `detached`.
+    """
     readers: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         for storage in _storages(node.meta.get("example_value")):
@@ -217,7 +220,7 @@ def _written(node: Node) -> Iterable[Node]:
 
 
 def _dead_after(earlier: Iterable[Node], node: Node, order: Mapping[Node, int]) -> bool:
-    """Return whether nothing after `node` reads any of `earlier`, of which none is the caller's."""
+    """Return whether nothing after `node` reads any of `earlier`, and none of them is an input of the graph."""
     return all(
         each.op.startswith("call") and all(user is node or order[user] < order[node] for user in each.users)
         for each in earlier
@@ -225,7 +228,7 @@ def _dead_after(earlier: Iterable[Node], node: Node, order: Mapping[Node, int]) 
 
 
 def _out_of_place(node: Node) -> bool:
-    """Make an operation one that overwrites nothing; return whether there is such a one."""
+    """Change an operation to its out-of-place version; return whether it has one."""
     if node.kwargs.get("inplace") is True:
         node.kwargs = {**node.kwargs, "inplace": False}
     elif node.target is functional.relu:

@@ -1,4 +1,4 @@
-"""The error of a graph in a lower precision: measured on the call's own inputs, uncompiled, against float64."""
+"""The error of a graph in a lower precision, measured uncompiled against float64, on the inputs of the call."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,13 +17,13 @@ from backend_kwargs.compilers.precision.reference import InFloat64
 from backend_kwargs.errors import error_text
 from backend_kwargs.measure import Accuracy
 
-LARGEST_WIDE = 2 << 30  # bytes of inputs that are widened together: written ones and those that train
+LARGEST_WIDE = 2 << 30  # bytes of inputs widened at the same time: those written to, and those that need gradients
 
 
 def measured_error(
     gm: GraphModule, lowered: Callable[..., Any], example_inputs: Sequence[Any], max_error: float
 ) -> Accuracy:
-    """Call the graph in eager, in float64 and as `lowered`, on its inputs; compare. Leaves no trace in these."""
+    """Run the graph in eager, in float64 and as `lowered` on its inputs, and compare. The inputs stay unchanged."""
     if why := _why_never(gm, example_inputs):
         return Accuracy("fail_accuracy", f"its error cannot be measured: {why}")
     with torch.random.fork_rng(devices=cuda_devices()):
@@ -43,17 +43,17 @@ def _why_never(gm: GraphModule, example_inputs: Sequence[Any]) -> str:
         raise AssertionError
 
     if communicates(gm):
-        return "other ranks take part in it"
+        return "it communicates with other ranks"
     return why_never(Request(gm, example_inputs, Settings(), never, Tools(never, never, {})))
 
 
 def in_float64(task: Task) -> dict[str, Any]:
-    """Return what the task gives in float64; raise where that cannot be."""
+    """Return the results of the task in float64; raise if they cannot be computed."""
     if task.inputs.aliased:
         raise ValueError("inputs that it writes to share memory")
     whole = {at for at, value in enumerate(task.inputs.values) if at in task.inputs.written or _trains(task, value)}
     if sum(task.inputs.values[at].nbytes for at in whole) > LARGEST_WIDE:
-        raise ValueError(f"what must be kept in float64 exceeds {LARGEST_WIDE >> 30} GiB")
+        raise ValueError(f"the inputs to keep in float64 exceed {LARGEST_WIDE >> 30} GiB")
     values = [_wide(value) if at in whole else value for at, value in enumerate(task.inputs.values)]
     wide = replace(task, inputs=replace(task.inputs, values=values))
     return wide.observe(InFloat64(task.copy()).run)
@@ -70,7 +70,7 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 
 def against(seen: dict[str, Any], eager: dict[str, Any], precise: dict[str, Any], max_error: float) -> Accuracy:
-    """Judge outputs and what was written leaf by leaf, and all gradients as one vector."""
+    """Check outputs and written inputs one by one, and all gradients as one vector."""
     judged = [
         measure.check_gradients(seen[what], precise[what], max_error)
         if what == "gradient"

@@ -1,4 +1,4 @@
-"""A graph in a lower precision: made, its error measured where a bound is given, and compiled."""
+"""A graph in a lower precision: converted, checked against an error bound if there is one, and compiled."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class UnfitPrecisionError(BackendKwargsError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A precision for one graph; `max_error` is None where the caller, a race, measures the error itself."""
+    """A precision for one graph; `max_error` is None if the caller, a race, measures the error itself."""
 
     precision: str
     max_error: float | None
@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass
 class Lowered:
-    """A graph in a lower precision: `kept` are the positions of the inputs that it still takes."""
+    """A graph in a lower precision; `kept` are the positions of the original inputs that it still takes."""
 
     gm: GraphModule
     kept: list[int]
@@ -48,16 +48,16 @@ class Lowered:
     held: Held = field(default_factory=Held)
 
     def forward(self, *inputs: Any) -> Any:
-        """Run it uncompiled, with all inputs of the graph that it was made of."""
+        """Run the graph uncompiled, with all inputs of the original graph."""
         return self.gm(*[inputs[at] for at in self.kept])
 
 
 def compile_lowered(
     gm: GraphModule, example_inputs: Sequence[Any], asked: Asked, compile_gm: CompileGm
 ) -> Callable[..., Any]:
-    """Compile `gm` in the precision asked for, or as captured where that cannot be or its error exceeds the bound.
+    """Compile `gm` in the requested precision, or as captured if that is impossible or its error exceeds the bound.
 
-    Without a bound, and under `strict`, it raises then. `compile_gm` is called with a copy of `gm`, or with `gm`.
+    Without a bound, or if `asked.strict`, raise instead. `compile_gm` is called with a copy of `gm`, or with `gm`.
     """
     note_used(None)
     if is_measured_elsewhere():
@@ -83,7 +83,7 @@ def compile_lowered(
 def _error_of(
     gm: GraphModule, lowered: "Lowered", example_inputs: Sequence[Any], max_error: float | None
 ) -> float | None:
-    """Return the error, None where the caller measures it; raise UnfitPrecisionError where it exceeds the bound."""
+    """Return the error, or None if the caller measures it; raise UnfitPrecisionError if it exceeds the bound."""
     if max_error is None:
         return None
     accuracy = measured_error(gm, lowered.forward, example_inputs, max_error)
@@ -93,18 +93,18 @@ def _error_of(
 
 
 def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lowered:
-    """Return `gm` in the precision, as a copy; raise UnfitPrecisionError where it has nothing to compute in it."""
+    """Return a copy of `gm` in the precision; raise UnfitPrecisionError if no operation can be computed in it."""
     precision = PRECISIONS[asked.precision]
     if why := _why_unfit(example_inputs, asked.precision):
         raise UnfitPrecisionError(why)
     lowered = Lowered(copy_of_graph(gm), list(range(len(example_inputs))), 0)
-    # Outside dynamo nothing guards which parameter it is.
+    # Outside dynamo no guard checks the identity of a parameter.
     lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
     if precision.kind == "quantised":
         from backend_kwargs.compilers.precision.quantised import quantise_linears
 
         if any(value.is_inference() for value in lifted.values()):
-            raise UnfitPrecisionError("a weight is an inference tensor, whose changes nothing counts")
+            raise UnfitPrecisionError("a weight is an inference tensor, which has no version counter")
         lowered.products = quantise_linears(lowered.gm, lifted, asked.precision, lowered.held)
         nothing = "no linear layer has a floating parameter as its weight"
     else:
@@ -129,7 +129,7 @@ def _why_unfit(example_inputs: Sequence[Any], name: str) -> str:
 
 
 def _hold_casts(lowered: Lowered, lifted: dict[int, torch.Tensor], dtype: torch.dtype, precision: str) -> None:
-    """Put weights that were cast once in the place of casts at each call, where their changes are counted."""
+    """Replace casts of weights at each call by weights cast once, for weights whose version counts their changes."""
     placeholders = lowered.gm.graph.find_nodes(op="placeholder")
     for at, value in lifted.items():
         casts = [user for user in placeholders[at].users if user.target == "to" and user.args[1:] == (dtype,)]
@@ -159,7 +159,7 @@ def _silenced(precision: str) -> AbstractContextManager[None]:
 
 
 def _guard(gm: GraphModule, example_inputs: Sequence[Any], lowered: Lowered, asked: Asked) -> None:
-    """Guard which parameters the weights were made of, and their versions where freezing makes constants of these."""
+    """Guard the identity of the converted parameters, and their versions if freezing makes them constants."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     held = {at: placeholders[at]._dynamo_source for at in lowered.held.positions}
     for source in held.values():
@@ -171,13 +171,13 @@ def _guard(gm: GraphModule, example_inputs: Sequence[Any], lowered: Lowered, ask
 def _following(compiled: Callable[..., Any], lowered: Lowered, *, watched: bool) -> Callable[..., Any]:
     kept, held = lowered.kept, lowered.held
 
-    # A wrapper in the hot path: what a parameter is now, only a look at it tells.
+    # A wrapper in the hot path: only a look at each parameter shows whether it changed.
     @functools.wraps(compiled)
     def call(*inputs: Any) -> Any:
         if watched:
             held.follow(inputs)
         return compiled(*[inputs[at] for at in kept])
 
-    call.__dict__.pop("serialize", None)  # what aot_compile() would save of it knows nothing of these weights
-    call.precision_held = held  # type: ignore[attr-defined]  # its weights are alive as long as the compiled graph is
+    call.__dict__.pop("serialize", None)  # aot_compile() would save it without these weights
+    call.precision_held = held  # type: ignore[attr-defined]  # keeps the weights alive as long as the compiled graph
     return call

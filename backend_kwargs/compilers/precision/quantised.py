@@ -1,4 +1,4 @@
-"""Linear layers quantised by torchao: each becomes a module of the graph, which torchao's `quantize_` changes."""
+"""Linear layers quantised by torchao: each becomes a submodule of the graph, changed by torchao's `quantize_`."""
 
 import logging
 import warnings
@@ -16,13 +16,13 @@ from torch.nn import functional
 from backend_kwargs.compilers.precision.weights import Held, Weight, source_of, weight_of
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-FP8_BLOCK = 16  # float8 products want both sizes of a weight in multiples of it
+FP8_BLOCK = 16  # both sizes of the weight of a float8 product must be multiples of it
 
 
 def config_of(precision: str) -> Any:
     """Return torchao's configuration of a precision."""
     quantization = _torchao()
-    # Inductor's options are the caller's, not torchao's, which would set them for the whole process.
+    # Inductor's options are the caller's; torchao would set them for the whole process.
     configs: Mapping[str, Callable[..., Any]] = {
         "int8-dynamic": quantization.Int8DynamicActivationInt8WeightConfig,
         "int8-weight": quantization.Int8WeightOnlyConfig,
@@ -34,9 +34,9 @@ def config_of(precision: str) -> Any:
 
 
 def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precision: str, held: Held) -> int:
-    """Replace the linear layers of `gm` whose weight is one of the `lifted` inputs; return how many there were.
+    """Replace the linear layers of `gm` whose weight is one of the `lifted` inputs, in place; return their number.
 
-    `gm` is changed; its inputs stay, used or not. A bias stays an input too, so that no copy of it is held.
+    All inputs of `gm` remain, used or not. A bias also remains an input, so no copy of it is made.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = {placeholders[at]: (at, value) for at, value in lifted.items()}
@@ -71,9 +71,9 @@ def _can_quantise(value: torch.Tensor, precision: str) -> bool:
 
 
 def _quantised(weight: torch.Tensor, precision: str) -> torch.Tensor:
-    """Return the weight as torchao leaves it in a linear layer."""
+    """Return the weight of a linear layer after torchao's `quantize_`."""
     if precision == "fp8-dynamic":
-        weight = weight.to(torch.bfloat16)  # what row-wise scales are for
+        weight = weight.to(torch.bfloat16)  # row-wise scales require it
     layer = _linear(weight)
     _torchao().quantize_(layer, config_of(precision))
     return layer.weight.detach()
@@ -112,7 +112,7 @@ def _replace(gm: GraphModule, node: Node, module: str, x: Node, bias: Any, preci
 
 @cache
 def _torchao() -> Any:
-    """Import torchao without what it logs and warns of: libraries for another machine, enums of its own."""
+    """Import torchao without its log lines and warnings, which are about other machines and its own enums."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -125,7 +125,7 @@ def _torchao() -> Any:
 
 @contextmanager
 def unhashed() -> Iterator[None]:
-    """Silence AOTAutograd where it says that torchao's tensors bring no hash of their own for its cache."""
+    """Silence AOTAutograd's warning that torchao's tensors define no hash for its cache."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*does not implement _stable_hash_for_caching", UserWarning)
         yield

@@ -1,4 +1,4 @@
-"""A graph computed in float64, operation by operation: no copy of all its weights, no constant in a lower dtype."""
+"""A graph computed in float64, operation by operation, without a wide copy of all weights."""
 
 import copy
 from typing import Any
@@ -10,14 +10,14 @@ from torch.fx.node import map_aggregate
 WIDENED = frozenset({"float", "half", "bfloat16"})
 LOWER = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
 AUTOCAST = torch.amp.autocast_mode._enter_autocast
-BITS = "view"  # with a dtype, the same bits as other numbers
+BITS = "view"  # with a dtype, it reinterprets the bits
 
 
 class InFloat64(Interpreter):
-    """Runs a graph with each floating value widened where it is read, so that one layer's weights are wide at a time.
+    """Runs a graph with each floating value widened where it is read, so only one layer's weights are wide at a time.
 
-    What the graph says of dtypes is widened too: a model that rounds to bfloat16 between its layers does not here.
-    Inputs that the graph writes to, and those of which gradients are taken, must come in float64.
+    The dtypes in the graph are widened too, so a model that rounds to bfloat16 between its layers does not round here.
+    Inputs that the graph writes to, and inputs that need gradients, must be in float64 already.
     """
 
     def __init__(self, gm: GraphModule) -> None:
@@ -31,7 +31,7 @@ class InFloat64(Interpreter):
         super().__init__(within)
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[Any, Any]:
-        """Return a node's arguments with numbers and dtypes widened."""
+        """Return a node's arguments with tensors and dtypes widened."""
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         if n.op == "output":
             return args, kwargs
@@ -39,12 +39,12 @@ class InFloat64(Interpreter):
         return (_without_autocast(args) if n.target is AUTOCAST else args), kwargs
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Call a method; `.half()` and the like widen."""
+        """Call a method; `.half()`, `.float()` and `.bfloat16()` become `.double()`."""
         return super().call_method("double" if target in WIDENED else target, args, kwargs)
 
 
 def widened(gm: GraphModule) -> GraphModule:
-    """Return a copy of a graph within a graph, whose inputs are wide, with all that it says of dtypes widened."""
+    """Return a copy of a nested graph with all its dtypes widened; its inputs are wide already."""
     graph = copy.deepcopy(gm.graph)
     for node in graph.nodes:
         check_bits(node)
@@ -64,9 +64,9 @@ def widened(gm: GraphModule) -> GraphModule:
 
 
 def check_bits(node: Node) -> None:
-    """Raise where a node reads the bits of numbers, which are others in float64."""
+    """Raise if a node reads the bits of numbers, which differ in float64."""
     if node.target == BITS and any(isinstance(arg, torch.dtype) for arg in (*node.args, *node.kwargs.values())):
-        raise TypeError("it takes the bits of numbers, which are others in float64")
+        raise TypeError("it reads the bits of numbers, which differ in float64")
 
 
 def _wide(leaf: Any) -> Any:

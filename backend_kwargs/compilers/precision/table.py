@@ -1,4 +1,4 @@
-"""The precisions that a caller may consent to, as data, and the checks of what was asked. Imports no torch."""
+"""The precisions that a caller may consent to, as data, and the checks of a request. Imports no torch."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,10 +17,10 @@ EMULATED = "torch emulates it, which is slow"
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """A precision: what it computes, how it gets into a graph, and what it needs.
+    """A precision: what is computed in it, how it is put into a graph, and what it needs.
 
-    `needs` are requirements of the machine without which it cannot work, `fast_with` one without which it is slow.
-    `trains` tells whether graphs with a backward pass may be computed in it, `dtype` names what products compute in.
+    It does not work without the requirements `needs`, and is slow without `fast_with`. `trains` says whether graphs
+    with a backward pass may use it; `dtype` is the dtype of its products.
     """
 
     name: str
@@ -54,15 +54,15 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
 OPTIONS = ("precision", "max_error")
 TF32 = Limit(
     "Precision 'tf32'",
-    "torch has it as one setting of the whole process, which the products of other threads would take on",
+    "in torch it is a setting of the whole process, so products of other threads would use it too",
     "call torch.set_float32_matmul_precision('high') yourself, or consent to 'bf16'",
 )
 
 
 def named(value: Any) -> Any:
-    """Return the precisions that `value` names, as a tuple; raise with the nearest where one is unknown.
+    """Return the precisions that `value` names, as a tuple; raise with the nearest name if one is unknown.
 
-    A text may name several, separated by commas. What is no text and no sequence comes back for the type's own check.
+    A string may name several, separated by commas. A value of another type is returned for the option's type check.
     """
     if value is None:
         return ()
@@ -77,7 +77,7 @@ def named(value: Any) -> Any:
 
 
 def verify(options: Mapping[str, Any], here: Machine, tell: Callable[[Limit], None]) -> None:
-    """Raise where the precisions of `options` cannot be used as asked; `tell` which are slow on this machine."""
+    """Raise if the precisions in `options` cannot be used as requested; `tell` the limits of this machine."""
     names: tuple[str, ...] = named(options.get("precision"))
     if not names:
         return
@@ -85,25 +85,25 @@ def verify(options: Mapping[str, Any], here: Machine, tell: Callable[[Limit], No
         raise BackendKwargsError(f"{TF32.subject} is refused: {TF32.reason}; {TF32.remedy}.")
     if options.get("max_error") is None:
         raise BackendKwargsError(
-            "Option 'precision' needs 'max_error', the largest relative error of an output that you accept: pass "
-            "max_error=1e-2, say."
+            "Option 'precision' needs 'max_error', the largest relative error of an output that you accept: for "
+            "example, pass max_error=1e-2."
         )
     if len(names) > 1 and not options.get("auto"):
         raise BackendKwargsError(
-            f"Option 'precision' names {len(names)} ({', '.join(names)}), between which only `auto` chooses: "
+            f"Option 'precision' names {len(names)} ({', '.join(names)}), but only `auto` can choose between them: "
             "name one, or pass auto=True."
         )
     if options.get("use_aoti"):
-        raise BackendKwargsError("Options 'use_aoti' and 'precision' do not go together; leave one out.")
+        raise BackendKwargsError("Options 'use_aoti' and 'precision' cannot be combined; leave one out.")
     for name in names:
         for limit in lacking(name, here):
             if not limit.otherwise and not options.get("auto"):
                 raise CannotWorkError(limit)
-            tell(limit if limit.otherwise else replace(limit, otherwise="a race leaves it out"))
+            tell(limit if limit.otherwise else replace(limit, otherwise="`auto` does not try it"))
 
 
 def lacking(name: str, here: Machine) -> list[Limit]:
-    """Return what this machine lacks for the precision; with an `otherwise` where it works and is slow."""
+    """Return what this machine lacks for the precision; limits with an `otherwise` only make it slow."""
     if name == "tf32":
         return [TF32]
     precision, subject = PRECISIONS[name], f"Precision {name!r}"
@@ -122,6 +122,9 @@ RULES: tuple[Rule, ...] = (
 
 
 def why_slow(name: str, device: str, here: Machine) -> str:
-    """Return why a graph on `device` cannot gain by the precision, "" where it can: a machine may have both kinds."""
+    """Return why a graph on `device` cannot be faster in the precision, or "".
+
+    A machine may have both CPU and GPU.
+    """
     lacks = unmet(_needs([name])[0], here if device == "cuda" else here.without_gpu())
     return lacks[0].reason if lacks else ""

@@ -1,4 +1,4 @@
-"""Weights in lower precision, made once of each parameter, and made again when the parameter has changed."""
+"""Weights in lower precision: converted once from each parameter, and again after the parameter has changed."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,22 +14,22 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 Make = Callable[[torch.Tensor], torch.Tensor]
 
-# By parameter, then by precision: graphs of other shapes, and the candidates of a race, share what was made. Weak, so
-# that a weight lives as long as a graph that holds it.
+# By parameter, then by precision: graphs of other shapes and the candidates of a race share a converted weight. The
+# references are weak, so that a weight lives as long as a graph that uses it.
 _made: "WeakIdKeyDictionary[dict[str, ref[Weight]]]" = WeakIdKeyDictionary()  # type: ignore[type-arg]
 _lock = threading.Lock()
 
 
 @dataclass(eq=False)
 class Weight:
-    """A parameter in another precision; `state` is where and of which version the parameter was when it was made."""
+    """A parameter in another precision; `state` is the parameter's address and version at the conversion."""
 
     tensor: torch.Tensor
     make: Make
     state: tuple[int, int]
 
     def follow(self, parameter: torch.Tensor) -> None:
-        """Compute it again, in the same memory, if the parameter has changed."""
+        """Convert the parameter again, into the same memory, if it has changed."""
         state = parameter.data_ptr(), parameter._version
         if state == self.state:
             return
@@ -40,12 +40,12 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it holds beside the parameter."""
+        """The bytes used in addition to the parameter's."""
         return sum(part.nbytes for part in _parts(self.tensor))
 
 
 def weight_of(parameter: torch.Tensor, precision: str, make: Make) -> Weight:
-    """Return the parameter in `precision`, as made before where that is alive, of the parameter's values now."""
+    """Return the parameter's current values in `precision`, in an existing `Weight` if one is alive."""
     known: dict[str, ref[Weight]] = _made.setdefault(parameter, {})  # type: ignore[no-untyped-call]
     found = known[precision]() if precision in known else None
     if found is None:
@@ -57,7 +57,7 @@ def weight_of(parameter: torch.Tensor, precision: str, make: Make) -> Weight:
 
 
 def _of(parameter: torch.Tensor, make: Make) -> torch.Tensor:
-    # No inference tensor comes of it, which could not be changed in place later.
+    # The result must not be an inference tensor, which could not be changed in place later.
     with torch.inference_mode(mode=False), torch.no_grad():
         return make(parameter.detach())
 
@@ -69,7 +69,7 @@ def _copy(old: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the plain tensors that a tensor consists of: a quantised one has values and scales."""
+    """Return the plain tensors of which a tensor consists: a quantised one has values and scales."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
@@ -78,18 +78,18 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass
 class Held:
-    """The weights that a graph holds in place of parameters: which input each follows."""
+    """The weights that a graph has instead of parameters, by the position of the input that each follows."""
 
     positions: dict[int, list[Weight]] = field(default_factory=dict)
 
     def add(self, position: int, weight: Weight) -> None:
-        """Let `weight` follow the input at `position`."""
+        """Make `weight` follow the input at `position`."""
         known = self.positions.setdefault(position, [])
         if weight not in known:
             known.append(weight)
 
     def follow(self, inputs: Sequence[Any]) -> None:
-        """Compute again what changed."""
+        """Convert the parameters that have changed."""
         for position, weights in self.positions.items():
             parameter = inputs[position]
             for weight in weights:
@@ -97,17 +97,17 @@ class Held:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all."""
+        """The bytes of all weights."""
         return sum(weight.nbytes for weights in self.positions.values() for weight in weights)
 
 
 def source_of(placeholder: Node, precision: str) -> Source:
-    """Return a source for what is made of a parameter: AOTAutograd needs a different one for each attribute."""
+    """Return a source for a converted parameter: AOTAutograd needs a different one for each attribute."""
     return AttrSource(placeholder._dynamo_source, f"in_{precision.replace('-', '_')}")  # type: ignore[attr-defined]
 
 
 def unused_placeholders(gm: GraphModule, positions: Sequence[int]) -> list[int]:
-    """Erase the placeholders at `positions` that nothing uses any more; return the positions left."""
+    """Erase the unused placeholders at `positions`; return the positions that remain."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     gone = {at for at in positions if not placeholders[at].users}
     for at in gone:

@@ -143,7 +143,7 @@ def _check_pipeline(names: Sequence[str], module: str) -> Callable[[str, Any], N
     def check_pipeline(name: str, value: Any) -> None:
         if isinstance(value, str):
             if value == TUNING_PIPELINE:
-                raise BackendKwargsError(f"{KIND} {name!r}: {value!r} tunes by arguments of its own; write {TUNING}.")
+                raise BackendKwargsError(f"{KIND} {name!r}: {value!r} tunes with its own arguments; write {TUNING}.")
             registered = getattr(sys.modules.get(module), "PIPELINE_MAP", {})  # the user may have added some
             if value not in (*names, *registered):
                 raise unknown(f"TVM {name}", value, names, otherwise=f"{_one_of(names)[:-1]}, or a tvm Pass.")

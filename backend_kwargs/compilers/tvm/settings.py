@@ -81,11 +81,11 @@ def verify(options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
     """Raise if options that are valid alone contradict each other; call `tell` if there are no results to reuse."""
     tunes, work_dir = options.get("scheduler") == "meta_schedule", options.get("work_dir")
     if options.get("trials") and not tunes:
-        raise BackendKwargsError(f"{KIND} 'trials' needs a search: write {TUNING.partition(',')[0]} beside it.")
+        raise BackendKwargsError(f"{KIND} 'trials' needs a search: also write {TUNING.partition(',')[0]}.")
     if options.get("trials") == 0 and not work_dir:
         raise BackendKwargsError(f"{KIND} 'trials' of 0 reuses what was tuned before: say where by work_dir='...'.")
     if work_dir and (_reuses(options) or options.get("trials") == 0) and not any(Path(work_dir).rglob("*.json")):
-        why, remedy = f"{work_dir!r} holds no results of a search", f"write {TUNING} beside it, once"
+        why, remedy = f"{work_dir!r} contains no results of a search", f"also write {TUNING}, once"
         tell(Limit("TVM option 'work_dir'", why, remedy, "nothing is tuned"))
 
 

@@ -45,13 +45,13 @@ REASONS: dict[str, tuple[str, ...]] = {
         "unique_consecutive",
     ),
     "a running result has no parallel loop": ("cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"),
-    "for an index out of bounds eager raises": ("embedding", "gather", "index", "index_select"),
+    "eager raises if an index is out of bounds": ("embedding", "gather", "index", "index_select"),
     "ATen's algorithm is far better than a plain loop": ("convolution_backward",),
 }
 DENIED = {op: reason for reason, ops in REASONS.items() for op in ops}
 TAGS = {
     torch.Tag.nondeterministic_seeded: "draws random numbers",
-    torch.Tag.data_dependent_output: "a number on the host",
+    torch.Tag.data_dependent_output: "its result is a number on the host",
 }
 DEVICES = ("cpu", "cuda")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
@@ -104,7 +104,7 @@ def _aten_ops(node: fx.Node, settings: Settings) -> tuple[str, ...]:
 
 
 def _flops(node: fx.Node, result: torch.Tensor) -> float:
-    """Return what a product or a convolution computes, 0 for what is neither."""
+    """Return the operations of a product or a convolution, and 0 for other nodes."""
     name = next((name for name in names_of(node) if name in PRODUCTS), None)
     if name is None:
         return 0.0
@@ -115,7 +115,7 @@ def _flops(node: fx.Node, result: torch.Tensor) -> float:
 
 
 def _size(shape: Iterable[Any]) -> int:
-    # The hint of a symbol: comparing it would guard, and compile anew for other sizes.
+    # The hint of a symbol, since a comparison of the symbol would guard, and recompile for other sizes.
     return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in shape)
 
 
@@ -123,11 +123,11 @@ def _unsupported_value(values: list[Any]) -> str:
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sizes = [size for tensor in tensors for size in tensor.shape] + [v for v in values if isinstance(v, torch.SymInt)]
     if unknown := {str(tensor.dtype) for tensor in tensors} - {str(dtype) for dtype in DTYPES}:
-        return f"TVM gets no {', '.join(sorted(unknown))}"
+        return f"TVM is not used for {', '.join(sorted(unknown))}"
     if any(isinstance(value, torch.SymFloat | torch.SymBool) for value in values):
-        return "a symbolic number that is no size"
+        return "a symbolic float or bool"
     if not all(size.node.has_hint() for size in sizes if isinstance(size, torch.SymInt)):
-        return "its size is known only when it runs"
+        return "its size is known only at run time"
     if any(isinstance(size, int) and size == 0 for tensor in tensors for size in tensor.shape):
         return "an empty tensor"
     return _misplaced(tensors)

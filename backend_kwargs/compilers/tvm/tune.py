@@ -64,7 +64,7 @@ def tuned(mod: tvm.IRModule, settings: Settings, target: Target, ours: Ours) -> 
     nothing_known = not settings.trials and not known.trials
     if nothing_known and settings.work_dir and any(Path(settings.work_dir).rglob(WORKLOADS)):
         why = f"{settings.work_dir!r} has no results of a search for this target, and nothing is tuned"
-        warn_once(f"TVM option 'work_dir': {why}; write {TUNING} beside it, once.")
+        warn_once(f"TVM option 'work_dir': {why}; also write {TUNING}, once.")
     measured = _search(mod, settings, target, known, ours) if settings.trials else 0
     with known.database:
         return tvm.relax.transform.MetaScheduleApplyDatabase()(mod), measured

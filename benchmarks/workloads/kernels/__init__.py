@@ -26,7 +26,7 @@ def kernel(name: str, device: torch.device) -> Callable[..., Any]:
     @cache
     def load() -> Callable[..., Any]:
         if device.type != "cuda" and not interpreted():
-            raise UnavailableError("Triton's kernels want a GPU; TRITON_INTERPRET=1 runs them on a CPU, slowly.")
+            raise UnavailableError("Triton's kernels need a GPU; TRITON_INTERPRET=1 runs them on a CPU, slowly.")
         module, function = name.split(".")
         return getattr(import_module(f"{__name__}.{module}"), function)
 

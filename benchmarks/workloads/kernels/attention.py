@@ -1,5 +1,5 @@
 """Attention: causal with grouped heads (FlashAttention-2), and decoding one token over splits of a long cache."""
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 import math
 from typing import Any

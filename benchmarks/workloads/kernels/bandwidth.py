@@ -1,5 +1,5 @@
 """Reading and copying as fast as memory allows: attempts at the ceilings."""
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 import torch
 import triton

@@ -1,5 +1,5 @@
 """Cross-entropy whose forward pass writes the gradient too: logits are read twice and their gradient written once."""
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 from typing import Any
 

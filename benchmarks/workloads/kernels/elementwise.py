@@ -1,11 +1,12 @@
 """SwiGLU and rotary embedding: each number read once and written once."""
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 import torch
 import triton
 import triton.language as tl
 
-from benchmarks.workloads.kernels.launch import config, persistent, tuned
+from backend_kwargs.compilers.inductor.rewrites import row_kernels
+from benchmarks.workloads.kernels.launch import config, tuned
 
 
 @tuned(
@@ -29,26 +30,11 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@tuned(
-    config(4, ROWS=2, PER_SM=1),
-    [config(warps, ROWS=rows, PER_SM=1 << 20) for warps, rows in ((4, 8), (4, 16), (4, 32), (8, 32), (8, 64))],
+turned = tuned(
+    config(4, ROWS=2),
+    [config(warps, ROWS=rows) for warps, rows in ((4, 8), (4, 16), (4, 32), (8, 32), (8, 64))],
     "half",
-)
-@triton.jit
-def rotated(x, cos, sin, out, rows, positions, half, HALF: tl.constexpr, ROWS: tl.constexpr, PER_SM: tl.constexpr):
-    """Turn the two halves of each row by the angles of its position."""
-    at = tl.arange(0, HALF)
-    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
-        row = start + tl.arange(0, ROWS)
-        keep = (row < rows)[:, None] & (at < half)[None, :]
-        angle = (row % positions)[:, None] * half + at[None, :]
-        offsets = row.to(tl.int64)[:, None] * (2 * half) + at[None, :]
-        cosine = tl.load(cos + angle, mask=keep, other=0.0).to(tl.float32)
-        sine = tl.load(sin + angle, mask=keep, other=0.0).to(tl.float32)
-        first = tl.load(x + offsets, mask=keep, other=0.0).to(tl.float32)
-        second = tl.load(x + offsets + half, mask=keep, other=0.0).to(tl.float32)
-        tl.store(out + offsets, first * cosine - second * sine, mask=keep)
-        tl.store(out + offsets + half, second * cosine + first * sine, mask=keep)
+)(row_kernels.turned)
 
 
 def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,7 +44,10 @@ def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
 
 def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return one tensor turned."""
-    out, (positions, half) = torch.empty_like(x), cos.shape
-    rows = x.numel() // (2 * half)
-    rotated[persistent(x.device, rows)](x, cos, sin, out, rows, positions, half, triton.next_power_of_2(half))
+    out = torch.empty_like(x)
+    rows, middle, last, half, strides = row_kernels.sizes_and_strides(x, out, cos, sin)
+    width = triton.next_power_of_2(half)
+    turned[lambda meta: (triton.cdiv(rows, meta["ROWS"]),)](
+        x, cos, sin, out, rows, middle, last, half, *strides, True, False, width
+    )
     return out

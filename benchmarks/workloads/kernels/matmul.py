@@ -1,5 +1,5 @@
 """Matrix products with epilogues: by pointers for any strides, and persistent through tensor descriptors (TMA)."""
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 from functools import cache
 from typing import Any

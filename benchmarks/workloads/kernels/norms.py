@@ -1,5 +1,5 @@
 """RMS norm with a residual, layer norm and its gradients, as persistent programs with several rows each."""
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from backend_kwargs.compilers.inductor.rewrites import row_kernels
 from benchmarks.workloads.kernels.launch import config, persistent, tuned
 
 SMALL = config(4, ROWS=2, PER_SM=1)
@@ -91,48 +92,9 @@ def layer_norm_rows(
         tl.store(rstd + row, reciprocal, mask=row < rows)
 
 
-@tuned(config(4, ROWS=2, PER_SM=1, STAGES=2), BACKWARD, "columns")
-@triton.jit
-def layer_norm_gradients(
-    grad,
-    x,
-    mean,
-    rstd,
-    weight,
-    grad_x,
-    partial_weight,
-    partial_bias,
-    rows,
-    columns,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    PER_SM: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Store the gradient of `x`, and each program's share of those of weight and bias."""
-    at = tl.arange(0, BLOCK)
-    inside = at < columns
-    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    of_weight = tl.zeros((BLOCK,), tl.float32)
-    of_bias = tl.zeros((BLOCK,), tl.float32)
-    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        row = start + tl.arange(0, ROWS)
-        keep = (row < rows)[:, None] & inside[None, :]
-        offsets = row.to(tl.int64)[:, None] * columns + at[None, :]
-        value = tl.load(x + offsets, mask=keep, other=0.0).to(tl.float32)
-        above = tl.load(grad + offsets, mask=keep, other=0.0).to(tl.float32)
-        reciprocal = tl.load(rstd + row, mask=row < rows, other=0.0)[:, None]
-        centre = tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
-        normal = tl.where(keep, (value - centre) * reciprocal, 0.0)
-        scaled = above * scale[None, :]
-        along = tl.sum(scaled * normal, 1)[:, None] / columns
-        level = tl.sum(scaled, 1)[:, None] / columns
-        tl.store(grad_x + offsets, (scaled - level - normal * along) * reciprocal, mask=keep)
-        of_weight += tl.sum(above * normal, 0)
-        of_bias += tl.sum(above, 0)
-    share = tl.program_id(0) * columns + at
-    tl.store(partial_weight + share, of_weight, mask=inside)
-    tl.store(partial_bias + share, of_bias, mask=inside)
+layer_norm_gradients = tuned(config(4, ROWS=2, PER_SM=1, STAGES=2), BACKWARD, "columns")(
+    row_kernels.layer_norm_gradients
+)
 
 
 def forward(

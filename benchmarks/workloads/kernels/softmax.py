@@ -1,5 +1,5 @@
 """Softmax over the last dimension: rows that fit in registers in one pass, wider ones online in two."""
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 import torch
 import triton

@@ -1,1 +1,1 @@
-"""Rewrites of graphs: patterns, the operators that replace them, and how they join Inductor's passes."""
+"""Rewrites of graphs: patterns, the operators that replace them, and the pass that applies them in Inductor."""

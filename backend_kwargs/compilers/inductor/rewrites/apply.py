@@ -1,4 +1,4 @@
-"""Rewrites as one pass of Inductor's, beside the user's own; what they would do to a graph, and what they did."""
+"""Apply rewrites as one of Inductor's passes, after the user's own, and count what they find in a graph."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -13,22 +13,22 @@ from torch.fx import Graph, GraphModule
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.rewrites import Rewrite, find_rewrite, fingerprint, resolved
 
-PLACE = "post_grad_custom_pre_pass"  # where a linear is one product with its bias, and nothing is fused yet
+PLACE = "post_grad_custom_pre_pass"  # here a linear layer is one addmm, and nothing is fused yet
 
-# torch calls such a pass with `is_inference`, which a user's pass may ask for; torch 2.11 has none of the kind.
+# torch calls such a pass with `is_inference`, which a user's pass may use; torch 2.11 has no such class.
 _Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a rewrite found in a graph: how often, and the bytes of memory traffic that it saves."""
+    """The matches of a rewrite in a graph: their number, and the bytes of memory traffic that they save."""
 
     count: int
     bytes: float
 
 
 class RewritePass(_Base):  # type: ignore[misc]
-    """The user's own passes of this place, then the rewrites `names`."""
+    """Inductor's pass `PLACE`: the user's passes, then the rewrites `names`."""
 
     def __init__(self, names: Iterable[str], users: Sequence[Any]) -> None:
         self.names = tuple(names)
@@ -45,13 +45,13 @@ class RewritePass(_Base):  # type: ignore[misc]
             rewrite_graph(graph, name)
 
     def uuid(self) -> Any:
-        """Return what tells the pass from others in keys of caches, None where a user's pass has no such thing."""
+        """Return the pass's part of Inductor's cache key, or None if a pass of the user has none."""
         users = [each.uuid() if hasattr(each, "uuid") else None for each in self.users]
         return None if None in users else ("backend_kwargs.rewrites", fingerprint(self.names), tuple(users))
 
 
 def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return Inductor's options with the rewrites `names` that act on lowered graphs."""
+    """Return Inductor's options with a pass for those of the rewrites `names` that have patterns."""
     lowered = [name for name in names if find_rewrite(name).patterns]
     if not lowered:
         return patches
@@ -61,7 +61,7 @@ def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, An
 
 
 def rewrite_graph(graph: Graph, name: str) -> int:
-    """Apply one rewrite to a lowered graph; return how often it matched."""
+    """Apply one rewrite to a lowered graph and return the number of matches."""
     count = _pass_of(find_rewrite(name)).apply(graph)
     if count:
         graph.eliminate_dead_code()
@@ -76,11 +76,11 @@ def _pass_of(rewrite: Rewrite) -> PatternMatcherPass:
     return passes
 
 
-# ---- what a rewrite would do
+# ---- matches, without changing the graph
 
 
 def find_in(gms: Sequence[GraphModule], name: str) -> Found:
-    """Return what the rewrite `name` finds in lowered graphs, which stay as they are."""
+    """Return the matches of the rewrite `name` in lowered graphs, which stay unchanged."""
     count, saved = 0, 0.0
     for gm in gms:
         spare = GraphModule(gm, copy.deepcopy(gm.graph))
@@ -91,6 +91,6 @@ def find_in(gms: Sequence[GraphModule], name: str) -> Found:
 
 
 def find_in_traced(gm: GraphModule, example_inputs: Sequence[Any], name: str) -> Found:
-    """Return what the rewrite `name` finds in dynamo's graph, which stays as it is."""
+    """Return the matches of the rewrite `name` in dynamo's graph, which stays unchanged."""
     change = resolved(find_rewrite(name).traced)(gm, example_inputs)
     return Found(change.count, change.bytes) if change else Found(0, 0.0)

@@ -1,7 +1,8 @@
-"""Attention spelt out, softmax(q @ kᵀ · scale + bias) @ v, as one call of scaled_dot_product_attention.
+"""Attention spelt out, softmax(q @ kᵀ · scale + bias) @ v, as one call, and a library's with a bias over few keys.
 
 Inductor has patterns of its own, for spellings without a relative-position bias; these see what it left. Where the
-weights are kept, as a backward pass needs them, another node uses them and nothing matches.
+weights are kept, as a backward pass needs them, another node uses them and nothing matches. A bias that repeats, as the
+masks of shifted windows do for each image, is passed on as it was before it was repeated.
 """
 
 import itertools
@@ -27,6 +28,7 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     calls,
     erase_dead,
     insert,
+    known_true,
     pattern_of,
     prims,
     replace,
@@ -42,7 +44,10 @@ HEADS_LAST = [0, 2, 1, 3]
 
 @dataclass(slots=True)
 class Attention:
-    """What attends: sizes are [batch, heads, queries, keys]; `masks` are (where, nodes that are true there)."""
+    """What attends: sizes are [batch, heads, queries, keys].
+
+    Of the biases those of five dimensions, [1, period, heads, queries, keys], repeat.
+    """
 
     q: AnyNode
     k: AnyNode
@@ -55,7 +60,11 @@ class Attention:
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
-    """Add a softmax over the last dimension, of any of the sizes that attention has."""
+    """Add a softmax over the last dimension, of any of the sizes that attention has, and libraries' attention."""
+    for target in (EFFICIENT, CUDNN):
+        register_graph_pattern(
+            CallFunctionVarArgs(target), extra_check=lambda match: _over_few_keys(match) is not None, pass_dict=passes
+        )(_fuse_library)
     seen = set()
     for dtype, sizes in itertools.product(DTYPES, ((2, 4, 4), (2, 2, 4, 4))):
         for dim in (-1, len(sizes) - 1):
@@ -99,7 +108,10 @@ def _replace_here(old: AnyNode, new: AnyNode) -> None:
 
 
 def _heads_last(found: Attention) -> AnyNode | None:
-    """Return the copy with heads beside their widths that models make of the result, which the library gives anyway."""
+    """Return the [batch, queries, heads, width] copy that the model makes of the result, or None.
+
+    The library returns this layout anyway, so the copy is dropped.
+    """
     node = found.product
     for targets, args in ((VIEWS, None), ((aten.permute.default,), HEADS_LAST), ((aten.clone.default,), None)):
         if not used_once(node):
@@ -120,6 +132,8 @@ def _of_four(graph: Graph, node: AnyNode) -> AnyNode:
 def _bias(graph: Graph, found: Attention, dtype: torch.dtype) -> Any:
     bias: Any = None
     for each in found.biases:
+        if each.meta["val"].dim() == 5:
+            each = insert(graph, aten.select.int, each, 0, 0)  # noqa: PLW2901
         bias = each if bias is None else insert(graph, aten.add.Tensor, bias, each)
     if bias is not None and bias.meta["val"].dtype != dtype:
         bias = insert(graph, prims.convert_element_type.default, bias, dtype)
@@ -127,21 +141,29 @@ def _bias(graph: Graph, found: Attention, dtype: torch.dtype) -> Any:
 
 
 def _parse(match: Match) -> Attention | None:
-    """Return the attention of which the softmax that was matched is part, or None."""
+    """Return the attention around the matched softmax, or None."""
     weights, scores = match.output_node(), match.kwargs["x"]
     product = _product_of(weights)
     whole, value = value_of(scores), value_of(product) if product else None
     if product is None or whole is None or value is None or value.dtype not in DTYPES:
         return None
+    if not isinstance(scores, Node) or not set(match.nodes).issuperset(scores.users):
+        return None
+    found = _sum_of_scores(scores, whole)
+    if found is None:
+        return None
+    node, biases, scale = found
+    if len({period for period in map(_period, biases) if period != 1}) > 1:
+        return None
+    return _of_product(node, product, whole, biases, scale)
+
+
+def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[AnyNode], float] | None:
+    """Return what holds the product in `scores`, the biases added to it and the scale, or None."""
     biases: list[AnyNode] = []
     scale = 1.0
     node: Any = scores
-    internal = set(match.nodes)
-    first = True
-    while True:
-        if not isinstance(node, Node) or not (used_once(node) or (first and internal.issuperset(node.users))):
-            return None
-        first = False
+    while isinstance(node, Node) and (node is scores or used_once(node)):
         if calls(node, prims.convert_element_type.default):
             node = node.args[0]
         elif calls(node, aten.mul.Tensor, aten.div.Tensor) and isinstance(node.args[1], int | float):
@@ -155,16 +177,19 @@ def _parse(match: Match) -> Attention | None:
             if split is None:
                 return None
             node, bias = split
+            biases += _parts_of_bias(bias)
+        elif scale == 1.0 and (masked := _masked_windows(node)) is not None:
+            node, bias = masked
             biases.append(bias)
         else:
-            break
-    return _of_product(node, product, whole, biases, scale)
+            return node, biases, scale
+    return None
 
 
 def _of_product(
     node: AnyNode, product: AnyNode, whole: torch.Tensor, biases: list[AnyNode], scale: float
 ) -> Attention | None:
-    """Return the attention whose scores are the product that `node` holds."""
+    """Return the attention whose scores are `node`, a product of q and k, or None."""
     if calls(node, *VIEWS):
         value = value_of(node)
         if value is None or value.dim() != 4 or not same_sizes(value.shape, whole.shape):
@@ -192,7 +217,7 @@ def _swaps_last(dims: Any, count: int) -> bool:
 
 
 def _product_of(weights: AnyNode) -> AnyNode | None:
-    """Return the product of the weights with values, where nothing else uses the weights."""
+    """Return the product of the weights and the values, or None if anything else uses the weights."""
     node = weights
     while used_once(node):
         user = next(iter(node.users))
@@ -205,7 +230,7 @@ def _product_of(weights: AnyNode) -> AnyNode | None:
 
 
 def _source(node: Any, dims: int) -> AnyNode | None:
-    """Return what a factor of a product of matrices is a view of, with as many dimensions as the scores have."""
+    """Return the tensor, with as many dimensions as the scores, of which an operand of a bmm is a view, or None."""
     if not isinstance(node, Node):
         return None
     if dims == 3:
@@ -228,7 +253,7 @@ def _source(node: Any, dims: int) -> AnyNode | None:
 
 
 def _scores_and_bias(node: AnyNode, whole: torch.Tensor) -> tuple[Any, AnyNode] | None:
-    """Return the scores and their bias: only the scores come from a product and have all sizes."""
+    """Return the scores and their bias, or None: only the scores come from a bmm and have the full shape."""
     for scores, bias in (node.args, node.args[::-1]):
         value, added = value_of(scores), value_of(bias)
         if value is None or added is None or not same_sizes(value.shape, whole.shape):
@@ -239,21 +264,130 @@ def _scores_and_bias(node: AnyNode, whole: torch.Tensor) -> tuple[Any, AnyNode] 
     return None
 
 
+def _period(bias: AnyNode) -> Any:
+    sizes = bias.meta["val"].shape
+    return sizes[-4] if len(sizes) >= 4 else 1
+
+
+def _masked_windows(node: Any) -> tuple[Any, AnyNode] | None:
+    """Return the scores to which, as [images, windows, ..], masks of each image's windows were added, and the masks."""
+    if not calls(node, *VIEWS) or not calls(node.args[0], aten.add.Tensor) or node.args[0].kwargs:
+        return None
+    added, whole = node.args[0], value_of(node)
+    made = value_of(added)
+    if whole is None or made is None or whole.dim() != 4 or made.dim() != 5 or not used_once(added):
+        return None
+    for scores, mask in (added.args, added.args[::-1]):
+        value = value_of(mask)
+        if not calls(scores, *VIEWS) or not used_once(scores) or value is None or value.dim() != 5:
+            continue
+        before = value_of(scores.args[0])
+        if before is None or not same_sizes(before.shape, whole.shape):
+            continue
+        if not same_sizes(made.shape[2:], whole.shape[1:]):
+            continue
+        if known_true(value.shape[0] == 1) and known_true(value.shape[1] == made.shape[1]):
+            return scores.args[0], mask
+    return None
+
+
+def _parts_of_bias(bias: AnyNode) -> list[AnyNode]:
+    """Return a bias as what it is the sum of, where one part is masks that were repeated for each image."""
+    node = _unpadded(bias)
+    if not calls(node, aten.add.Tensor) or node.kwargs:
+        return [bias]
+    for other, repeated in (node.args, node.args[::-1]):
+        value, source = value_of(other), _repeated(repeated)
+        if source is not None and value is not None and value.dim() <= 4 and value.is_floating_point():
+            whole = value.dim() < 4 or known_true(value.shape[0] == 1)
+            return [other, source] if whole else [bias]
+    return [bias]
+
+
+def _unpadded(node: Any) -> Any:
+    """Return what was laid out otherwise, or padded and cut again, for the library's kernel."""
+    while True:
+        value = value_of(node)
+        if calls(node, aten.expand.default, aten.clone.default):
+            source = node.args[0]
+        elif calls(node, aten.slice.Tensor) and calls(node.args[0], aten.constant_pad_nd.default):
+            pads = node.args[0].args[1]
+            source = node.args[0].args[0] if list(pads[::2]) == [0] * (len(pads) // 2) else None  # only at the end
+        else:
+            return node
+        given = value_of(source)
+        if value is None or given is None or not same_sizes(value.shape, given.shape):
+            return node
+        node = source
+
+
+def _repeated(node: Any) -> AnyNode | None:
+    """Return the [1, period, heads, queries, keys] that were repeated into the batches of `node`, or None."""
+    if not calls(node, *VIEWS):
+        return None
+    value, node = value_of(node), node.args[0]
+    while calls(node, aten.clone.default):
+        node = node.args[0]
+    whole = value_of(node)
+    if not calls(node, aten.expand.default) or value is None or whole is None or (whole.dim(), value.dim()) != (5, 4):
+        return None
+    source = value_of(node.args[0])
+    same = source is not None and source.dim() == 5 and same_sizes(whole.shape[2:], value.shape[1:])
+    if not same or source is None or not source.is_floating_point():
+        return None
+    return node.args[0] if known_true(source.shape[0] == 1) and known_true(source.shape[1] == whole.shape[1]) else None
+
+
 def _comes_from_product(node: Any) -> bool:
     while calls(node, aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, prims.convert_element_type.default, *VIEWS):
         node = node.args[0]
     return calls(node, aten.bmm.default)
 
 
-# ---- which library's kernel attends
+# ---- cuDNN's kernel instead of another one
 
-# By operator: where dropout_p, is_causal and a bias are among its arguments; each returns its result first.
+# The first result of each is the attention's.
 FLASH = aten._scaled_dot_product_flash_attention.default
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default
+CUDNN = aten._scaled_dot_product_cudnn_attention.default
+
+
+def _over_few_keys(match: Match) -> Attention | None:
+    """Return the attention of a library's kernel with a bias over so few keys that ours is faster, or None."""
+    node = match.output_node()
+    given = _arguments(node)
+    q, k, v, bias = (value_of(given.get(name)) for name in ("query", "key", "value", "attn_bias"))
+    if q is None or k is None or v is None or bias is None or given.get("is_causal") or not _only_result(node):
+        return None
+    biases = _parts_of_bias(given["attn_bias"])
+    if not operators.has_few_keys(q, k, v) or not bias.is_floating_point() or bias.dim() > 4:
+        return None
+    scale = given.get("scale")
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    sizes = (*q.shape[:3], k.shape[2])
+    return Attention(given["query"], given["key"], given["value"], node, sizes, biases, scale)
+
+
+def _fuse_library(match: Match, *args: Any, **kwargs: Any) -> None:
+    found = _over_few_keys(match)
+    assert found is not None
+    node, graph = found.product, found.product.graph
+    with graph.inserting_before(node):
+        bias = _bias(graph, found, found.q.meta["val"].dtype)
+        attended = insert(graph, operators.attention, found.q, found.k, found.v, bias, found.scale)
+        attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
+    _replace_results(node, attended)
+
+
+def _replace_results(node: AnyNode, attended: AnyNode) -> None:
+    for user in [*node.users]:
+        user.replace_all_uses_with(attended)
+        node.graph.erase_node(user)
+    erase_dead(node)
 
 
 def add_cudnn_patterns(passes: PatternMatcherPass) -> None:
-    """Add other kernels of scaled_dot_product_attention, in whose place cuDNN's attends."""
+    """Register patterns of the other kernels of scaled_dot_product_attention, which cuDNN's replaces."""
     for target in (FLASH, EFFICIENT):
         register_graph_pattern(
             CallFunctionVarArgs(target), extra_check=lambda match: _only_result(match.output_node()), pass_dict=passes
@@ -266,7 +400,7 @@ def _arguments(node: AnyNode) -> dict[str, Any]:
 
 
 def _only_result(node: AnyNode) -> bool:
-    """Return whether only the result is used, and its heads lie beside their widths, as our operator returns it.
+    """Return whether only the first result is used, in the layout [batch, queries, heads, width] of our operator.
 
     The other results are for the backward pass of the same kernel.
     """
@@ -291,7 +425,4 @@ def _by_cudnn(match: Match, *args: Any, **kwargs: Any) -> None:
         by = operators.cudnn_attention
         attended = insert(graph, by, q, k, v, given.get("attn_bias"), bool(given.get("is_causal")), float(scale))
         attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
-    for user in [*node.users]:
-        user.replace_all_uses_with(attended)
-        graph.erase_node(user)
-    erase_dead(node)
+    _replace_results(node, attended)

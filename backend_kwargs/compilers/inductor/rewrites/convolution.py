@@ -1,7 +1,7 @@
-"""Convolution + an affine function of each channel (bias, norm in eval mode) + residual + ReLU as one call.
+"""Convolution, an affine function of each channel (bias, norm in eval mode), a residual and ReLU as one call.
 
-cuDNN and oneDNN have it as one kernel. A norm becomes part of weights and bias in the graph, computed at each call in
-float32, so that updates of weights stay visible.
+cuDNN and oneDNN have one kernel for it. The graph folds a norm into weights and bias at each call, in float32, so that
+updates of the weights take effect.
 """
 
 from dataclasses import dataclass, field
@@ -29,14 +29,14 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A convolution, and what is done to its result channel by channel: (operator, operand), first to last."""
+    """A convolution and the (operator, operand) steps applied to each channel of its result, in order."""
 
     convolution: AnyNode
     steps: list[tuple[Any, Any]] = field(default_factory=list)
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
-    """Add what ends in a ReLU."""
+    """Register the pattern that ends in a ReLU."""
 
     @register_graph_pattern(
         CallFunction(aten.relu.default, KeywordArg("x")),
@@ -67,7 +67,7 @@ def add_patterns(passes: PatternMatcherPass) -> None:
 
 
 def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
-    """Return the convolution that ends in `relu`, with what is added to it before, or None."""
+    """Return the convolution that ends in `relu`, with its residual if it has one, or None."""
     inner = _unconverted(relu.args[0])
     if inner is None:
         return None
@@ -85,7 +85,7 @@ def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
 
 
 def _fits(affine: Affine, relu: AnyNode) -> bool:
-    """Return whether the library's fused call gives what `relu` gives: the same size, dtype and layout."""
+    """Return whether the library's fused call gives the size, dtype and layout of `relu`."""
     x, weight, made, wanted = map(value_of, (*affine.convolution.args[:2], affine.convolution, relu))
     if x is None or weight is None or made is None or wanted is None:
         return False
@@ -100,7 +100,7 @@ def _fits(affine: Affine, relu: AnyNode) -> bool:
 
 
 def _is_residual(node: Any, relu: AnyNode) -> bool:
-    """Return whether `node` can be added by the library: of the result's size, dtype and layout."""
+    """Return whether the library can add `node`: it must have the result's size, dtype and layout."""
     value, wanted = value_of(node), value_of(relu)
     if value is None or wanted is None:
         return False
@@ -108,7 +108,7 @@ def _is_residual(node: Any, relu: AnyNode) -> bool:
 
 
 def _unconverted(node: Any) -> Any:
-    """Return what is converted to another dtype, where nothing else uses the converted."""
+    """Return the node before conversions of dtype that have no other user; None if one starts from an integer."""
     while calls(node, prims.convert_element_type.default) and used_once(node):
         source = value_of(node.args[0])
         if source is None or not source.is_floating_point():
@@ -118,7 +118,7 @@ def _unconverted(node: Any) -> Any:
 
 
 def _affine(node: Any) -> Affine | None:
-    """Return `node` as a convolution under an affine function of each channel, or None."""
+    """Return `node` as a convolution followed by an affine function of each channel, or None."""
     steps: list[tuple[Any, Any]] = []
     while True:
         node = _unconverted(node)

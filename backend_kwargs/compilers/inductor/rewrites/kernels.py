@@ -1,15 +1,16 @@
-"""Triton kernels of our own, for what libraries have none or slow ones.
+"""Triton kernels of our own, where libraries have no kernel or a slow one.
 
 Cross-entropy reads the logits once forward and once backward; attention over few keys keeps all scores of a tile.
 """
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
-import contextlib
 from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
+
+from backend_kwargs.compilers.inductor.rewrites.row_kernels import on_device_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BLOCK, WARPS = 8192, 16
@@ -17,7 +18,7 @@ BLOCK, WARPS = 8192, 16
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _losses(logits, target, losses, tops, logs, columns, stride, ignore_index, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Store one row's loss, its largest logit, and the logarithm of the sum of exponentials below that."""
+    """Store one row's loss, its largest logit, and the logsumexp of the logits minus the largest."""
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     start_of_row = logits + tl.cast(row, tl.int64) * stride
@@ -59,12 +60,12 @@ def _gradients(factor, logits, target, tops, logs, out, columns, stride, ignore_
 def loss_of_rows(
     logits: torch.Tensor, target: torch.Tensor, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each row's loss, 0 where its target is to be ignored, its largest logit and the rest of its logsumexp."""
+    """Return each row's loss (0 if its target is `ignore_index`), largest logit, and logsumexp minus that logit."""
     rows, columns = logits.shape
     losses, tops, logs = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
     block = min(BLOCK, triton.next_power_of_2(columns))
     kernel: Any = _losses[(rows,)]
-    with _on(logits):
+    with on_device_of(logits):
         kernel(
             logits, target, losses, tops, logs, columns, logits.stride(0), ignore_index, block, num_warps=_warps(block)
         )
@@ -85,14 +86,9 @@ def gradient_of_rows(
     block = min(BLOCK, triton.next_power_of_2(columns))
     kernel: Any = _gradients[(triton.cdiv(columns, block), rows)]
     sizes = (columns, logits.stride(0), ignore_index, block)
-    with _on(logits):
+    with on_device_of(logits):
         kernel(factor, logits, target, tops, logs, out, *sizes, num_warps=_warps(block))
     return out
-
-
-def _on(tensor: torch.Tensor) -> Any:
-    """Return a context in which kernels run on the tensor's GPU."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
 def _warps(block: int) -> int:
@@ -101,16 +97,16 @@ def _warps(block: int) -> int:
 
 # ---- attention over few keys
 
-MOST_KEYS, MOST_WIDTH, LEAST = 256, 128, 16  # what one tile holds, and the least that tensor cores multiply
+LEAST = 16  # what tensor cores multiply at least
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _attend(  # type: ignore[no-untyped-def]
     q, k, v, bias, out, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, b_batch, b_head, b_row,
-    b_column, heads, rows, keys, width, width_of_v, scale, HAS_BIAS: tl.constexpr, EXACT: tl.constexpr,
+    b_column, period, heads, rows, keys, width, width_of_v, scale, HAS_BIAS: tl.constexpr, EXACT: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_OF_V: tl.constexpr,
 ):  # fmt: skip
-    """Attend one tile of queries of one head to all keys at once."""
+    """Compute attention for one tile of queries of one head, with all keys at once."""
     batch, head = tl.cast(tl.program_id(0) // heads, tl.int64), tl.program_id(0) % heads
     row, key = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
     column, column_of_v = tl.arange(0, WIDTH), tl.arange(0, WIDTH_OF_V)
@@ -122,7 +118,7 @@ def _attend(  # type: ignore[no-untyped-def]
     keys_of_head = tl.load(at_k, mask=in_keys & (column < width)[:, None], other=0.0)
     score = tl.dot(query, keys_of_head, input_precision="ieee" if EXACT else "tf32") * scale
     if HAS_BIAS:
-        at_bias = bias + batch * b_batch + head * b_head + row[:, None] * b_row + key[None, :] * b_column
+        at_bias = bias + batch % period * b_batch + head * b_head + row[:, None] * b_row + key[None, :] * b_column
         score += tl.load(at_bias, mask=in_rows & in_keys, other=0.0).to(tl.float32)
     score = tl.where(in_keys, score, -float("inf"))
     power = tl.exp2((score - tl.max(score, 1)[:, None]) * LOG2_E)
@@ -133,27 +129,26 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(out + at_out, made.to(out.dtype.element_ty), mask=in_rows & (column_of_v < width_of_v)[None, :])
 
 
-def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Return whether `attention_over_few_keys` has tiles for these sizes."""
-    return k.shape[2] <= MOST_KEYS and max(q.shape[3], v.shape[3]) <= MOST_WIDTH and q.numel() > 0 and k.numel() > 0
-
-
 def attention_over_few_keys(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Return attention, [batch, queries, heads, width], where all keys of a head fit into one tile."""
+    """Return attention, [batch, queries, heads, width], where all keys of a head fit into one tile.
+
+    The bias may have fewer batches, which repeat.
+    """
     batch, heads, rows, width = q.shape
     keys, width_of_v = v.shape[2:]
     q, k, v = (each if each.stride(3) == 1 else each.contiguous() for each in (q, k, v))
     out = torch.empty(batch, rows, heads, width_of_v, dtype=q.dtype, device=q.device)
-    of_bias = (0, 0, 0, 0) if bias is None else bias.expand(batch, heads, rows, keys).stride()
+    period = bias.shape[0] if bias is not None and bias.dim() == 4 else 1
+    of_bias = (0, 0, 0, 0) if bias is None else bias.expand(period, heads, rows, keys).stride()
     tile = min(triton.next_power_of_2(max(rows, LEAST)), 64)
     padded = [max(triton.next_power_of_2(size), LEAST) for size in (keys, width, width_of_v)]
     kernel: Any = _attend[(batch * heads, triton.cdiv(rows, tile))]
     strides = (stride for each in (q, k, v) for stride in each.stride()[:3])
-    with _on(q):
+    with on_device_of(q):
         kernel(
-            q, k, v, q if bias is None else bias, out, *strides, *of_bias, heads, rows, keys, width, width_of_v, scale,
-            bias is not None, q.dtype == torch.float32, tile, *padded, num_warps=4 if padded[0] <= 128 else 8,
+            q, k, v, q if bias is None else bias, out, *strides, *of_bias, period, heads, rows, keys, width, width_of_v,
+            scale, bias is not None, q.dtype == torch.float32, tile, *padded, num_warps=4 if padded[0] <= 128 else 8,
         )  # fmt: skip
     return out

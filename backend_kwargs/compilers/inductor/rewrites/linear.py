@@ -1,5 +1,6 @@
-"""Linear with bias + ReLU or tanh-GELU as one call: cuBLASLt and oneDNN apply both before the product is written."""
+"""Linear with bias and ReLU or tanh-GELU as one call: cuBLASLt and oneDNN apply both before they write the product."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -32,24 +33,33 @@ def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def _gelu_by_power(x: torch.Tensor) -> torch.Tensor:  # as GPT-2 of transformers has it
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _gelu_by_products(x: torch.Tensor) -> torch.Tensor:  # as GPT-J and others have it
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
 def _gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x)
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
-    """Add what ends in ReLU or tanh-GELU."""
+    """Add what ends in ReLU or tanh-GELU, as one call of torch's or spelt out."""
     _add(passes, _relu, operators.linear_relu)
-    _add(passes, _tanh_gelu, operators.linear_gelu)
+    for spelling in (_tanh_gelu, _gelu_by_power, _gelu_by_products):
+        _add(passes, spelling, operators.linear_gelu)
 
 
 def add_approximate_patterns(passes: PatternMatcherPass) -> None:
-    """Add what ends in exact GELU, which tanh-GELU replaces."""
+    """Register the pattern that ends in exact GELU, which tanh-GELU replaces."""
     _add(passes, _gelu, operators.linear_approximated_gelu)
 
 
 def _add(passes: PatternMatcherPass, activation: Callable[..., Any], operator: Any) -> None:
     seen = set()
-    for dtype in DTYPES:  # in half precision an activation holds conversions
+    for dtype in DTYPES:  # in half precision the decomposed activation contains conversions
         pattern = pattern_of(activation, torch.empty(4, 4, dtype=dtype))
         if repr(pattern) in seen:
             continue
@@ -79,17 +89,17 @@ def _fuse(operator: Any, match: Match, x: AnyNode) -> None:
 
 
 def _literal_sizes(activation: AnyNode, x: AnyNode) -> Any:
-    """Return the sizes that the product was brought to, as the graph says them: they may hold symbols' nodes."""
+    """Return the sizes of the reshape of the product, as the graph's own arguments: they may be nodes of symbols."""
     return x.args[1]
 
 
 def _product(activation: AnyNode, x: Any) -> AnyNode | None:
-    """Return the product with a bias for each column whose result `x` is, in other sizes or not; None where none is."""
+    """Return the addmm with a bias per column of which `x` is the result, possibly reshaped, or None."""
     wanted, given = value_of(activation), value_of(x)
     if wanted is None or given is None or wanted.dtype != given.dtype:
         return None
     while calls(x, aten.reshape.default, aten.view.default):
-        # Only the activation uses it, several times over.
+        # The decomposed activation uses it several times; nothing else may.
         if not _used_by_one_pattern(x, activation):
             return None
         x = x.args[0]
@@ -110,7 +120,7 @@ def _product(activation: AnyNode, x: Any) -> AnyNode | None:
 
 
 def _used_by_one_pattern(node: AnyNode, activation: AnyNode) -> bool:
-    """Return whether all that uses `node` leads to `activation` alone."""
+    """Return whether every path from `node` ends in `activation`."""
     waiting, seen = [*node.users], set()
     while waiting:
         user = waiting.pop()

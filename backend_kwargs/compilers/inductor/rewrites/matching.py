@@ -1,4 +1,4 @@
-"""What patterns share: a graph's values, new nodes with theirs, and patterns traced from functions."""
+"""Helpers for patterns: fake values of nodes, insertion and removal of nodes, and patterns traced from functions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -13,12 +13,12 @@ from torch.fx.node import map_arg
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-# torch types what a node holds as a union of all that a graph can hold: here it is what patterns say.
+# torch types a node's arguments as a union of everything that a graph can contain. The patterns narrow that down.
 AnyNode: TypeAlias = Any
 
 
 def value_of(node: Any) -> torch.Tensor | None:
-    """Return the fake tensor of a node, None where it has none."""
+    """Return the fake tensor of a node, or None if it has none."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
@@ -29,12 +29,12 @@ def calls(node: Any, *targets: Any) -> bool:
 
 
 def used_once(node: Node) -> bool:
-    """Return whether one node alone uses `node`, so that a replacement makes it needless."""
+    """Return whether `node` has exactly one user, so that replacing that user makes `node` dead."""
     return len(node.users) == 1
 
 
 def known_true(condition: Any) -> bool:
-    """Return whether a condition on sizes holds whatever the symbols in it are."""
+    """Return whether a condition on sizes is true for all values of its symbols."""
     return bool(statically_known_true(condition))
 
 
@@ -43,8 +43,18 @@ def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(known_true(a == b) for a, b in zip(one, other, strict=True))
 
 
+def hint(size: Any) -> int:
+    """Return a size in this call: where it varies, `int` would make it constant for all others."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def bytes_of(value: torch.Tensor) -> float:
+    """Return the bytes of a fake tensor in this call."""
+    return float(hint(value.numel()) * value.element_size())
+
+
 def insert(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """Add a call before the graph's insertion point, with the fake tensor that it gives."""
+    """Insert a call of `target` at the graph's insertion point, with its fake result as `meta["val"]`."""
     node = graph.call_function(target, args, kwargs)
     values = map_arg((args, kwargs), lambda each: each.meta["val"])
     mode = next((v.fake_mode for v in _fakes(values)), None)
@@ -60,14 +70,14 @@ def _fakes(values: Any) -> list[Any]:
 
 
 def replace(match: Match, old: Node, new: Node) -> None:
-    """Let `new` stand for `old`, which and what led to it alone are erased."""
+    """Replace `old` by `new`; erase `old` and the nodes that only it used."""
     new.meta = {**{k: v for k, v in old.meta.items() if k != "val"}, "val": new.meta["val"]}
     old.replace_all_uses_with(new)
     erase_dead(old)
 
 
 def erase_dead(node: Node) -> None:
-    """Erase `node` and its inputs for as long as nothing uses them."""
+    """Erase `node` if nothing uses it, then its inputs likewise."""
     if node.users or node.op in ("placeholder", "output"):
         return
     inputs = node.all_input_nodes
@@ -78,9 +88,9 @@ def erase_dead(node: Node) -> None:
 
 
 def pattern_of(function: Callable[..., Any], *example_inputs: torch.Tensor) -> PatternExpr:
-    """Return the pattern of what `function` becomes under Inductor's decompositions, its constants as they are.
+    """Trace `function` with Inductor's decompositions and return its graph as a pattern.
 
-    Its arguments match any node, under the function's names for them.
+    Each argument matches any node, as a keyword of the argument's name. Constants match only themselves.
     """
     import inspect
 

@@ -1,7 +1,7 @@
-"""The operators that replace patterns: fake kernels with strides, composite ones for any device, the libraries' own.
+"""The operators that replace patterns, each with a fake kernel, a composite one for any device, and a library's.
 
-A library may have no kernel for some sizes or layouts, which it says by an error before it launches anything: there
-the composite one runs, from then on at once.
+A library may have no kernel for some sizes or layouts: it then raises before it launches anything. The composite kernel
+runs instead, and from then on without another attempt.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
+from backend_kwargs.compilers.inductor.rewrites.matching import bytes_of, hint, known_true
+
 LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
-# Inductor must hand over the strides that a pattern saw: another layout would cost a copy or another kernel.
+# Inductor must pass the strides of the matched graph: another layout would cost a copy or another kernel.
 TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
 
 _saved: dict[Any, Callable[[Node], float]] = {}
-_without_kernel: set[tuple[Any, ...]] = set()  # layouts for which the library has said that it has none
+_without_kernel: set[tuple[Any, ...]] = set()  # layouts for which the library raised
 
 
 def define(
@@ -30,7 +32,7 @@ def define(
     cuda: Callable[..., Any] | None = None,
     saved: Callable[[Node], float] | None = None,
 ) -> Any:
-    """Define an operator; `saved` gives the bytes of memory traffic that one node saves, beside what it replaces."""
+    """Define an operator; `saved` returns the bytes of memory traffic that a node saves over the nodes it replaces."""
     name = LIBRARY.define(signature, tags=TAGS)
     for key, kernel in (("CPU", cpu), ("CUDA", cuda)):
         LIBRARY.impl(name, with_fallback(kernel, composite) if kernel else composite, key)
@@ -41,12 +43,12 @@ def define(
 
 
 def saved_bytes(node: Node) -> float:
-    """Return the bytes of memory traffic that a node saves beside what it replaces; 0 for what is no operator here."""
+    """Return the bytes of memory traffic that a node saves over those it replaces; 0 for other operators."""
     return _saved[node.target](node) if node.target in _saved else 0.0
 
 
 def with_fallback(kernel: Callable[..., Any], composite: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `kernel`, and `composite` for the layouts that it raises for."""
+    """Return a function that calls `kernel`, or `composite` for layouts for which `kernel` raises."""
 
     @wraps(kernel)
     def call(*args: Any) -> Any:
@@ -57,7 +59,7 @@ def with_fallback(kernel: Callable[..., Any], composite: Callable[..., Any]) -> 
         except torch.OutOfMemoryError:
             raise
         except (ImportError, RuntimeError):  # Triton is missing, or the library has no kernel
-            result = composite(*args)  # which raises where the arguments are wrong
+            result = composite(*args)  # raises if the arguments are wrong
             _without_kernel.add(_layout(kernel, args))
             return result
 
@@ -69,14 +71,13 @@ def _layout(kernel: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _written_and_read(node: Node) -> float:
-    """Return the traffic of a result that is no longer written by one kernel to be read by the next."""
+    """Return the traffic of an intermediate that is no longer written by one kernel and read by the next."""
     return 2.0 * nbytes(node)
 
 
 def nbytes(node: Any) -> float:
-    """Return the bytes of a node's value by its sizes, hints where they vary."""
-    value = node.meta["val"]
-    return float(int(value.numel()) * value.element_size())
+    """Return the bytes of a node's value in this call."""
+    return bytes_of(node.meta["val"])
 
 
 # ---- convolutions
@@ -161,7 +162,7 @@ def _linear_gelu_cuda(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 linear_relu = define(
     "linear_relu(Tensor x, Tensor w, Tensor bias) -> Tensor", _linear_relu, cpu=_linear_relu_cpu, cuda=_linear_relu_cuda
 )
-# The same under another name, so that code tells which rewrite put it there.
+# The same kernels under another name, so that generated code shows which rewrite inserted the call.
 linear_approximated_gelu = define(
     "linear_approximated_gelu(Tensor x, Tensor w, Tensor bias) -> Tensor",
     _linear_gelu,
@@ -176,16 +177,27 @@ linear_gelu = define(
 # ---- attention
 
 
+MOST_KEYS, MOST_WIDTH = 256, 128  # what one tile of our own kernel holds
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     if bias is not None:
+        if bias.dim() == 4 and bias.shape[0] not in (1, q.shape[0]):  # as for the windows of one image
+            bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1)
         bias = bias.expand(*q.shape[:-1], k.shape[-2])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale).transpose(1, 2).contiguous()
 
 
 def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    from backend_kwargs.compilers.inductor.rewrites.kernels import attends, attention_over_few_keys
+    from backend_kwargs.compilers.inductor.rewrites.kernels import attention_over_few_keys
 
-    return (attention_over_few_keys if attends(q, k, v) else _attention)(q, k, v, bias, scale)
+    fits = has_few_keys(q, k, v) and q.numel() > 0 and k.numel() > 0
+    return (attention_over_few_keys if fits else _attention)(q, k, v, bias, scale)
+
+
+def has_few_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether our own kernel has tiles for these sizes, whatever symbols in them are."""
+    return known_true(k.shape[2] <= MOST_KEYS) and known_true(max(q.shape[3], v.shape[3]) <= MOST_WIDTH)
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -194,13 +206,14 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale:
 
 
 def _saved_by_attention(node: Node) -> float:
-    """Return the traffic of scores and weights, each written and read."""
+    """Return the traffic of the scores and the weights, each written once and read once."""
     q, k = (each.meta["val"] for each in node.all_input_nodes[:2])
-    batch, heads, queries, _ = map(int, q.shape)
-    return 4.0 * batch * heads * queries * int(k.shape[-2]) * int(q.element_size())
+    batch, heads, queries, _ = map(hint, q.shape)
+    return float(4 * batch * heads * queries * hint(k.shape[-2]) * q.element_size())
 
 
-# With heads beside their widths, [batch, queries, heads, width]: as the kernels write and the next layer reads it.
+# With heads beside their widths, [batch, queries, heads, width]: as the kernels write and the next layer reads it. The
+# bias may have fewer batches, which repeat.
 attention = define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> Tensor",
     _attention,
@@ -232,7 +245,7 @@ cudnn_attention = define(
 
 # ---- losses
 
-# A row's logsumexp in two parts, its largest logit and the rest: their sum would lose what is far below the largest.
+# A row's logsumexp is kept as two parts, its largest logit and the rest: their sum would lose digits of the rest.
 Loss = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -309,7 +322,7 @@ torch.library.register_autograd(
     "backend_kwargs::cross_entropy", _loss_backward, setup_context=_keep_for_loss, lib=LIBRARY
 )
 
-CHUNKS = 8  # of rows: with more the products get small, with fewer little memory is saved
+CHUNKS = 8  # of rows: more make the products small, fewer save little memory
 
 
 def _linear_cross_entropy(
@@ -319,7 +332,7 @@ def _linear_cross_entropy(
     ignore_index: int,
     with_gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss and the gradients of `x` and `weight`, for as many logits at a time as one chunk of rows has."""
+    """Return the loss and the gradients of `x` and `weight`, with the logits of one chunk of rows at a time."""
     count = (target != ignore_index).sum().float()
     loss = torch.zeros((), dtype=torch.float32, device=x.device)
     of_x = torch.empty_like(x, memory_format=torch.contiguous_format) if with_gradients else x.new_empty(0)
@@ -330,7 +343,7 @@ def _linear_cross_entropy(
         part, wanted = x[start : start + rows], target[start : start + rows]
         logits = part @ weight.t()
         mean, tops, logs, number = cross_entropy(logits, wanted, ignore_index)
-        loss += torch.where(number > 0, mean * number, 0.0)  # a chunk may have no row that counts
+        loss += torch.where(number > 0, mean * number, 0.0)  # all rows of a chunk may be ignored
         if with_gradients:
             gradient = cross_entropy_backward(one, logits, wanted, tops, logs, count, ignore_index)
             torch.mm(gradient, weight, out=of_x[start : start + rows])
@@ -357,7 +370,7 @@ linear_cross_entropy = define(
     " -> (Tensor, Tensor, Tensor)",
     _linear_cross_entropy,
     fake=_linear_cross_entropy_fake,
-    saved=lambda node: 0.0,  # memory, and no time
+    saved=lambda node: 0.0,  # it saves memory, not time
 )
 
 

@@ -1,8 +1,8 @@
-"""Linear layers that share an input as one product, with their weights packed into a buffer of its own.
+"""Linear layers that share an input as one product, with their weights packed into one buffer.
 
-Weights are inputs of the graph, so the caller may have changed them: each call compares every weight's identity,
-address and version with those that were packed, and packs again into the same buffer where one differs. Writes through
-`.data` change no version and are unseen.
+Weights are inputs of the graph, so the caller may change them. Each call compares the identity, address and version of
+every weight with those of the packed one, and packs again into the same buffer if any differs. Writes through `.data`
+change no version, so they go unnoticed.
 """
 
 import logging
@@ -26,7 +26,7 @@ LINEAR = (F.linear, torch._C._nn.linear)
 
 
 class Pack:
-    """Tensors packed along their first dimension into `buffer`, which stays where it is."""
+    """Tensors concatenated along their first dimension in `buffer`, whose address never changes."""
 
     def __init__(self, positions: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         self.positions = tuple(positions)
@@ -41,7 +41,7 @@ class Pack:
         ]
 
     def refresh(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Pack again where a tensor is another one, or was written to."""
+        """Pack again if a tensor was replaced or written to."""
         for position, known, address, version in self.known:
             tensor = inputs[position]
             if tensor is not known() or tensor.data_ptr() != address or tensor._version != version:
@@ -55,9 +55,9 @@ class Pack:
 
 
 def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with each group of linear layers as one, None where no layers share an input.
+    """Return the graph with each group of linear layers as one, or None if no layers share an input.
 
-    Only where no gradients are recorded, and of parameters that the graph does not change.
+    Applies only without gradients, and to parameters that the graph does not change.
     """
     if torch.is_grad_enabled() or not _groups(gm, example_inputs):
         return None
@@ -76,7 +76,9 @@ def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     packed.recompile()
     memory = sum(each.buffer.nbytes for each in packs)
     logger.info(
-        "Packed %d groups of linear layers, in %.1f MiB of buffers beside the weights", len(groups), memory / 2**20
+        "Packed %d groups of linear layers into %.1f MiB of buffers, in addition to the weights",
+        len(groups),
+        memory / 2**20,
     )
     return Change(packed, [example_inputs[at] for at in kept], len(groups), 0.0, _wrapped(packs, kept, len(groups)))
 
@@ -95,7 +97,7 @@ def _wrapped(packs: list[Pack], kept: list[int], count: int) -> Callable[[Callab
 
 
 def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode]]:
-    """Return the linear layers that share an input, at least two each, in the order of the graph."""
+    """Return the groups of two or more linear layers that share an input, in the graph's order."""
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
     sharing: dict[Any, list[AnyNode]] = defaultdict(list)
     node: AnyNode
@@ -110,7 +112,7 @@ def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode
 
 
 def _may_pack(node: Any, values: dict[AnyNode, Any]) -> bool:
-    """Return whether `node` is a parameter whose changes show: an input with a version that the graph leaves alone."""
+    """Return whether `node` is a parameter whose version counts its changes, and that the graph does not change."""
     value = values.get(node) if isinstance(node, Node) else None
     if not isinstance(value, torch.nn.Parameter) or not has_memory(value) or value.is_inference():
         return False
@@ -136,7 +138,7 @@ def _pack_group(
         start = 0
         for each, (weight, *_) in zip(group, operands, strict=True):
             end = start + example_inputs[positions[weight]].shape[0]
-            # A copy, since what follows may ask for the strides of a whole tensor; it joins the next kernel.
+            # A copy, since the following code may need contiguous strides. It is fused into the next kernel.
             part = gm.graph.call_function(torch.narrow, (whole, -1, start, end - start))
             part = gm.graph.call_method("contiguous", (part,))
             part.meta = dict(each.meta)
@@ -148,13 +150,13 @@ def _pack_group(
 
 
 def _attribute(gm: GraphModule, buffer: torch.Tensor) -> AnyNode:
-    """Return a node for `buffer` as the graph's own, which CUDA graphs then know to stay where it is."""
+    """Register `buffer` on the graph and return its node; CUDA graphs then treat its address as static."""
     count = 0
     while hasattr(gm, f"packed_{count}"):
         count += 1
     name = f"packed_{count}"
     gm.register_buffer(name, buffer)
-    # AOTAutograd asks for the source of each attribute, all different.
+    # AOTAutograd needs a different source for each attribute.
     sources: dict[str, Any] = gm._param_name_to_source  # type: ignore[assignment]
     sources[name] = ConstantSource(f"backend_kwargs_{name}")
     return gm.graph.get_attr(name)

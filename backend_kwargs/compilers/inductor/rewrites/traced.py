@@ -1,11 +1,15 @@
-"""Rewrites of dynamo's graph, before autograd sees it: what one gives, and how it joins the compile."""
+"""Rewrites of dynamo's graph, before autograd: what one returns, and compiling with them."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.fx import GraphModule
+import torch
+from torch.fx import GraphModule, Node
 
+from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
 from backend_kwargs.rewrites import find_rewrite, resolved
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -17,10 +21,10 @@ def _as_it_is(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Another graph in place of dynamo's, with its inputs.
+    """A graph that replaces dynamo's, with its inputs.
 
-    `count` is how often something was replaced, `bytes` the memory traffic that this saves, `saved_s` further seconds,
-    and `wrap` makes of the compiled graph what takes the inputs of dynamo's.
+    `count` is the number of replacements and `bytes` the memory traffic that they save. `wrap` turns the compiled graph
+    into a callable that takes the inputs of dynamo's graph.
     """
 
     gm: GraphModule
@@ -45,3 +49,56 @@ def compile_rewritten(
     for wrap in reversed(wraps):
         compiled = wrap(compiled)
     return compiled
+
+
+# ---- what such rewrites share
+
+
+def changed(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    may_start: Callable[[AnyNode], bool],
+    replace: Callable[[AnyNode], float | None],
+) -> Change | None:
+    """Return the graph after `replace` of each call that `may_start` a pattern, None where none was replaced.
+
+    `replace` returns the bytes of memory traffic that it saves, None where it leaves the node as it is.
+    """
+    if not any(map(may_start, _calls(gm))):
+        return None
+    copied = copy_of_graph(gm)
+    saved = [found for node in _calls(copied) if may_start(node) and (found := replace(node)) is not None]
+    if not saved:
+        return None
+    copied.graph.eliminate_dead_code()
+    copied.graph.lint()
+    copied.recompile()
+    return Change(copied, example_inputs, len(saved), sum(saved))
+
+
+def _calls(gm: GraphModule) -> list[AnyNode]:
+    return [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
+
+
+def example(node: Any) -> torch.Tensor | None:
+    """Return the fake tensor with which dynamo traced a node, None where there is none."""
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def put(node: AnyNode, new: AnyNode) -> None:
+    """Let `new` stand for `node`."""
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def put_first(node: AnyNode, call: AnyNode, dtype: torch.dtype) -> None:
+    """Let the first result of `call`, which is of `dtype`, stand for `node`, in the node's own dtype."""
+    value = example(node)
+    assert value is not None
+    with node.graph.inserting_before(node):
+        first = node.graph.call_function(operator.getitem, (call, 0))
+        if value.dtype != dtype:
+            first = node.graph.call_method("to", (first, value.dtype))
+    put(node, first)

@@ -94,7 +94,7 @@ def dtype(tensor: torch.Tensor) -> str:
 def dtype_of(torch_dtype: torch.dtype) -> str:
     """Return a dtype in TVM's notation. Raises Unsupported."""
     if torch_dtype not in DTYPES:
-        raise Unsupported("dtype", f"TVM gets no {str(torch_dtype).removeprefix('torch.')}")
+        raise Unsupported("dtype", f"TVM is not used for {str(torch_dtype).removeprefix('torch.')}")
     return DTYPES[torch_dtype]
 
 

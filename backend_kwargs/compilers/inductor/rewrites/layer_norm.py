@@ -1,0 +1,119 @@
+"""Layer norm in training, whose gradients come from one kernel that reads input and incoming gradient once.
+
+It acts on dynamo's graph. The forward pass stays Inductor's, which joins it with its neighbours: the operator is taken
+apart as ATen's would be.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch._inductor import decomposition
+from torch.fx import GraphModule
+
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of
+from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define, nbytes
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, put_first
+
+NORMS = (F.layer_norm, torch.layer_norm)
+NAMES = ("input", "normalized_shape", "weight", "bias", "eps")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MOST_COLUMNS = 8192  # of a row that one program keeps
+
+# ---- operators
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    wide = x.float()
+    variance, mean = torch.var_mean(wide, -1, correction=0, keepdim=True)
+    rstd = torch.rsqrt(variance + eps)
+    out = (wide - mean) * rstd * weight
+    return (out if bias is None else out + bias).to(x.dtype), mean, rstd
+
+
+def _gradients(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    wide, normal = grad.float(), (x.float() - mean) * rstd
+    scaled = wide * weight
+    along = (scaled * normal).mean(-1, keepdim=True)
+    of_x = (scaled - scaled.mean(-1, keepdim=True) - normal * along) * rstd
+    rows = [*range(x.dim() - 1)]
+    of_weight, of_bias = ((wide * by).sum(rows) if rows else wide * by for by in (normal, torch.ones_like(rstd)))
+    return of_x.to(x.dtype).contiguous(), of_weight.to(weight.dtype), of_bias.to(weight.dtype)
+
+
+def _gradients_fake(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    contiguous = torch.contiguous_format
+    one, other = (torch.empty_like(weight, memory_format=contiguous) for _ in range(2))
+    return torch.empty_like(x, memory_format=contiguous), one, other
+
+
+def _gradients_cuda(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    from backend_kwargs.compilers.inductor.rewrites.row_kernels import gradients_of_layer_norm
+
+    return gradients_of_layer_norm(grad, x, mean, rstd, weight)
+
+
+layer_norm = define(
+    "layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+    _layer_norm,
+    saved=lambda node: 0.0,
+)
+layer_norm_backward = define(
+    "layer_norm_backward(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor weight) -> (Tensor, Tensor, Tensor)",
+    _gradients,
+    fake=_gradients_fake,
+    cuda=_gradients_cuda,
+    saved=lambda node: 2.0 * nbytes(node.args[1]),
+)
+
+
+def _keep_for_gradients(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, _ = inputs
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(x, *output[1:], weight)
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    of_x, of_weight, of_bias = layer_norm_backward(grad, *ctx.saved_tensors)
+    return of_x, of_weight, of_bias if ctx.has_bias else None, None
+
+
+torch.library.register_autograd("backend_kwargs::layer_norm", _backward, setup_context=_keep_for_gradients, lib=LIBRARY)
+# Both tables: the second is a copy of the first, which Inductor made once and keeps.
+for _table in (decomposition.decompositions, decomposition.select_decomp_table()):
+    _table[layer_norm] = _layer_norm
+
+
+# ---- dynamo's graph
+
+
+def fuse_gradients(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
+    """Return the graph with layer norms whose gradients are one kernel, None where there is none."""
+    return changed(gm, example_inputs, lambda node: node.target in NORMS, _replace)
+
+
+def _replace(node: AnyNode) -> float | None:
+    given = {**dict(zip(NAMES, node.args, strict=False)), **node.kwargs}
+    x, weight, made = (example(each) for each in (given["input"], given.get("weight"), node))
+    bias = example(given.get("bias"))
+    if x is None or weight is None or made is None or (bias is None) != (given.get("bias") is None):
+        return None
+    dtypes = {each.dtype for each in (x, weight, made, bias) if each is not None}
+    columns = x.shape[-1] if x.dim() else 0
+    fits = len(given["normalized_shape"]) == 1 and isinstance(columns, int) and 0 < columns <= MOST_COLUMNS
+    # Without a gradient of its weight each gradient is one kernel anyway.
+    trains = torch.is_grad_enabled() and x.requires_grad and weight.requires_grad
+    if not fits or not trains or len(dtypes) > 1 or x.dtype not in DTYPES or not x.is_contiguous():
+        return None
+    with node.graph.inserting_before(node):
+        args = (given["input"], given["weight"], given.get("bias"), given.get("eps", 1e-5))
+        call = node.graph.call_function(layer_norm, args)
+    put_first(node, call, x.dtype)
+    return 2.0 * bytes_of(x)

@@ -1,0 +1,141 @@
+"""Triton kernels of our own that work row by row: the gradients of layer norm, and the rotary embedding.
+
+The benchmark suite searches the same kernels' configurations; those used here were the fastest on an H200.
+"""
+# ruff: noqa: N803  Triton writes constants large.
+
+import contextlib
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
+
+TILE = 4096  # numbers of a layer norm's tile: more warps or registers than this needs were slower
+PROGRAMS_PER_SM, STAGES = 2, 3
+ROWS_TO_TURN = 8
+
+
+def on_device_of(tensor: torch.Tensor) -> Any:
+    """Return a context in which kernels run on the tensor's GPU."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+# ---- layer norm
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def layer_norm_gradients(  # type: ignore[no-untyped-def]
+    grad, x, mean, rstd, weight, grad_x, partial_weight, partial_bias, rows, columns,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, PER_SM: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Store the gradient of `x`, and each program's share of those of weight and bias."""
+    at = tl.arange(0, BLOCK)
+    inside = at < columns
+    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    of_weight = tl.zeros((BLOCK,), tl.float32)
+    of_bias = tl.zeros((BLOCK,), tl.float32)
+    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)
+        keep = (row < rows)[:, None] & inside[None, :]
+        offsets = row.to(tl.int64)[:, None] * columns + at[None, :]
+        value = tl.load(x + offsets, mask=keep, other=0.0).to(tl.float32)
+        above = tl.load(grad + offsets, mask=keep, other=0.0).to(tl.float32)
+        reciprocal = tl.load(rstd + row, mask=row < rows, other=0.0)[:, None]
+        centre = tl.load(mean + row, mask=row < rows, other=0.0)[:, None]
+        normal = tl.where(keep, (value - centre) * reciprocal, 0.0)
+        scaled = above * scale[None, :]
+        along = tl.sum(scaled * normal, 1)[:, None] / columns
+        level = tl.sum(scaled, 1)[:, None] / columns
+        tl.store(grad_x + offsets, (scaled - level - normal * along) * reciprocal, mask=keep)
+        of_weight += tl.sum(above * normal, 0)
+        of_bias += tl.sum(above, 0)
+    share = tl.program_id(0) * columns + at
+    tl.store(partial_weight + share, of_weight, mask=inside)
+    tl.store(partial_bias + share, of_bias, mask=inside)
+
+
+def gradients_of_layer_norm(
+    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of `x`, weight and bias; `mean` and `rstd` are float32, one for each row."""
+    columns = x.shape[-1]
+    rows = x.numel() // columns
+    grad, x, mean, rstd = (each.contiguous() for each in (grad, x, mean, rstd))
+    grad_x = torch.empty_like(x)
+    block = triton.next_power_of_2(columns)
+    at_once = max(min(TILE // block, 8), 1)
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+    programs = min(triton.cdiv(rows, at_once), processors * PROGRAMS_PER_SM)
+    partial = torch.empty(2, programs, columns, dtype=torch.float32, device=x.device)
+    kernel: Any = layer_norm_gradients[(programs,)]
+    with on_device_of(x):
+        kernel(
+            grad, x, mean, rstd, weight, grad_x, partial[0], partial[1], rows, columns, block, at_once, PROGRAMS_PER_SM,
+            STAGES, num_warps=16 if block > TILE else 8,
+        )  # fmt: skip
+    of_weight, of_bias = partial.sum(1).to(weight.dtype)
+    return grad_x, of_weight, of_bias
+
+
+# ---- rotary embedding
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def turned(  # type: ignore[no-untyped-def]
+    x, cos, sin, out, rows, middle, last, half, x_0, x_1, x_2, out_0, out_1, out_2, cos_0, cos_1, cos_2, sin_0, sin_1,
+    sin_2, SHARED: tl.constexpr, BACK: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Turn the two halves of each row by the angles of its position, or `BACK`.
+
+    The halves have angles of their own unless these are `SHARED`.
+    """
+    at = tl.arange(0, HALF)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    keep = (row < rows)[:, None] & (at < half)[None, :]
+    outer, between, inner = (row // last // middle).to(tl.int64), row // last % middle, row % last
+    at_x = x + (outer * x_0 + between * x_1 + inner * x_2)[:, None] + at[None, :]
+    at_out = out + (outer * out_0 + between * out_1 + inner * out_2)[:, None] + at[None, :]
+    at_cos = cos + (outer * cos_0 + between * cos_1 + inner * cos_2)[:, None] + at[None, :]
+    at_sin = sin + (outer * sin_0 + between * sin_1 + inner * sin_2)[:, None] + at[None, :]
+    first = tl.load(at_x, mask=keep, other=0.0).to(tl.float32)
+    second = tl.load(at_x + half, mask=keep, other=0.0).to(tl.float32)
+    cosine = tl.load(at_cos, mask=keep, other=0.0).to(tl.float32)
+    sine = tl.load(at_sin, mask=keep, other=0.0).to(tl.float32)
+    cosine_of_second, sine_of_second = cosine, sine
+    if not SHARED:
+        cosine_of_second = tl.load(at_cos + half, mask=keep, other=0.0).to(tl.float32)
+        sine_of_second = tl.load(at_sin + half, mask=keep, other=0.0).to(tl.float32)
+    if BACK:
+        tl.store(at_out, first * cosine + second * sine_of_second, mask=keep)
+        tl.store(at_out + half, second * cosine_of_second - first * sine, mask=keep)
+    else:
+        tl.store(at_out, first * cosine - second * sine, mask=keep)
+        tl.store(at_out + half, second * cosine_of_second + first * sine_of_second, mask=keep)
+
+
+def sizes_and_strides(
+    x: torch.Tensor, out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[int, int, int, int, list[int]]:
+    """Return the rows, the two inner sizes and the half width of [.., .., .., width], and all strides, as in memory."""
+    order = sorted(range(3), key=x.stride, reverse=True)  # so that rows that follow each other lie together
+    sizes = [x.shape[dim] for dim in order]
+    angles = [each.expand(*x.shape[:3], each.shape[-1]) for each in (cos, sin)]
+    strides = [each.stride(dim) for each in (x, out, *angles) for dim in order]
+    return sizes[0] * sizes[1] * sizes[2], sizes[1], sizes[2], x.shape[3] // 2, strides
+
+
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor, *, back: bool) -> torch.Tensor:
+    """Fill and return `out` with `x` [.., .., .., width], its two halves turned by the angles, which broadcast to it.
+
+    The angles have the width of `x` or half of it.
+    """
+    x, cos, sin = (each if each.stride(-1) == 1 else each.contiguous() for each in (x, cos, sin))
+    rows, middle, last, half, strides = sizes_and_strides(x, out, cos, sin)
+    kernel: Any = turned[(triton.cdiv(rows, ROWS_TO_TURN),)]
+    with on_device_of(x):
+        kernel(
+            x, cos, sin, out, rows, middle, last, half, *strides, cos.shape[-1] == half, back,
+            triton.next_power_of_2(half), ROWS_TO_TURN, num_warps=4,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,275 @@
+"""Cases for rewrites of the graph: patterns alone, and whole cases with their bars and the estimates made before."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from backend_kwargs.compare.rows import Mode
+from benchmarks.workloads.case import Case, Problem
+from benchmarks.workloads.cases import CASES as SUITE
+from benchmarks.workloads.cases.elementwise import rope_case
+from benchmarks.workloads.cases.models import decode
+from benchmarks.workloads.cases.norms import layer_norm, layer_norm_arguments
+from benchmarks.workloads.user_models import model_case
+
+Made = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case is built; without `full` it is small enough for a CPU."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.bfloat16
+    full: bool = True
+
+    @property
+    def scale(self) -> str:
+        """Return the suite's name for this size."""
+        return "full" if self.full else "smoke"
+
+    def random(self, *shape: int) -> Tensor:
+        """Return normal data: an H200 is faster on zeros."""
+        return torch.randn(*shape, device=self.device, dtype=self.dtype)
+
+    def images(self, batch: int, channels: int, side: int) -> Tensor:
+        """Return a batch in the layout that convolutions like."""
+        return self.random(batch, channels, side, side).contiguous(memory_format=torch.channels_last)
+
+    def ready(self, module: nn.Module) -> nn.Module:
+        """Return the module here, in eval mode."""
+        return module.to(self.device, self.dtype).eval()
+
+
+@dataclass(frozen=True)
+class RewriteCase:
+    """A function with its inputs, and what is asked of `auto` beside what it does anyway.
+
+    `rewrite` is expected to match, the bar is a gain of `auto` with rewrites over `auto` without, and `estimate` is the
+    gain that was written down before: time in the pattern times the saving that the pattern had alone.
+    """
+
+    make: Callable[[Place], Made]
+    rewrite: str = ""
+    bar: float | None = None
+    estimate: float | None = None
+    named: tuple[str, ...] | None = None
+    mode: Mode = "inference"
+    race_s: float = 30.0
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    """Give batch norms statistics that differ from their beginning, as training leaves them."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean, -0.1, 0.1)
+            nn.init.uniform_(module.running_var, 0.8, 1.2)
+    return model
+
+
+def timm(name: str, batch: int, side: int, place: Place) -> Made:
+    """Return a model of timm in eval mode, channels last."""
+    spec = f"timm:{name}?batch={batch if place.full else 1}" + ("" if place.full else f"&img_size={side}")
+    problem = model_case(spec if "swin" in name or place.full else spec.partition("&")[0]).build(
+        place.device, place.dtype, place.scale
+    )
+    model = with_statistics(problem.fn).to(memory_format=torch.channels_last)
+    inputs = (value if place.full else value[..., :side, :side] for value in problem.args)
+    return model, tuple(value.contiguous(memory_format=torch.channels_last) for value in inputs)
+
+
+def transformer(spec: str, small: str, place: Place) -> Made:
+    """Return a model of transformers in eval mode."""
+    problem = model_case(f"transformers:{spec if place.full else small}").build(place.device, place.dtype, place.scale)
+    return problem.fn, tuple(problem.args)
+
+
+class Apart(nn.Module):
+    """A linear layer whose outputs are those of several, as most models hold q, k and v, or gate and up."""
+
+    def __init__(self, whole: nn.Linear, sizes: Sequence[int]) -> None:
+        super().__init__()
+        weights = whole.weight.detach().split(list(sizes))
+        self.parts = nn.ModuleList(nn.Linear(whole.in_features, size, bias=False) for size in sizes)
+        for part, weight in zip(self.parts, weights, strict=True):
+            part.weight = nn.Parameter(weight.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], -1)
+
+
+def decoder(rows: int, place: Place) -> Made:
+    """Return one step of decoding with grouped queries and a cache; projections are layers of their own."""
+    problem = decode(place.device, place.dtype, place.scale, rows)
+    for module in [*problem.fn.modules()]:
+        for name, size in (("qkv", "heads"), ("gate_up", "inner")):
+            whole = getattr(module, name, None)
+            if isinstance(whole, nn.Linear):
+                setattr(module, name, Apart(whole, _sizes(whole, size)))
+    return problem.fn, tuple(problem.args)
+
+
+def _sizes(whole: nn.Linear, kind: str) -> tuple[int, ...]:
+    if kind == "inner":
+        return (whole.out_features // 2,) * 2
+    rest = (whole.out_features - whole.in_features) // 2
+    return whole.in_features, rest, rest
+
+
+class Feed(nn.Module):
+    """A linear layer with tanh-GELU."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.up(x), approximate="tanh")
+
+
+def feed(rows: int, width: int, inner: int, place: Place) -> Made:
+    """Return the first half of a transformer's MLP."""
+    rows, width, inner = (rows, width, inner) if place.full else (16, 24, 32)
+    return place.ready(Feed(width, inner)), (place.random(rows, width),)
+
+
+class Windows(nn.Module):
+    """Attention in windows with a bias of relative positions, as Swin has it."""
+
+    def __init__(self, heads: int, tokens: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(heads, tokens, tokens))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1) + self.bias
+        attended = weights.softmax(-1) @ v
+        return attended.transpose(1, 2).flatten(2)
+
+
+def windows(count: int, heads: int, tokens: int, place: Place) -> Made:
+    """Return attention in windows."""
+    count, heads = (count, heads) if place.full else (2, 3)
+    return place.ready(Windows(heads, tokens)), tuple(place.random(count, heads, tokens, 32) for _ in range(3))
+
+
+def loss_of(logits: Tensor, target: Tensor) -> Tensor:
+    """Compute the mean cross-entropy."""
+    return F.cross_entropy(logits, target)
+
+
+def logits_and_targets(rows: int, classes: int, place: Place) -> Made:
+    """Return what a loss is computed of."""
+    rows, classes = (rows, classes) if place.full else (8, 40)
+    return loss_of, (place.random(rows, classes).requires_grad_(), torch.randint(classes, (rows,), device=place.device))
+
+
+def norm(place: Place) -> Made:
+    """Return a layer norm to train."""
+    arguments = layer_norm_arguments(place.device, place.dtype, place.scale)
+    return layer_norm, tuple(each.requires_grad_() for each in arguments)
+
+
+def of_problem(problem: Problem) -> Made:
+    """Return a case of the suite."""
+    return problem.fn, tuple(problem.args)
+
+
+WINDOWS = "attention with relative-position bias, 1024 windows of 64, 8 heads of 32"
+CASES: dict[str, RewriteCase] = {
+    "ResNet-50, 128 images": RewriteCase(partial(timm, "resnet50", 128, 64), "convolution", 1.2, 1.14),
+    "linear 16384 x (768 -> 3072) + tanh-GELU": RewriteCase(
+        partial(feed, 16384, 768, 3072), "linear_activation", 1.2, 1.36
+    ),
+    WINDOWS: RewriteCase(partial(windows, 1024, 8, 64), "attention", 1.15, 2.0),
+    "cross-entropy 8192 x 128256, forward and backward": RewriteCase(
+        partial(logits_and_targets, 8192, 128256), "cross_entropy", 1.25, 1.35, mode="training"
+    ),
+    "Llama decode, 16 rows": RewriteCase(partial(decoder, 16), "packed", 1.05, 1.1, ("packed",)),
+    "GPT-2, 8 x 1024 tokens": RewriteCase(
+        partial(
+            transformer,
+            "GPT2Model?batch=8&tokens=1024&n_layer=12",
+            "GPT2Model?batch=1&tokens=8&n_layer=1&n_embd=48&n_head=4",
+        ),
+        "linear_activation",
+        1.05,
+        1.10,
+    ),
+    "RegNetY-032, 128 images": RewriteCase(partial(timm, "regnety_032", 128, 64), "convolution", 1.1, 1.08, race_s=45),
+    "Swin-T, 128 images": RewriteCase(partial(timm, "swin_tiny_patch4_window7_224", 128, 56), "attention", None, 1.15),
+    "layer norm 32768 x 4096, forward and backward": RewriteCase(
+        norm, "layer_norm_backward", None, 1.02, mode="training"
+    ),
+    "rotary embedding, 4 x 40 heads x 4096 x 128": RewriteCase(
+        lambda place: of_problem(rope_case(place.device, place.dtype, place.scale)), "rotary", None, 1.15
+    ),
+}
+
+
+def suite_cases() -> dict[str, RewriteCase]:
+    """Return the suite's own cases, which have no bar but that of all cases together."""
+    return {case.name: _of_suite(case) for case in SUITE.values() if case.modes[0] in ("fwd", "fwd_bwd", "train")}
+
+
+def _of_suite(case: Case) -> RewriteCase:
+    def make(place: Place) -> Made:
+        problem = case.build(place.device, case.dtype if place.full else place.dtype, place.scale)
+        if problem.sweep:
+            return problem.fn, tuple(problem.args[:1])
+        return of_problem(problem)
+
+    return RewriteCase(make, mode="inference" if case.modes[0] == "fwd" else "training")
+
+
+# ---- patterns alone
+
+
+def conv(channels: int, out: int, side: int, kernel: int, place: Place, *, residual: bool) -> Made:
+    """Return a convolution, bias, a residual or none, and ReLU."""
+    layer = place.ready(nn.Conv2d(channels, out, kernel, padding=kernel // 2)).to(memory_format=torch.channels_last)
+    x = place.images(128, channels, side)
+    if residual:
+        return (lambda x, z: F.relu(layer(x) + z)), (x, place.images(128, out, side))
+    return (lambda x: F.relu(layer(x))), (x,)
+
+
+def linear(rows: int, width: int, inner: int, activation: Callable[[Tensor], Tensor], place: Place) -> Made:
+    """Return a linear layer with bias and an activation."""
+    layer = place.ready(nn.Linear(width, inner))
+    return (lambda x: activation(layer(x))), (place.random(rows, width),)
+
+
+def tanh_gelu(x: Tensor) -> Tensor:
+    """Compute GELU by tanh."""
+    return F.gelu(x, approximate="tanh")
+
+
+def causal(batch: int, heads: int, tokens: int, width: int, place: Place) -> Made:
+    """Return causal attention as models call it, heads beside widths in memory."""
+    q, k, v = (place.random(batch, tokens, heads, width).transpose(1, 2) for _ in range(3))
+    return (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)), (q, k, v)
+
+
+PATTERNS: dict[str, tuple[str, Callable[[Place], Made]]] = {
+    f"{kernel}x{kernel} conv {channels} -> {out} @{side}{' + residual' if residual else ''}": (
+        "convolution",
+        partial(conv, channels, out, side, kernel, residual=residual),
+    )
+    for channels, out, side, kernel in ((64, 64, 56, 3), (64, 256, 56, 1), (256, 64, 56, 1), (256, 1024, 14, 1))
+    for residual in (False, True)
+} | {
+    "linear 16384 x (768 -> 3072) + tanh-GELU": ("linear_activation", partial(linear, 16384, 768, 3072, tanh_gelu)),
+    "linear 16384 x (768 -> 3072) + ReLU": ("linear_activation", partial(linear, 16384, 768, 3072, F.relu)),
+    "linear 8192 x (1024 -> 4096) + tanh-GELU": ("linear_activation", partial(linear, 8192, 1024, 4096, tanh_gelu)),
+    "linear 8192 x (1024 -> 4096) + GELU": ("approximate_gelu", partial(linear, 8192, 1024, 4096, F.gelu)),
+    "windows of 64, 8 heads of 32": ("attention", partial(windows, 1024, 8, 64)),
+    "windows of 49, 4 heads of 32": ("attention", partial(windows, 2048, 4, 49)),
+    "rotary embedding": ("rotary", CASES["rotary embedding, 4 x 40 heads x 4096 x 128"].make),
+    "causal attention, 8 x 16 x 2048 x 128": ("cudnn_attention", partial(causal, 8, 16, 2048, 128)),
+    "causal attention, 8 x 12 x 1024 x 64": ("cudnn_attention", partial(causal, 8, 12, 1024, 64)),
+}

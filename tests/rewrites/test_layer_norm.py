@@ -1,0 +1,109 @@
+"""The gradients of layer norm by an operator of their own."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lowering import Changed, gradients
+from torch import nn
+
+import backend_kwargs
+
+SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+NAME = "layer_norm_backward"
+
+
+def agree(changed, fn, args, dtype):
+    """Raise unless results and gradients are float64's, up to the rounding of `dtype`, in eager's dtypes."""
+    got, eager = gradients(changed, args), gradients(fn, args)
+    want = gradients(fn, [arg.double() for arg in args])
+    for one, plain, exact in zip(got, eager, want, strict=True):
+        assert (one.dtype, one.shape) == (plain.dtype, plain.shape)
+        own, scale = (plain.double() - exact).abs().max(), exact.abs().max()
+        assert (one.double() - exact).abs().max() <= 2 * own + 8 * torch.finfo(dtype).eps * scale + 1e-5
+
+
+@SETTINGS
+@given(
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    columns=st.integers(2, 70),
+    bias=st.booleans(),
+    eps=st.sampled_from([1e-5, 1e-2]),
+    shift=st.sampled_from([0.0, 30.0]),
+    residual=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_computes_the_same(dtype, sizes, columns, bias, eps, shift, residual, seed):
+    """Result and gradients agree with float64, for any sizes, with a bias or without, and far from zero."""
+    torch.manual_seed(seed)
+    x, weight = (torch.randn(*sizes, columns) + shift).to(dtype), torch.randn(columns).to(dtype)
+    args = [x, weight, *([torch.randn(columns).to(dtype)] if bias else [])]
+
+    def fn(x, weight, bias=None):
+        made = F.layer_norm(x, (columns,), weight, bias, eps)
+        return ((made + x if residual else made).sin()).sum()
+
+    changed = Changed(fn, NAME)
+    agree(changed, fn, args, dtype)
+    assert changed.counts[NAME] == 1
+
+
+W, B = torch.randn(6, requires_grad=True), torch.randn(6, requires_grad=True)
+NEAR = {
+    "no weight": lambda x: F.layer_norm(x, (6,)),
+    "frozen": lambda x: F.layer_norm(x, (6,), W.detach(), B.detach()),
+    "two dimensions": lambda x: F.layer_norm(x, (4, 6), torch.outer(W[:4], W)),
+    "another dtype": lambda x: F.layer_norm(x.double(), (6,), W.double()),
+    "columns apart": lambda x: F.layer_norm(x.transpose(1, 2), (4,), W[:4]),
+    "RMS norm": lambda x: F.rms_norm(x, (6,), W),
+    "group norm": lambda x: F.group_norm(x, 2, W[:4]),
+    "no gradients": lambda x: F.layer_norm(x.detach(), (6,), W.detach()) + x,
+}
+
+
+@pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
+def test_near_miss(fn):
+    """Another norm, or one without these gradients, stays as it is."""
+    changed, x = Changed(lambda x: fn(x).sum().to(x.dtype), NAME), torch.randn(2, 4, 6)
+    torch.testing.assert_close(gradients(changed, [x]), gradients(lambda x: fn(x).sum().to(x.dtype), [x]))
+    assert changed.counts[NAME] == 0
+
+
+def test_inference_stays():
+    """Without gradients nothing is replaced."""
+    norm, x = nn.LayerNorm(8), torch.randn(4, 8)
+    changed = Changed(norm, NAME)
+    with torch.no_grad():
+        torch.testing.assert_close(changed(x), norm(x))
+    assert changed.counts[NAME] == 0
+
+
+def test_compiled():
+    """The forward pass is Inductor's own code, the gradients are one operator, and training goes on as in eager."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 32), nn.LayerNorm(32))
+    x = torch.randn(8, 16)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor", rewrites=(NAME,)))
+    for _ in range(2):
+        got, want = (torch.autograd.grad(fn(x).square().sum(), list(model.parameters())) for fn in (compiled, model))
+        torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1)
+    (graph,) = backend_kwargs.report(compiled).graphs
+    assert graph.rewritten == {NAME: 2}
+    assert not any("backend_kwargs.layer_norm." in code.source for code in graph.codes)
+
+
+def test_dynamic_rows():
+    """Rows may vary."""
+    norm = nn.LayerNorm(8)
+    changed = Changed(norm, NAME)
+    for rows in (3, 5, 7):
+        x = torch.randn(rows, 8, requires_grad=True)
+        got, want = (torch.autograd.grad(fn(x).sin().sum(), [x, norm.weight]) for fn in (changed, norm))
+        torch.testing.assert_close(got, want)
+    assert changed.counts[NAME] == 2
