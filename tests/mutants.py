@@ -53,6 +53,7 @@ EQUIVALENT = Path(__file__).with_suffix(".toml")
 # Below tests/, the nearest first; of two patterns that a module fits the first counts.
 TESTS: Mapping[str, str] = {
     "backend_kwargs/measure/accuracy.py": "test_accuracy.py",
+    "backend_kwargs/measure/bound.py": "test_measure_bound.py test_precision.py",
     "backend_kwargs/measure/*.py": "test_measure.py test_accuracy.py",
     "backend_kwargs/layers.py": "test_layers.py test_backend.py",
     "backend_kwargs/spec.py": "test_spec.py test_backend.py",
@@ -65,19 +66,23 @@ TESTS: Mapping[str, str] = {
     "*/freezing.py": "test_freezing.py auto/test_auto_traces.py auto/test_auto_decide.py",
     "*/cache_key.py": "auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
-    "*/decisions_toml.py": "auto/test_auto_decisions_toml.py",
-    "*/candidates.py": "auto/test_auto_candidates.py auto/test_auto_settings.py auto/test_auto_decide.py",
-    "*/graph_stats.py": "auto/test_auto_candidates.py auto/test_auto_race.py auto/test_auto_ranks.py",
+    "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
+    "*/candidates.py": "auto/test_auto_steps.py auto/test_auto_candidates.py auto/test_auto_settings.py"
+    " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_worth.py auto/test_auto_decide.py",
+    "*/graph_stats.py": "auto/test_auto_candidates.py auto/test_auto_roofline.py auto/test_auto_race.py"
+    " auto/test_auto_ranks.py",
+    "*/auto/rewritten.py": "auto/test_auto_rewrites.py",
     "*/head_to_head.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
     "*/auto/roofline.py": "auto/test_auto_roofline.py auto/test_auto_worth.py auto/test_auto_head_to_head.py",
-    "*/race.py": "auto/test_auto_race.py auto/test_auto_worth.py auto/test_auto_head_to_head.py"
-    " auto/test_auto_deadline.py auto/test_auto_traces.py",
+    "*/race.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"
+    " auto/test_auto_head_to_head.py auto/test_auto_deadline.py auto/test_auto_traces.py auto/test_auto_precision.py"
+    " auto/test_auto_compilers.py auto/test_auto_rewrites.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
     "*/decide.py": "auto/test_auto_decide.py auto/test_auto_cache_key.py auto/test_auto_ranks.py"
     " auto/test_auto_race.py",
     "*/ranks.py": "auto/test_auto_ranks.py",
-    "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_race.py",
+    "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
     "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py",
     "*/auto/eligibility.py": "auto/test_auto_effects.py auto/test_auto_decide.py auto/test_auto_race.py",
