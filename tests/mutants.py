@@ -190,8 +190,12 @@ def mutants(modules: Iterable[str]) -> list[MutationSpec]:
 
 
 def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the positions of annotations and dataclass flags: a mutant there fails at import or changes nothing."""
+    """Return where annotations, a bare `*` and flags of dataclasses are: a mutant fails at import or changes nothing."""
     for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.args.kwonlyargs and not node.args.vararg:
+            before = [*node.args.posonlyargs, *node.args.args, *node.args.defaults]
+            ends = [(each.end_lineno or 0, each.end_col_offset or 0) for each in before]
+            yield max([(node.lineno, 0), *ends]), (node.args.kwonlyargs[0].lineno, node.args.kwonlyargs[0].col_offset)
         found = [getattr(node, field, None) for field in ("annotation", "returns")]
         if isinstance(node, ast.keyword) and node.arg in ("frozen", "slots"):
             found.append(node.value)

@@ -125,7 +125,7 @@ REDUCTIONS = {"persistent_reductions", "mix_order_reductions", "multi_kernel"}
     ],
 )
 def test_which_steps_can_gain(monkeypatch, stats, tried):
-    """The whole set of steps of full effort on each kind of graph; those of "quick" are the same without the dear ones."""
+    """The whole set of steps of full effort on each kind of graph; "quick" has the same without the dear ones."""
     monkeypatch.setattr(candidates, "installed", lambda: ())
     dear = {"multi_kernel", "all_directions", "simd_256", "tma"} | ({"cpp_wrapper"} if stats.gpu else set())
     for effort, wanted in (("full", tried), ("quick", tried - dear)):
