@@ -85,7 +85,7 @@ TESTS: Mapping[str, str] = {
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
     "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py",
-    "*/auto/eligibility.py": "auto/test_auto_effects.py auto/test_auto_decide.py auto/test_auto_race.py",
+    "*/auto/eligibility.py": "auto/test_auto_eligibility.py auto/test_auto_effects.py auto/test_auto_decide.py auto/test_auto_race.py",
     "*/auto/workload.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
     " auto/test_auto_traces.py",
     "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
@@ -190,7 +190,7 @@ def mutants(modules: Iterable[str]) -> list[MutationSpec]:
 
 
 def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return where annotations, a bare `*` and flags of dataclasses are: a mutant fails at import or changes nothing."""
+    """Return where annotations, a bare `*` and dataclass flags are: a mutant fails at import or changes nothing."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.args.kwonlyargs and not node.args.vararg:
             before = [*node.args.posonlyargs, *node.args.args, *node.args.defaults]
