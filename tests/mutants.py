@@ -85,7 +85,8 @@ TESTS: Mapping[str, str] = {
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
     "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py",
-    "*/auto/eligibility.py": "auto/test_auto_eligibility.py auto/test_auto_effects.py auto/test_auto_decide.py auto/test_auto_race.py",
+    "*/auto/eligibility.py": "auto/test_auto_eligibility.py auto/test_auto_effects.py"
+    " auto/test_auto_decide.py auto/test_auto_race.py",
     "*/auto/workload.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
     " auto/test_auto_traces.py",
     "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
