@@ -256,6 +256,8 @@ def test_how_much_slower_default_may_be(ratio, wins):
     assert head_to_head.better(default, eager, "latency") is wins
     default.candidate = RaceCandidate("a step", rank=0)
     assert head_to_head.better(default, eager, "latency") is False  # only what stands alone
+    default.candidate = RaceCandidate("a template", over=False, rank=2)
+    assert head_to_head.better(default, eager, "latency") is False  # only what has the lower rank
 
 
 @pytest.mark.parametrize(
