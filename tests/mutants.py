@@ -54,7 +54,7 @@ EQUIVALENT = Path(__file__).with_suffix(".toml")
 TESTS: Mapping[str, str] = {
     "backend_kwargs/measure/accuracy.py": "test_accuracy.py",
     "backend_kwargs/measure/bound.py": "test_measure_bound.py test_precision.py",
-    "backend_kwargs/measure/*.py": "test_measure.py test_accuracy.py",
+    "backend_kwargs/measure/*.py": "test_measure.py test_measure_bound.py test_accuracy.py",
     "backend_kwargs/layers.py": "test_layers.py test_backend.py",
     "backend_kwargs/spec.py": "test_spec.py test_backend.py",
     "backend_kwargs/options.py": "test_options.py test_catalogue.py test_backend_written.py",
