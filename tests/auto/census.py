@@ -187,7 +187,7 @@ def after(backend: Any) -> dict[str, Any]:
 def interrupts(seconds: float, shard: int, shards: int, candidates: list[str]) -> Iterator[dict[str, Any]]:
     """Interrupt the race at one line after the other; yield whether it reached the line, and what remained changed."""
     torch.set_num_threads(1)  # forks do not inherit the threads of OpenMP
-    head_to_head.BOUT = head_to_head.LEAST_ROUNDS = head_to_head.ROUNDS = 2
+    head_to_head.BOUT, head_to_head.LEAST_BOUTS, head_to_head.MOST_BOUTS = 2, 1, 1
     race.better = lambda *_: True  # type: ignore[assignment]
     backend_kwargs.register_template("call", {PASS: fails_in_a_call, "fx_graph_cache": False})
     run = partial(_race, candidates)

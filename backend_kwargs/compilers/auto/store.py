@@ -300,7 +300,7 @@ def _schema(connection: _Connection) -> int:
     found = connection.rows("SELECT name, rootpage, sql FROM sqlite_master")
     application, schema = (_pragma(connection, each) for each in ("application_id", "user_version"))
     if not (found or application or schema):
-        return 0
+        return schema
     columns = _columns(connection)
     # By the SQL text, as SQLite decides: `type` may contain anything. A virtual table has no page.
     strange = any(sql is not None and not sql.startswith(CREATES) for *_, sql in found)
