@@ -126,12 +126,14 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(("winner", "said", "options", "followed"), SAID.values(), ids=SAID)
-def test_a_stored_decision_is_followed(store, winner, said, options, followed):
+@pytest.mark.parametrize(("winner", "expected", "options", "followed"), SAID.values(), ids=SAID)
+def test_a_stored_decision_is_followed(store, winner, expected, options, followed):
     """A stored decision is used only if this request would race its rewrites."""
     raced(**options)
     (decision,) = Store(store).all()
-    Store(store).put(dataclasses.replace(decision, winner=winner, options={"rewrites": said}, made=decision.made + 1))
+    Store(store).put(
+        dataclasses.replace(decision, winner=winner, options={"rewrites": expected}, made=decision.made + 1)
+    )
     decide.forget_process()
     (graph,) = backend_kwargs.report(raced(race="never", **options)).graphs
     assert (graph.race.winner == winner) is followed

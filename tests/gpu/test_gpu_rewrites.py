@@ -24,7 +24,7 @@ def normal(*shape, dtype=torch.bfloat16):
 
 
 def close(got, want, dtype):
-    """Within the dtype's rounding of the largest value."""
+    """Check that results agree within the dtype's rounding of the largest value."""
     error = (got.double() - want.double()).abs().max() / want.double().abs().max().clamp(min=1e-6)
     assert error < TOLERANCE[dtype], float(error)
 
@@ -224,7 +224,7 @@ def in_float64(fn, args, grad):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(3, 50, 768), (300, 1000), (70, 8192)], ids=str)
 def test_layer_norm_backward(shape, dtype):
-    """The gradients of layer norm agree with float64, beside a forward pass that is Inductor's."""
+    """The gradients of layer norm agree with float64, with Inductor's own forward pass."""
     args = [normal(*size, dtype=dtype).requires_grad_() for size in (shape, shape[-1:], shape[-1:])]
 
     def fn(x, weight, bias):
@@ -253,7 +253,7 @@ def joined(x, cos, sin):
 @pytest.mark.parametrize(("fn", "width"), [(rotated, 128), (joined, 64)], ids=["rotated", "joined"])
 @pytest.mark.parametrize("heads_last", [True, False], ids=["heads last", "heads first"])
 def test_rotary(fn, width, heads_last, dtype):
-    """The rotary embedding and its gradient agree with float64, whatever the layout."""
+    """The rotary embedding and its gradient agree with float64 in every layout."""
     x = normal(2, 100, 8, 128, dtype=dtype).transpose(1, 2) if heads_last else normal(2, 8, 100, 128, dtype=dtype)
     args = [x.requires_grad_(), normal(2, 1, 100, width, dtype=dtype), normal(2, 1, 100, width, dtype=dtype)]
     grad = torch.randn_like(x)
@@ -266,7 +266,7 @@ def test_rotary(fn, width, heads_last, dtype):
 
 
 def test_training_step_under_cuda_graphs():
-    """Both kernels go into a CUDA graph, with inputs that change."""
+    """A CUDA graph replays both kernels with changing inputs."""
     norm = nn.LayerNorm(256).to("cuda", torch.bfloat16)
     cos, sin = normal(64, 32), normal(64, 32)
 

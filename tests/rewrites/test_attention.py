@@ -74,7 +74,7 @@ def test_computes_the_same(dtype, scores, bias, heads_last, strided, seed):
 
 
 def windows(images, masks=4, mask_of_image=1):
-    """Return what attends in windows, with a bias of positions and masks of each image's windows, as Swin has it."""
+    """Return attention in windows with a position bias and masks of each image's windows, as in Swin."""
     table, mask = torch.randn(3, 5, 5), torch.randn(mask_of_image, masks, 1, 5, 5).mul(9).round()
 
     def call(q, k, v, scale=0.3):
@@ -89,7 +89,7 @@ def windows(images, masks=4, mask_of_image=1):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("images", [1, 3])
 def test_shifted_windows(images, dtype):
-    """Masks that repeat for each image are passed on as they are, joined with the bias."""
+    """Masks that repeat for each image are passed on without the repetition, added to the bias."""
     fn, args = windows(images)
     args = tuple(arg.to(dtype) for arg in args)
     rewriting = Rewriting(fn, "attention")
@@ -101,7 +101,7 @@ def test_shifted_windows(images, dtype):
 
 
 def test_masks_of_each_image_stay():
-    """Masks that differ from image to image do not repeat."""
+    """Masks that differ between images stay unchanged."""
     fn, args = windows(2, mask_of_image=2)
     assert matched(fn, args, "attention") == 0
 
@@ -194,14 +194,14 @@ def with_bias(by, keys, bias, grad=False):
 
 
 def repeated(table, mask):
-    """Return a bias with masks that repeat, as timm has it for scaled_dot_product_attention."""
+    """Return a bias with repeated masks, as timm passes it to scaled_dot_product_attention."""
     keys = table.shape[-1]
     masks = mask.view(1, 4, 1, keys, keys).expand(2, -1, 4, -1, -1)
     return table.unsqueeze(0) + masks.reshape(-1, 4, keys, keys)
 
 
 def pad(graph):
-    """Pad the bias and cut it again, as torch does for the memory-efficient kernel."""
+    """Pad the bias and slice it again, as torch does for the memory-efficient kernel."""
     aten = torch.ops.aten
     (node,) = graph.find_nodes(op="call_function", target=aten._scaled_dot_product_efficient_attention.default)
     bias = node.args[3]
@@ -223,7 +223,7 @@ FEW = {
 
 @pytest.mark.parametrize(("by", "bias", "wanted"), FEW.values(), ids=FEW)
 def test_a_library_over_few_keys(by, bias, wanted):
-    """Our kernel takes a library's place where there is a bias over few keys; what repeats is not written out."""
+    """With a bias and few keys our kernel replaces a library's, and repeated masks are not materialized."""
     gm = with_bias(by, 49, bias)
     if by == "efficient":
         pad(gm.graph)
@@ -247,7 +247,7 @@ STAYS = {
 
 @pytest.mark.parametrize(("keys", "grad", "bias"), STAYS.values(), ids=STAYS)
 def test_a_library_stays(keys, grad, bias):
-    """Over many keys, without a bias and where a backward pass follows the library's kernel stays."""
+    """A library's kernel stays if there are many keys, no bias, or a backward pass."""
     assert rewrite_graph(with_bias("efficient", keys, bias, grad).graph, "attention") == 0
 
 

@@ -33,11 +33,11 @@ def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def _gelu_by_power(x: torch.Tensor) -> torch.Tensor:  # as GPT-2 of transformers has it
+def _gelu_by_power(x: torch.Tensor) -> torch.Tensor:  # as in transformers' GPT-2
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
-def _gelu_by_products(x: torch.Tensor) -> torch.Tensor:  # as GPT-J and others have it
+def _gelu_by_products(x: torch.Tensor) -> torch.Tensor:  # as in GPT-J and others
     return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
 
 
@@ -46,7 +46,7 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
-    """Add what ends in ReLU or tanh-GELU, as one call of torch's or spelt out."""
+    """Register the patterns that end in ReLU or tanh-GELU, as one call of torch or written out."""
     _add(passes, _relu, operators.linear_relu)
     for spelling in (_tanh_gelu, _gelu_by_power, _gelu_by_products):
         _add(passes, spelling, operators.linear_gelu)
