@@ -75,6 +75,15 @@ def test_convolution(dtype, name, channels, groups, kernel, stride, dilation, pa
     assert matched(model, (x,), "onednn") == 1
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_each_activation(name):
+    """Each of oneDNN's names stands for torch's function, from far below zero to far above."""
+    model, x = Activated(nn.Linear(2, 2), ACTIVATIONS[name][0]).eval(), torch.linspace(-9, 9, 60).reshape(30, 2)
+    with torch.no_grad():
+        model.layer.weight.copy_(torch.eye(2))
+    assert matched(model, (x,), "onednn") == 1
+
+
 LINEAR, CONV = nn.Linear(6, 6), nn.Conv2d(3, 3, 1)
 IMAGES = torch.randn(2, 3, 4, 4)
 NEAR = {
