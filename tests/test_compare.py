@@ -137,8 +137,8 @@ def test_twelve_candidates_compile(isolation, mode):
     """All of twelve candidates compile their graph, despite dynamo's limit of eight variants."""
     backends = ["eager", "aot_eager", *(lambda gm, inputs: gm.forward for _ in range(10))]
     rows = rows_of(mlp(), [Candidate(str(at), backend) for at, backend in enumerate(backends)], rounds=1, mode=mode)
-    told = ["fell_back", "unknown", *["fell_back"] * 10]
-    assert [(row.status, row.graphs) for row in rows] == [(status, 1) for status in told]
+    statuses = ["fell_back", "unknown", *["fell_back"] * 10]
+    assert [(row.status, row.graphs) for row in rows] == [(status, 1) for status in statuses]
 
 
 class Broken(nn.Module):

@@ -53,8 +53,8 @@ class CandidateTrial(Trial):
 
     def finish(self) -> None:
         """Keep the report, and check the results again after timing."""
-        if self.counted and (told := self.counted.report()).graphs:
-            self.report, self.tuning = str(told), told.tuning
+        if self.counted and (reported := self.counted.report()).graphs:
+            self.report, self.tuning = str(reported), reported.tuning
         super().finish()
 
     def row(self, samples: list[float] | None) -> Row:

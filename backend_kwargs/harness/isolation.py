@@ -73,8 +73,8 @@ class Counted:
 
     def ran(self) -> Ran | None:
         """Return what ran the graphs in place of the backend; None if the backend ran them."""
-        if (told := self.report()).graphs:
-            return told.ran
+        if (reported := self.report()).graphs:
+            return reported.ran
         if isinstance(self._backend, torch._TorchCompileInductorWrapper):
             return None
         return RETURNED if self.returned else UNKNOWN
