@@ -48,10 +48,10 @@ bench: $(READY)
 overhead: $(READY)
 	$(BIN)/python -m pytest tests/test_overhead.py tests/auto/test_auto_overhead.py --benchmark-only
 
-# Small changes planted at random, which the tests should notice: make mutants MODULES=accuracy,auto/cache_key SAMPLE=20 SEED=1 JOBS=2
+# Small changes planted at random, which the tests should notice: make mutants MODULES=accuracy,auto/cache_key SAMPLE=20 SEED=1 JOBS=2 LIMIT_S=600
 mutants: $(READY)
 	@$(BIN)/python -c "import cosmic_ray" 2>/dev/null || $(BIN)/python -m pip install -q -e ".[mutants]"
-	$(BIN)/python tests/mutants.py $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS))
+	$(BIN)/python tests/mutants.py $(if $(MODULES),--modules $(MODULES)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) $(if $(LIMIT_S),--limit-s $(LIMIT_S))
 
 # The pages of docs/ as a site in site/, with every link checked.
 docs: $(READY)

@@ -1,6 +1,6 @@
-"""Processes that begin with torch imported, as forks of one that has done nothing else: an import takes seconds.
+"""Processes that start with torch imported, as forks of one that has done nothing else: an import takes seconds.
 
-A command that looks at imports, or at variables that torch reads as it is imported, needs `subprocess`.
+A test that looks at imports, or at variables that torch reads when it is imported, needs `subprocess`.
 """
 
 import atexit

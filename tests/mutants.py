@@ -1,16 +1,18 @@
 """Plant random small changes in the code and check whether the tests notice: `make mutants`.
 
-The changes are cosmic-ray's. Each is planted in a copy of the checkout, in which the tests of its module and of
-neighbouring modules run. A mutant that survives is printed as a diff: it needs a test of behaviour, simpler code, or an
-entry in mutants.toml with the reason why it has no visible effect.
+The changes are cosmic-ray's. Each is planted in a copy of the checkout, and the tests of its module and of the module's
+neighbours run there: first those that run the changed lines where nothing is planted, the fastest first; then the
+others, since they may run the lines in another process, or use what an earlier test has left. What survives is printed
+as a diff: it needs a test of behaviour, or simpler code, or an entry in mutants.toml with the reason why it has no
+visible effect.
 """
 
 # ruff: noqa: T201 - a command prints
 
 import argparse
 import ast
-import atexit
 import contextlib
+import inspect
 import math
 import multiprocessing
 import os
@@ -20,16 +22,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from difflib import unified_diff
 from fnmatch import fnmatch
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from pathlib import Path
+from types import CodeType, FrameType
 
 import hypothesis
 import pytest
@@ -39,6 +45,7 @@ from cosmic_ray.mutating import use_mutation
 from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec
+from torch._dynamo.eval_frame import skip_code
 
 LOADED = (hypothesis, torch)  # once, and not in each fork
 ROOT = Path(__file__).parent.parent
@@ -46,7 +53,8 @@ EQUIVALENT = Path(__file__).with_suffix(".toml")
 # Below tests/, the nearest first; of two patterns that a module fits the first counts.
 TESTS: Mapping[str, str] = {
     "backend_kwargs/measure/accuracy.py": "test_accuracy.py",
-    "backend_kwargs/measure/*.py": "test_measure.py test_accuracy.py",
+    "backend_kwargs/measure/bound.py": "test_measure_bound.py test_precision.py",
+    "backend_kwargs/measure/*.py": "test_measure.py test_measure_bound.py test_accuracy.py",
     "backend_kwargs/layers.py": "test_layers.py test_backend.py",
     "backend_kwargs/spec.py": "test_spec.py test_backend.py",
     "backend_kwargs/options.py": "test_options.py test_catalogue.py test_backend_written.py",
@@ -58,22 +66,27 @@ TESTS: Mapping[str, str] = {
     "*/freezing.py": "test_freezing.py auto/test_auto_traces.py auto/test_auto_decide.py",
     "*/cache_key.py": "auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
-    "*/decisions_toml.py": "auto/test_auto_decisions_toml.py",
-    "*/candidates.py": "auto/test_auto_candidates.py auto/test_auto_settings.py auto/test_auto_decide.py",
-    "*/graph_stats.py": "auto/test_auto_candidates.py auto/test_auto_race.py auto/test_auto_ranks.py",
+    "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
+    "*/candidates.py": "auto/test_auto_steps.py auto/test_auto_candidates.py auto/test_auto_settings.py"
+    " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_worth.py auto/test_auto_decide.py",
+    "*/graph_stats.py": "auto/test_auto_candidates.py auto/test_auto_roofline.py auto/test_auto_race.py"
+    " auto/test_auto_ranks.py",
+    "*/auto/rewritten.py": "auto/test_auto_rewrites.py",
     "*/head_to_head.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
     "*/auto/roofline.py": "auto/test_auto_roofline.py auto/test_auto_worth.py auto/test_auto_head_to_head.py",
-    "*/race.py": "auto/test_auto_race.py auto/test_auto_worth.py auto/test_auto_head_to_head.py"
-    " auto/test_auto_deadline.py auto/test_auto_traces.py",
+    "*/race.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"
+    " auto/test_auto_head_to_head.py auto/test_auto_deadline.py auto/test_auto_traces.py auto/test_auto_precision.py"
+    " auto/test_auto_compilers.py auto/test_auto_rewrites.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
     "*/decide.py": "auto/test_auto_decide.py auto/test_auto_cache_key.py auto/test_auto_ranks.py"
     " auto/test_auto_race.py",
     "*/ranks.py": "auto/test_auto_ranks.py",
-    "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_race.py",
+    "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
     "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py",
-    "*/auto/eligibility.py": "auto/test_auto_effects.py auto/test_auto_decide.py auto/test_auto_race.py",
+    "*/auto/eligibility.py": "auto/test_auto_eligibility.py auto/test_auto_effects.py"
+    " auto/test_auto_decide.py auto/test_auto_race.py",
     "*/auto/workload.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
     " auto/test_auto_traces.py",
     "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
@@ -89,7 +102,7 @@ TESTS: Mapping[str, str] = {
     "benchmarks/execution/controls.py": "benchmarks/test_controls.py",
 }
 PYTEST = ("--benchmark-disable", "-pno:cacheprovider", "-Wignore::pytest.PytestAssertRewriteWarning")
-SLACK_S, SLOWER = 60, 3  # a mutant may take so much more than the code as it is
+SLACK_S, SLOWER = 60.0, 3.0  # a test of a mutant may take so much more than without
 
 
 def main() -> int:
@@ -99,7 +112,10 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=40, help="how many mutants, at as many places")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--jobs", type=int, default=1, help="how many mutants are tested at once")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds after which no mutant is started")
+    parser.add_argument("--reaching", action="store_true", help="run only the tests that run the changed lines")
     asked = parser.parse_args()
+    ends = time.monotonic() + asked.limit_s
     tested = tests_of_modules(asked.modules)
     places = defaultdict(list)
     for mutant in mutants(tested):
@@ -107,10 +123,19 @@ def main() -> int:
     draw = random.Random(asked.seed)
     drawn = draw.sample(sorted(places), min(asked.sample, len(places)))
     print(f"{len(drawn)} of {len(places)} places in {len(tested)} modules, seed {asked.seed}", flush=True)
-    outcomes = run([draw.choice(places[place]) for place in sorted(drawn)], tested, asked.jobs)
+    sample = [draw.choice(places[place]) for place in sorted(drawn)]
+    draw.shuffle(sample)  # of what --limit-s leaves out, too
+    outcomes: Counter[tuple[str, str]] = Counter()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run(sample, tested, asked.jobs, ends, asked.reaching, outcomes)
+    except (KeyboardInterrupt, BrokenProcessPool):
+        print("\nInterrupted.", end="")
+    if left := len(sample) - outcomes.total():
+        print(f"\n{left} were not tested.", end="")
     kinds = ("killed", "survived", "equivalent", "gpu")
-    print(f"\n| module | {' | '.join(kinds)} |\n|---|---|---|---|---|")
-    for module in dict.fromkeys(module for module, _ in outcomes):
+    print(f"\n\n| module | {' | '.join(kinds)} |\n|---|---|---|---|---|")
+    for module in sorted({module for module, _ in outcomes}):
         print(f"| `{module}` | {' | '.join(str(outcomes[module, kind]) for kind in kinds)} |")
     return any(kind == "survived" for _, kind in outcomes)
 
@@ -130,17 +155,26 @@ def tests_of_modules(asked: str) -> dict[str, str]:
 def work_in_a_copy() -> None:
     """Copy the checkout and change to it, so that `import backend_kwargs` finds the copy of this worker."""
     listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True).splitlines()
-    folder = tempfile.TemporaryDirectory(prefix="mutants-")
+    folder = Path(tempfile.mkdtemp(prefix="mutants-"))
     for file in listed:
         if (ROOT / file).is_file():
-            (Path(folder.name) / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / file, Path(folder.name) / file)
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, folder / file)
     # For the tests' processes and for this one, which forks before it loads the package.
-    os.environ["PYTHONPATH"] = os.pathsep.join([folder.name, os.environ.get("PYTHONPATH", "")])
-    sys.path[0] = folder.name
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    sys.path[0] = str(folder)
     sys.dont_write_bytecode = True  # a mutant is as old as its module
-    os.chdir(folder.name)
-    atexit.register(folder.cleanup)
+    os.chdir(folder)
+    Finalize(None, shutil.rmtree, [folder], exitpriority=0)  # atexit does nothing in a worker
+
+    def stop(*_: object) -> None:
+        for child in multiprocessing.active_children():
+            end(child.pid)
+        shutil.rmtree(folder)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
 
 
 def mutants(modules: Iterable[str]) -> list[MutationSpec]:
@@ -157,8 +191,12 @@ def mutants(modules: Iterable[str]) -> list[MutationSpec]:
 
 
 def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the positions of annotations and dataclass flags: a mutant there fails at import or changes nothing."""
+    """Return where annotations, a bare `*` and dataclass flags are: a mutant fails at import or changes nothing."""
     for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.args.kwonlyargs and not node.args.vararg:
+            before = [*node.args.posonlyargs, *node.args.args, *node.args.defaults]
+            ends = [(each.end_lineno or 0, each.end_col_offset or 0) for each in before]
+            yield max([(node.lineno, 0), *ends]), (node.args.kwonlyargs[0].lineno, node.args.kwonlyargs[0].col_offset)
         found = [getattr(node, field, None) for field in ("annotation", "returns")]
         if isinstance(node, ast.keyword) and node.arg in ("frozen", "slots"):
             found.append(node.value)
@@ -167,44 +205,90 @@ def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
                 yield (at.lineno, at.col_offset), (at.end_lineno or 0, at.end_col_offset or 0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Baseline:
-    """A file of tests without a mutant: its duration, and the tests that fail anyway and show nothing."""
+    """A file of tests without a mutant."""
 
-    seconds: float
-    failing: frozenset[str]
+    seconds: dict[str, float] = field(default_factory=dict)  # by test
+    reaching: dict[tuple[str, int], set[str]] = field(default_factory=dict)  # the tests that run a line of a module
+    failing: set[str] = field(default_factory=set)  # tests that fail even so, and show nothing
 
 
-def run(sample: Sequence[MutationSpec], tested: Mapping[str, str], jobs: int) -> Counter[tuple[str, str]]:
+def run(
+    sample: Sequence[MutationSpec],
+    tested: Mapping[str, str],
+    jobs: int,
+    ends: float,
+    reaching: bool,
+    outcomes: Counter[tuple[str, str]],
+) -> None:
     """Test each mutant, print those that survive, and count by module and outcome."""
-    outcomes: Counter[tuple[str, str]] = Counter()
-    files = {mutant.module_path.as_posix(): tested[mutant.module_path.as_posix()].split() for mutant in sample}
+    tests_of = {mutant.module_path.as_posix(): tested[mutant.module_path.as_posix()].split() for mutant in sample}
+    files = sorted({name for names in tests_of.values() for name in names}, key=lambda name: -Path(name).stat().st_size)
+    known: dict[str, Baseline] = {}
+    to_start = list(sample)
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, mp_context=fork, initializer=work_in_a_copy) as pool:
-        names = sorted({name for each in files.values() for name in each})
-        known = dict(zip(names, pool.map(baseline, names), strict=True))
-        if failing := sorted(test for each in known.values() for test in each.failing):
-            print("Left out, as they fail without a mutant:", *failing, sep="\n  ", flush=True)
-        tests_of = {module: {name: known[name] for name in names} for module, names in files.items()}
-        waiting = [pool.submit(outcome_of, mutant, tests_of[mutant.module_path.as_posix()]) for mutant in sample]
-        for each in as_completed(waiting):
-            module, outcome, diff = each.result()
-            outcomes[module, outcome] += 1
-            print(f"{outcome} {module} {diff[0]}", *(diff[1:] if outcome == "survived" else ()), sep="\n", flush=True)
-    return outcomes
+        baselines = {pool.submit(baseline, name, sorted(tests_of)): name for name in files}
+        waiting: set[Future[object]] = {*baselines}
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for each in done & baselines.keys():
+                    known[baselines[each]] = found = each.result()
+                    if found.failing:
+                        print(
+                            "Left out, as they fail without a mutant:", *sorted(found.failing), sep="\n  ", flush=True
+                        )
+                for each in done - baselines.keys():
+                    if result := each.result():
+                        module, outcome, diff = result
+                        outcomes[module, outcome] += 1
+                        lines = diff[1:] if outcome == "survived" else ()
+                        print(f"{outcome} {module} {diff[0]}", *lines, sep="\n", flush=True)
+                for mutant in [each for each in to_start if known.keys() >= {*tests_of[each.module_path.as_posix()]}]:
+                    to_start.remove(mutant)
+                    tests = [known[name] for name in tests_of[mutant.module_path.as_posix()]]
+                    waiting.add(pool.submit(outcome_of, mutant, in_order(mutant, tests, reaching), ends))
+        except KeyboardInterrupt:
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
 
 
-def baseline(file: str) -> Baseline:
-    """Run a file of tests without a mutant."""
-    began = time.monotonic()
-    failing = failures(math.inf, [file], maxfail=0)
-    if failing is None:
+def in_order(mutant: MutationSpec, known: Sequence[Baseline], reaching: bool) -> dict[str, float]:
+    """Return the seconds of each test of a mutant's module: first those that run its lines, the fastest first."""
+    module = mutant.module_path.as_posix()
+    places = [(module, line) for line in lines_of_statement(Path(module).read_text(), mutant.start_pos[0])]
+    near = {test for each in known for place in places for test in each.reaching.get(place, ())}
+    every = {test: seconds for each in known for test, seconds in each.seconds.items() if test not in each.failing}
+    if reaching and near:
+        every = {test: every[test] for test in every if test in near}
+    return dict(sorted(every.items(), key=lambda item: (item[0] not in near, item[1])))
+
+
+def lines_of_statement(text: str, line: int) -> range:
+    """Return the lines of the smallest statement at a line; of one that has others within, those before these."""
+    found = range(line, line + 1)
+    for node in ast.walk(ast.parse(text)):  # outer ones first
+        if isinstance(node, (ast.stmt, ast.ExceptHandler)) and node.lineno <= line <= (node.end_lineno or 0):
+            body = getattr(node, "body", None)
+            found = range(node.lineno, (body[0].lineno if body else node.end_lineno + 1))
+    return found if line in found else range(line, line + 1)
+
+
+def baseline(file: str, modules: Sequence[str]) -> Baseline:
+    """Run a file of tests as it is, and note which tests run which lines of the modules."""
+    result = tested_in_a_fork([file], Recorder(modules), 0, SLACK_S * 60)
+    if result is None:
         raise SystemExit(f"{file} does not end well without a mutant.")
-    return Baseline(time.monotonic() - began, failing)
+    return result
 
 
-def outcome_of(mutant: MutationSpec, tests: Mapping[str, Baseline]) -> tuple[str, str, list[str]]:
-    """Plant a mutant; return its module, its outcome, and its diff."""
+def outcome_of(mutant: MutationSpec, tests: Mapping[str, float], ends: float) -> tuple[str, str, list[str]] | None:
+    """Plant a mutant; return its module, its outcome, and its diff; None after the time at which all ends."""
+    if time.monotonic() > ends:
+        return None
     module, operator = mutant.module_path.as_posix(), get_operator(mutant.operator_name)()
     with use_mutation(mutant.module_path, operator, mutant.occurrence) as (before, after):
         diff = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0))[2:]
@@ -215,53 +299,129 @@ def outcome_of(mutant: MutationSpec, tests: Mapping[str, Baseline]) -> tuple[str
             return module, "equivalent", diff
         if mutant.definition_name in listed["on_a_gpu_alone"].get(module, []):
             return module, "gpu", diff
-        limit_s = SLACK_S + SLOWER * sum(each.seconds for each in tests.values())
-        left_out = [test for each in tests.values() for test in each.failing]
-        failing = failures(limit_s, list(tests), maxfail=1, deselected=left_out)
-    return module, "survived" if failing == frozenset() else "killed", diff
+        files = sorted({test.partition("::")[0] for test in tests})
+        found = tested_in_a_fork(files, InOrder(tests), 1, SLACK_S * SLOWER)
+    return module, "survived" if found and not found.failing else "killed", diff
 
 
-def failures(
-    limit_s: float, tests: Sequence[str], *, maxfail: int, deselected: Iterable[str] = ()
-) -> frozenset[str] | None:
-    """Return the tests that fail, in a fork of this process with torch loaded; None if it hangs or crashes."""
+def tested_in_a_fork(files: Sequence[str], plugin: "Plugin", maxfail: int, limit_s: float) -> Baseline | None:
+    """Run tests in a fork of this process, which has torch loaded; None where one hangs or crashes."""
     receiving, sending = multiprocessing.Pipe(duplex=False)
-    arguments = [*PYTEST, f"--maxfail={maxfail}", *(f"--deselect={test}" for test in deselected), *tests]
-    child = multiprocessing.get_context("fork").Process(target=quietly, args=(arguments, sending))
+    arguments = [*PYTEST, f"--maxfail={maxfail}", *files]
+    child = multiprocessing.get_context("fork").Process(target=quietly, args=(arguments, plugin, sending))
     child.start()
     sending.close()
-    failing = None
+    found: Baseline | float = limit_s
     with contextlib.suppress(EOFError):
-        if receiving.poll(None if math.isinf(limit_s) else limit_s):
-            failing = receiving.recv()
-    with contextlib.suppress(ProcessLookupError):  # also processes that a test started and left
-        os.killpg(child.pid or 0, signal.SIGKILL)
+        while isinstance(found, float) and receiving.poll(found):
+            found = receiving.recv()
+    end(child.pid)  # also what a test has started and left
     child.join()
-    return failing
+    return found if isinstance(found, Baseline) else None
 
 
-class Failing:
-    """A pytest plugin that records failed tests and files that could not be collected."""
+def end(group: int | None) -> None:
+    """Kill a group of processes."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group or 0, signal.SIGKILL)
+
+
+def quietly(arguments: Sequence[str], plugin: "Plugin", sending: Connection) -> None:
+    """Run pytest without output, in a process group of its own; send the next test's time limit, then the results."""
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    plugin.sending = sending
+    if pytest.main([*arguments], plugins=[plugin]) in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        sending.send(plugin.found)
+
+
+class Plugin:
+    """A plugin of pytest that notes which tests failed, and which files could not be collected."""
+
+    sending: Connection
 
     def __init__(self) -> None:
-        self.tests: set[str] = set()
+        self.found = Baseline()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.failed:
-            self.tests.add(report.nodeid)
+            self.found.failing.add(report.nodeid)
 
     pytest_collectreport = pytest_runtest_logreport
 
 
-def quietly(arguments: Sequence[str], sending: Connection) -> None:
-    """Run pytest without output, in its own process group; send the failed tests."""
-    os.setsid()
-    with Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-    plugin = Failing()
-    if pytest.main([*arguments], plugins=[plugin]) in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        sending.send(frozenset(plugin.tests))
+class InOrder(Plugin):
+    """Run these tests alone, in this order, each with a time limit."""
+
+    def __init__(self, seconds: Mapping[str, float]) -> None:
+        super().__init__()
+        self.seconds, self.rank = seconds, {test: at for at, test in enumerate(seconds)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((item for item in items if item.nodeid in self.rank), key=lambda item: self.rank[item.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.sending.send(SLACK_S + SLOWER * self.seconds[nodeid])
+
+
+class Recorder(Plugin):
+    """Note how long each test takes, and which lines of functions of some modules it runs."""
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        super().__init__()
+        self.modules = {str(Path.cwd() / module): module for module in modules}
+        self.lines: set[tuple[str, int]] = set()
+
+    def pytest_sessionstart(self) -> None:
+        if sys.version_info >= (3, 12):
+            sys.monitoring.use_tool_id(sys.monitoring.COVERAGE_ID, "mutants")
+            sys.monitoring.register_callback(sys.monitoring.COVERAGE_ID, sys.monitoring.events.PY_START, self.on_start)
+            sys.monitoring.register_callback(sys.monitoring.COVERAGE_ID, sys.monitoring.events.LINE, self.on_line)
+            sys.monitoring.set_events(sys.monitoring.COVERAGE_ID, sys.monitoring.events.PY_START)
+        else:
+            threading.settrace(self.on_call)
+            sys.settrace(self.on_call)
+        for each in (self.on_start, self.on_line, self.on_call, self.recorded):
+            skip_code(each.__code__)  # dynamo is not to compile it
+
+    def on_start(self, code: CodeType, offset: int) -> object:
+        """Note the lines of a function from now on, if a module has it."""
+        if self.recorded(code):
+            self.lines.add((code.co_filename, code.co_firstlineno))
+            sys.monitoring.set_local_events(sys.monitoring.COVERAGE_ID, code, sys.monitoring.events.LINE)
+        return sys.monitoring.DISABLE
+
+    def on_line(self, code: CodeType, line: int) -> object:
+        """Note a line, once in each test."""
+        self.lines.add((code.co_filename, line))
+        return sys.monitoring.DISABLE
+
+    def on_call(self, frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
+        """Do the same before Python 3.12."""
+        if event != "line" and not self.recorded(frame.f_code):
+            return None
+        self.lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return self.on_call
+
+    def recorded(self, code: CodeType) -> bool:
+        """Return whether this is a function's code, of one of the modules."""
+        return code.co_filename in self.modules and bool(code.co_flags & inspect.CO_OPTIMIZED)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.lines.clear()
+        if sys.version_info >= (3, 12):
+            sys.monitoring.restart_events()
+        began = time.monotonic()
+        result = yield
+        self.found.seconds[item.nodeid] = time.monotonic() - began
+        for path, line in self.lines:
+            self.found.reaching.setdefault((self.modules[path], line), set()).add(item.nodeid)
+        return result
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.measure import check
+from backend_kwargs.measure import Accuracy, check, reference, worst
 
 # ---- numbers
 
@@ -307,3 +307,128 @@ def test_fresh_inputs_keep_masks():
     assert torch.equal(fresh["lengths"], given_inputs["lengths"])
     assert torch.equal(fresh["mask"], given_inputs["mask"])
     assert fresh["n"] == 3
+
+
+def signs(count=1000):
+    """Return ones with alternating signs."""
+    values = torch.ones(count, dtype=torch.float64)
+    values[1::2] = -1
+    return values
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "bound", "reason"),
+    [
+        pytest.param(1.0, 1.5, None, "", id="passes"),
+        pytest.param(1.0, 3.0, 2.0, "output: RMSE to the reference 3, at most 2 allowed", id="fails"),
+        pytest.param(4.0, 12.0, 8.0, "output: RMSE to the reference 12, at most 8 allowed", id="larger numbers"),
+    ],
+)
+def test_a_figure_relative_to_the_reference(size, error, bound, reason):
+    """`error` is the RMSE as a share of the reference's size; `bound` is the largest that was allowed, on failure."""
+    truth = torch.full((1000,), 1000 * size, dtype=torch.float64)
+    found = check(truth + error * signs(), truth - size * signs(), truth, tol=1e-4)
+    assert found.error == pytest.approx(error / (1000 * size))
+    assert found.bound == (bound and pytest.approx(bound / (1000 * size), rel=1e-4))
+    assert found.reason == reason
+
+
+def test_no_figure_relative_to_nothing():
+    """A reference of zeros has no size to compare with."""
+    zeros = torch.zeros(64, dtype=torch.float64)
+    found = check(zeros + 1.0, zeros, zeros)
+    assert (found.status, found.error, found.bound) == ("fail_accuracy", None, None)
+    assert found.reason == "output: RMSE to the reference 1, at most 0 allowed"
+
+
+def turned(cosine):
+    """Return two vectors of one size with this cosine."""
+    return torch.tensor([cosine, math.sqrt(1 - cosine**2)], dtype=torch.float64), torch.tensor([1.0, 0.0]).double()
+
+
+@pytest.mark.parametrize(
+    ("cosine", "reason"),
+    [
+        pytest.param(0.9901, "", id="near"),
+        pytest.param(0.9899, "output: cosine to eager 0.9899, at least 0.99 wanted", id="far"),
+        pytest.param(-0.9999, "output: cosine to eager -0.9999, at least 0.99 wanted", id="turned round"),
+    ],
+)
+def test_where_the_cosine_ends(cosine, reason):
+    """Without a reference a hundredth of the cosine may be lost."""
+    assert check(*turned(cosine)).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("factor", "passes"),
+    [(1.0509, True), (1.0511, False), (0.9491, True), (0.9489, False)],
+    ids=["as large", "larger", "as small", "smaller"],
+)
+def test_where_the_size_ends(factor, passes):
+    """Five per cent and the tolerance, to either side."""
+    assert check(factor * signs(), signs()).passed is passes
+
+
+@pytest.mark.parametrize(
+    ("training", "scale", "passes", "fails"),
+    [
+        pytest.param(False, 1.0, 1.9e-3, 2.1e-3, id="inference"),
+        pytest.param(True, 1.0, 1.9e-2, 2.1e-2, id="training"),
+        pytest.param(False, 0.5, 1.9e-3, 2.1e-3, id="smaller numbers"),
+        pytest.param(False, 50.0, 1.01e-3, 1.2e-3, id="larger numbers"),
+    ],
+)
+def test_how_close_is_close(training, scale, passes, fails):
+    """An element may be off by the tolerance of its own size and by that of the output, which counts as at most 1."""
+    eager = scale * torch.ones(4, dtype=torch.float64)
+    flat = eager.clone()
+    for off, wanted in ((passes, True), (fails, False)):
+        result = eager.clone()
+        result[0] *= 1 + off
+        far = check(
+            torch.cat([result, -result]), torch.cat([eager, -flat]), torch.cat([eager, -flat]), training=training
+        )
+        assert far.passed is wanted
+
+
+def test_the_first_failure_is_the_worst():
+    """Of several comparisons the first that failed, whatever the errors of others; of none, one that passed."""
+    passed, failed = Accuracy(rmse=9.0), Accuracy("fail_accuracy", "first")
+    assert worst([passed, failed, Accuracy("oom", "second")]) == failed
+    assert worst([Accuracy(), passed, Accuracy(rmse=1.0)]) == passed
+    assert worst([Accuracy(), Accuracy(rmse=0.0)]) == Accuracy(rmse=0.0)
+    assert worst([]) == Accuracy()
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "cosine"),
+    [
+        pytest.param([0.0, 0.0], [0.0, 0.0], 1.0, id="zeros"),
+        pytest.param([1.0, 0.0], [0.0, 0.0], 0.0, id="against zeros"),
+        pytest.param([3.0, 4.0], [4.0, 3.0], 0.96, id="turned"),
+    ],
+)
+def test_the_cosine_in_the_figures(got, want, cosine):
+    """Two rows of zeros have the same direction."""
+    assert check(torch.tensor(got), torch.tensor(want), tol=10.0).cosine == pytest.approx(cosine)
+
+
+def test_a_reference_is_computed_without_gradients():
+    """Parameters of the copy are not trained, and a function that is no module is called with wider inputs alone."""
+    seen = []
+
+    def fn(x, count):
+        seen.append((x.dtype, count, torch.is_grad_enabled()))
+        return x
+
+    assert reference(fn, (ONE, 3)).dtype == torch.float64
+    assert seen == [(torch.float64, 3, False)]
+
+
+def test_without_any_reference():
+    """A function that fails in each precision has none."""
+
+    def fails(x):
+        raise RuntimeError("planted")
+
+    assert reference(fails, (ONE,)) is None

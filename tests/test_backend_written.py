@@ -276,3 +276,13 @@ def test_from_config_leaves_the_mapping():
     config = {"backend": INDUCTOR, "version": 1, "freezing": True}
     Backend.from_config(config)
     assert config == {"backend": INDUCTOR, "version": 1, "freezing": True}
+
+
+def test_a_file_is_sorted(tmp_path):
+    """Two exports of one backend are the same text, whatever the order in which its options were given."""
+    backend = make_backend("tmpl-inductor", {"max_autotune": True, "epilogue_fusion": False})
+    backend.to_json(tmp_path / "b.json")
+    assert (tmp_path / "b.json").read_text() == (
+        '{\n  "backend": "tmpl-inductor",\n  "options": {\n    "epilogue_fusion": false,\n    "max_autotune": true\n'
+        '  },\n  "version": 1\n}\n'
+    )

@@ -215,45 +215,41 @@ def _judge(
     tolerance: tuple[float, float],
 ) -> Accuracy:
     tol, floor = tolerance
-    figures = _figures(got, want, precise)
-    size = 0.0 if precise is None else root_mean_square(precise)
-    if size and figures.rmse is not None:
-        figures = dataclasses.replace(figures, error=figures.rmse / size)
-    if figures.reference_rmse is not None:
-        floor = min(floor, _own_floor(want, figures.reference_rmse, max(tol, *(torch.finfo(d).eps for d in dtypes))))
-    error, cosine = figures.rmse or 0.0, figures.cosine or 0.0
+    largest, cosine = float((got - want).abs().max()) if got.numel() else 0.0, _cosine(got, want)
+    if precise is None:
+        figures = Accuracy(rmse=root_mean_square(got - want), max_error=largest, cosine=cosine)
+        return _judge_by_eager(path, got, want, figures, tolerance)
+    error, own, size = root_mean_square(got - precise), root_mean_square(want - precise), root_mean_square(precise)
+    share = error / size if size else None
+    figures = Accuracy(rmse=error, reference_rmse=own, max_error=largest, cosine=cosine, error=share)
+    floor = min(floor, _own_floor(want, own, max(tol, *(torch.finfo(d).eps for d in dtypes))))
+    multiplier = 2.0 if dtypes[0] in WELL_CONDITIONED else 3.0
+    allowed = multiplier * own + floor / 10
+    if torch.allclose(got, want, rtol=tol, atol=floor) or error <= allowed:
+        return figures
+    far = f"{path}: RMSE to the reference {error:.3g}, at most {allowed:.3g} allowed"
+    return _failed(far, dataclasses.replace(figures, bound=allowed / size) if size else figures)
+
+
+def _judge_by_eager(
+    path: str, got: torch.Tensor, want: torch.Tensor, figures: Accuracy, tolerance: tuple[float, float]
+) -> Accuracy:
+    tol, floor = tolerance
     if torch.allclose(got, want, rtol=tol, atol=floor):
         return figures
-    if precise is None:
-        close = f"{path}: cosine to eager {cosine:.4g}, at least {LOWEST_COSINE} wanted"
-        if cosine < LOWEST_COSINE:
-            return _failed(close, figures)
-        # A cosine alone would pass an output of twice its size.
-        found, wanted = root_mean_square(got), root_mean_square(want)
-        apart = abs(found - wanted) > LARGEST_GROWTH * wanted + floor
-        return _failed(f"{path}: RMS {found:.3g}, eager's is {wanted:.3g}", figures) if apart else figures
-    multiplier = 2.0 if dtypes[0] in WELL_CONDITIONED else 3.0
-    allowed = multiplier * (figures.reference_rmse or 0.0) + floor / 10
-    far = f"{path}: RMSE to the reference {error:.3g}, at most {allowed:.3g} allowed"
-    if error <= allowed:
-        return figures
-    return _failed(far, dataclasses.replace(figures, bound=allowed / size) if size else figures)
+    if (cosine := _cosine(got, want)) < LOWEST_COSINE:
+        return _failed(f"{path}: cosine to eager {cosine:.4g}, at least {LOWEST_COSINE} wanted", figures)
+    # A cosine alone would pass an output of twice its size.
+    found, wanted = root_mean_square(got), root_mean_square(want)
+    apart = abs(found - wanted) > LARGEST_GROWTH * wanted + floor
+    return _failed(f"{path}: RMS {found:.3g}, eager's is {wanted:.3g}", figures) if apart else figures
 
 
 def _own_floor(want: torch.Tensor, reference_rmse: float, tol: float) -> float:
     """Return the floor by a leaf's own size; none if it has few numbers or consists of rounding errors."""
     size = root_mean_square(want)
-    told = size > 0 and reference_rmse <= PRECISE * size and want.numel() >= MANY
-    return tol * size if told else math.inf
-
-
-def _figures(got: torch.Tensor, want: torch.Tensor, precise: torch.Tensor | None) -> Accuracy:
-    return Accuracy(
-        rmse=root_mean_square(got - (want if precise is None else precise)),
-        reference_rmse=None if precise is None else root_mean_square(want - precise),
-        max_error=float((got - want).abs().max()) if got.numel() else 0.0,
-        cosine=_cosine(got, want),
-    )
+    meaningful = size > 0 and reference_rmse <= PRECISE * size and want.numel() >= MANY
+    return tol * size if meaningful else math.inf
 
 
 def _cosine(got: torch.Tensor, want: torch.Tensor) -> float:

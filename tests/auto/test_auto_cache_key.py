@@ -1,5 +1,6 @@
 """The parts of a key: the graph, its inputs, torch, the machine, and the settings of the race."""
 
+import operator
 import os
 import subprocess
 import sys
@@ -8,8 +9,8 @@ import pytest
 import torch
 from graphs import chain
 
-from backend_kwargs.compilers.auto import decide
-from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, spelled, structure
+from backend_kwargs.compilers.auto import cache_key, decide
+from backend_kwargs.compilers.auto.cache_key import ambient, computation_of, signature, spelled, structure
 
 
 @pytest.mark.parametrize(
@@ -230,3 +231,178 @@ def test_kin_differ_in_size_alone(x, asked, same):
     """Graphs that differ only in sizes are recompiles; another dtype or other settings make another computation."""
     gm, first = torch.fx.symbolic_trace(chain), torch.randn(8, 64)
     assert (computation_of(gm, [x], asked) == computation_of(gm, [first], {})) is same
+
+
+def written(*nodes, root=None):
+    """Return a graph of nodes, each (op, target, args), whose first input is x."""
+    graph = torch.fx.Graph()
+    last = graph.placeholder("x")
+    for op, target, *args in nodes:
+        last = graph.create_node(op, target, (last, *args) if op.startswith("call") else ())
+    graph.output((last,))
+    return torch.fx.GraphModule(root or torch.nn.Module(), graph)
+
+
+class Held(torch.nn.Module):
+    """A module with something of each kind that a graph can hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Module()
+        self.inner.weight = torch.nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
+        self.inner.body = written(("call_function", torch.ops.aten.sin.default))
+        self.act = torch.nn.ReLU()
+
+
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        pytest.param(
+            ("call_function", operator.add, 2), "%1 = call_function _operator.add((%0, 2), {})", id="function"
+        ),
+        pytest.param(("call_function", min, 2), "%1 = call_function builtins.min((%0, 2), {})", id="builtin"),
+        pytest.param(
+            ("call_function", torch.ops.aten.add.Tensor, "cuda:3"),
+            "%1 = call_function aten.add.Tensor((%0, cuda), {})",
+            id="operator, on a device",
+        ),
+        pytest.param(("call_method", "relu_"), "%1 = call_method relu_((%0,), {})", id="method"),
+        pytest.param(("call_module", "act"), "%1 = call_module ReLU((%0,), {})", id="module"),
+        pytest.param(("get_attr", "inner.weight"), "%1 = get_attr (2, 3) torch.bfloat16 cpu((), {})", id="parameter"),
+        pytest.param(
+            ("get_attr", "inner.body"),
+            "%1 = get_attr {%0 = placeholder \n%1 = call_function aten.sin.default((%0,), {})\n"
+            "%2 = output output(((%1,),), {})}((), {})",
+            id="graph",
+        ),
+        pytest.param(
+            ("call_function", operator.add, frozenset({"b", "a"})),
+            "%1 = call_function _operator.add((%0, {'a', 'b'}), {})",
+            id="set",
+        ),
+        pytest.param(
+            ("call_function", operator.add, "cuda:x"),
+            "%1 = call_function _operator.add((%0, 'cuda:x'), {})",
+            id="no device",
+        ),
+    ],
+)
+def test_a_graph_as_text(node, line):
+    """Each node has its number, its kind, what it calls or holds, and its arguments."""
+    whole = f"%0 = placeholder \n{line}\n%2 = output output(((%1,),), {{}})"
+    assert structure(written(node, root=Held())) == whole
+
+
+def test_keywords_are_part_of_the_text():
+    """Positional arguments come first, then keywords."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.aten.add.Tensor, (x, x), {"alpha": 2})
+    graph.output(())
+    text = structure(torch.fx.GraphModule(torch.nn.Module(), graph))
+    assert text.splitlines()[1] == "%1 = call_function aten.add.Tensor((%0, %0), {'alpha': 2})"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        pytest.param(torch.zeros(2, 3), "2 torch.float32 cpu False (2, 3) (3, 1)", id="tensor"),
+        pytest.param(
+            torch.zeros(2, 3, dtype=torch.float64).t().requires_grad_(),
+            "2 torch.float64 cpu True (3, 2) (1, 3)",
+            id="transposed, trained",
+        ),
+        pytest.param(torch.eye(2).to_sparse(), "2 torch.float32 cpu False (2, 2) torch.sparse_coo", id="sparse"),
+        pytest.param(3, "int ", id="number"),
+    ],
+)
+def test_an_input_as_text(value, text):
+    """Rank, dtype, device, gradient, sizes and strides."""
+    assert signature(written(), [value]) == [text]
+
+
+def test_a_static_input_as_text():
+    """An input at a static address is marked; so is one without, by its absence."""
+    value = torch.zeros(2)
+    value._dynamo_static_input_type = "unguarded"
+    assert signature(written(), [value]) == ["1 torch.float32 cpu False static (2,) (1,)"]
+
+
+def test_sizes_that_vary_are_numbered_as_they_come():
+    """Symbols have other numbers in another process, so each is named by the place where it comes first."""
+    graph = torch.fx.Graph()
+    for sizes in ((7, 3), (3, 7)):
+        fake = graph.placeholder(f"x{sizes[0]}")
+        fake.meta["example_value"] = torch.empty(sizes, device="meta")
+    graph.output(())
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    lines = signature(gm, [torch.zeros(1, 1), torch.zeros(1, 1)])
+    assert [line.partition("False ")[2] for line in lines] == ["(7, 3) (3, 1)", "(3, 7) (7, 1)"]
+    names = [cache_key.SYMBOL.findall(text) for text in ("s12*u3 + z1", "ps1 s1x s", "(s0, s0)")]
+    assert names == [["s12", "u3", "z1"], [], ["s0", "s0"]]
+
+
+def test_symbols_of_dynamo():
+    """A size that varies is the same text whichever number dynamo gave it."""
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.append(signature(gm, example_inputs))
+        return gm
+
+    x = torch.zeros(5, 3)
+    torch._dynamo.mark_dynamic(x, 0)
+    torch._dynamo.mark_dynamic(x, 1)
+    torch.compile(lambda x: x + 1, backend=backend)(x)
+    assert [line for line in seen[0] if "float32" in line] in (
+        ["2 torch.float32 cpu False (n0, n1) (n1, 1)"],
+        ["2 torch.float32 cpu False (n1, n0) (n0, 1)"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        pytest.param({"b": 1, "a": (2, [3])}, "['a: [\\'2\\', \"[\\'3\\']\"]', 'b: 1']", id="containers"),
+        pytest.param(None, "None", id="none"),
+    ],
+)
+def test_a_decorators_argument_as_text(value, text):
+    """Mappings are sorted, since their order has no meaning."""
+    assert cache_key._said(value) == text
+
+
+def test_a_decorators_function_as_text():
+    """By its code, the names that it uses and its constants."""
+    one, same, other = (eval(text) for text in ("lambda a: abs(a) + 1", "lambda a: abs(a) + 1", "lambda a: abs(a) + 2"))
+    assert cache_key._said(one) == cache_key._said(same)
+    assert len({cache_key._said(each) for each in (one, other, eval("lambda a: int(a) + 1"), eval("lambda a: a"))}) == 4
+
+
+def test_the_ambient_state_as_it_is():
+    """All of it, under a state that is set here."""
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = ambient()
+    assert (found["grad"], found["autocast"], found["deterministic"]) == ("no_grad", {"cpu": "torch.bfloat16"}, False)
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul)
+    assert found["float32"] == [each.fp32_precision for each in backends]
+    with torch.inference_mode():
+        assert ambient()["grad"] == "inference"
+    assert (ambient()["grad"], ambient()["autocast"]) == ("grad", {})
+
+
+def test_the_machine_as_it_is():
+    """Releases, device, driver, threads, the CPU's instructions, and how many ranks there are."""
+    found = cache_key.machine()
+    wanted = ["torch", "triton", "backend-kwargs", "gpu", "cuda", "driver", "threads", "cpu", "world"]
+    assert list(found) == wanted
+    assert (found["torch"], found["threads"], found["world"]) == (str(torch.__version__), torch.get_num_threads(), 1)
+    assert found["cpu"] == torch.backends.cpu.get_cpu_capability()
+    assert (found["gpu"] is None) is (not torch.cuda.is_available())
+
+
+def test_how_long_keys_are():
+    """A key is a whole hash, which TOML checks; a computation's is short."""
+    gm, x = torch.fx.symbolic_trace(chain), torch.randn(8, 64)
+    assert len(cache_key.key_of(gm, [x], {})) == 64
+    assert len(computation_of(gm, [x], {})) == 16

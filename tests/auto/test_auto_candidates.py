@@ -254,3 +254,83 @@ def test_a_graph_in_a_graph_is_opaque():
     on_gpu = names(replace(seen[0], device="cuda"))
     assert {"cudagraphs", "two_pass_softmax", "max_autotune"} <= set(on_gpu)
     assert not facts_of(lambda: torch.randn(8, 8).softmax(-1)).opaque
+
+
+@pytest.mark.parametrize(
+    ("run", "unaligned"),
+    [
+        pytest.param(lambda: tensor(16, 2) @ tensor(2, 8), 1, id="rows of two"),
+        pytest.param(lambda: tensor(2, 23) @ tensor(23, 8), 1, id="two rows"),
+        pytest.param(lambda: tensor(16, 8) @ tensor(8, 8), 0, id="rows of sixteen bytes"),
+        pytest.param(lambda: tensor(16, 9) @ tensor(9, 8), 1, id="rows of eighteen bytes"),
+        pytest.param(
+            lambda: tensor(2, 3, 23, dtype=torch.float32) @ tensor(2, 23, 8, dtype=torch.float32), 1, id="bmm"
+        ),
+        pytest.param(lambda: tensor(16, 23, dtype=torch.float16) @ tensor(23, 8, dtype=torch.float16), 1, id="fp16"),
+        pytest.param(lambda: (tensor(16, 23) @ tensor(23, 8), tensor(16, 23) @ tensor(23, 8)), 2, id="each"),
+        pytest.param(lambda: torch.nn.functional.conv1d(tensor(1, 3, 23), tensor(2, 3, 2)), 0, id="convolution"),
+    ],
+)
+def test_which_rows_are_unaligned(run, unaligned):
+    """Rows begin at multiples of sixteen bytes or they do not, and each such GEMM counts."""
+    with torch.no_grad():
+        assert facts_of(run).unaligned == unaligned
+
+
+COUNTED = {
+    "a product": (lambda x: x @ x, "1 ops, 1 GEMM"),
+    "products": (lambda x: (x @ x) @ x + 1, "3 ops, 2 GEMMs"),
+    "a convolution": (lambda x: torch.nn.functional.conv1d(x[None], x[:, :, None]), "1 ops, 1 convolution"),
+    "reductions": (lambda x: x.sum() + x.amax(), "3 ops, 2 reductions"),
+    "a softmax": (lambda x: x.softmax(-1), "1 ops, 1 reduction"),
+    "norms": (
+        lambda x: torch.nn.functional.layer_norm(x, (8,)) + torch.nn.functional.group_norm(x, 2),
+        "3 ops, 2 reductions",
+    ),
+    "views": (lambda x: x.t().unsqueeze(0)[0].neg(), "1 ops"),
+    "random": (torch.bernoulli, "1 ops, random"),
+}
+
+
+@pytest.mark.parametrize(("run", "text"), COUNTED.values(), ids=COUNTED)
+@torch.no_grad()
+def test_what_a_graph_is_said_to_have(run, text):
+    """Operators but views, products, convolutions and reductions by number, then what marks it."""
+    x = torch.zeros(8, 8)
+    assert str(facts_of(lambda: run(x))) == text
+
+
+def test_marks_of_a_graph():
+    """Each that holds is in the text."""
+    marked = replace(ONE_GEMM, training=True, random=True, writes=True, dynamic=True, convolutions=2, reductions=1)
+    assert str(marked) == "2 ops, 1 GEMM, 2 convolutions, 1 reduction, training, random, writes, dynamic"
+
+
+@pytest.mark.parametrize(
+    ("run", "counts"),
+    [
+        pytest.param(lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q), (1, 0), id="attention"),
+        pytest.param(lambda q: q.softmax(-1) + q.log_softmax(-1), (0, 2), id="softmaxes"),
+        pytest.param(lambda q: q + 1, (0, 0), id="neither"),
+    ],
+)
+def test_attention_and_softmax_are_counted(run, counts):
+    """What CUDA kernels of both could gain is decided by their number; attention's dropout of 0 draws nothing."""
+    q = torch.randn(1, 2, 8, 8)
+    with torch.no_grad():
+        facts = facts_of(lambda: run(q))
+    assert (facts.attentions, facts.softmaxes, facts.random) == (*counts, False)
+    assert facts.matmul is bool(counts[0])
+
+
+def test_what_is_known_of_a_product():
+    """Each layout once, with how often it runs; flops of all runs, bytes of one, and the narrowest of its operands."""
+    x, weight = torch.randn(4, 8), torch.randn(8, 16)
+    facts = facts_of(lambda: (x @ weight, x @ weight, weight @ torch.randn(16, 2)))
+    flops = 2 * 4 * 8 * 16
+    assert facts.flops == 2 * flops + 2 * 8 * 16 * 2
+    first, second = facts.products
+    assert (first.count, first.flops, first.bytes, first.itemsize) == (2, flops, 4 * (32 + 128 + 64), 4)
+    assert first.layout == "mm[((4, 8), (8, 1), torch.float32), ((8, 16), (16, 1), torch.float32)]"
+    assert (second.count, second.flops) == (1, 512)
+    assert first.activations == first.bytes  # no input of the graph was named

@@ -15,8 +15,8 @@ import pytest
 import torch
 from graphs import KEY, MADE, spoil
 
-from backend_kwargs.compilers.auto import decide
-from backend_kwargs.compilers.auto.decision import packed, plain
+from backend_kwargs.compilers.auto import decide, decision
+from backend_kwargs.compilers.auto.decision import COLUMNS, RaceRow, has_form, packed, parsed, plain, unpacked
 from backend_kwargs.compilers.auto.store import Store, store_path
 from backend_kwargs.errors import BackendKwargsWarning
 
@@ -135,9 +135,9 @@ def test_a_row_of_other_types_warns(store, column, value, why):
     with sqlite3.connect(store) as connection:
         connection.execute(f"UPDATE decisions SET {column} = ?", (value,))
     connection.close()
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         assert Store(store).find(KEY) is None
-    assert str(told[0].message) == f"Decisions {KEY[:12]} in {str(store)!r} cannot be read: ValidationError: {why}."
+    assert str(warned[0].message) == f"Decisions {KEY[:12]} in {str(store)!r} cannot be read: ValidationError: {why}."
 
 
 def test_a_broken_row_hides_no_other(store):
@@ -145,10 +145,10 @@ def test_a_broken_row_hides_no_other(store):
     Store(store).add(MADE, *(replace(MADE, key=each * 32, made=2e9) for each in ("cd", "ef")))
     spoil(store, "cd" * 32)
     spoil(store, "ef" * 32)
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         assert Store(store).all() == [MADE]
     why = "ValidationError: Expected `float`, got `str` - at `$.seconds`"
-    assert [str(each.message) for each in told] == [
+    assert [str(each.message) for each in warned] == [
         f"Decisions {'cd' * 6}, {'ef' * 6} in {str(store)!r} cannot be read: {why}."
     ]
 
@@ -251,10 +251,10 @@ def test_two_processes_race_at_once(store):
 def test_survives_kill_9(store):
     """Everything that a killed writer confirmed is in the store, which still works."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, store, "a", "100000"], stdout=-1, text=True)
-    told = [int(writer.stdout.readline()) for _ in range(20)]
+    confirmed = [int(writer.stdout.readline()) for _ in range(20)]
     os.kill(writer.pid, signal.SIGKILL)
     writer.communicate()
-    assert {f"a-{at}" for at in told} <= {each.key for each in Store(store).all()}
+    assert {f"a-{at}" for at in confirmed} <= {each.key for each in Store(store).all()}
     Store(store).add(MADE)
 
 
@@ -269,3 +269,96 @@ def test_nothing_is_compiled_under_the_users_options_of_a_file(auto, races, stor
     decide.forget_process()
     assert torch.equal(auto(torch.relu)(x), torch.relu(x))
     assert races.count == 1
+
+
+def nested(levels, made=dict):
+    """Return lists or mappings in each other."""
+    value = 1
+    for _ in range(levels):
+        value = {"a": value} if made is dict else [value]
+    return value
+
+
+@pytest.mark.parametrize("made", [dict, list])
+@pytest.mark.parametrize("name", ["options", "fixed", "rows"])
+@pytest.mark.parametrize(("levels", "read"), [pytest.param(7, True, id="eight"), pytest.param(8, False, id="nine")])
+def test_how_deep_an_option_may_be(made, name, levels, read):
+    """Options of eight levels are read, with the mapping of all options as the first; deeper ones are refused."""
+    options = {"x": 1, "deep": nested(levels, made), "y": 2}
+    given = [{"name": "step"}, {"name": "step", "options": options}] if name == "rows" else options
+    values = {"key": KEY, "graph": "graph", "winner": "step", name: given}
+    if read:
+        held = getattr(parsed(values), name)
+        assert (held[1].options if name == "rows" else held) == options
+        return
+    where = "options of a row" if name == "rows" else name
+    with pytest.raises(ValueError, match=f"^{where} must be at most 8 levels deep\\.$"):
+        parsed(values)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        pytest.param("text", True, id="text"),
+        pytest.param(1.5, True, id="number"),
+        pytest.param(True, True, id="boolean"),
+        pytest.param(["a", 1], True, id="list"),
+        pytest.param(("a", 1), True, id="tuple"),
+        pytest.param([], True, id="nothing"),
+        pytest.param(["a", None], False, id="list with none"),
+        pytest.param({"a": 1}, False, id="mapping"),
+        pytest.param(None, False, id="none"),
+        pytest.param([["a"]], False, id="nested"),
+        pytest.param(print, False, id="function"),
+    ],
+)
+def test_what_a_file_can_hold(value, kept):
+    """A text, a number, or a list of these; of any other option a file has the name."""
+    assert has_form(value) is kept
+    assert plain({"x": value, "y": 1}) == {"x": value if kept else None, "y": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "lasting"),
+    [
+        pytest.param((), True, id="none"),
+        pytest.param((RaceRow("default"),), True, id="default passed"),
+        pytest.param((RaceRow("default", status="fail_accuracy"),), True, id="default is wrong"),
+        pytest.param((RaceRow("default", status="fail_to_run"),), False, id="default failed"),
+        pytest.param((RaceRow("default", status="oom"),), False, id="no memory"),
+        pytest.param((RaceRow("default", status="timeout"),), False, id="no time"),
+        pytest.param((RaceRow("default", status="unavailable"),), False, id="not installed"),
+        pytest.param((RaceRow("default"), RaceRow("step", status="oom")), True, id="a step failed"),
+    ],
+)
+def test_which_decisions_last(rows, lasting):
+    """One that rests on default's failure is for this process, where that happened."""
+    assert replace(MADE, rows=rows).lasting is lasting
+
+
+def test_a_decision_as_columns():
+    """Numbers are floats, texts are texts, and all else is JSON; a row's odd values are written for people."""
+    made = replace(MADE, seconds=3, rows=(RaceRow("a", {"x": print}),))
+    columns = dict(zip(COLUMNS, packed(made), strict=True))
+    assert (columns["seconds"], type(columns["seconds"])) == (3.0, float)
+    assert (columns["winner"], columns["options"]) == ("cudagraphs", '{"triton.cudagraphs": true}')
+    assert "built-in function print" in columns["rows"]
+    with pytest.raises(ValueError, match="Out of range float"):
+        packed(replace(made, options={"x": float("nan")}))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        packed(replace(made, options={"x": print}))
+
+
+def test_columns_as_a_decision():
+    """Text may come as bytes, and columns that an older store lacks are empty."""
+    columns = {name: value for name, value in zip(COLUMNS, packed(MADE), strict=True) if name != "fixed"}
+    assert unpacked({**columns, "winner": b"cudagraphs"}) == MADE
+    with pytest.raises(ValueError, match=r"^ValueError: b'.xff' is not UTF-8$"):
+        unpacked({**columns, "winner": b"\xff"})
+
+
+def test_a_decision_is_of_now():
+    """Its time is when it was made, and it was not cut unless that is said."""
+    made = decision.Decision("key", "graph", "step")
+    assert abs(made.made - time.time()) < 60
+    assert (made.seconds, made.cut_s, made.compiler) == (0.0, 0.0, "")

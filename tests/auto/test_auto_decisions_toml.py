@@ -60,13 +60,13 @@ def test_an_exported_template_holds_the_users_options(tmp_path):
 def test_an_exported_template_says_what_it_leaves_out(tmp_path):
     """A function among the user's options does not prevent an export; a warning names the option."""
     made = replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print}))
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         write_decisions([made], tmp_path / "d.toml")
     (read,) = read_decisions(tmp_path / "d.toml", options_of)
     wanted = (
         f"Template {template_name(MADE)!r} leaves out 'post_grad_custom_post_pass', which cannot be written as TOML."
     )
-    assert str(told[0].message) == wanted
+    assert str(warned[0].message) == wanted
     assert read.fixed == {"cpp.threads": 1}
 
 
@@ -161,8 +161,8 @@ def test_command_line_exports_eager_as_no_template(store, tmp_path):
     """If eager won, the export contains no template."""
     Store(store).add(replace(MADE, winner="eager", options={}))
     kept = "none as a template (1 chose eager or another compiler, which has no template)"
-    told = f"1 written to {tmp_path / 'd.toml'}, {kept}.\n"
-    assert run("export", tmp_path / "d.toml") == told
+    message = f"1 written to {tmp_path / 'd.toml'}, {kept}.\n"
+    assert run("export", tmp_path / "d.toml") == message
 
 
 def test_command_line_forgets_what_cannot_be_read(store):
@@ -180,3 +180,91 @@ def test_command_line_imports_what_joined_templates_won(store, tmp_path):
     write_decisions([joined], tmp_path / "d.toml")
     assert run("import", tmp_path / "d.toml") == f"1 added to {str(store)!r}.\n"
     assert Store(store).find(KEY) == joined
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        pytest.param(
+            {"winner": "tmpl-tvm", "compiler": "tmpl-tvm", "options": {"target": "llvm"}},
+            "sets {'target': 'llvm'} by 'tmpl-tvm', which candidate 'tmpl-tvm' does not set.",
+            id="a compiler's option",
+        ),
+        pytest.param(
+            {"winner": "tmpl-tvm", "options": {"target": "llvm"}},
+            "sets {'target': 'llvm'}, which candidate 'tmpl-tvm' does not set.",
+            id="a compiler's name alone",
+        ),
+        pytest.param(
+            {"winner": "mine", "compiler": "tmpl-tvm", "options": {}},
+            "sets {} by 'tmpl-tvm', which candidate 'mine' does not set.",
+            id="a compiler under another name",
+        ),
+        pytest.param(
+            {"winner": "packed", "options": {"rewrites": ["packed", "x"]}},
+            "sets {'rewrites': ['packed', 'x']}, which candidate 'packed' does not set.",
+            id="a rewrite",
+        ),
+        pytest.param(
+            {"winner": "bf16", "options": {"precision": "int8"}},
+            "sets {'precision': 'int8'}, which candidate 'bf16' does not set.",
+            id="a precision",
+        ),
+        pytest.param(
+            {"winner": "freezing", "options": {"x": 1}},
+            "sets {'x': 1}, which candidate 'freezing' does not set.",
+            id="a template",
+        ),
+    ],
+)
+def test_import_says_what_no_candidate_sets(tmp_path, changed, message):
+    """The error names the options, the compiler if there is one, and the candidate."""
+    write_decisions([replace(MADE, **changed)], tmp_path / "d.toml")
+    with pytest.raises(BackendKwargsError) as error:
+        read_decisions(tmp_path / "d.toml", options_of)
+    assert str(error.value) == f"[decisions.{KEY}] {message}"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"winner": "bf16", "options": {"precision": "bf16", "max_error": 0.25}}, id="precision"),
+        pytest.param({"winner": "packed", "options": {"rewrites": ["packed"]}}, id="rewrite"),
+        pytest.param({"winner": "freezing", "options": {"freezing": True}}, id="template"),
+        pytest.param({"winner": "default", "options": {}}, id="default"),
+        pytest.param({"cut_s": 3.5, "seconds": 1.5, "machine": {"gpu": "H100", "driver": None}}, id="figures"),
+    ],
+)
+def test_every_kind_of_winner_is_read_back(tmp_path, changed):
+    """A decision is imported where its candidate sets these options; what is unknown of a machine is left out."""
+    made = replace(MADE, rows=(), **changed)
+    write_decisions([made], tmp_path / "d.toml")
+    machine = {name: value for name, value in made.machine.items() if value is not None}
+    assert read_decisions(tmp_path / "d.toml", options_of) == [replace(made, machine=machine)]
+
+
+def test_the_whole_file(tmp_path):
+    """Each winner is a template with the user's options over its own; eager and other compilers are none."""
+    made = replace(MADE, cut_s=0.0, made=1e9)
+    eager = replace(made, key="cd" * 32, winner="eager", options={}, machine={}, fixed={"a": [1, 2.5, True, "b"]})
+    other = replace(made, key="ef" * 32, winner="tmpl-tvm", compiler="tmpl-tvm", options={}, machine={})
+    write_decisions([replace(made, fixed={"x": 1}), eager, other], tmp_path / "d.toml")
+    plain = '"facts" = "3 ops"\n"seconds" = 2.5\n"cut_s" = 0.0\n"made" = 1000000000.0\n'
+    assert (tmp_path / "d.toml").read_text() == (
+        "# Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` adds them to a store;\n"
+        "# `load_templates` reads each winner as a template.\n"
+        f'\n["templates"."auto-{KEY[:12]}"]\n"summary" = "cudagraphs for 3 ops"\n'
+        f'\n["templates"."auto-{KEY[:12]}"."options"]\n"triton.cudagraphs" = true\n"x" = 1\n'
+        f'\n["decisions"."{KEY}"]\n"graph" = "graph"\n"winner" = "cudagraphs"\n"compiler" = ""\n{plain}'
+        f'\n["decisions"."{KEY}"."options"]\n"triton.cudagraphs" = true\n'
+        f'\n["decisions"."{KEY}"."fixed"]\n"x" = 1\n'
+        f'\n["decisions"."{KEY}"."machine"]\n"gpu" = "H200"\n'
+        f'\n["decisions"."{"cd" * 32}"]\n"graph" = "graph"\n"winner" = "eager"\n"compiler" = ""\n{plain}'
+        f'\n["decisions"."{"cd" * 32}"."options"]\n'
+        f'\n["decisions"."{"cd" * 32}"."fixed"]\n"a" = [1, 2.5, true, "b"]\n'
+        f'\n["decisions"."{"cd" * 32}"."machine"]\n'
+        f'\n["decisions"."{"ef" * 32}"]\n"graph" = "graph"\n"winner" = "tmpl-tvm"\n"compiler" = "tmpl-tvm"\n{plain}'
+        f'\n["decisions"."{"ef" * 32}"."options"]\n'
+        f'\n["decisions"."{"ef" * 32}"."fixed"]\n'
+        f'\n["decisions"."{"ef" * 32}"."machine"]\n'
+    )

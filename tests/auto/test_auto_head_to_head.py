@@ -2,6 +2,7 @@
 
 import time
 from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ def napping(*naps):
 @pytest.mark.parametrize(
     ("challenger", "least", "most"),
     [
-        pytest.param(napping(4e-3), head_to_head.BOUT, head_to_head.BOUT, id="clear"),
-        pytest.param(napping(1e-3, 2e-3, 4e-3), head_to_head.LEAST_ROUNDS, head_to_head.ROUNDS, id="noisy"),
+        pytest.param(napping(4e-3), 6, 6, id="clear"),
+        pytest.param(napping(1e-3, 2e-3, 4e-3), 30, 120, id="noisy"),
     ],
 )
 def test_what_is_not_clear_is_timed_longer(challenger, least, most):
@@ -56,12 +57,12 @@ def test_what_is_not_clear_is_timed_longer(challenger, least, most):
 
 def test_what_fails_late_ends_it():
     """A call that raises after some rounds is reported, and no further round runs."""
-    naps, left, told = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
+    naps, left, found = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
     calls = (lambda: (next(left), naps())), napping(2e-3)
     runners = [head_to_head.Runner(RaceCandidate(""), head_to_head.RaceRow(""), call, ()) for call in calls]
-    samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
-    assert isinstance(told.pop("challenger"), StopIteration)
-    assert (told, len(samples["champion"]) <= 3 * head_to_head.BOUT) == ({}, True)
+    samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, found.__setitem__, warm=True)
+    assert isinstance(found.pop("challenger"), StopIteration)
+    assert (found, len(samples["champion"]) <= 18) == ({}, True)
 
 
 @pytest.mark.parametrize(
@@ -159,3 +160,166 @@ def test_default_is_kept_within_noise(ratio, wins):
     default.row.speedup = measure.Interval(*ratio)
     eager = head_to_head.Runner(RaceCandidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
     assert head_to_head.better(default, eager, "latency") is wins
+
+
+NOISE = [2.0, 0.5] * 3  # of a bout: in half of the rounds one is faster, in half the other
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Return a comparison whose bouts take `bout_s` each by a clock of its own, and what each bout was called with."""
+
+    def compare(bout_s, left_s=100.0, ratios=NOISE, lost=(), warm=True):
+        now, bouts = [50.0], []
+
+        def interleave(calls, **given):
+            now[0] += bout_s
+            bouts.append((round(given["budget_s"], 6), given["warmup"], given["rounds"]))
+            both = {"champion": ratios, "challenger": [1.0] * len(ratios)}
+            return {name: both[name] for name in calls if name not in lost}
+
+        monkeypatch.setattr(head_to_head, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr(measure, "interleave", interleave)
+        samples = head_to_head.interleaved(runner(), runner(), torch.device("cpu"), left_s, pytest.fail, warm=warm)
+        assert len(samples["champion"]) == len(ratios) * len(bouts)
+        return bouts
+
+    return compare
+
+
+@pytest.mark.parametrize(
+    ("given", "bouts"),
+    [
+        pytest.param({"bout_s": 1e-3}, 20, id="until 120 rounds"),
+        pytest.param({"bout_s": 0.07}, 5, id="until 30 rounds after a third of a second"),
+        pytest.param({"bout_s": 0.04}, 8, id="until a third of a second after 30 rounds"),
+        pytest.param({"bout_s": 0.9}, 5, id="until 30 rounds within four seconds"),
+        pytest.param({"bout_s": 1.5}, 3, id="until four seconds"),
+        pytest.param({"bout_s": 1.0, "left_s": 2.0}, 3, id="until the budget ends"),
+        pytest.param({"bout_s": 0.2, "left_s": 0.0}, 2, id="for a third of a second where the budget has ended"),
+        pytest.param({"bout_s": 1e-3, "ratios": [1.5] * 6}, 1, id="until it is clear"),
+        pytest.param({"bout_s": 1e-3, "lost": ("challenger",), "ratios": [1.0]}, 1, id="until one fails"),
+    ],
+)
+def test_how_long_a_near_tie_is_timed(timed, given, bouts):
+    """Bouts of six rounds are added until it is clear which is faster, and no longer than that is worth."""
+    assert len(timed(**given)) == bouts
+
+
+def test_what_a_bout_is_given(timed):
+    """Six rounds, the time that is left, and fewer warm-up calls than the first; none for a slow call."""
+    assert timed(bout_s=1.5) == [(4.0, 3, 6), (2.5, 1, 6), (1.0, 1, 6)]
+    assert timed(bout_s=0.2, left_s=0.1, warm=False) == [(0.3, 0, 6), (0.1, 0, 6)]
+
+
+def test_the_interval_of_few_rounds_is_wide():
+    """Fewer than five rounds have the interval of a noisy machine around their own."""
+    samples = {"champion": [1.0, 2.0] * 2, "challenger": [1.0] * 4}
+    assert head_to_head.speedup(samples) == measure.Interval(1.5, 1.0 * 0.9, 2.0 * 1.1)
+    samples = {name: [*seconds, 1.0] for name, seconds in samples.items()}
+    assert head_to_head.speedup(samples) == measure.Interval(1.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "clear"),
+    [
+        pytest.param([0.98], True, id="as slow as the margin"),
+        pytest.param([1.02], True, id="as fast as the margin"),
+        pytest.param([0.98, 0.95], False, id="slower than the margin, or as slow"),
+        pytest.param([1.02, 1.05], False, id="faster than the margin, or as fast"),
+        pytest.param([0.979, 0.95], True, id="slower"),
+        pytest.param([1.021, 1.05], True, id="faster"),
+    ],
+)
+def test_where_the_margin_ends(ratios, clear):
+    """An interval that reaches the margin without crossing it is clear from within alone."""
+    samples = {"champion": ratios * 12, "challenger": [1.0] * len(ratios * 12)}
+    assert head_to_head._certain(samples) is clear
+
+
+@pytest.mark.parametrize(
+    ("ratio", "wins"),
+    [
+        pytest.param((0.9, 0.8, 1.1), True, id="at the end of an unsure margin"),
+        pytest.param((0.899, 0.8, 1.1), False, id="beyond it"),
+        pytest.param((0.95, 0.9, 1.0), True, id="just unsure"),
+        pytest.param((0.95, 0.9, 0.999), False, id="just sure"),
+        pytest.param((0.98, 0.97, 0.99), True, id="at the end of the margin"),
+        pytest.param((0.979, 0.97, 0.99), False, id="beyond the margin"),
+    ],
+)
+def test_how_much_slower_default_may_be(ratio, wins):
+    """Two per cent, or ten where the interval is not clear of 1."""
+    default = head_to_head.Runner(RaceCandidate(DEFAULT, over=False, rank=0), head_to_head.RaceRow(DEFAULT), None, ())
+    default.row.speedup = measure.Interval(*ratio)
+    eager = head_to_head.Runner(RaceCandidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
+    assert head_to_head.better(default, eager, "latency") is wins
+    default.candidate = RaceCandidate("a step", rank=0)
+    assert head_to_head.better(default, eager, "latency") is False  # only what stands alone
+    default.candidate = RaceCandidate("a template", over=False, rank=2)
+    assert head_to_head.better(default, eager, "latency") is False  # only what has the lower rank
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "wins"),
+    [
+        pytest.param(99, 100, False, id="a mebibyte less"),
+        pytest.param(9.0, 10.0, False, id="a tenth, and a mebibyte, less"),
+        pytest.param(8.9, 10.0, True, id="more than a mebibyte less"),
+        pytest.param(189.9, 200, True, id="more than a twentieth less"),
+        pytest.param(190.1, 200, False, id="hardly less"),
+        pytest.param(200, 189.9, False, id="more"),
+        pytest.param(None, 100, False, id="unknown"),
+        pytest.param(100, None, False, id="the other unknown"),
+    ],
+)
+def test_how_much_less_memory_wins(new, old, wins):
+    """More than a mebibyte and more than a twentieth; where that is not so, speed decides."""
+    challenger = runner(rank=2, speedup=measure.Interval(0.9, 0.8, 1.0), peak_mib=new)
+    assert head_to_head.better(challenger, runner(peak_mib=old), "memory") is wins
+    challenger.row.speedup = measure.Interval(1.5, 1.03, 1.6)
+    heavier = new is not None and old is not None and new > old
+    assert head_to_head.better(challenger, runner(peak_mib=old), "memory") is not heavier
+
+
+@pytest.mark.parametrize(
+    ("ratio", "rank", "same"),
+    [
+        pytest.param(1.019, 1, True, id="as fast"),
+        pytest.param(1.021, 1, False, id="faster"),
+        pytest.param(0.981, 1, True, id="as slow"),
+        pytest.param(0.979, 1, False, id="slower"),
+        pytest.param(1.0, 2, False, id="another rank"),
+        pytest.param(1.0, 0, False, id="a lower rank"),
+    ],
+)
+def test_which_two_are_alike(ratio, rank, same):
+    """They have the same rank and medians within the margin."""
+    challenger = runner(rank=rank, speedup=measure.Interval(ratio, 0.9, 1.1))
+    assert head_to_head.alike(challenger, runner()) is same
+
+
+@pytest.mark.parametrize(
+    ("code", "replayed"),
+    [
+        pytest.param((), False, id="no code"),
+        pytest.param((("a", False), ("b", False)), False, id="none"),
+        pytest.param((("a", False), ("b", True)), True, id="one graph"),
+    ],
+)
+def test_what_a_replay_is(code, replayed):
+    """A candidate with one replayed graph is not compared by memory."""
+    one, other = runner(speedup=measure.Interval(1.0, 0.9, 1.1)), runner()
+    one.code = code
+    assert one.replayed is replayed
+    assert head_to_head.alike(one, other) is not replayed
+    other.row.speedup = one.row.speedup
+    assert head_to_head.alike(other, one) is not replayed
+
+
+def test_the_rank_of_cuda_graphs():
+    """It is that of the step which enables them, whatever the candidate's own."""
+    graphed = runner(rank=1)
+    assert graphed.rank == 1
+    graphed.row.options["triton.cudagraphs"] = True
+    assert graphed.rank == 3

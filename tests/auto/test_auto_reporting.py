@@ -4,12 +4,15 @@ import io
 import json
 import logging
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from backend_kwargs.compilers.auto import reporting
 from backend_kwargs.compilers.auto.decision import Decision, RaceRow
 from backend_kwargs.compilers.auto.reporting import ARTIFACT, progress, table
+from backend_kwargs.interval import Interval
 
 
 class Terminal(io.StringIO):
@@ -40,9 +43,9 @@ def test_the_decision_is_in_torchs_trace(auto, caplog):
     caplog.set_level(logging.DEBUG, logger="torch.__trace")
     auto(torch.nn.Linear(8, 8))(torch.randn(4, 8))
     artifacts = [r for r in caplog.records if getattr(r, "metadata", {}).get("artifact", {}).get("name") == ARTIFACT]
-    (told,) = [json.loads(record.payload) for record in artifacts]
-    assert {row["name"] for row in told["rows"]} == {"eager", "default"}
-    assert told["winner"] in ("eager", "default")
+    (found,) = [json.loads(record.payload) for record in artifacts]
+    assert {row["name"] for row in found["rows"]} == {"eager", "default"}
+    assert found["winner"] in ("eager", "default")
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,93 @@ def test_the_table_shows_peaks_of_memory(peak_bytes, shown):
     """If a candidate's peak memory was measured, the table shows it."""
     row = RaceRow("default", seconds=1e-4, compile_s=2.0, peak_bytes=peak_bytes, won=True)
     assert table(Decision("key", "graph", "default", rows=(row,))).endswith(shown)
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        pytest.param(
+            RaceRow("a", seconds=1e-4, speedup=Interval(1.5, 1.25, 1.75), against="default", compile_s=2.0),
+            f"1.50x [1.25, 1.75] over default{' ' * 13} compiled in 2.0 s",
+            id="speedup",
+        ),
+        pytest.param(
+            RaceRow("a", seconds=1e-4, reason="alone", compile_s=2.0), f"alone{' ' * 39} compiled in 2.0 s", id="reason"
+        ),
+        pytest.param(
+            RaceRow("a", seconds=1e-4, reason="alone", rewritten={"packed": 2, "rotary": 1}, error=0.00123, won=True),
+            f"alone{' ' * 39} compiled in 0.0 s, rewrote packed 2x, rotary 1x, error 0.0012  <- kept",
+            id="rewrites and error",
+        ),
+    ],
+)
+def test_the_whole_row(row, shown):
+    """What was faster than what, with its interval; then what the candidate cost and did."""
+    line = table(Decision("key", "graph", "default", rows=(row,))).splitlines()[1]
+    assert line == f"  a{' ' * 28}100.0 µs  {shown}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "timed"),
+    [
+        pytest.param(1e-4, 0.5, " (100.0 µs)", id="beyond its bound"),
+        pytest.param(1e-4, None, "", id="timed and failed later"),
+        pytest.param(None, 0.5, "", id="not timed"),
+    ],
+)
+def test_the_time_of_what_was_not_chosen(seconds, error, timed):
+    """A lower precision beyond its bound has a time, which helps to judge the bound; other failures have none."""
+    row = RaceRow("bf16", status="fail_accuracy", reason="too far", seconds=seconds, error=error)
+    line = table(Decision("key", "graph", "default", rows=(row,))).splitlines()[1]
+    assert line == f"  bf16{' ' * 20} fail_accuracy: too far{timed}"
+
+
+def test_text_from_elsewhere_is_printable():
+    """A control character in a stored decision does not reach the terminal."""
+    decision = Decision("key", "graph", "de\x1bfault", facts="3\x1b ops", seconds=0.25, rows=(RaceRow("a\x1b"),))
+    assert "\x1b" not in table(decision)
+    assert table(replace(decision, winner="aten", facts="")).startswith("auto: aten for this graph (0.2 s)\n")
+
+
+@pytest.fixture
+def reported():
+    reporting.forget_reported()
+    yield
+    reporting.forget_reported()
+    reporting._last.clear()
+
+
+def test_a_decision_is_logged_whole_once(reported, caplog):
+    """Its table is logged the first time; then a line says that it was decided before, unless it was made anew."""
+    caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
+    made = Decision("key", "graph", "aten", rows=(RaceRow("aten", won=True),), facts="3 ops", seconds=2.0, made=1.0)
+    for decision in (made, made, replace(made, made=2.0), replace(made, key="other")):
+        reporting.tell(decision)
+    head = "auto: aten for 3 ops (2.0 s)"
+    lines = [message.splitlines() for message in caplog.messages]
+    assert [line[0] for line in lines] == [head, f"{head}, as decided before", head, head]
+    assert [len(line) for line in lines] == [2, 1, 2, 2]
+    assert reporting.last_decision() == replace(made, key="other")
+
+
+def test_what_was_not_raced_is_no_repetition(reported, caplog):
+    """A decision without a table, such as default for a tiny graph, is logged as it is each time."""
+    caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
+    for _ in range(2):
+        reporting.tell(Decision("key", "graph", "eager", facts="a graph not raced: it is tiny", made=1.0))
+    assert caplog.messages == ["auto: eager for a graph not raced: it is tiny (0.0 s)"] * 2
+
+
+def test_eager_that_won_is_said(reported, caplog):
+    """A race that eager won leaves the graph uncompiled, and the log says so."""
+    caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
+    for winner in ("eager", "aten"):
+        reporting.tell(Decision("key", "graph", winner, rows=(RaceRow("eager"),), made=1.0))
+    said = "No candidate beats eager on this graph, which runs uncompiled."
+    assert [message for message in caplog.messages if not message.startswith("auto: ")] == [said]
+
+
+def test_nothing_is_reported_before_the_first(reported):
+    """Without a decision there is none to report."""
+    reporting._last.clear()
+    assert reporting.last_decision() is None

@@ -25,7 +25,7 @@ def product(flops=0.0, nbytes=0.0, activations=0.0, itemsize=2, count=1):
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("expected", "seconds"),
     [
         pytest.param({"bytes_read": 10}, 2.0, id="read"),
         pytest.param({"bytes_read": 8, "bytes_written": 8}, 4.0, id="copied"),
@@ -34,10 +34,10 @@ def product(flops=0.0, nbytes=0.0, activations=0.0, itemsize=2, count=1):
         pytest.param({"bytes_read": 10, "device": "cpu"}, 0.0, id="on a CPU"),
     ],
 )
-def test_the_limit(monkeypatch, told, seconds):
+def test_the_limit(monkeypatch, expected, seconds):
     """The limit is the larger of two, with the bandwidths of reading and copying."""
     monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
-    assert roofline.limit_of(facts_of(lambda: None, **{"device": "cuda"} | told), CUDA) == seconds
+    assert roofline.limit_of(facts_of(lambda: None, **{"device": "cuda"} | expected), CUDA) == seconds
 
 
 def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
@@ -159,3 +159,74 @@ def test_activations_are_no_inputs_of_the_graph():
     _, facts = observed_stats(lambda: x @ weight, lambda seen: 0.0, storages, **TOLD)
     (kernel,) = facts.products
     assert (kernel.bytes, kernel.activations) == (4 * (32 + 64 + 32), 4 * (32 + 32))
+
+
+def test_slack_in_words():
+    """Each part in microseconds, with its name."""
+    slack = Slack(launches=1e-6, library=2.25e-5, generated=3e-3)
+    assert str(slack) == "1.0 µs (launches), 22.5 µs (library), 3000.0 µs (generated)"
+
+
+def test_slack_of_faster_kernels():
+    """Kernels that take half the time leave half to save; the gaps between them stay."""
+    assert Slack(1.0, 10.0, 100.0).scaled(0.5) == Slack(1.0, 5.0, 50.0)
+
+
+def test_seconds_of_traffic(monkeypatch):
+    """Bytes at the speed of a copy on a GPU; on a CPU the speed is not known, and a rewrite saves by its share."""
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
+    assert (roofline.seconds_of_traffic(12.0, CUDA), roofline.seconds_of_traffic(12.0, CPU)) == (3.0, 0.0)
+
+
+@pytest.mark.parametrize(("itemsize", "seconds"), [(1, 2.0), (2, 2.0), (3, 20.0), (4, 20.0), (8, 20.0)])
+def test_the_peak_of_a_dtype(itemsize, seconds):
+    """Two bytes or fewer run at the speed of bf16, more at that of fp32."""
+    assert CEILINGS.product_s(product(flops=200.0, itemsize=itemsize)) == seconds
+
+
+def test_a_launch_takes_two_microseconds():
+    """So many for each operator of a graph on a CPU."""
+    facts = facts_of(lambda: None, ops=5)
+    assert slack_of(pytest.fail, 1.0, facts, {}, CPU) == Slack(pytest.approx(1e-5), 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zeros"),
+    [
+        pytest.param(torch.float32, False, id="fp32"),
+        pytest.param(torch.bfloat16, False, id="bf16"),
+        pytest.param(torch.float8_e4m3fn, True, id="fp8"),
+    ],
+)
+def test_numbers_of_a_timed_kernel(dtype, zeros):
+    """Random ones; zeros where a dtype of eight bits has no random numbers."""
+    seen = []
+    meta = torch.empty(64, dtype=dtype, device="meta")
+    time_library([replace(product(), call=(seen.append, (meta,), {}))], CPU)
+    assert bool((seen[0].float() == 0).all()) is zeros
+
+
+def test_a_graph_on_the_limit_of_flops_or_bytes(monkeypatch):
+    """A byte that is only read or only written moves at the speed of a fill, one that is turned over at a copy's."""
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
+    facts = facts_of(lambda: None, device="cuda", bytes_read=5.0, bytes_written=10.0)
+    assert roofline.limit_of(facts, CUDA) == 10 / 4 + 5 / 5
+    assert roofline.limit_of(replace(facts, flops=1000.0), CUDA) == 10.0
+
+
+def test_activations_of_products_that_run_more_than_once(monkeypatch):
+    """What each passes through memory counts as often as it runs."""
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
+    monkeypatch.setattr(measure, "device_seconds", lambda call, device: 40.0)
+    kernel = product(flops=300.0, activations=12.0, count=3)
+    facts = facts_of(lambda: None, device="cuda", products=(kernel,))
+    assert slack_of(pytest.fail, 50.0, facts, {kernel: 4.0}, CUDA) == Slack(10.0, 3.0, 40.0 - 12.0 - 9.0)
+
+
+def test_no_more_excess_than_the_device_works(monkeypatch):
+    """Eager's kernels may take longer than the whole compiled call."""
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
+    monkeypatch.setattr(measure, "device_seconds", lambda call, device: 2.0)
+    kernel = product()
+    facts = facts_of(lambda: None, device="cuda", products=(kernel,))
+    assert slack_of(pytest.fail, 3.0, facts, {kernel: 9.0}, CUDA) == Slack(1.0, 2.0, 0.0)

@@ -52,8 +52,8 @@ WRONG = {
     "far from all": (
         {"rewrites": ("zzz",)},
         (
-            "Unknown rewrite 'zzz'. Rewrites are convolution, linear_activation, attention, cudnn_attention, "
-            "cross_entropy, linear_cross_entropy, packed, approximate_gelu."
+            "Unknown rewrite 'zzz'. Rewrites are convolution, linear_activation, onednn, attention, cudnn_attention, "
+            "cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, packed, approximate_gelu."
         ),
     ),
     "type": (

@@ -66,7 +66,7 @@ def _gpu(stats: "GraphStats") -> bool:
 
 
 def _gpu_reductions(stats: "GraphStats") -> bool:
-    return stats.gpu and stats.reductions > 0
+    return stats.gpu and bool(stats.reductions)
 
 
 def _gpu_fused(stats: "GraphStats") -> bool:
@@ -116,13 +116,13 @@ STEPS: tuple[RaceCandidate, ...] = (
     RaceCandidate(
         "two_pass_softmax",
         {"online_softmax": False},
-        lambda stats: stats.gpu and stats.softmaxes > 0,
+        lambda stats: stats.gpu and bool(stats.softmaxes),
         shares={"generated": 0.3},
         costs=ONCE,
     ),
     # Inductor pads by default if its own timing of the product alone favours it, and often it decides against it.
     RaceCandidate(
-        "padded", {"force_shape_pad": True}, lambda stats: stats.gpu and stats.unaligned > 0, shares={"library": 0.3}
+        "padded", {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), shares={"library": 0.3}
     ),
     RaceCandidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
     RaceCandidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),

@@ -15,8 +15,8 @@ from backend_kwargs.measure import Interval
 MARGIN = 0.02  # the difference between two runs of one callable on a quiet machine
 UNSURE = 0.1  # the same on a noisy machine, where intervals are this wide
 BOUT = 6  # rounds between two checks of the time
-LEAST_ROUNDS, ROUNDS = 30, 120  # for two candidates that differ by little
-SETTLED_S = 0.3  # seconds after which LEAST_ROUNDS suffice
+LEAST_BOUTS, MOST_BOUTS = 5, 20  # for two candidates that differ by little
+SETTLED_S = 0.3  # seconds after which LEAST_BOUTS suffice
 BOUT_S = 4.0  # seconds after which no further round starts
 FEW = 5  # with fewer rounds, their spread is no estimate of the noise
 LITTLE = 1 << 20  # bytes by which peaks of one callable differ between runs
@@ -60,15 +60,15 @@ def interleaved(
     samples: dict[str, list[float]] = {name: [] for name in calls}
     limit_s, began = min(BOUT_S, max(left_s, SETTLED_S)), time.perf_counter()
     spent = 0.0
-    while len(samples["champion"]) < ROUNDS:
-        warmup = 0 if not warm else 1 if samples["champion"] else 3
+    for before in range(MOST_BOUTS):
+        warmup = 0 if not warm else 1 if before else 3
         bout = measure.interleave(
             calls, rounds=BOUT, device=device, budget_s=limit_s - spent, failed=failed, warmup=warmup
         )
         for name, seconds in bout.items():
             samples[name] += seconds
         spent = time.perf_counter() - began
-        enough = spent > limit_s or (spent > SETTLED_S and len(samples["champion"]) >= LEAST_ROUNDS)
+        enough = spent > limit_s or (spent > SETTLED_S and before + 1 >= LEAST_BOUTS)
         if len(bout) < len(calls) or enough or _certain(samples):
             break
     return samples

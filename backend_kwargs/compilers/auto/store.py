@@ -300,7 +300,7 @@ def _schema(connection: _Connection) -> int:
     found = connection.rows("SELECT name, rootpage, sql FROM sqlite_master")
     application, schema = (_pragma(connection, each) for each in ("application_id", "user_version"))
     if not (found or application or schema):
-        return 0
+        return schema
     columns = _columns(connection)
     # By the SQL text, as SQLite decides: `type` may contain anything. A virtual table has no page.
     strange = any(sql is not None and not sql.startswith(CREATES) for *_, sql in found)
@@ -326,8 +326,8 @@ def _prepare(connection: _Connection, schema: int) -> None:
     """Check the whole file; create the table in a new one, and add what an older store lacks."""
     if schema > SCHEMA:
         raise NotOursError("a newer release of backend-kwargs wrote it; update this one, or name another file")
-    if (told := connection.rows("PRAGMA integrity_check(1)")[0][0]) != b"ok":
-        raise DamagedError(told.decode(errors="replace"))
+    if (problem := connection.rows("PRAGMA integrity_check(1)")[0][0]) != b"ok":
+        raise DamagedError(problem.decode(errors="replace"))
     connection.execute(f"CREATE TABLE IF NOT EXISTS decisions ({', '.join(COLUMNS)}, PRIMARY KEY (key))")
     held = _columns(connection)
     for name in COLUMNS:

@@ -1,0 +1,375 @@
+"""Each decision within a race by itself: what is worth its time, what is timed, and what is compared with what."""
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto import race
+from backend_kwargs.compilers.auto.candidates import Costs, RaceCandidate
+from backend_kwargs.compilers.auto.decision import RaceRow
+from backend_kwargs.compilers.auto.graph_stats import GraphStats
+from backend_kwargs.compilers.auto.head_to_head import Runner
+from backend_kwargs.compilers.auto.request import Request, Tools
+from backend_kwargs.compilers.auto.roofline import Slack
+from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.interval import Interval
+
+CPU = torch.device("cpu")
+STATS = GraphStats("cpu", 4, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, False, False, False, False)
+INPUTS = SimpleNamespace(aliased=False, bytes=8, fresh=tuple)
+NOW = 1000.0
+
+
+@pytest.fixture
+def raced(monkeypatch):
+    """Return a race that began `spent` seconds ago by a clock that stands, with settings and state of its own."""
+    monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: NOW))
+
+    def make(*, spent=0.0, fixed=None, limits=None, stats=STATS, inputs=INPUTS, state=None, **settings):
+        tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {})
+        request = Request(None, (), Settings(**{"budget_s": 100.0} | settings), pytest.fail, tools)
+        task = SimpleNamespace(inputs=inputs, training=False, copy=lambda: "copy")
+        made = race._Race(request, lambda *_: None, 0.0, NOW - spent, task, CPU, stats, eager_s=0.01, expected={})
+        for name, value in {"default_s": 10.0, **(state or {})}.items():
+            setattr(made, name, value)
+        return made
+
+    return make
+
+
+def runner(name="best", call=None, **row):
+    candidate = RaceCandidate(name)
+    return Runner(candidate, RaceRow(name, **{"seconds": 1.0, "against": "default"} | row), call, ())
+
+
+SLACK = Slack(launches=0.1, library=0.2, generated=0.4)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "base", "seconds", "gain"),
+    [
+        pytest.param(RaceCandidate("a", gain=0.3), None, 1.0, 0.3, id="fixed"),
+        pytest.param(RaceCandidate("a", shares={"library": 0.1}), None, 1.0, 1.0, id="unknown slack"),
+        pytest.param(RaceCandidate("a", shares={"generated": 0.5}), (1.0, SLACK), 1.0, 0.2, id="share"),
+        pytest.param(
+            RaceCandidate("a", shares={"generated": 0.5}), (1.0, SLACK), 0.9, 1 - 0.8 / 0.9, id="faster since"
+        ),
+        pytest.param(RaceCandidate("a", shares={"generated": 0.5}), (1.0, SLACK), None, 0.2, id="not timed"),
+        pytest.param(RaceCandidate("a", saved_s=0.25), (1.0, SLACK), 1.0, 0.25, id="traffic"),
+        pytest.param(RaceCandidate("a", shares={"launches": 1.0}, saved_s=0.25), (1.0, SLACK), 1.0, 0.35, id="both"),
+        pytest.param(RaceCandidate("a", shares={"launches": 1.0}), (2.0, SLACK), 1.0, -0.9, id="slower than the best"),
+    ],
+)
+def test_the_share_that_a_candidate_may_save(raced, candidate, base, seconds, gain):
+    """From the slack of the options that it extends, against the time of the current best."""
+    assert raced(state={"base": base})._gain(candidate, runner(seconds=seconds)) == pytest.approx(gain)
+
+
+GAINS = {"generated": 0.5}  # of SLACK: 20 %
+STEP = RaceCandidate("step", {"a": 1}, shares=GAINS)
+TRIED = RaceRow("earlier", {"a": 1})
+AGAIN = "it would be earlier again"
+SPENT = "the budget of 100 s is spent"
+
+
+@pytest.mark.parametrize(
+    ("given", "candidate", "why"),
+    [
+        pytest.param({}, STEP, "", id="worth it"),
+        pytest.param({"state": {"rows": [TRIED]}}, STEP, AGAIN, id="tried"),
+        pytest.param({"state": {"rows": [replace(TRIED, status="fail_to_run")]}}, STEP, AGAIN, id="failed"),
+        pytest.param({"state": {"rows": [replace(TRIED, status="skipped")]}}, STEP, "", id="skipped before"),
+        pytest.param({"state": {"rows": [replace(TRIED, options={})]}}, STEP, "", id="other options"),
+        pytest.param({"state": {"rows": [replace(TRIED, compiler="tmpl-tvm")]}}, STEP, "", id="another compiler"),
+        pytest.param({"state": {"rows": [RaceRow("eager")]}}, replace(STEP, options={}), "", id="eager has no options"),
+        pytest.param({"spent": 100.0}, STEP, SPENT, id="nothing left"),
+        pytest.param({"spent": 120.0}, STEP, SPENT, id="less than nothing left"),
+        pytest.param(
+            {"spent": 91.0},
+            STEP,
+            "it is predicted to exceed the budget: about 10 s of compiling, 9 s are left",
+            id="too long",
+        ),
+        pytest.param({"spent": 89.0}, STEP, "", id="just short enough"),
+        pytest.param(
+            {}, replace(STEP, shares={"generated": 0.07}), "it could save 2.8% at most", id="less than three per cent"
+        ),
+        pytest.param(
+            {}, replace(STEP, shares={"generated": -1.0}), "it could save 0.0% at most", id="less than nothing"
+        ),
+        pytest.param({}, replace(STEP, shares={"generated": 0.08}), "", id="just more than three per cent"),
+        pytest.param(
+            {"state": {"default_s": 70.0}},
+            STEP,
+            "it could save 20.0%, for about 70 s of compiling",
+            id="less than 0.3 per cent per second",
+        ),
+        pytest.param({"state": {"default_s": 66.0}}, STEP, "", id="just more than 0.3 per cent per second"),
+        pytest.param({"state": {"default_s": 70.0}, "effort": "full"}, STEP, "", id="per second, under full effort"),
+        pytest.param({"candidates": []}, replace(STEP, shares={}), "", id="named"),
+        pytest.param({"objective": "memory"}, replace(STEP, shares={}), "", id="for memory"),
+        pytest.param(
+            {"fixed": {"a": 2}}, STEP, "it can do nothing here: your options set it otherwise", id="the user's option"
+        ),
+        pytest.param({"fixed": {"b": 2}}, STEP, "", id="another option of the user's"),
+        pytest.param(
+            {"limits": {"a": SimpleNamespace(reason="it needs a GPU")}},
+            STEP,
+            "it can do nothing here: it needs a GPU",
+            id="a limit",
+        ),
+        pytest.param(
+            {"limits": {"a": SimpleNamespace(reason="it needs a GPU")}},
+            replace(STEP, options={"a": 1, "b": 2}),
+            "",
+            id="one of two options works",
+        ),
+        pytest.param({}, replace(STEP, options={}), "", id="no options"),
+        pytest.param(
+            {"stats": replace(STATS, random=True)},
+            replace(STEP, compiler="tmpl-tvm"),
+            "it draws other random numbers than Inductor",
+            id="another compiler, unfit",
+        ),
+        pytest.param(
+            {"stats": replace(STATS, random=True)},
+            replace(STEP, options={"precision": "bf16"}),
+            "its error cannot be measured in float64: it draws random numbers",
+            id="a precision without a reference",
+        ),
+    ],
+)
+def test_what_is_worth_its_time(raced, given, candidate, why):
+    """The reason in a skipped row, or none."""
+    given = {**given, "state": {"base": (1.0, SLACK), **given.get("state", {})}}
+    assert raced(**given)._not_worth(candidate, runner()) == why
+
+
+def test_compiling_takes_half_a_second_at_least(raced):
+    """Default may have come out of a cache, which says nothing about how long others take."""
+    candidate = RaceCandidate("a", costs=Costs(2.0, op_s=1.0))
+    assert raced(state={"default_s": 0.1})._predicted_s(candidate) == 2 * 0.5 + 4
+    assert raced(state={"default_s": 3.0})._predicted_s(candidate) == 2 * 3.0 + 4
+
+
+@pytest.mark.parametrize(
+    ("spent", "left_s", "over", "may_time"),
+    [
+        pytest.param(0.0, 100.0, False, True, id="begun"),
+        pytest.param(99.0, 1.0, False, True, id="nearly spent"),
+        pytest.param(100.0, 0.0, True, True, id="spent"),
+        pytest.param(109.9, 0.0, True, True, id="within a tenth more"),
+        pytest.param(109.97, 0.0, True, False, id="too late for four calls"),
+        pytest.param(115.0, 0.0, True, False, id="long spent"),
+    ],
+)
+def test_what_the_budget_allows(raced, spent, left_s, over, may_time):
+    """Nothing is compiled after its end; a candidate that was compiled just before is still timed."""
+    made = raced(spent=spent)
+    assert (made._left_s, made._over, made._may_time) == (pytest.approx(left_s), over, may_time)
+
+
+@pytest.mark.parametrize(
+    ("given", "has"),
+    [
+        pytest.param({}, True, id="plain"),
+        pytest.param({"stats": replace(STATS, random=True)}, False, id="random"),
+        pytest.param({"inputs": SimpleNamespace(aliased=True, bytes=8, fresh=tuple)}, False, id="shared memory"),
+        pytest.param({"inputs": SimpleNamespace(aliased=False, bytes=2 << 30, fresh=tuple)}, True, id="two gibibytes"),
+        pytest.param(
+            {"inputs": SimpleNamespace(aliased=False, bytes=(2 << 30) + 1, fresh=tuple)}, False, id="a byte more"
+        ),
+        pytest.param({"spent": 99.95}, False, id="no time for ten calls"),
+        pytest.param({"spent": 99.85}, True, id="just time for ten calls"),
+    ],
+)
+def test_which_graphs_have_a_reference(raced, monkeypatch, given, has):
+    """A result in higher precision takes memory and time, and shows nothing where eager's numbers are others."""
+    monkeypatch.setattr(measure, "reference", lambda fn, args, run: (fn, args))
+    assert raced(**given)._reference() == (("copy", ()) if has else None)
+
+
+@pytest.mark.parametrize(
+    ("given", "precise"),
+    [
+        pytest.param({}, {"output": 1}, id="had"),
+        pytest.param({"spent": 99.85}, {"output": 1}, id="just time"),
+        pytest.param({"stats": replace(STATS, random=True)}, "it draws random numbers", id="random"),
+        pytest.param({"spent": 99.95}, "there is no time for it within budget_s=100; raise budget_s", id="no time"),
+    ],
+)
+def test_the_reference_of_a_lower_precision(raced, monkeypatch, given, precise):
+    """What it gives in float64, or why that is not known."""
+    monkeypatch.setattr(race, "in_float64", lambda task: {"output": 1})
+    assert raced(**given)._precise == precise
+
+
+def test_a_reference_that_fails(raced, monkeypatch):
+    """The error is the reason."""
+
+    def fails(task):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(race, "in_float64", fails)
+    assert raced()._precise == "RuntimeError: planted"
+
+
+@pytest.mark.parametrize(
+    ("given", "row", "base"),
+    [
+        pytest.param({}, {}, (2.0, SLACK), id="measured"),
+        pytest.param({}, {"status": "fail_accuracy"}, None, id="a wrong one"),
+        pytest.param({}, {"seconds": None}, None, id="not timed"),
+        pytest.param({"candidates": []}, {}, None, id="named"),
+        pytest.param({"spent": 100.0}, {}, None, id="the budget has ended"),
+        pytest.param({}, {"options": {"precision": "bf16"}}, (2.0, SLACK), id="a precision without a base"),
+        pytest.param(
+            {"state": {"base": (8.0, SLACK)}},
+            {"options": {"precision": "bf16"}},
+            (2.0, Slack(0.1, 0.05, 0.1)),
+            id="a precision over a base",
+        ),
+        pytest.param({"state": {"base": (8.0, SLACK)}}, {}, (2.0, SLACK), id="another base"),
+    ],
+)
+def test_when_the_slack_is_measured(raced, monkeypatch, given, row, base):
+    """Of each new best while candidates are chosen by it; a lower precision scales what was measured before."""
+    monkeypatch.setattr(race, "time_library", lambda products, device: {})
+    monkeypatch.setattr(race, "slack_of", lambda *_: SLACK)
+    made = raced(**given)
+    made._learn_slack(runner(**{"seconds": 2.0} | row))
+    if base is None:
+        assert made.base is None
+    else:
+        assert (made.base[0], made.base[1]) == (base[0], Slack(*map(pytest.approx, vars_of(base[1]))))
+
+
+def vars_of(slack):
+    return slack.launches, slack.library, slack.generated
+
+
+def test_library_kernels_are_timed_once(raced, monkeypatch):
+    """Their time is eager's, whichever candidate is the best."""
+    timed = []
+    monkeypatch.setattr(race, "time_library", lambda products, device: timed.append(1) or {})
+    monkeypatch.setattr(race, "slack_of", lambda *_: SLACK)
+    made = raced()
+    for _ in range(2):
+        made._learn_slack(runner())
+    assert timed == [1]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "best", "champion", "options"),
+    [
+        pytest.param(RaceCandidate("a", {"a": 1}), None, {"b": 2}, {"a": 1, "b": 2}, id="over the best"),
+        pytest.param(RaceCandidate("a", {"a": 1}, over=False), None, {"b": 2}, {"a": 1}, id="alone"),
+    ],
+)
+def test_options_extend_the_best(raced, candidate, best, champion, options):
+    """A step's are merged onto the best's; a template stands alone."""
+    assert raced(state={"best_row": best})._options(candidate, runner(options=champion)) == options
+
+
+@pytest.mark.parametrize(("best", "options"), [(None, {"a": 1}), (RaceRow("mine", {"b": 2}), {"a": 1, "b": 2})])
+def test_options_never_extend_another_compilers(raced, best, options):
+    """Where another compiler is the fastest, a step extends the best of Inductor's, if there is one."""
+    champion = runner(options={"trials": 3}, compiler="tmpl-tvm")
+    assert raced(state={"best_row": best})._options(RaceCandidate("a", {"a": 1}), champion) == options
+
+
+@pytest.mark.parametrize(
+    ("device", "peaks", "noted"),
+    [
+        pytest.param("cuda", (None, None), (7, 7), id="unknown"),
+        pytest.param("cuda", (3, None), (3, 7), id="one known"),
+        pytest.param("cpu", (None, None), (None, None), id="cpu"),
+    ],
+)
+def test_peaks_of_two_alike(raced, monkeypatch, device, peaks, noted):
+    """On a GPU, of two that are as fast the one with less memory wins, so both are measured, once each."""
+    monkeypatch.setattr(measure, "peak_memory", lambda call, device: 7)
+    champion, challenger = (runner(peak_bytes=peak) for peak in peaks)
+    made = raced(state={"device": torch.device(device)})
+    made._note_figures(challenger, champion, {"champion": [1.0] * 5, "challenger": [1.0] * 5})
+    assert (champion.row.peak_bytes, challenger.row.peak_bytes) == noted
+
+
+def test_figures_of_a_comparison(raced):
+    """The challenger's time follows from the champion's by their ratio, and its row names whom it met."""
+    champion, challenger = runner("one", seconds=None), runner("two", seconds=None)
+    raced()._note_figures(challenger, champion, {"champion": [2.0, 4.0, 6.0, 4.0, 4.0], "challenger": [2.0] * 5})
+    assert (champion.row.seconds, challenger.row.seconds, challenger.row.against) == (4.0, 2.0, "one")
+    assert challenger.row.speedup == Interval(2.0, 1.0, 3.0)
+    raced()._note_figures(challenger, champion, {"champion": [8.0] * 5, "challenger": [2.0] * 5})
+    assert (champion.row.seconds, challenger.row.seconds) == (4.0, 1.0)  # the first time stands
+
+
+def test_a_peak_that_cannot_be_measured(raced, monkeypatch):
+    """It stays unknown, and both stay tied."""
+
+    def fails(call, device):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(measure, "peak_memory", fails)
+    assert raced()._peak(runner()) is None
+
+
+@pytest.mark.parametrize(("eager_s", "warm"), [(0.1, True), (0.11, False)])
+def test_slow_calls_are_not_warmed_up(raced, monkeypatch, eager_s, warm):
+    """From a tenth of a second on, the time that is left is for timing."""
+    given = []
+
+    def interleaved(*args, **kwargs):
+        given.append((args[3], kwargs["warm"]))
+        return {"champion": [1.0], "challenger": [1.0]}
+
+    monkeypatch.setattr(race, "interleaved", interleaved)
+    assert raced(spent=40.0, state={"eager_s": eager_s})._timed(runner(), runner()) == {}
+    assert given == [(60.0, warm)]
+
+
+@pytest.mark.parametrize(("fails", "wins"), [("champion", True), ("challenger", False)])
+def test_who_fails_loses(raced, monkeypatch, fails, wins):
+    """Whoever raises while both are timed has the reason in its row, and the other one stays."""
+
+    def interleaved(challenger, champion, device, left_s, failed, *, warm):
+        failed(fails, RuntimeError("planted"))
+        return {}
+
+    monkeypatch.setattr(race, "interleaved", interleaved)
+    both = {"champion": runner("one"), "challenger": runner("two")}
+    assert raced()._beats(both["challenger"], both["champion"]) is wins
+    assert (both[fails].row.status, both[fails].row.reason) == ("fail_to_run", "RuntimeError: planted")
+    assert [each.row.status for name, each in both.items() if name != fails] == ["pass"]
+
+
+@pytest.mark.parametrize(("name", "wins"), [("default", True), ("step", False)])
+def test_without_time_default_beats_eager_alone(raced, name, wins):
+    """Nothing is timed any more: default replaces eager, and no step replaces default."""
+    made = raced(spent=200.0)
+    champion, challenger = runner("best"), runner(name)
+    assert made._beats(challenger, champion) is wins
+    assert made.rows == [champion.row, challenger.row]
+    made._beats(challenger, champion)
+    assert len(made.rows) == 2
+
+
+def test_a_call_waits_for_dynamo_and_makes_inputs_once():
+    """The seconds that dynamo adds are waited for in each call; inputs are made at the first."""
+    made = []
+    task = SimpleNamespace(caller=lambda fn: made.append(fn) or (lambda: 5))
+    call = race._Call("fn", task, 0.02)
+    began = time.perf_counter()
+    assert (call(), call()) == (5, 5)
+    assert 0.04 <= time.perf_counter() - began < 1
+    assert made == ["fn"]
+
+
+def test_bytes_of_results():
+    """All tensors in what was observed count."""
+    assert race._bytes({"output": [torch.ones(2), 3], "grads": (torch.ones(4, dtype=torch.int8),)}) == 12.0
