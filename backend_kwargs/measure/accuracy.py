@@ -116,7 +116,7 @@ def check(
 def worst(accuracies: list[Accuracy]) -> Accuracy:
     """Return the first comparison that failed, else the one with the largest error."""
     failed = next((a for a in accuracies if not a.passed), None)
-    return failed or max(accuracies, key=lambda a: a.rmse if a.rmse is not None else -1.0, default=Accuracy())
+    return failed or max(accuracies, key=lambda a: a.rmse if a.rmse is not None else -math.inf, default=Accuracy())
 
 
 def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:
