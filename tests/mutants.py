@@ -61,8 +61,8 @@ TESTS: Mapping[str, str] = {
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " test_dynamo_backends.py test_inductor.py",
     "*/cudagraph_outputs.py": "test_inductor.py test_effects.py",
-    "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py test_cutlass.py"
-    " auto/test_auto_decide.py",
+    "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py"
+    " test_cutlass.py auto/test_auto_decide.py",
     "*/freezing.py": "test_freezing.py auto/test_auto_traces.py auto/test_auto_decide.py",
     "*/cache_key.py": "auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",

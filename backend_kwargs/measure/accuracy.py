@@ -105,7 +105,7 @@ def check(
     if precise.keys() != expected.keys():
         precise = {}
     tol = tol or (1e-2 if training else 1e-3)
-    floor = tol * min(1.0, max((_rms(leaf) for leaf in expected.values()), default=1.0))
+    floor = tol * min(1.0, max((_rms(leaf) for leaf in expected.values()), default=math.inf))
     each = [
         _check_leaf(path, leaf, expected[path], precise.get(path), dtype, (tol, floor))
         for path, leaf in results.items()
