@@ -79,12 +79,12 @@ TESTS: Mapping[str, str] = {
     " auto/test_auto_compilers.py auto/test_auto_rewrites.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
-    "*/decide.py": "auto/test_auto_decide.py auto/test_auto_cache_key.py auto/test_auto_ranks.py"
-    " auto/test_auto_race.py",
+    "*/decide.py": "auto/test_auto_decide_steps.py auto/test_auto_decide.py auto/test_auto_cache_key.py"
+    " auto/test_auto_ranks.py auto/test_auto_race.py",
     "*/ranks.py": "auto/test_auto_ranks.py",
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
-    "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py",
+    "*/auto/store.py": "auto/test_auto_store.py auto/test_auto_decision.py faults/test_faults_store.py",
     "*/auto/eligibility.py": "auto/test_auto_eligibility.py auto/test_auto_effects.py"
     " auto/test_auto_decide.py auto/test_auto_race.py",
     "*/auto/workload.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
