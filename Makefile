@@ -33,7 +33,7 @@ demo: $(READY)
 	$(BIN)/backend-kwargs compare examples/digits.py:build --backends $(BACKENDS) --rounds 15
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --benchmark-disable --ignore tests/frameworks $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal --benchmark-disable --ignore tests/frameworks $(PYTEST_ARGS)
 
 # The snippets of docs/frameworks.md, with the real packages, which have an environment of their own above .venv.
 test-frameworks: $(FRAMEWORKS)/ready

@@ -58,6 +58,11 @@ def records() -> list[Record]:
     return sorted(_records.copy().values(), key=lambda record: record.at)
 
 
+def record_of(compiled: Callable[..., Any]) -> Record | None:
+    """Return the record of what a backend of this package returned, None if there is none."""
+    return _records.get(id(_kept(compiled)))
+
+
 def recorded(backend: Any, gm: Any, compile_graph: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """Return the result of `compile_graph` unchanged, and keep a record of it."""
     reason = getattr(gm, "compile_subgraph_reason", None)  # read first: the compiler may change `gm`

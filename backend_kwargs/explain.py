@@ -79,7 +79,11 @@ def explain(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = 
     limits: list[Limit] = []
     backend.verify(tell=limits.append)
     layers, inert = sources(backend.layers), backend.limits()
-    effects = (_effect(backend, name, value, layers[name], inert) for name, value in backend.options.items())
+    effects = []
+    for name, value in backend.options.items():
+        option = documented(backend.option(name)) if backend.takes_inductor_options else backend.option(name)
+        *beaten, _ = ((each.source, each.options[name]) for each in backend.layers if name in each.options)
+        effects.append(Effect(name, value, layers[name], option.default, _status(option, value, inert), tuple(beaten)))
     return Explanation(repr(backend), tuple(effects), tuple(map(str, limits)))
 
 
@@ -110,12 +114,6 @@ def precision_verdict(name: str, here: Machine) -> Verdict:
     if limit is None:
         return Verdict("works")
     return Verdict("works partly" if limit.otherwise else "cannot", limit.reason, limit.remedy)
-
-
-def _effect(backend: Backend, name: str, value: Any, layer: str, inert: Mapping[str, Limit]) -> Effect:
-    option = documented(backend.option(name)) if backend.takes_inductor_options else backend.option(name)
-    beaten = [(each.source, each.options[name]) for each in backend.layers if name in each.options]
-    return Effect(name, value, layer, option.default, _status(option, value, inert), tuple(beaten[:-1]))
 
 
 def _status(option: Option, value: Any, inert: Mapping[str, Limit]) -> str:

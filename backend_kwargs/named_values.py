@@ -1,6 +1,6 @@
 """The lookup of named values: built in, registered in this process, or offered by an installed package.
 
-Of the entry points only the one with the name asked for is loaded.
+Only the entry point with the requested name is loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ T = TypeVar("T")
 class NamedValues(Generic[T]):
     """Values of one kind, such as templates.
 
-    `read` makes a value of what an entry point of `group` holds, None where that is not `wanted`. `advice` gives the
-    next step for a name that resembles no other.
+    `read` converts the object of an entry point of `group`, or returns None if it is not what is `wanted`. `advice`
+    returns the next step for a name that is close to no other.
     """
 
     kind: str
@@ -44,11 +44,11 @@ class NamedValues(Generic[T]):
         return list(dict.fromkeys((*self.built_in, *self.registered, *plugged_in)))
 
     def is_known(self, name: str) -> bool:
-        """Return whether `name` is built in or registered, so that no entry point is asked for."""
+        """Return whether `name` is built in or registered, so that no entry point is needed."""
         return name in self.built_in or name in self.registered
 
     def register(self, values: Mapping[str, T], equal: Callable[[T, T], bool], other: str) -> None:
-        """Register all or none; an equal value again is allowed, another under a used name is an error."""
+        """Register all or none; the same value may be registered again, another one under a used name raises."""
         for name, value in values.items():
             check_name(f"A {self.kind}", name)
             if self.is_known(name) and not equal(self.find(name), value):

@@ -200,7 +200,7 @@ def _imported(qualified: str) -> Any:
 
 
 def _fit_container(make: Any, args: tuple[Any, ...], value: Any, as_text: bool) -> Any:
-    if not _is_container(make, value, as_text):
+    if not isinstance(value, make) and not (as_text and make is not dict and isinstance(value, list)):
         return _MISFIT
     items = list(value.items() if make is dict else value)
     wants = _item_types(make, args, len(items))
@@ -209,10 +209,6 @@ def _fit_container(make: Any, args: tuple[Any, ...], value: Any, as_text: bool) 
         return _MISFIT
     # The original if nothing changed, to keep its identity and its subclass.
     return value if isinstance(value, make) and all(map(is_, fitted, items)) else _made(make, fitted)
-
-
-def _is_container(make: Any, value: Any, as_text: bool) -> bool:
-    return isinstance(value, make) or (as_text and make is not dict and isinstance(value, list))
 
 
 def _item_types(make: Any, args: tuple[Any, ...], count: int) -> list[Any]:

@@ -325,7 +325,8 @@ def machine() -> Machine:
         hip=torch.version.hip is not None,
         triton=has_gpu and has_triton(),
         triton_tma=has_gpu and has_triton_tma_device(),
-        cxx=shutil.which(_cxx()),
+        # As in torch._inductor.config.cpp.cxx: if CXX is set, no other compiler is tried.
+        cxx=shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")),
         nvcc=next(filter(None, map(shutil.which, _nvccs())), None),
         packages=frozenset(name for name in OPTIONAL_PACKAGES if find_spec(name)),
         torch=torch.__version__,
@@ -349,11 +350,6 @@ def _cpu_dtypes() -> frozenset[str]:
 
     found = {"bf16": has("avx512_bf16") or has("amx_tile"), "fp16": has("amx_fp16")}
     return frozenset(dtype for dtype, found_here in found.items() if found_here)
-
-
-def _cxx() -> str:
-    # As in torch._inductor.config.cpp.cxx: if CXX is set, no other compiler is tried.
-    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def _nvccs() -> Iterable[str]:

@@ -55,6 +55,18 @@ class Rewrite:
             raise BackendKwargsError("A rewrite must have either `patterns` or `traced`; give exactly one.")
 
 
+ONEDNN = ("gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh")  # by ATen's names
+
+
+def _has(stats: Any, *names: str) -> bool:
+    """Return whether one of these operators ran, in place or not."""
+    return any(name in stats.names or f"{name}_" in stats.names for name in names)
+
+
+def _may_use_onednn(stats: Any) -> bool:
+    return not stats.gpu and not stats.training and stats.gemms + stats.convolutions > 0
+
+
 BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
     {
         "convolution": Rewrite(
@@ -62,14 +74,21 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             patterns=f"{OURS}.convolution:add_patterns",
             operators=("backend_kwargs::conv_relu", "backend_kwargs::conv_add_relu"),
             costs=f"a norm is folded into weights at each call, rounded to their dtype; {NAN}",
-            fitting=lambda stats: stats.convolutions > 0 and not stats.training,
+            fitting=lambda stats: stats.convolutions > 0 and not stats.training and _has(stats, "relu"),
         ),
         "linear_activation": Rewrite(
             "Linear with bias and ReLU or tanh-GELU as one library call",
             patterns=f"{OURS}.linear:add_patterns",
             operators=("backend_kwargs::linear_relu", "backend_kwargs::linear_gelu"),
             costs=NAN,
-            fitting=lambda stats: stats.gemms > 0 and not stats.training,
+            fitting=lambda stats: stats.gemms > 0 and not stats.training and _has(stats, "relu", "gelu", "tanh"),
+        ),
+        "onednn": Rewrite(
+            "Linear or convolution and another activation (GELU, SiLU, ...) as one call of oneDNN, on a CPU",
+            patterns=f"{OURS}.onednn:add_patterns",
+            operators=("backend_kwargs::linear_onednn", "backend_kwargs::conv_onednn"),
+            costs="a norm is folded into weights at each call, rounded to their dtype",
+            fitting=lambda stats: _may_use_onednn(stats) and _has(stats, *ONEDNN),
         ),
         "attention": Rewrite(
             "Attention that is spelt out, or has a bias over few keys, as one call",
@@ -103,14 +122,14 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             traced=f"{OURS}.layer_norm:fuse_gradients",
             operators=("backend_kwargs::layer_norm_backward",),
             costs="what follows the gradient of the input is no longer part of its kernel",
-            fitting=lambda stats: stats.gpu and stats.training and stats.reductions > 0,
+            fitting=lambda stats: stats.gpu and stats.training and _has(stats, "native_layer_norm"),
         ),
         "rotary": Rewrite(
             "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",
             traced=f"{OURS}.rotary:fuse_rotary",
             operators=("backend_kwargs::rotary",),
             costs="what comes before and after is no longer part of its kernel",
-            fitting=lambda stats: stats.gpu and stats.ops > 1,
+            fitting=lambda stats: stats.gpu and _has(stats, "cat"),
         ),
         "packed": Rewrite(
             "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
@@ -125,7 +144,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             operators=("backend_kwargs::linear_approximated_gelu",),
             same_function=False,
             costs="tanh-GELU differs from exact GELU by up to 5e-4",
-            fitting=lambda stats: stats.gemms > 0,
+            fitting=lambda stats: stats.gemms > 0 and _has(stats, "gelu", "erf"),
         ),
     }
 )

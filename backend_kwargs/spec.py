@@ -31,7 +31,8 @@ def check_name(what: str, name: Any) -> None:
 def split_candidates(text: str) -> list[tuple[str, dict[str, str]]]:
     """Split `"spec[name=value,...],spec"` at the commas outside brackets into specs and their options as text."""
     candidates = re.findall(r"\s*([^\[\],]+?)\s*(?:\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\])?\s*(?:,|$)", text)
-    if not candidates or _joined(candidates) != re.sub(r"\s", "", text).rstrip(","):
+    joined = ",".join(f"{spec}[{options}]" if options else spec for spec, options in candidates)
+    if not candidates or re.sub(r"\s", "", joined) != re.sub(r"\s", "", text).rstrip(","):
         raise BackendKwargsError(f"Cannot read backends {shown(text)}; write them 'a,b:template,c[option=value]'.")
     return [(spec, dict(map(split_assignment, _assignments(options)))) for spec, options in candidates]
 
@@ -52,7 +53,3 @@ def split_assignment(text: str) -> tuple[str, str]:
 def _assignments(text: str) -> list[str]:
     # A part after a comma without "name=" belongs to the value before it: "backends=ATEN,TRITON".
     return re.split(r",\s*(?=[\w.\-]+\s*=)", text) if text else []
-
-
-def _joined(candidates: list[tuple[str, str]]) -> str:
-    return ",".join(re.sub(r"\s", "", f"{spec}[{options}]" if options else spec) for spec, options in candidates)

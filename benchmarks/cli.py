@@ -121,8 +121,8 @@ def show_list(suite: Suite = Suite.full, case: Globs = None) -> None:
         for c in chosen
     ]
     print_table(("case", "group", "dtype", "modes", "suites besides full"), rows)
-    told = [(p.name, p.kind, " ".join(p.devices), " ".join(p.modes)) for p in peers().values()]
-    print_table(("peer", "kind", "devices", "modes"), [*told, (f"{HAND}NAME", "hand", "a case's own", "fwd fwd_bwd")])
+    found = [(p.name, p.kind, " ".join(p.devices), " ".join(p.modes)) for p in peers().values()]
+    print_table(("peer", "kind", "devices", "modes"), [*found, (f"{HAND}NAME", "hand", "a case's own", "fwd fwd_bwd")])
 
 
 @app.command()

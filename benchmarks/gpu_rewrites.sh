@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What rewrites gain on whole cases, a shard of them on every visible GPU, a process for each case:
+# Whole cases with and without rewrites: a shard of them on every visible GPU, each case in its own process:
 #     bash benchmarks/gpu_rewrites.sh OUT_DIR BUDGET_S [options of `rewrites`]
 # Called again with the same OUT_DIR it goes on. It exits with 3 while cases are left. `--suite` adds the suite's cases;
 # `--modes reduce-overhead` leaves out the modes that tune, which take minutes for a model.
 set -uo pipefail
-out=${1:?OUT_DIR is wanted} budget=${2:?BUDGET_S is wanted}
+out=${1:?OUT_DIR is required} budget=${2:?BUDGET_S is required}
 shift 2
 mkdir -p "$out"
 IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, -)}"

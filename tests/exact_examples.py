@@ -30,7 +30,7 @@ EXAMPLES = {
     "a double's product": (lambda x, y: (x * 0.1 + y) - x * 0.1, (X.double(), Y.double()), "__dmul_rn"),
     "int32 overflows": (lambda v: (v + 100) // 7, (V,), "((uint)100)"),
     "int64 overflows": (lambda v: (v.long() * 2**33 + 100) // 7, (V,), "uint64_t"),
-    "int8 overflows": (lambda v: (v.to(torch.int8) * 7) > 0, (V,), "(signed char)((("),
+    "int8 overflows": (lambda v: (v.to(torch.int8) * 7) > 0, (V,), "((signed char)(*(int *)(&("),
     "a sum of integers overflows": (lambda v: (v.long() * 2**40).sum(), (V,), "uint64_t"),
     "zero times nan": (lambda x: x * 0.0, (X,), "__fmul_rn"),
     "negative zero": (lambda x: (-x) + 0.0, (X,), "+ 0x0p+0f"),

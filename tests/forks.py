@@ -1,6 +1,6 @@
-"""Processes that begin with torch imported, as forks of one that has done nothing else: an import takes seconds.
+"""Processes that start with torch imported, as forks of one that has done nothing else: an import takes seconds.
 
-A command that looks at imports, or at variables that torch reads as it is imported, needs `subprocess.run`.
+A test that looks at imports, or at variables that torch reads when it is imported, needs `subprocess`.
 """
 
 import atexit
@@ -8,6 +8,8 @@ import functools
 import json
 import os
 import runpy
+import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -16,56 +18,98 @@ import traceback
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
+
+LIMIT_S = 600  # for a command that hangs
+
+
+class Fork:
+    """A command that runs: `python COMMAND`, which is `-c CODE`, `-m MODULE` or a file, with arguments."""
+
+    def __init__(self, *command: Any, cwd: Path | str | None = None, env: Mapping[str, str] | None = None) -> None:
+        self._command = [str(word) for word in command]
+        environment = dict(os.environ if env is None else env)
+        environment.pop("PYTEST_CURRENT_TEST", None)
+        asked = {"command": self._command, "cwd": str(cwd or Path.cwd()), "env": environment}
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(LIMIT_S)
+            connection.connect(_address())
+            connection.sendall(json.dumps(asked).encode())
+            connection.shutdown(socket.SHUT_WR)
+            self._answer = connection.makefile()
+
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        """Return how it ended and what it printed."""
+        with self._answer:
+            return subprocess.CompletedProcess(self._command, **json.load(self._answer))
 
 
 def run(
     *command: Any, cwd: Path | str | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Return what `python COMMAND` prints and how it ends: `-c CODE`, `-m MODULE` or a file, with arguments."""
-    server, words = _server(), [str(word) for word in command]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        written = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
-        asked = {"command": words, "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
-        server.stdin.write(json.dumps(asked | {"written": written}) + "\n")
-        server.stdin.flush()
-        returncode = int(server.stdout.readline())
-        return subprocess.CompletedProcess(words, returncode, *(_text(file) for file in (out, err)))
+    """Run a command to its end."""
+    return Fork(*command, cwd=cwd, env=env).wait()
 
 
 @functools.cache
-def _server() -> Any:
-    server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(server.communicate)
-    return server
+def _address() -> str:
+    """Start the process that is forked, and return the address at which it answers."""
+    folder = tempfile.TemporaryDirectory()
+    address = f"{folder.name}/socket"
+    server = subprocess.Popen([sys.executable, __file__, address], stdout=subprocess.PIPE)
+    assert server.stdout.readline() == b"ready\n"
+
+    def end() -> None:
+        server.terminate()
+        server.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    return address
 
 
-def _text(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read()
+class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """Answers each request in a fork, and ends with the process that started it."""
+
+    parent = os.getppid()
+    max_children = 1000
+
+    def service_actions(self) -> None:
+        super().service_actions()
+        if os.getppid() != self.parent:
+            os._exit(0)
 
 
-def _serve() -> None:
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    import backend_kwargs  # noqa: F401
-
-    pick_vec_isa()  # compiles and loads a library for each set of vector instructions, once for all forks
-    for line in sys.stdin:
-        asked = json.loads(line)
+class _Handler(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        asked = json.load(self.rfile)
+        pipes = [os.pipe() for _ in range(2)]
         child = os.fork()
         if not child:
-            _become(asked)
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
-        sys.stdout.flush()
+            _become(asked, *(writing for _, writing in pipes))
+        texts = ["", ""]
+
+        def read(at: int) -> None:
+            reading, writing = pipes[at]
+            os.close(writing)
+            with open(reading) as file:  # noqa: PTH123 - no path
+                texts[at] = file.read()
+
+        threads = [threading.Thread(target=read, args=(at,)) for at in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        returncode = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        answer = {"returncode": returncode, "stdout": texts[0], "stderr": texts[1]}
+        self.wfile.write(json.dumps(answer).encode())
 
 
-def _become(asked: Mapping[str, Any]) -> NoReturn:
+def _become(asked: Mapping[str, Any], out: int, err: int) -> NoReturn:
     """Run a command as a new interpreter would, and end."""
-    for number, name in ((0, os.devnull), *enumerate(asked["written"], 1)):
-        file = os.open(name, os.O_RDWR)
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), out, err)):
         os.dup2(file, number)
-        os.close(file)
+    os.closerange(3, 1024)
     os.environ.clear()
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
@@ -102,5 +146,18 @@ def _run(kind: str, *words: str) -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
+def _serve(address: str) -> None:
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    import backend_kwargs  # noqa: F401
+
+    pick_vec_isa()  # compiles and loads a library for each set of vector instructions, once for all forks
+
+    with _Server(address, _Handler) as server:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        server.serve_forever()
+
+
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])

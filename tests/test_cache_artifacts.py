@@ -31,11 +31,11 @@ autograd = counters["aot_autograd"]["autograd_cache_hit"]
 data, info = bk.save_cache_artifacts()
 out.mkdir(exist_ok=True)
 (out / "artifacts").write_bytes(data)
-told = {"hits": hits + autograd, "misses": misses, "inductor": len(info.inductor_artifacts)}
+found = {"hits": hits + autograd, "misses": misses, "inductor": len(info.inductor_artifacts)}
 if graph.race:
-    told |= {"winner": graph.race.winner, "tried": [row.name for row in graph.race.rows if row.compile_s]}
-    told |= {"seconds": graph.race.seconds, "took": graph.seconds}
-print(json.dumps(told))
+    found |= {"winner": graph.race.winner, "tried": [row.name for row in graph.race.rows if row.compile_s]}
+    found |= {"seconds": graph.race.seconds, "took": graph.seconds}
+print(json.dumps(found))
 """
 
 

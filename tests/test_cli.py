@@ -92,7 +92,7 @@ def test_options_show_ours_first(spec):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         pytest.param(["--backend", "eager"], "Backend 'eager' takes no options.\n", id="none"),
         pytest.param(
@@ -103,12 +103,12 @@ def test_options_show_ours_first(spec):
         ),
     ],
 )
-def test_options_that_nobody_checks(arguments, told, tmp_path):
+def test_options_that_nobody_checks(arguments, expected, tmp_path):
     """`options` shows what a backend accepts unchecked, or that it accepts nothing."""
     text = "def f(gm, inputs, options=None): ...\ndef g(gm, inputs, *, level=1, **kwargs): ...\n"
     (tmp_path / "boxes.py").write_text(text, encoding="utf-8")
     ran = run("options", *arguments, cwd=tmp_path)
-    assert (ran.returncode, ran.stdout) == (0, told), ran.stderr
+    assert (ran.returncode, ran.stdout) == (0, expected), ran.stderr
 
 
 def test_explain_json():
@@ -250,9 +250,9 @@ def test_reader_that_leaves(flags):
 def test_full_disk(arguments):
     """Output that cannot be written is one line and exit code 2."""
     with Path("/dev/full").open("w") as full, child(*arguments, stdout=full) as ran:
-        told = ran.stderr.read()
+        printed = ran.stderr.read()
     message = "error: Cannot write to standard output: No space left on device; send it elsewhere.\n"
-    assert (ran.returncode, told) == (2, message)
+    assert (ran.returncode, printed) == (2, message)
 
 
 def test_closed_standard_error():
@@ -435,8 +435,8 @@ def test_backend_in_a_file_that_hides_behind_another_module(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "json.py").write_text("def f(gm, inputs): ...", encoding="utf-8")
     ran = run("explain", "sub/json.py:f", cwd=tmp_path)
-    told = "error: File 'sub/json.py' cannot be imported: another module has its name; rename it.\n"
-    assert (ran.returncode, ran.stderr) == (2, told)
+    message = "error: File 'sub/json.py' cannot be imported: another module has its name; rename it.\n"
+    assert (ran.returncode, ran.stderr) == (2, message)
 
 
 def test_user_files_do_not_stay_first(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ def test_progress_tells_each_stage():
     """Progress reports each compile's start and end, then the rounds, and never decreases."""
     heard = []
     candidates = [EAGER, Candidate("c", "eager")]
-    compare(nn.Linear(16, 4), torch.randn(2, 16), candidates, rounds=2, progress=lambda *told: heard.append(told))
+    compare(nn.Linear(16, 4), torch.randn(2, 16), candidates, rounds=2, progress=lambda *found: heard.append(found))
     assert [(label, stage) for label, stage, _ in heard] == [
         ("eager", "reference"),
         ("eager", "compile"),

@@ -139,8 +139,8 @@ def test_wrong_option_of_torch_compile():
     bk.register_backend("mine", named)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as e:
         compile_and_run("mine", options={"leve": 2})
-    told = "Backend 'mine' has no option 'leve'; it takes level, kind. Did you mean 'level'?"
-    assert str(e.value.inner_exception) == told
+    message = "Backend 'mine' has no option 'leve'; it takes level, kind. Did you mean 'level'?"
+    assert str(e.value.inner_exception) == message
 
 
 def test_the_call_wins():
@@ -255,17 +255,17 @@ def test_summary(spec, summary):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         pytest.param("eager", "eager", id="registered"),
         pytest.param("dynamo:inductor", "inductor", id="forced"),
         pytest.param(f"{__name__}:named", f"{__name__}:named", id="function"),
     ],
 )
-def test_compiler_name(name, said):
+def test_compiler_name(name, expected):
     """dynamo can tell whether a backend is in its registry."""
     backend = bk.make_backend(name)
-    assert (backend.compiler_name, backend.__name__) == (said, said)
+    assert (backend.compiler_name, backend.__name__) == (expected, expected)
 
 
 def test_compiler_name_with_a_colon(install):

@@ -377,8 +377,8 @@ def test_fast_compile_generates_code_where_it_must():
         results = torch.compile(step, backend="tmpl-inductor:fast_compile")(*given)
     assert_close(list(results), step(*expected))
     assert_close(given, expected)
-    told = "Inductor cannot leave what this graph does to ATen's operators alone; it generates code."
-    assert [str(each.message) for each in warned] == [told]
+    text = "Inductor cannot leave what this graph does to ATen's operators alone; it generates code."
+    assert [str(each.message) for each in warned] == [text]
 
 
 def test_fast_compile_trains_a_conv_net(training_step):
@@ -397,9 +397,9 @@ def test_fast_compile_is_fast(training_step):
 def test_every_template_is_shown_here():
     """Every template has a test of its effect, or of the reason why it has none."""
     listed = set(bk.list_templates())
-    told = {
+    fallbacks = {
         name
         for name in listed
         if any(e.status.startswith("inert") for e in bk.explain(f"tmpl-inductor:{name}").effects)
     }
-    assert torch.cuda.is_available() or listed == ACT_ON_CPU | told | {"auto"}  # its races are shown in tests/auto
+    assert torch.cuda.is_available() or listed == ACT_ON_CPU | fallbacks | {"auto"}  # its races are shown in tests/auto

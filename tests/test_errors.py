@@ -58,8 +58,8 @@ def test_message_stays_short():
 
 def test_warn_once():
     """Each message warns once."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for message in ("a", "a", "b"):
             warn_once(message)
-    assert [(w.category, str(w.message)) for w in told] == [(BackendKwargsWarning, "a"), (BackendKwargsWarning, "b")]
+    assert [(w.category, str(w.message)) for w in warned] == [(BackendKwargsWarning, "a"), (BackendKwargsWarning, "b")]

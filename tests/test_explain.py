@@ -30,13 +30,13 @@ def test_layers(monkeypatch):
     """Each option shows the layer that set it and the layers that it overrides, lowest first."""
     monkeypatch.setenv("BACKEND_KWARGS_OPTIONS", '{"freezing": true}')
     monkeypatch.setenv("BACKEND_KWARGS_TEMPLATE", "eager_numerics")
-    told = explain(INDUCTOR, {"emulate_precision_casts": False}, mode="lite")
-    assert effect(told, "freezing") == Effect("freezing", True, "environment", False, "changed")
-    assert effect(told, "fallback_random") == Effect(
+    explained = explain(INDUCTOR, {"emulate_precision_casts": False}, mode="lite")
+    assert effect(explained, "freezing") == Effect("freezing", True, "environment", False, "changed")
+    assert effect(explained, "fallback_random") == Effect(
         "fallback_random", True, "template eager_numerics (environment)", False, "changed"
     )
-    assert effect(told, "use_dce") == Effect("use_dce", False, "mode lite (make_backend)", True, "changed")
-    assert effect(told, "emulate_precision_casts") == Effect(
+    assert effect(explained, "use_dce") == Effect("use_dce", False, "mode lite (make_backend)", True, "changed")
+    assert effect(explained, "emulate_precision_casts") == Effect(
         "emulate_precision_casts",
         False,
         "make_backend",
@@ -48,8 +48,8 @@ def test_layers(monkeypatch):
 
 def test_names_the_backend():
     """The explanation starts with the make_backend call."""
-    told = explain(f"{INDUCTOR}:freezing", max_autotune=True)
-    assert told.backend == "make_backend('tmpl-inductor:freezing', {'max_autotune': True})"
+    explained = explain(f"{INDUCTOR}:freezing", max_autotune=True)
+    assert explained.backend == "make_backend('tmpl-inductor:freezing', {'max_autotune': True})"
 
 
 def test_every_option_is_told():
@@ -61,18 +61,18 @@ def test_every_option_is_told():
 @NO_GPU
 def test_inert_here():
     """An option without effect on this machine says why, and the note says what runs instead."""
-    told = explain(f"{INDUCTOR}:cudagraphs")
-    assert effect(told, "triton.cudagraphs").status == "inert because no CUDA GPU is visible"
-    assert told.notes == (
+    explained = explain(f"{INDUCTOR}:cudagraphs")
+    assert effect(explained, "triton.cudagraphs").status == "inert because no CUDA GPU is visible"
+    assert explained.notes == (
         "Template 'cudagraphs' cannot act fully here: no CUDA GPU is visible; kernels are launched one by one.",
     )
 
 
 def test_inert_beside_the_others():
     """An option that other options disable says why."""
-    told = explain(f"{INDUCTOR}:aten")
+    explained = explain(f"{INDUCTOR}:aten")
     assert (
-        effect(told, "max_autotune_gemm_backends").status
+        effect(explained, "max_autotune_gemm_backends").status
         == "inert because it is read only under max_autotune or max_autotune_gemm"
     )
 
@@ -86,8 +86,8 @@ def test_str():
 
 def test_to_dict():
     """to_dict returns data that JSON can represent."""
-    told = explain(INDUCTOR, freezing=True).to_dict()
-    assert json.loads(json.dumps(told)) == {
+    explained = explain(INDUCTOR, freezing=True).to_dict()
+    assert json.loads(json.dumps(explained)) == {
         "backend": "make_backend('tmpl-inductor', {'freezing': True})",
         "effects": [
             {
@@ -117,8 +117,8 @@ def test_forced_by_environment():
     """An option forced by an environment variable names it, in a process that has it."""
     code = (
         "from backend_kwargs import explain\n"
-        "(told,) = explain('tmpl-inductor', {'fx_graph_cache': True}).effects\n"
-        "print(told.status)"
+        "(effect,) = explain('tmpl-inductor', {'fx_graph_cache': True}).effects\n"
+        "print(effect.status)"
     )
     env = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
@@ -130,9 +130,9 @@ def test_alias_forced_by_environment():
     code = (
         "from torch._inductor import config\n"
         "from backend_kwargs import explain\n"
-        "(told,) = explain('tmpl-inductor', {'force_disable_caches': False}).effects\n"
+        "(effect,) = explain('tmpl-inductor', {'force_disable_caches': False}).effects\n"
         "with config.patch({'force_disable_caches': False}):\n"
-        "    print(told.default, config.force_disable_caches, told.status)"
+        "    print(effect.default, config.force_disable_caches, effect.status)"
     )
     env = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)

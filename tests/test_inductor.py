@@ -378,8 +378,8 @@ def test_wrong_option_is_told_through_dynamo():
     """Options of torch.compile are checked at the first call, and dynamo wraps the error."""
     with pytest.raises(BackendCompilerFailed) as error:
         torch.compile(mm, backend="tmpl-inductor", options={"epilog_fusion": True})(X)
-    told = "BackendKwargsError: Unknown Inductor option 'epilog_fusion'. Did you mean 'epilogue_fusion'?"
-    assert str(error.value).splitlines()[:2] == ["backend='tmpl-inductor' raised:", told]
+    message = "BackendKwargsError: Unknown Inductor option 'epilog_fusion'. Did you mean 'epilogue_fusion'?"
+    assert str(error.value).splitlines()[:2] == ["backend='tmpl-inductor' raised:", message]
 
 
 def test_suppressed_errors_hide_a_wrong_option_but_not_from_make_backend():

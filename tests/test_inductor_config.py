@@ -184,5 +184,5 @@ def test_explain_prints_no_value_that_json_lacks(capsys, monkeypatch):
     )
     with pytest.raises(SystemExit):
         main()
-    said = "error: Option 'post_grad_custom_post_pass' is <built-in function print>, which JSON cannot represent.\n"
-    assert capsys.readouterr().err == said
+    message = "error: Option 'post_grad_custom_post_pass' is <built-in function print>, which JSON cannot represent.\n"
+    assert capsys.readouterr().err == message

@@ -274,14 +274,14 @@ def failing_after(calls: int):
 @pytest.mark.parametrize("calls", [pytest.param(1, id="warm-up"), pytest.param(6, id="timing")])
 def test_a_failing_call_leaves_the_race(calls):
     """A candidate that raises is reported and dropped; the others are timed to the end."""
-    told = []
+    recorded = []
     samples = interleave(
         {"bad": failing_after(calls), "good": lambda: time.sleep(0.001)},
         rounds=5,
         device=CPU,
-        failed=lambda name, error: told.append((name, str(error))),
+        failed=lambda name, error: recorded.append((name, str(error))),
     )
-    assert told == [("bad", "too many blocks")]
+    assert recorded == [("bad", "too many blocks")]
     assert {name: len(found) for name, found in samples.items()} == {"good": 5}
 
 

@@ -48,11 +48,11 @@ def ours(warned):
 @pytest.mark.parametrize("aot", [False, True], ids=["dynamo's graph", "AOTAutograd's graph"])
 def test_compiled_by_openvino(model, aot):
     """A graph that OpenVINO compiles as a whole is one partition, and passes."""
-    told = report_of(model, torch.randn(4, 8), aot_autograd=aot)
-    (graph,) = told.graphs
+    reported = report_of(model, torch.randn(4, 8), aot_autograd=aot)
+    (graph,) = reported.graphs
     assert (graph.openvino.partitions, graph.openvino.failed, graph.openvino.in_eager) == (1, 0, ())
-    assert told.ran is None
-    assert "  1 partition of OpenVINO" in str(told).splitlines()
+    assert reported.ran is None
+    assert "  1 partition of OpenVINO" in str(reported).splitlines()
 
 
 @here
@@ -60,8 +60,8 @@ def test_a_convolution_leaves_no_guards_without_a_source():
     """OpenVINO's own backend fails there: it traces with symbols of its own in dynamo's shape environment."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(), torch.randn(4, 1, 8, 8)
-    told = report_of(model, x)
-    assert (told.graphs[0].openvino.partitions, told.ran) == (1, None)
+    reported = report_of(model, x)
+    assert (reported.graphs[0].openvino.partitions, reported.ran) == (1, None)
     torch._dynamo.reset()
     with torch.no_grad(), pytest.raises(AssertionError, match="sources must not be empty for symbol"):
         torch.compile(model, backend="openvino")(x)
@@ -72,31 +72,31 @@ def test_a_convolution_leaves_no_guards_without_a_source():
 def test_failed_execution_is_told(model, aot):
     """If OpenVINO fails to run a partition, that call warns, and the report says that eager runs it."""
     with pytest.warns(BackendKwargsWarning) as warned:
-        told = report_of(model, torch.randn(4, 8), aot_autograd=aot, config=BROKEN)
+        reported = report_of(model, torch.randn(4, 8), aot_autograd=aot, config=BROKEN)
     assert ours(warned) == [NOT_RUN]
-    assert (told.ran.status, told.ran.what) == (
+    assert (reported.ran.status, reported.ran.what) == (
         "fell_back",
         "ran in eager: OpenVINO failed to run 1 of 1 partition",
     )
-    assert f"  {told.ran.what}" in str(told).splitlines()
+    assert f"  {reported.ran.what}" in str(reported).splitlines()
 
 
 @here
 def test_failed_compile_is_told(model):
     """If OpenVINO fails to compile a graph, it warns, and the report says that Inductor compiled it."""
     with pytest.warns(BackendKwargsWarning) as warned:
-        told = report_of(model, torch.randn(4, 8), disabled_ops=["no such operator"])
+        reported = report_of(model, torch.randn(4, 8), disabled_ops=["no such operator"])
     assert ours(warned) == [NOT_COMPILED]
-    assert (told.ran.status, told.ran.what) == ("fell_back", "ran by Inductor: OpenVINO failed to compile it")
-    assert told.graphs[0].codes
+    assert (reported.ran.status, reported.ran.what) == ("fell_back", "ran by Inductor: OpenVINO failed to compile it")
+    assert reported.graphs[0].codes
 
 
 @here
 def test_graph_of_one_operator_runs_in_eager():
     """OpenVINO leaves a single operator to eager, so the row does not pass."""
-    told = report_of(torch.sin, torch.randn(4))
-    assert (told.ran.status, told.ran.what) == ("fell_back", "ran in eager: no partition of OpenVINO")
-    assert "  0 partitions of OpenVINO; in eager: aten.sin.default" in str(told).splitlines()
+    reported = report_of(torch.sin, torch.randn(4))
+    assert (reported.ran.status, reported.ran.what) == ("fell_back", "ran in eager: no partition of OpenVINO")
+    assert "  0 partitions of OpenVINO; in eager: aten.sin.default" in str(reported).splitlines()
 
 
 @here
@@ -133,9 +133,9 @@ def test_model_from_a_file(tmp_path):
     """A model that an earlier compile saved runs entirely on OpenVINO."""
     for _ in range(2):
         torch._dynamo.reset()
-        told = report_of(lambda x: x.sin() * 2, torch.randn(4), model_caching=True, cache_dir=str(tmp_path))
-    assert told.graphs[0].openvino == OpenVINO(partitions=1, failed=0, by_inductor=0, in_eager=())
-    assert told.ran is None
+        reported = report_of(lambda x: x.sin() * 2, torch.randn(4), model_caching=True, cache_dir=str(tmp_path))
+    assert reported.graphs[0].openvino == OpenVINO(partitions=1, failed=0, by_inductor=0, in_eager=())
+    assert reported.ran is None
 
 
 @here

@@ -111,7 +111,7 @@ def test_one_value_for_all_spellings(given):
 
 
 @pytest.mark.parametrize(
-    ("name", "here", "told"),
+    ("name", "here", "expected"),
     [
         pytest.param("bf16", Machine(cpu_dtypes=frozenset({"bf16"})), "", id="a CPU with bf16"),
         pytest.param("bf16", Machine(capability=(8, 0), gpu="A100"), "", id="a GPU with bf16"),
@@ -138,14 +138,14 @@ def test_one_value_for_all_spellings(given):
         ),
     ],
 )
-def test_requirements(name, here, told):
+def test_requirements(name, here, expected):
     """A missing requirement raises if the precision cannot work, and warns if it is slow."""
     limits = []
     try:
         table.verify({"precision": (name,), "max_error": 0.01}, here, limits.append)
     except CannotWorkError as lacking:
         limits = [str(lacking)]
-    assert "".join(map(str, limits)) == told
+    assert "".join(map(str, limits)) == expected
 
 
 def test_a_race_leaves_out_what_cannot_work():

@@ -301,13 +301,13 @@ def test_environment_is_the_lowest(monkeypatch, bound, value):
 
 def test_contradiction_is_told():
     """Templates that disagree are named in a warning, with the value that wins."""
-    told = (
+    expected = (
         "template cudagraphs and template max_autotune_no_cudagraphs disagree on 'triton.cudagraphs'; "
         "the later wins: False."
     )
     with pytest.warns(BackendKwargsWarning) as warned:
         make_backend(f"{INDUCTOR}:cudagraphs+max_autotune_no_cudagraphs")
-    assert [str(w.message) for w in warned] == [told]
+    assert [str(w.message) for w in warned] == [expected]
 
 
 def test_contradiction_across_a_third_is_told():

@@ -346,9 +346,9 @@ def test_no_graph_is_told_with_its_reason(make, why):
     torch.compile(nn.Linear(8, 8), backend=bk.make_backend("eager"))(torch.ones(3, 8))
     compiled = make(bk.make_backend("eager"))
     compiled(torch.ones(3, 8))
-    told = bk.report(compiled)
-    assert (told.graphs, told.advice) == ((), (f"no graph reached a backend: {why}",))
-    assert str(told).splitlines()[-1] == f"advice: {told.advice[0]}"
+    reported = bk.report(compiled)
+    assert (reported.graphs, reported.advice) == ((), (f"no graph reached a backend: {why}",))
+    assert str(reported).splitlines()[-1] == f"advice: {reported.advice[0]}"
 
 
 def test_another_backends_graph_is_not_missing():
@@ -401,9 +401,9 @@ def on_inductor(gm, example_inputs):
 )
 def test_what_ran_is_told(backend, ran):
     """A report says what ran a graph if it is not clearly the backend: eager, or unknown."""
-    told = bk.report(_compiled(lambda x: torch.sin(x) + 47, (torch.ones(3),), spec=backend))
-    assert told.ran == told.graphs[0].ran == ran
-    assert (ran is None) or f"  {ran.what}" in str(told).splitlines()
+    reported = bk.report(_compiled(lambda x: torch.sin(x) + 47, (torch.ones(3),), spec=backend))
+    assert reported.ran == reported.graphs[0].ran == ran
+    assert (ran is None) or f"  {ran.what}" in str(reported).splitlines()
 
 
 def test_what_is_not_compiled_is_an_error():

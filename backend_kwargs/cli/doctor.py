@@ -1,12 +1,11 @@
 """`backend-kwargs doctor`: what this machine has, and which templates, backends and precisions work with it."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 
 from backend_kwargs.cli.arguments import AsJson, judged
 from backend_kwargs.cli.console import print_json, print_table
 from backend_kwargs.compilers.precision.table import PRECISIONS
-from backend_kwargs.explain import Verdict, precision_verdict
+from backend_kwargs.explain import precision_verdict
 from backend_kwargs.registry import PLAIN, list_templates
 from backend_kwargs.requirements import machine
 
@@ -22,7 +21,8 @@ def show(json: AsJson = False) -> None:
     precisions = {name: precision_verdict(name, machine()) for name in PRECISIONS}
     if json:
         judged_here = {"templates": templates, "backends": backends, "precisions": precisions}
-        return print_json({"machine": facts, **{kind: _data(verdicts) for kind, verdicts in judged_here.items()}})
+        data = {kind: {name: asdict(v) for name, v in verdicts.items()} for kind, verdicts in judged_here.items()}
+        return print_json({"machine": facts, **data})
     print_table(("part", "found"), facts.items(), "machine")
     for title, verdicts in (
         (f"templates, as {PLAIN}:NAME", templates),
@@ -31,7 +31,3 @@ def show(json: AsJson = False) -> None:
     ):
         rows = [(name, v.word, v.reason, v.remedy) for name, v in verdicts.items()]
         print_table(("name", "verdict", "because", "to change it"), rows, title)
-
-
-def _data(verdicts: Mapping[str, Verdict]) -> dict[str, dict[str, str]]:
-    return {name: asdict(verdict) for name, verdict in verdicts.items()}

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 from backend_kwargs.cli.modules import folder_of, importable, imported
@@ -33,7 +32,9 @@ def built(factory: str, **sizes: int) -> tuple[Any, Any]:
     """Return the factory's result: (model, example_inputs)."""
     where, name = split_factory(factory)
     with importable(folder_of(where)):
-        build = _attribute(imported(where), where, name)
+        build: Any = getattr(imported(where), name, None)
+        if not callable(build):
+            raise BackendKwargsError(f"{where!r} has no function {name!r}.")
         _check_takes(factory, build, sizes)
         try:
             built = build(**sizes)
@@ -53,13 +54,6 @@ def split_factory(factory: str) -> tuple[str, str]:
             "returns (model, example_inputs), such as build in my_model.py, and pass my_model.py:build."
         )
     return where, name
-
-
-def _attribute(module: ModuleType, where: str, name: str) -> Callable[[], Any]:
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise BackendKwargsError(f"{where!r} has no function {name!r}.")
-    return found  # type: ignore[no-any-return]
 
 
 def _check_takes(factory: str, build: Callable[..., Any], sizes: Mapping[str, int]) -> None:

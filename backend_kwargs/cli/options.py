@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.backend import Backend, find_backend
+from backend_kwargs.backend import find_backend
 from backend_kwargs.catalogue import documented
 from backend_kwargs.cli.arguments import AsJson
 from backend_kwargs.cli.console import console, print_json, print_table
@@ -21,7 +21,9 @@ def show(
 ) -> None:
     """Search the options of a backend (default: Inductor's and this package's): type, default, doc."""
     which = find_backend(spec_of(backend))
-    known, unchecked = _options(which), which.unchecked_options()
+    known, unchecked = list(which.known_options().values()), which.unchecked_options()
+    if which.takes_inductor_options:
+        known = [documented(option) for option in known]
     found = [option for option in known if _matches(pattern, option)]
     if known and not found and not unchecked:
         whose = "Inductor" if backend == "inductor" else backend
@@ -35,11 +37,6 @@ def show(
     if unchecked or not known:
         taken = f"takes {unchecked}, unchecked" if unchecked else "takes no options"
         console().print(f"Backend {backend!r} {taken}.", soft_wrap=True, markup=False)
-
-
-def _options(backend: Backend) -> list[Option]:
-    known = list(backend.known_options().values())
-    return [documented(option) for option in known] if backend.takes_inductor_options else known
 
 
 def _matches(pattern: str, option: Option) -> bool:

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,8 +23,19 @@ if TYPE_CHECKING:
     from backend_kwargs.compilers.auto.decision import Decision
 
 AUTO = "tmpl-inductor:auto"
-COLUMNS = ("sizes", "graph", "winner", "eager", "kept", "speedup", "race")
+COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
+ROUNDS, MOST_TIMING_S = 30, 20.0
 HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The decisions for one size, with the seconds of eager's calls and of the compiled ones, in turn."""
+
+    label: str
+    decisions: list["Decision"]
+    eager_s: list[float] = field(default_factory=list)
+    compiled_s: list[float] = field(default_factory=list)
 
 
 def show(
@@ -77,7 +89,7 @@ def show(
     backend = backend.bind("command line", {name: value for name, value in asked.items() if value is not None}, convert)
     backend.verify()
     found = _raced(partial(model_of, model), sizes, backend, budget_s)
-    decisions = [decision for _, decided in found for decision in decided]
+    decisions = [decision for tuned in found for decision in tuned.decisions]
     if not any(decision.rows for decision in decisions):
         raise BackendKwargsError(f"No graph of {model!r} was raced: {_why_none(decisions)}.")
     from backend_kwargs.compilers.auto.decisions_toml import write_decisions
@@ -104,7 +116,7 @@ def _raced(
     sizes: list[dict[str, int]],
     backend: Backend,
     budget_s: float,
-) -> list[tuple[str, list["Decision"]]]:
+) -> list[Tuned]:
     """Return the decisions for each size, raced again with a separate store."""
     import torch
 
@@ -121,14 +133,15 @@ def _raced(
             err.print(f"racing {label} ({at + 1} of {len(sizes)}){left}", soft_wrap=True, markup=False)
             model, inputs = make(size)
             torch._dynamo.reset()
-            found.append((label, _decisions_of(model, inputs, racing)))
+            found.append(_tuned(label, model, inputs, racing))
     return found
 
 
-def _decisions_of(model: Any, inputs: Any, backend: Backend) -> list["Decision"]:
-    """Return the decisions for the graphs of one call."""
+def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
+    """Return the decisions for the graphs of one call, and its times beside eager's."""
     import torch
 
+    from backend_kwargs import measure
     from backend_kwargs.compilers.auto.reporting import last_decision
 
     decided: list[Any] = []
@@ -139,22 +152,29 @@ def _decisions_of(model: Any, inputs: Any, backend: Backend) -> list["Decision"]
         return compiled
 
     compiled: Any = torch.compile(model, backend=noting, dynamic=False)
+    keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
+    positional = () if keywords else (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    calls = {name: partial(call, *positional, **keywords) for name, call in (("eager", model), ("compiled", compiled))}
     with torch.no_grad():
-        if isinstance(inputs, Mapping):
-            compiled(**inputs)
-        else:
-            compiled(*((inputs,) if isinstance(inputs, torch.Tensor) else inputs))
-    return [decision for decision in decided if decision is not None]
+        calls["compiled"]()
+        decisions = [decision for decision in decided if decision is not None]
+        if not any(decision.rows for decision in decisions):
+            return Tuned(label, decisions)
+        tensors = [*positional, *keywords.values(), *getattr(model, "parameters", tuple)()]
+        devices = (tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor))
+        # Both in each round: the race timed each candidate beside another one, eager long before the winner.
+        samples = measure.interleave(
+            calls, rounds=ROUNDS, device=next(devices, torch.device("cpu")), budget_s=MOST_TIMING_S
+        )
+    return Tuned(label, decisions, samples["eager"], samples["compiled"])
 
 
 def _why_none(decisions: list["Decision"]) -> str:
     return decisions[0].facts.removeprefix("a graph not raced: ") if decisions else "torch.compile found no graph"
 
 
-def _print(
-    found: list[tuple[str, list["Decision"]]], backend: Backend, output: Path, count: int, *, fixed_sizes: bool
-) -> None:
-    print_table(COLUMNS, [row for label, decisions in found for row in _rows(label, decisions)])
+def _print(found: list[Tuned], backend: Backend, output: Path, count: int, *, fixed_sizes: bool) -> None:
+    print_table(COLUMNS, [row for tuned in found for row in _rows(tuned)])
     say = partial(console().print, soft_wrap=True, markup=False)
     say(f"{count} decisions written to {output}. On the machine that serves the model:")
     say(f"\nbackend-kwargs decisions import {output}\n")
@@ -164,10 +184,19 @@ def _print(
     say(f"torch.compile(model, backend=backend{dynamic})  # called under torch.no_grad()")
 
 
-def _rows(label: str, decisions: list["Decision"]) -> Iterator[tuple[str, ...]]:
-    for decision in decisions:
-        timed = {row.name: row.seconds for row in decision.rows if row.seconds}
-        eager, kept = timed.get("eager"), timed.get(decision.winner)
-        ratio = f"{eager / kept:.2f}x" if eager and kept else ""
-        times = (f"{each * 1e3:.3g} ms" if each else "" for each in (eager, kept))
-        yield label, decision.facts, decision.winner, *times, ratio, f"{decision.seconds:.0f} s"
+def _rows(tuned: Tuned) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each graph; the times are those of the call, with all of its graphs."""
+    times = _times(tuned)
+    for decision in tuned.decisions:
+        yield tuned.label, decision.facts, decision.winner, f"{decision.seconds:.0f} s", *times
+        times = ("", "", "")
+
+
+def _times(tuned: Tuned) -> tuple[str, ...]:
+    if not tuned.compiled_s:
+        return "", "", ""
+    from backend_kwargs import measure
+
+    ratio = measure.ratio_interval(tuned.eager_s, tuned.compiled_s)
+    medians = (measure.percentile(samples, 0.5) for samples in (tuned.eager_s, tuned.compiled_s))
+    return *(f"{each * 1e3:.3g} ms" for each in medians), f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"

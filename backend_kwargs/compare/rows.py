@@ -94,33 +94,26 @@ class Comparison:
 
 def cells(row: Row) -> tuple[str, ...]:
     """Return a row's cells in the order of COLUMNS."""
-    figures = (
-        ("", "", "")
-        if row.latency is None
-        else (
-            f"{row.speedup.median:.2f}x" if row.speedup else "",
-            f"{row.speedup.low:.2f} to {row.speedup.high:.2f}" if row.speedup else "",
-            _seconds(row.latency.median),
-        )
-    )
+    speedup, interval, latency = "", "", ""
+    if row.latency is not None:
+        seconds = row.latency.median
+        latency = f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+        if row.speedup:
+            speedup, interval = f"{row.speedup.median:.2f}x", f"{row.speedup.low:.2f} to {row.speedup.high:.2f}"
     compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
     memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
     remarks = ", ".join(filter(None, (_beyond(row) or row.reason or row.verdict, row.tuning)))
-    return (row.label, *figures, compiled, memory, str(row.graphs or ""), row.status, remarks)
+    return (row.label, speedup, interval, latency, compiled, memory, str(row.graphs or ""), row.status, remarks)
 
 
 def _beyond(row: Row) -> str:
-    """Say of numbers that are only less precise what would accept them, "" of all others."""
+    """Return the error, the limit and the remedy of a result that is only less precise, or ""."""
     found = row.accuracy
     if row.status != "fail_accuracy" or found is None or found.error is None or found.bound is None:
         return ""
     if found.error > MEANINGLESS:
         return ""
     return f"error {found.error:.1e}, above the limit {found.bound:.1e}: raise --max-error to accept it"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def fastest(comparison: Comparison) -> Row | None:

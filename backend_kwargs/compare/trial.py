@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 from backend_kwargs import measure
 from backend_kwargs.compare.rows import Candidate, Row
 from backend_kwargs.compilers.precision.bounds import measured_elsewhere
-from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.trial import Trial
 from backend_kwargs.measure import Status
-from backend_kwargs.report import report
 
 
 @dataclass(eq=False)
@@ -55,9 +53,8 @@ class CandidateTrial(Trial):
 
     def finish(self) -> None:
         """Keep the report, and check the results again after timing."""
-        with contextlib.suppress(BackendKwargsError):  # there is no report of eager and of other packages' backends
-            told = report(self.subject.call)
-            self.report, self.tuning = str(told), told.tuning
+        if self.counted and (reported := self.counted.report()).graphs:
+            self.report, self.tuning = str(reported), reported.tuning
         super().finish()
 
     def row(self, samples: list[float] | None) -> Row:

@@ -164,7 +164,7 @@ def _judge(config: CompileConfig, module: torch.nn.Module, results: list[Any], e
     if verdict.passed:
         return
     hint = " It is in training mode: call module.eval()." if module.training else ""
-    told = f"The compiled module gives other results: {verdict.reason}.{hint}"
+    message = f"The compiled module gives other results: {verdict.reason}.{hint}"
     if config.check_numbers == "raise":
-        raise BackendKwargsError(f"{told} To build it anyway, set check_numbers='warn'.")
-    warn_once(told)
+        raise BackendKwargsError(f"{message} To build it anyway, set check_numbers='warn'.")
+    warn_once(message)

@@ -26,9 +26,9 @@ GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecod
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """dynamo's bytecode: `modules` are the globals that are modules, `others` all but these and the graph.
+    """dynamo's bytecode: `modules` are the globals that are modules, `others` the rest except for the graph.
 
-    `structure` is the traced module's, and `options` are those under which the graph was compiled.
+    `structure` is that of the traced module, and `options` are those with which the graph was compiled.
     """
 
     bytecode: bytes
@@ -47,7 +47,7 @@ def keep_frame(backend: GraphBackend, module: torch.nn.Module) -> None:
     try:
         frame = _frame(*backend.frames[0], module, backend.unwrapped[key])
         kept = b"" if frame is None else pickle.dumps(frame)
-    except Exception:  # noqa: BLE001 - without it the module is traced when it is served
+    except Exception:  # noqa: BLE001 - otherwise the module is traced when it is served
         return
     backend.graphs[key] = replace(backend.graphs[key], frame=kept)
 
@@ -74,13 +74,13 @@ def _frame(
 
 
 def structure_of(module: torch.nn.Module) -> str:
-    """Return a hash of the types and the training flags of a module and all in it."""
+    """Return a hash of the types and the training flags of a module and its submodules."""
     parts = [(name, type(each).__qualname__, each.training) for name, each in module.named_modules()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Any], folder: Any) -> Any | None:
-    """Return a callable that runs the kept bytecode on `module`, None if there is none or it does not fit here."""
+    """Return a callable that runs the kept bytecode on `module`, or None if there is none or it does not fit."""
     kept = [graph for graph in graphs.values() if graph.frame and graph.code]
     if len(graphs) != 1 or not kept:
         return None

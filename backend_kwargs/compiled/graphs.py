@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -190,21 +191,15 @@ class CannotLoadError(Exception):
 def key_of(gm: Any, example_inputs: Sequence[Any]) -> str:
     """Return 64 hexadecimal digits for a graph's computation and its inputs, the same in each process."""
     held = [(name, _content(tensor)) for name, tensor in _held(gm)]
-    said = [structure(gm), signature(gm, example_inputs), ambient(), held]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    parts = [structure(gm), signature(gm, example_inputs), ambient(), held]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _held(gm: Any) -> list[tuple[str, torch.Tensor]]:
     """Return the tensors that the graph contains itself: their values become part of its code."""
     names = [str(node.target) for node in gm.graph.nodes if node.op == "get_attr"]
-    found = [(name, _attribute(gm, name)) for name in names]
+    found = [(name, attrgetter(name)(gm)) for name in names]
     return [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
-
-
-def _attribute(gm: Any, path: str) -> Any:
-    for name in path.split("."):
-        gm = getattr(gm, name)
-    return gm
 
 
 def _content(tensor: torch.Tensor) -> str:
@@ -215,8 +210,10 @@ def _content(tensor: torch.Tensor) -> str:
 
 def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
     """Return the backend that compiles with auto's decision, without a race."""
+    from backend_kwargs.compilers.auto.settings import OPTIONS
+
     # Under auto `rewrites` names candidates: those that won are in the decision.
-    besides = {*_auto_options(), "rewrites"}
+    besides = {*OPTIONS, "rewrites"}
     fixed = {name: value for name, value in backend.options.items() if name not in besides}
     clones = True if fixed.get("clone_outputs") is None else fixed["clone_outputs"]
     # A decision from a file only chooses among options that are data.
@@ -225,12 +222,6 @@ def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
         options.setdefault("rewrites", ())
     chosen = backend.bind("auto's decision", options, untrusted(check))
     return chosen.bind("fixed", {**fixed, "clone_outputs": clones, "auto": False})
-
-
-def _auto_options() -> Mapping[str, Any]:
-    from backend_kwargs.compilers.auto.settings import OPTIONS
-
-    return OPTIONS
 
 
 def _decided(backend: Backend) -> dict[str, Any] | None:

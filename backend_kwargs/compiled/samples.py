@@ -49,7 +49,7 @@ def described(value: Any) -> Any:
     """Return a sample's description as JSON values: properties of tensors, and plain values themselves."""
     if isinstance(value, torch.Tensor):
         stride = list(value.stride()) if value.layout == torch.strided else None
-        return {"tensor": [list(value.shape), stride, *_kind(value)]}
+        return {"tensor": [list(value.shape), stride, str(value.dtype), value.device.type, str(value.layout)]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {"dict": {key: described(item) for key, item in value.items()}}
     if type(value) in (list, tuple):
@@ -57,10 +57,6 @@ def described(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return {"value": value}
     return {"other": f"{type(value).__module__}.{type(value).__qualname__}"}
-
-
-def _kind(tensor: torch.Tensor) -> tuple[str, str, str]:
-    return str(tensor.dtype), tensor.device.type, str(tensor.layout)
 
 
 def made(metadata: Any, device: torch.device) -> Any:

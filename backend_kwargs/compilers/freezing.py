@@ -107,7 +107,9 @@ def _any_written(shared: Sequence[tuple[Node, torch.Tensor]]) -> bool:
 
 def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor) -> Source:
     source: Source = placeholder._dynamo_source  # type: ignore[attr-defined]
-    name = _unused_name(gm, placeholder.name)
+    name = placeholder.name
+    while hasattr(gm, name):
+        name += "_"
     if isinstance(value, torch.nn.Parameter):
         gm.register_parameter(name, value)
     else:
@@ -159,12 +161,6 @@ def _same_memory(parameters: list[torch.Tensor], *, versions: bool = False) -> C
         builder.get_guard_manager(guard).add_lambda_guard(same_memory, words, guard.user_stack)
 
     return frozen_memory
-
-
-def _unused_name(gm: GraphModule, name: str) -> str:
-    while hasattr(gm, name):
-        name += "_"
-    return name
 
 
 def _taking_all_inputs(compiled: Callable[..., Any], kept: Sequence[int]) -> Callable[..., Any]:

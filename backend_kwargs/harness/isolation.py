@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import torch
 
-from backend_kwargs.compile_records import returned_as_it_was
-from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.report import Ran, report
+from backend_kwargs.compile_records import Record, record_of, returned_as_it_was
+from backend_kwargs.report import Ran, Report, report_of
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 
 _LINES = itertools.count(1_000_000)
@@ -49,12 +48,14 @@ def isolated(model: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
 class Counted:
     """A backend that counts the graphs it compiles and returns them unchanged: the hot path has no wrapper.
 
-    `returned` counts the graphs that the backend returned uncompiled.
+    `returned` counts the graphs that the backend returned uncompiled, `own` has the records of those that a backend of
+    this package compiled: a report on a function has the graphs of all that compiled it.
     """
 
     def __init__(self, backend: Callable[..., Any]) -> None:
         self._backend = backend
         self.graphs = self.returned = 0
+        self.own: list[Record] = []
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         """Compile with the backend, and count."""
@@ -62,13 +63,18 @@ class Counted:
         compiled = self._backend(gm, example_inputs, **kwargs)
         self.graphs += 1
         self.returned += returned_as_it_was(compiled, gm, code)
+        if record := record_of(compiled):
+            self.own.append(record)
         return compiled
 
-    def ran(self, call: Callable[..., Any]) -> Ran | None:
-        """Return what ran `call`, compiled by this, in place of the backend; None if the backend ran it."""
-        with contextlib.suppress(BackendKwargsError):  # there is no report of other packages' backends
-            if (told := report(call)).graphs:
-                return told.ran
+    def report(self) -> Report:
+        """Return the report on the graphs that it compiled: without any for a backend of another package."""
+        return report_of(self.own)
+
+    def ran(self) -> Ran | None:
+        """Return what ran the graphs in place of the backend; None if the backend ran them."""
+        if (reported := self.report()).graphs:
+            return reported.ran
         if isinstance(self._backend, torch._TorchCompileInductorWrapper):
             return None
         return RETURNED if self.returned else UNKNOWN

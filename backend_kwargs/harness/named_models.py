@@ -94,7 +94,9 @@ def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inp
     kind: Any = getattr(transformers, name, None)
     config_class = getattr(kind, "config_class", None)
     if config_class is None:
-        raise unknown("model of transformers", name, set(_classes(transformers)) - {name})
+        # By their names, since a look at each class would import them all.
+        models = {each for each in dir(transformers) if "Model" in each or "For" in each}
+        raise unknown("model of transformers", name, {each for each in models - {name} if not each.startswith("Auto")})
     batch, tokens = options.pop("batch", BATCH), options.pop("tokens", TOKENS)
     config = config_class()
     for option in options:
@@ -104,11 +106,6 @@ def _of_transformers(name: str, options: dict[str, Any]) -> tuple[nn.Module, Inp
     config = config_class(**{"use_cache": False, **options})
     model = _tried(f"The model {name}", lambda: kind(config))
     return model, _tried(f"Inputs for {name}", lambda: _inputs(kind.main_input_name, config, batch, tokens))
-
-
-def _classes(transformers: Any) -> list[str]:
-    """Return the names that look like models; getting each class would import them all."""
-    return [name for name in dir(transformers) if ("Model" in name or "For" in name) and not name.startswith("Auto")]
 
 
 def _inputs(main: str, config: Any, batch: int, tokens: int) -> dict[str, Tensor]:

@@ -131,7 +131,7 @@ class Trial:
 
     def check_what_ran(self) -> None:
         """Fail if something other than its backend ran, or may have run."""
-        if self.status == "pass" and self.counted and (ran := self.counted.ran(self.subject.call)):
+        if self.status == "pass" and self.counted and (ran := self.counted.ran()):
             self.end(ran.status, ran.what)
 
     def finish(self) -> None:

@@ -248,8 +248,8 @@ def _judge_by_eager(
 def _own_floor(want: torch.Tensor, reference_rmse: float, tol: float) -> float:
     """Return the floor by a leaf's own size; none if it has few numbers or consists of rounding errors."""
     size = root_mean_square(want)
-    told = size > 0 and reference_rmse <= PRECISE * size and want.numel() >= MANY
-    return tol * size if told else math.inf
+    meaningful = size > 0 and reference_rmse <= PRECISE * size and want.numel() >= MANY
+    return tol * size if meaningful else math.inf
 
 
 def _cosine(got: torch.Tensor, want: torch.Tensor) -> float:

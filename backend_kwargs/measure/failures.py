@@ -19,8 +19,8 @@ def status_of(error: BaseException) -> tuple[Status, str]:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, subprocess.CalledProcessError) and (said := _said(error)):
-        return said
+    if isinstance(error, subprocess.CalledProcessError) and (output := _said(error)):
+        return output
     line = next((part.strip() for part in str(error).splitlines() if part.strip()), "")
     return f"{type(error).__name__}: {line}".rstrip(": ")
 
@@ -34,12 +34,9 @@ def _said(error: subprocess.CalledProcessError) -> str:
 
 
 def _status(chain: list[BaseException]) -> Status:
-    if any(isinstance(e, MemoryError | torch.OutOfMemoryError) or _no_memory(e) for e in chain):
+    # The CPU's allocator raises a plain RuntimeError.
+    full = (isinstance(e, RuntimeError) and "can't allocate memory" in str(e) for e in chain)
+    if any(isinstance(e, MemoryError | torch.OutOfMemoryError) for e in chain) or any(full):
         return "oom"
     missing = any(isinstance(e, ImportError) or type(e).__name__ == "InvalidBackend" for e in chain)
     return "unavailable" if missing else "fail_to_run"
-
-
-def _no_memory(error: BaseException) -> bool:
-    # The CPU's allocator raises a plain RuntimeError.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -3,7 +3,7 @@
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -108,6 +108,12 @@ def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None =
         return Report((), (f"no graph reached a backend: {_why_no_graph(owner)}",))
     graphs = tuple(_graph(record, other) for record, other in zip(found, _others(against, len(found)), strict=True))
     return Report(graphs, tuple(advice_on(graphs)), (*notes, *_unseen_breaks(graphs)))
+
+
+def report_of(own: Iterable[Record]) -> Report:
+    """Return a report on the graphs of some records that are alive: those of one of several callables, say."""
+    graphs = tuple(_graph(record, None) for record in own if record.compiled() is not None)
+    return Report(graphs, tuple(advice_on(graphs)), tuple(_unseen_breaks(graphs)))
 
 
 def _others(against: Callable[..., Any] | None, count: int) -> Sequence[Sequence[Code] | None]:

@@ -63,5 +63,5 @@ def _of_openvino(share: OpenVINO) -> Ran | None:
 
 def worst(all_ran: Iterable[Ran | None]) -> Ran | None:
     """Return the first that fell back, else the first that is unknown, else None."""
-    told = sorted(filter(None, all_ran), key=lambda ran: ran.status != "fell_back")
-    return told[0] if told else None
+    found = sorted(filter(None, all_ran), key=lambda ran: ran.status != "fell_back")
+    return found[0] if found else None

@@ -1,4 +1,4 @@
-"""The page of compilers on one CPU thread: what each gains on whole models, and `auto` over the best of them."""
+"""The page of compilers on one CPU thread: speedups on whole models, and those of `auto` over the best of them."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ class Measured:
         return {row["label"]: row for row in candidates}
 
     def why_not(self, label: str) -> str:
-        """Return why a candidate has no figure that counts, "" if it has one."""
+        """Return why a candidate has no valid figure, or ""."""
         lacking = self.record.get("lacking", {}).get(label)
         row = self.rows.get(label)
         if lacking or row is None:
@@ -56,7 +56,7 @@ class Measured:
         return ""
 
     def over(self, label: str, base: str = EAGER) -> Interval | None:
-        """Return the speedup of a candidate over another, paired by rounds, None where one was not measured."""
+        """Return the speedup of a candidate over another, paired by rounds, or None if one was not measured."""
         if self.why_not(label) or self.why_not(base):
             return None
         return measure.ratio_interval(self.rows[base]["samples"], self.rows[label]["samples"])
@@ -76,7 +76,7 @@ def read(folder: Path) -> tuple[list[Measured], list[Measured]]:
 
 
 def picked_for_all(races: Sequence[Measured]) -> tuple[str, float]:
-    """Return the single compiler with the largest geometric mean over all models; where it fails, eager runs."""
+    """Return the single compiler with the largest geometric mean over all models; if it fails on one, eager counts."""
     means = {
         label: geometric_mean([over.median if (over := race.over(label)) else 1.0 for race in races])
         for label in SINGLES
@@ -92,7 +92,7 @@ def write_page(folder: Path) -> None:
 
 
 def page(races: Sequence[Measured], tuned: Sequence[Measured]) -> str:
-    """Return the tables and the bars, as Markdown."""
+    """Return the tables and the goals, as Markdown."""
     commands = dict.fromkeys(str(each.record["command"]) for each in (*races, *tuned))
     return "\n".join(
         [
@@ -198,7 +198,8 @@ def _judged(values: Sequence[float], least: float, figure: Callable[[Sequence[fl
     if not values:
         return "not measured."
     found = figure(values)
-    return f"{found:.2f}x of {len(values)} models; the bar of {least:g}x is {'met' if found >= least else 'not met'}."
+    met = "met" if found >= least else "not met"
+    return f"{found:.2f}x over {len(values)} models; the goal of {least:g}x is {met}."
 
 
 def _failures(measured: Sequence[Measured]) -> list[str]:

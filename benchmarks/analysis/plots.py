@@ -233,8 +233,8 @@ def compile_time(make: Any, tables: Tables) -> Any | None:
 
 def _cost_label(of: PeerSummary) -> Label:
     name, speedup = CALLED.get(of.peer, of.peer.removeprefix(PREFIX)), of.geomeans["eager"]
-    said = name if speedup >= SLOWEST else f"{name}: {speedup:.2g}x"
-    return of.cold_s or 0.0, max(speedup, SLOWEST), said, KINDS[_kind(of)][0]
+    label = name if speedup >= SLOWEST else f"{name}: {speedup:.2g}x"
+    return of.cold_s or 0.0, max(speedup, SLOWEST), label, KINDS[_kind(of)][0]
 
 
 def _costs(tables: Mapping[Key, Sequence[Entry]]) -> list[PeerSummary]:

@@ -86,15 +86,18 @@ def compare_files(old: Path, new: Path) -> Regressions:
     hosts = next(_unequal(_facts(HOST, before, after)), "")
     judged = CLOCKS[:1] if hosts else CLOCKS
     lines = [line for what in was if what in now for line in _lines(was[what], now[what], judged)]
-    told = any(line.verdict or line.regression for line in lines)
-    if reason := _differs(before, after) or ("" if told else _apart(was, now)):
+    judged_any = any(line.verdict or line.regression for line in lines)
+    if reason := _differs(before, after) or ("" if judged_any else _apart(was, now)):
         return Regressions(NOT_COMPARABLE, f"Not comparable: {reason}.")
     worse = sum(line.regression for line in lines)
     counts = ", ".join(f"{sum(line.verdict == v for line in lines)} {v}" for v in COLOURS)
     alone = len(was.keys() ^ now.keys())
-    said = [f"By speedup over eager {counts}; {worse} worse; {alone} peers of a case in one file only", *_eager(lines)]
-    said += [f"no verdict by the wall's clock, which is the host's: {hosts}"] if hosts else []
-    return Regressions(REGRESSION if worse else SAME, "; ".join(said) + ".", lines)
+    sentences = [
+        f"By speedup over eager {counts}; {worse} worse; {alone} peers of a case in one file only",
+        *_eager(lines),
+    ]
+    sentences += [f"no verdict by the wall's clock, which is the host's: {hosts}"] if hosts else []
+    return Regressions(REGRESSION if worse else SAME, "; ".join(sentences) + ".", lines)
 
 
 def _eager(lines: list[Line]) -> Iterator[str]:
@@ -136,8 +139,8 @@ def _all(values: set[str]) -> str:
 
 
 def _peers(results: Results) -> dict[tuple[Key, str], list[LatestResult]]:
-    told = verdicts.latest_results(results.cells)
-    found = {(what, peer): runs for what, peers in told.items() for peer, runs in peers.items()}
+    latest = verdicts.latest_results(results.cells)
+    found = {(what, peer): runs for what, peers in latest.items() for peer, runs in peers.items()}
     return {which: runs for which, runs in found.items() if runs[0].cell.kind != "control"}
 
 

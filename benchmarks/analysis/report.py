@@ -110,11 +110,11 @@ def cases_of(out: Path) -> Path:
 def _check_alike(results: Results) -> None:
     if not results.environments:
         raise BackendKwargsError("report requires JSON lines of `run --out`, got files without any.")
-    said = [(field, str(each.get(field))) for field in ("device_name", "torch") for each in results.environments]
+    fields = [(field, str(each.get(field))) for field in ("device_name", "torch") for each in results.environments]
     for cell in results.cells:
-        said += [("l2", cell.l2), ("scale", cell.scale), (f"dtype of {verdicts.name(cell)}", cell.dtype)]
+        fields += [("l2", cell.l2), ("scale", cell.scale), (f"dtype of {verdicts.name(cell)}", cell.dtype)]
     found: dict[str, set[str]] = {}
-    for field, value in said:
+    for field, value in fields:
         found.setdefault(field, set()).add(value)
     for field, values in found.items():
         if len(values) > 1:
@@ -241,20 +241,20 @@ def _cases(tables: Tables) -> Iterator[str]:
 def _preface(table: Sequence[Entry]) -> str:
     limit = table[0].limit
     rounds = min((entry.rounds for entry in table if entry.rounds), default=0)
-    said = [_floors([entry.noise.high for entry in table])]
+    sentences = [_floors([entry.noise.high for entry in table])]
     if limit:
         bound = "fits in the L2, not scored" if not limit.scored else f"bound by {limit.bound}"
-        said.append(f"Limit {_time(limit.seconds)}, {bound}.")
+        sentences.append(f"Limit {_time(limit.seconds)}, {bound}.")
     if rounds:
         few = f", fewer than {LEAST_ROUNDS}" if rounds < LEAST_ROUNDS else ""
-        said.append(f"{rounds} rounds{few}.")
+        sentences.append(f"{rounds} rounds{few}.")
     repeats = [entry.repeats for entry in table if entry.repeats]
     if max(repeats, default=1) > 1:
-        said.append(f"A sample is the mean of up to {max(repeats)} calls.")
+        sentences.append(f"A sample is the mean of up to {max(repeats)} calls.")
     shared = [entry.cell.one_cache for entry in table]
     if any(shared):
-        said.append(f"{'Peers' if all(shared) else 'Some peers'} shared one cache: no compile times.")
-    return " ".join(said)
+        sentences.append(f"{'Peers' if all(shared) else 'Some peers'} shared one cache: no compile times.")
+    return " ".join(sentences)
 
 
 def _floors(highs: Sequence[float]) -> str:
@@ -345,8 +345,8 @@ def _bars(models: Sequence[RealModel]) -> Iterator[str]:
     for of in models:
         failed = {peer: cell for peer, cell in of.failed.items() if cell.status not in FINE}
         failed = failed if of.cells else {"all": next(iter(of.failed.values()))}
-        if told := [f"{peer} {cell.status}({_short(cell.reason)})" for peer, cell in failed.items()]:
-            yield f"- Not passed on {of.name}: {', '.join(told)}."
+        if found := [f"{peer} {cell.status}({_short(cell.reason)})" for peer, cell in failed.items()]:
+            yield f"- Not passed on {of.name}: {', '.join(found)}."
 
 
 def _ms(seconds: float | None) -> str:
@@ -366,8 +366,8 @@ def _choices(cells: Sequence[Cell]) -> Iterator[str]:
         head = ["case", "winner", "options", "race", "compile", "all modes", "best mode", "x best"]
         yield from _table([*head, *(f"x {mode}" for mode in modes)], [*_choice_rows(found, modes)])
         yield from ["", *_held_against_goals(found)]
-        told = [one.cell for peers in verdicts.latest_results(cells).values() for one in peers.get(peer, ())]
-        lost = [f"{verdicts.name(c)} ({c.status})" for c in told if c.status not in FINE]
+        cells_of_peer = [one.cell for peers in verdicts.latest_results(cells).values() for one in peers.get(peer, ())]
+        lost = [f"{verdicts.name(c)} ({c.status})" for c in cells_of_peer if c.status not in FINE]
         if lost:
             yield f"- Not passed: {', '.join(dict.fromkeys(lost))}."
 
@@ -440,15 +440,15 @@ def _share(entry: Entry) -> str:
         return "L2"
     if not entry.share:
         return ""
-    said = f"{entry.share.median:.1f} % [{entry.share.low:.1f}, {entry.share.high:.1f}]"
-    return f"{said} {OVER}" if entry.over else said
+    figure = f"{entry.share.median:.1f} % [{entry.share.low:.1f}, {entry.share.high:.1f}]"
+    return f"{figure} {OVER}" if entry.over else figure
 
 
 def _ratio(found: Interval | None, noise: Interval) -> str:
     if not found:
         return ""
-    said = f"{found.median:.2f} [{found.low:.2f}, {found.high:.2f}]"
-    return f"*{said}*" if verdicts.mark(found, noise) == "tie" else said
+    figure = f"{found.median:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    return f"*{figure}*" if verdicts.mark(found, noise) == "tie" else figure
 
 
 def _compiled(entry: Entry) -> str:

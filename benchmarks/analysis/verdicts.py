@@ -25,7 +25,7 @@ Key = tuple[str, str, str, str, str]
 CLOCKS: tuple[Clock, ...] = ("device", "wall", "dropped")
 AGAINST: tuple[Against, ...] = ("eager", "default", "strongest")
 DEFAULT = "default"
-RIVALS = ("eager", "graph", "mode", "hand", "tvm")  # what a user could pick without this package
+RIVALS = ("eager", "graph", "mode", "hand", "tvm", "engine")  # what a user could pick without this package
 BESIDE_MODES = ("eager", "graph", "mode", "control")
 SAMPLED: Mapping[Clock, str] = {"device": "events", "wall": "wall", "dropped": "dropped"}
 # A/A is of one compile and one memory address: on an H200 it goes down to 0.05 %, while of 52 pairs of equal code,

@@ -92,18 +92,18 @@ def _listen(receiver: Connection, child: Any, step_s: float, deadline: float, he
             return Outcome(None, at, "timeout", f"longer than {step_s:.0f} s", out_of_time=left <= patience)
         patience = step_s
         try:
-            kind, *told = receiver.recv()
+            kind, *details = receiver.recv()
         except (EOFError, ConnectionError):
             child.join(10)
             return Outcome(None, at, "fail_to_run", f"its process died: {_ending(child.exitcode)}")
         if kind == "at":
-            at = told[0]
+            at = details[0]
             if at:
                 heard(at)
         elif kind == "done":
-            return Outcome(told[0], at)
+            return Outcome(details[0], at)
         else:
-            return Outcome(None, at, *told)
+            return Outcome(None, at, *details)
 
 
 @contextlib.contextmanager
@@ -118,12 +118,12 @@ def taking_turns(lock: Path | None, wait_on: Callable[[], None]) -> Iterator[Cal
     with lock.open("a") as file:
 
         def take(how: int) -> None:
-            told = time.monotonic()
+            last = time.monotonic()
             while True:
                 with contextlib.suppress(BlockingIOError):
                     return fcntl.flock(file, how | fcntl.LOCK_NB)
-                if time.monotonic() - told > TELL_S:
-                    told = time.monotonic()
+                if time.monotonic() - last > TELL_S:
+                    last = time.monotonic()
                     wait_on()
                 time.sleep(POLL_S)
 

@@ -214,13 +214,13 @@ def to_hud(results: Results) -> list[dict[str, Any]]:
 
 
 def _hud_of(cell: Cell) -> Iterator[dict[str, Any]]:
-    told = {name: getattr(cell, name) for name in ("kind", "numerics", "l2", "scale", "run", "status", "reason")}
+    fields = {name: getattr(cell, name) for name in ("kind", "numerics", "l2", "scale", "run", "status", "reason")}
     head = {
         "benchmark": {
             "name": "backend_kwargs",
             "mode": "inference" if cell.mode == "fwd" else "training",
             "dtype": cell.dtype,
-            "extra_info": {**told, "mode": cell.mode, "group_id": cell.group_id},
+            "extra_info": {**fields, "mode": cell.mode, "group_id": cell.group_id},
         },
         "model": {
             "name": cell.case,

@@ -266,8 +266,8 @@ class _Run:
             measured = self._process(worker.ceilings, self.plan.device, rounds, doing="ceilings")
             if measured.passed:
                 self.known = Ceilings.from_json(measured.value)
-            told = measured.value or {"status": measured.status, "reason": measured.reason}
-            lines.append({"record": "ceilings", **told})
+            values = measured.value or {"status": measured.status, "reason": measured.reason}
+            lines.append({"record": "ceilings", **values})
         records.append(self.plan.out, lines)
 
     def _groups(self, jobs: Sequence[Job], held: records.Results) -> None:

@@ -75,6 +75,8 @@ class PeerTrial(Trial):
         """Check it for peers that a user would pick: a control is supposed to be something else."""
         if self.peer.kind != "control":
             super().check_what_ran()
+        if self.peer.kind == "engine" and self.status == "fell_back":  # a type that it has not, inputs that change
+            self.end("unavailable", self.reason)
 
     def _replayed(self, model: Callable[..., Any]) -> Callable[..., Any]:
         graphs: dict[Any, Replayed] = {}  # one for each shape of a sweep

@@ -88,10 +88,10 @@ def bundles(
 def rewrites(
     out: Annotated[Path, typer.Option(metavar="PATH", help="A folder, a file for each case; a file with --patterns.")],
     device: Device = None,
-    cases: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
+    cases: Annotated[str, typer.Option(help="Only those whose name contains this.")] = "",
     one: Annotated[str, typer.Option(metavar="CASE", help="This case in this process; --out is a file.")] = "",
     suite: Annotated[bool, typer.Option("--suite", help="The suite's own cases too.")] = False,
-    patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, no races.")] = False,
+    patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, without races.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Run nothing; print what --out holds as Markdown.")] = False,
     shard: Shard = "1/1",
     rounds: Annotated[int, typer.Option(min=1)] = 30,

@@ -2,10 +2,10 @@
 
     python -m benchmarks compilers --models bert,resnet18 --budget-s 560 --out FOLDER
 
-Each model has a process of its own on one core, in which all candidates are compiled, checked, and timed in turn, as in
-a plain loop. Tuning by TVM takes another process, on another core, at the same time. A record of each is written as
-soon as it is measured; the page is made of all records in the folder. A model is one of MODELS, or any that
-`backend-kwargs compare` takes.
+Each model has its own process on one core, in which all candidates are compiled, checked, and timed interleaved, as in
+a plain loop. TVM tunes at the same time in another process, on another core. Each record is written as soon as it is
+measured; the page contains all records in the folder. A model is one of MODELS, or any that `backend-kwargs compare`
+accepts.
 """
 
 import json
@@ -37,7 +37,7 @@ MODELS: Mapping[str, str] = {
     "graphsage": "benchmarks.workloads.nets.graphs:graph_sage",
     "wav2vec2": "transformers:Wav2Vec2Model?num_hidden_layers=4&batch=1",
 }
-# What compiles fast comes first: a slow one then takes no other's time. "default" is torch's own.
+# Fast compilers come first, so that a slow one takes no time from others. "default" is torch's own.
 BACKENDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "openvino-native": ("openvino-native", {}),
     "onnxruntime": ("onnxruntime", {}),
@@ -46,7 +46,7 @@ BACKENDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "default": ("inductor", {}),
     "max_autotune+freezing": ("tmpl-inductor:max_autotune+freezing", {}),
 }
-# Raced beside eager, and freezing as default. With bf16 fewer: the others seldom win, and bf16 is raced last.
+# Raced along with eager, and with freezing as default. Fewer with bf16: the others seldom win, and bf16 is raced last.
 RACING = "tmpl-inductor:auto"
 CANDIDATES = ("openvino-native", "onnxruntime", "tmpl-tvm", "max_autotune")
 CANDIDATES_BESIDE_BF16 = ("openvino-native", "onnxruntime")
@@ -94,7 +94,7 @@ class Allowance:
         allowed = max(left if label in KEPT else min(left, MOST * self.budget_s), 1.0)
 
         def end(number: int, frame: FrameType | None) -> None:
-            if _runs(Trial.start.__code__, frame):  # what is raised there ends this candidate alone
+            if _runs(Trial.start.__code__, frame):  # an exception there ends only this candidate
                 raise TooLongError(f"compiling took longer than the {allowed:.0f} s that its share of the budget left")
 
         signal.signal(signal.SIGALRM, end)
@@ -139,7 +139,7 @@ def race(tell: Tell, spec: str, budget_s: float, rounds: int, scratch: Path, cor
 
 
 def tune(tell: Tell, spec: str, scratch: Path, core: int) -> None:
-    """Search for TVM's kernels of a model until the process is ended; what was measured lies in `scratch`."""
+    """Search for TVM's kernels of a model until the process is ended; the measurements are in `scratch`."""
     import torch
 
     import backend_kwargs as bk
@@ -155,7 +155,7 @@ def tune(tell: Tell, spec: str, scratch: Path, core: int) -> None:
 
 
 def tuned(tell: Tell, spec: str, rounds: int, scratch: Path, core: int) -> dict[str, Any]:
-    """Return the record of what the search found: tuned and untuned kernels beside eager."""
+    """Return the record of the search: tuned and untuned kernels, and eager."""
     import backend_kwargs as bk
 
     model, inputs = _settled(spec, scratch, core)
@@ -214,7 +214,7 @@ def _compared(
         rounds=rounds,
         baseline=EAGER,
         budget_s=TIMING * allowance.budget_s,
-        cold=False,  # kernels that several candidates have are compiled once
+        cold=False,  # kernels that several candidates share are compiled once
         max_error=MAX_ERROR,
         progress=progress,
     )

@@ -35,7 +35,7 @@ Record = dict[str, Any]
 
 
 def place_of(device: str) -> Place:
-    """Return where cases are built, small ones on a CPU."""
+    """Return the place for which cases are built: small ones on a CPU."""
     full = device != "cpu"
     return Place(torch.device(device), torch.bfloat16 if full else torch.float32, full)
 
@@ -48,7 +48,7 @@ def alone(place: Place, only: str) -> dict[str, Record]:
             continue
         try:
             found[name] = {"rewrite": rewrite, **_timed(partial(make, place), rewrite, place.device)}
-        except Exception as error:  # noqa: BLE001 - the next pattern is none the worse
+        except Exception as error:  # noqa: BLE001 - the next pattern can still be timed
             found[name] = {"rewrite": rewrite, "error": error_text(error)}
         print(name, found[name], flush=True)
     return found
@@ -81,7 +81,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 def race_shard(
     out: Path, only: str, which: tuple[int, int], limits: tuple[float, float], options: list[str], *, suite: bool
 ) -> int:
-    """Race every case of a shard in a process of its own, until a time; return how many are left.
+    """Race every case of a shard in its own process, until a time; return how many are left.
 
     `limits` are the seconds after which no case begins, and those after which a case is stopped; what it has written
     stays. A case with a file in `out` is done.
@@ -108,7 +108,7 @@ def race_shard(
 
 
 def race_one(name: str, out: Path, rounds: int, race_s: float, modes: tuple[str, ...], place: Place) -> None:
-    """Race one case without and with rewrites and write the result; then time torch's modes beside it."""
+    """Race one case without and with rewrites and write the result; then time torch's modes too."""
     case = {**CASES, **suite_cases()}[name]
     torch.manual_seed(0)
     fn, args = case.make(place)
@@ -140,7 +140,7 @@ def _candidates(case: RewriteCase, race_s: float, folder: str) -> tuple[Candidat
 
 @contextmanager
 def _matches() -> Iterator[list[str]]:
-    """Yield a list of what races say about rewrites: how often each matches, and what it could save."""
+    """Yield a list of the races' log lines about rewrites: the matches of each, and its possible saving."""
     found: list[str] = []
     logger = logging.getLogger("backend_kwargs.auto")
     handler = logging.Handler()
@@ -155,7 +155,7 @@ def _matches() -> Iterator[list[str]]:
         logger.setLevel(before)
 
 
-# ---- what was measured
+# ---- results
 
 
 COLUMNS = (

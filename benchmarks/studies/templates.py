@@ -186,8 +186,8 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 def _evidence(line: dict[str, Any]) -> tuple[object, ...]:
     line = dict(line)
     template, case, acts = line.pop("template"), line.pop("case"), line.pop("acts", "")
-    told = (f"{name.replace('_', ' ')}: {_told(value)}" for name, value in line.items() if value not in ([], {}, ""))
-    return f"`{template}`", case, {True: "yes", False: "no"}.get(acts, ""), "; ".join(told)
+    details = (f"{name.replace('_', ' ')}: {_told(value)}" for name, value in line.items() if value not in ([], {}, ""))
+    return f"`{template}`", case, {True: "yes", False: "no"}.get(acts, ""), "; ".join(details)
 
 
 def _told(value: Any) -> str:

@@ -136,7 +136,7 @@ def rows(name: str, asked: Asked, work_dir: str) -> Iterator[tuple[str, ...]]:
     inputs = [torch.randn(shape, device=asked.device) for shape in shapes]
     wanted = model(*inputs)
     calls: dict[str, Callable[[], object]] = {"eager": lambda: model(*inputs)}
-    told: dict[str, tuple[str, ...]] = {"eager": ("", "", "")}
+    cells: dict[str, tuple[str, ...]] = {"eager": ("", "", "")}
     for label, compiler in candidates(asked, work_dir).items():
         started = time.perf_counter()
         try:
@@ -148,13 +148,13 @@ def rows(name: str, asked: Asked, work_dir: str) -> Iterator[tuple[str, ...]]:
             yield name, label, f"failed: {status_of(failure)[1]}", "", "", "", ""
             continue
         inside = str(compiler) if isinstance(compiler, Watched) else ""
-        told[label] = f"{seconds:.1f} s", f"{(result - wanted).abs().max().item():.1e}", inside
+        cells[label] = f"{seconds:.1f} s", f"{(result - wanted).abs().max().item():.1e}", inside
         calls[label] = partial(compiled, *inputs)
     samples = interleave(calls, rounds=asked.rounds, device=torch.device(asked.device))
     for label, seconds in samples.items():
         ratio, latency = ratio_interval(samples["eager"], seconds), median_interval(seconds).median
         speedup = f"{ratio.median:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
-        yield name, label, speedup, f"{latency * 1e6:.0f} us", *told[label]
+        yield name, label, speedup, f"{latency * 1e6:.0f} us", *cells[label]
 
 
 def write_table(asked: Asked, models: Sequence[str], out: Path | None) -> None:

@@ -10,7 +10,9 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.harness.trial import UnavailableError
 from benchmarks.workloads.case import Case, Mode
 
-Kind = Literal["eager", "graph", "ahead", "mode", "clone", "template", "auto", "winner", "hand", "tvm", "control"]
+Kind = Literal[
+    "eager", "graph", "ahead", "mode", "clone", "template", "auto", "winner", "hand", "tvm", "engine", "control"
+]
 TEMPLATES = "tmpl-inductor:"
 LAUNCH_BOUND = ("gemm_decode_1", "sdpa_decode", "dlrm", "llama_decode_*", "resnet50_b1")
 HAND = "hand:"
@@ -18,7 +20,10 @@ BASELINES = ("eager", "default")  # timed in each group, so that every ratio is 
 WINNER = "winner"
 MODELS = "models"  # the suite of real models
 GLOBS: Mapping[str, tuple[str, ...]] = {
-    "smoke": ("eager", "default", f"{TEMPLATES}default", f"{TEMPLATES}fast_compile", f"{HAND}*"),
+    "smoke": (
+        *("eager", "default", f"{TEMPLATES}default", f"{TEMPLATES}fast_compile"),
+        *("openvino-native", "onnxruntime", f"{HAND}*"),
+    ),
     MODELS: ("eager", "default", "reduce-overhead*", "max-autotune*", f"{TEMPLATES}auto"),
 }
 
@@ -30,7 +35,7 @@ class Peer:
     "eager" and "graph" run the case uncompiled, "ahead" as an ahead-of-time package, "hand" a kernel of the case's own.
     "clone" is a mode whose caller clones the outputs of each call, "winner" is auto's choice, compiled alone. `devices`
     are those on which the peer differs from all others, `cases` globs of the cases that it runs on, `suite` the suite
-    that it belongs to, `cache` the peer whose compiled code it uses.
+    that it belongs to, `cache` the peer whose compiled code it uses. An "engine" is for inference, with frozen weights.
     """
 
     name: str
@@ -91,6 +96,10 @@ LAST: tuple[Peer, ...] = (
         options={**IN_TVM, "scheduler": "meta_schedule", "trials": 64},
         devices=("cpu",),
         modes=("fwd",),
+    ),
+    *(
+        Peer(name, "engine", f"tmpl-{name}", devices=("cpu",), modes=("fwd",))
+        for name in ("openvino-native", "onnxruntime")
     ),
 )
 
@@ -205,7 +214,7 @@ def sharing(chosen: Sequence[Peer]) -> dict[str, str]:
 def numerics(peer: Peer, unit: str, *, module: bool) -> str:
     """Return the class within which speeds are comparable: the arithmetic's, or "frozen" if weights are folded."""
     options = resolved(peer) if peer.compiles else {}
-    folds = module and bool(options.get("freezing") or options.get("freeze"))
+    folds = module and bool(options.get("freezing") or options.get("freeze") or peer.kind == "engine")
     return "frozen" if folds else unit
 
 

@@ -266,9 +266,9 @@ def _in_a_fork(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, A
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        said = pipe.read()
+        output = pipe.read()
     _, status = os.waitpid(child, 0)
-    reached, left = json.loads(said) if said else (True, {"died": status})
+    reached, left = json.loads(output) if output else (True, {"died": status})
     return reached, left
 
 
@@ -284,8 +284,6 @@ def _interrupted(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str,
                 reached = True
                 raise KeyboardInterrupt
 
-    if not place[0].endswith(MUST[0]):
-        gc.freeze()  # Of our lines only the sandbox's look at it, and each collection takes a quarter of a second.
     _seed()
     before = json.loads(json.dumps(census()))
     with contextlib.suppress(KeyboardInterrupt), _traced(seen):

@@ -27,7 +27,7 @@ def rows_of(store):
     return {row.name: row for row in decision.rows}
 
 
-def told(log):
+def logged(log):
     """Return the last log line with a decision."""
     return [line for line in log.messages if line.startswith("auto: ")][-1].splitlines()[0]
 

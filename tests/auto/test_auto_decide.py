@@ -6,7 +6,7 @@ from dataclasses import replace
 import forks
 import pytest
 import torch
-from graphs import backend_of, chain, told
+from graphs import backend_of, chain, logged
 from torch._inductor import config
 
 import backend_kwargs
@@ -41,7 +41,7 @@ def test_never_racing_takes_default(auto, store, log):
     """With race="never" and no stored decision, default is compiled."""
     x = torch.randn(8, 64)
     assert torch.allclose(auto(chain, race="never")(x), chain(x))
-    assert told(log) == "auto: default for a graph not raced: race='never', and no decision is stored (0.0 s)"
+    assert logged(log) == "auto: default for a graph not raced: race='never', and no decision is stored (0.0 s)"
     assert not store.exists()
 
 
@@ -50,21 +50,21 @@ def test_never_racing_inherits_nothing(auto, races, log):
     races.winner, races.options = "cpp_wrapper", {"cpp_wrapper": True}
     auto(chain)(torch.randn(8, 64))
     auto(torch.sin, race="never")(torch.randn(8))
-    assert told(log).startswith("auto: default for a graph not raced")
+    assert logged(log).startswith("auto: default for a graph not raced")
 
 
 def test_the_process_has_a_budget(auto, races, log):
     """When a process has spent its budget for races, further graphs use default."""
     auto(chain)(torch.randn(8, 64))
     auto(lambda x: chain(x).exp(), process_budget_s=0.0)(torch.randn(8, 64))
-    assert told(log) == "auto: default for a graph not raced: the process has spent its 0 s on races (0.0 s)"
+    assert logged(log) == "auto: default for a graph not raced: the process has spent its 0 s on races (0.0 s)"
 
 
 def test_what_races_take_is_counted(auto, log):
     """The seconds of a process's races add up, whatever their outcome."""
     for fn in (chain, lambda x: chain(x).exp()):
         auto(fn, process_budget_s=1e-4)(torch.randn(8, 64))
-    assert told(log) == "auto: default for a graph not raced: the process has spent its 0.0001 s on races (0.0 s)"
+    assert logged(log) == "auto: default for a graph not raced: the process has spent its 0.0001 s on races (0.0 s)"
 
 
 def test_what_stood_in_decides_nothing(auto, races):
@@ -94,7 +94,7 @@ def test_recompiles_inherit(auto, races, log):
     for size in (64, 32):
         compiled(torch.randn(8, size))
     assert races.count == 1
-    assert told(log) == "auto: eager for a graph not raced: it was raced for 1 other sizes (0.0 s)"
+    assert logged(log) == "auto: eager for a graph not raced: it was raced for 1 other sizes (0.0 s)"
 
 
 def test_tiny_graphs_inherit(races, log):
@@ -103,7 +103,7 @@ def test_tiny_graphs_inherit(races, log):
     torch.compile(chain, backend=backend_of())(torch.randn(8, 64))
     torch.compile(torch.sin, backend=backend_of())(torch.randn(8))
     assert races.count == 1
-    assert told(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
+    assert logged(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
 
 
 def test_tiny_graphs_inherit_when_the_budget_is_spent(races, log):
@@ -112,7 +112,7 @@ def test_tiny_graphs_inherit_when_the_budget_is_spent(races, log):
     torch.compile(chain, backend=backend_of(process_budget_s=100.0))(torch.randn(8, 64))
     decide.memory().race_seconds.append(100.0)
     torch.compile(torch.sin, backend=backend_of(process_budget_s=100.0))(torch.randn(8))
-    assert told(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
+    assert logged(log) == "auto: cpp_wrapper for a graph not raced: it is tiny (0.0 s)"
 
 
 def test_always_races_tiny_graphs_and_all_sizes(races):
@@ -139,7 +139,7 @@ def test_inputs_without_memory_are_not_raced(races, log):
     gm = torch.fx.symbolic_trace(chain)
     with torch._subclasses.FakeTensorMode() as mode:
         backend_of()(gm, [mode.from_tensor(torch.randn(8, 64))])
-    assert told(log) == "auto: default for a graph not raced: an input is not a plain tensor (0.0 s)"
+    assert logged(log) == "auto: default for a graph not raced: an input is not a plain tensor (0.0 s)"
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo asks a tensor with history for it
@@ -152,7 +152,7 @@ def test_an_input_that_trains_and_is_changed_is_not_raced(races, log):
     weight = torch.ones(8, requires_grad=True)
     torch.compile(step, backend=backend_of())(weight * 1).backward()
     assert torch.equal(weight.grad, torch.full((8,), 2.0))
-    assert told(log) == "auto: default for a graph not raced: it changes in place an input that requires grad (0.0 s)"
+    assert logged(log) == "auto: default for a graph not raced: it changes in place an input that requires grad (0.0 s)"
 
 
 def test_a_larger_budget_races_again(auto, races):
@@ -176,7 +176,7 @@ def test_a_race_that_fails_falls_back(auto, monkeypatch, store, log):
     with pytest.warns(BackendKwargsWarning) as warned:
         assert torch.allclose(auto(chain)(x), chain(x))
     assert str(warned[0].message) == f"A graph is compiled under default: {why}"
-    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
     assert not store.exists()
 
 
@@ -188,7 +188,7 @@ def test_a_stored_winner_that_fails_falls_back(auto, planted, races, log):
         assert torch.allclose(auto(chain)(x), chain(x))
     why = "the chosen crash failed: InductorError: RuntimeError: planted"
     assert str(warned[-1].message) == f"A graph is compiled under default: {why}"
-    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
     assert not decide.memory().decisions
 
 
@@ -217,7 +217,7 @@ def test_a_tiny_graph_inherits_from_its_own_kind(
     after_a_race(auto, races)
     with state():
         auto(lambda x: x + 1, **options)(torch.randn(4))
-    assert (told(log) == "auto: one_thread for a graph not raced: it is tiny (0.0 s)") is inherits
+    assert (logged(log) == "auto: one_thread for a graph not raced: it is tiny (0.0 s)") is inherits
 
 
 @pytest.mark.parametrize("race", ["missing", "never"])
@@ -290,7 +290,7 @@ def test_a_process_that_has_spent_its_budget_takes_what_is_stored(auto, races, s
     decide.forget_process()
     decide.memory().race_seconds.append(1000.0)
     auto(chain, budget_s=60)(x)
-    assert (races.count, told(log)) == (1, "auto: eager for 3 ops (0.1 s)")
+    assert (races.count, logged(log)) == (1, "auto: eager for 3 ops (0.1 s)")
 
 
 def checkpointed(p):
@@ -305,7 +305,7 @@ def test_what_is_drawn_again_is_not_raced(auto, log):
     x = torch.randn(8, 64, requires_grad=True)
     auto(checkpointed(0.5))(x).backward()
     why = "activation checkpointing with random operators is not reproducible in eager"
-    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 
 def test_a_checkpoint_that_draws_nothing_is_raced(auto, store):
@@ -323,13 +323,13 @@ def test_a_graph_with_state_is_not_raced(log):
         backend_of()(norm, [torch.randn(4, 8)])
     assert norm.get_submodule("0").num_batches_tracked == 0
     why = "it contains tensors, which a race would change"
-    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 
 def test_no_budget_is_no_race(auto, races, store, log):
     """With a budget of 0 s nothing is raced, and no decision is stored."""
     auto(chain, budget_s=0)(torch.randn(8, 64))
-    assert told(log) == "auto: default for a graph not raced: its budget is 0 s (0.0 s)"
+    assert logged(log) == "auto: default for a graph not raced: its budget is 0 s (0.0 s)"
     assert not store.exists()
 
 
@@ -338,7 +338,7 @@ def test_a_size_unknown_before_it_runs_is_not_raced(auto, log):
     x = torch.randn(8, 64)
     torch._dynamo.decorators.mark_unbacked(x, 0)
     assert torch.allclose(auto(chain)(x), chain(x))
-    assert told(log) == "auto: default for a graph not raced: a size is unknown until it runs (0.0 s)"
+    assert logged(log) == "auto: default for a graph not raced: a size is unknown until it runs (0.0 s)"
 
 
 def test_imported_eager_is_no_failure(auto, races, store, log):
@@ -374,7 +374,7 @@ def test_aot_compile_takes_no_strangers_options(races, store, log):
     row = replace(decision.rows[-1], name="cpp_wrapper", options={"cpp.threads": 7}, seconds=1e-9)
     stored(store, rows=(*decision.rows, row))
     torch.compile(chain, backend=backend_of(), fullgraph=True).aot_compile(((x,), {}))
-    assert told(log) == "auto: default for 3 ops (0.1 s)"
+    assert logged(log) == "auto: default for 3 ops (0.1 s)"
 
 
 def test_a_winners_option_of_another_value_is_a_strangers(auto, races, store):
@@ -399,7 +399,7 @@ def test_aot_compile_takes_the_fastest_that_can_be_saved(monkeypatch, log, tmp_p
     x = torch.randn(8, 64)
     ahead = torch.compile(chain, backend=backend_of(), fullgraph=True).aot_compile(((x,), {}))
     ahead.save_compiled_function(str(tmp_path / "saved"))
-    assert told(log) == "auto: one_thread for 3 ops (0.1 s)"
+    assert logged(log) == "auto: one_thread for 3 ops (0.1 s)"
     with (tmp_path / "saved").open("rb") as file:
         assert torch.allclose(torch.compiler.load_compiled_function(file)(x), chain(x))
 

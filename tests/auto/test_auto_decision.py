@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import forks
 import pytest
 import torch
 from graphs import KEY, MADE, spoil
@@ -134,9 +135,9 @@ def test_a_row_of_other_types_warns(store, column, value, why):
     with sqlite3.connect(store) as connection:
         connection.execute(f"UPDATE decisions SET {column} = ?", (value,))
     connection.close()
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         assert Store(store).find(KEY) is None
-    assert str(told[0].message) == f"Decisions {KEY[:12]} in {str(store)!r} cannot be read: ValidationError: {why}."
+    assert str(warned[0].message) == f"Decisions {KEY[:12]} in {str(store)!r} cannot be read: ValidationError: {why}."
 
 
 def test_a_broken_row_hides_no_other(store):
@@ -144,10 +145,10 @@ def test_a_broken_row_hides_no_other(store):
     Store(store).add(MADE, *(replace(MADE, key=each * 32, made=2e9) for each in ("cd", "ef")))
     spoil(store, "cd" * 32)
     spoil(store, "ef" * 32)
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         assert Store(store).all() == [MADE]
     why = "ValidationError: Expected `float`, got `str` - at `$.seconds`"
-    assert [str(each.message) for each in told] == [
+    assert [str(each.message) for each in warned] == [
         f"Decisions {'cd' * 6}, {'ef' * 6} in {str(store)!r} cannot be read: {why}."
     ]
 
@@ -240,20 +241,20 @@ assert torch.allclose(compiled(x), chain(x))
 
 def test_two_processes_race_at_once(store):
     """Two processes that race at once get right results, without warnings, and the graph's decision is stored."""
-    racers = [subprocess.Popen([sys.executable, "-c", RACER], stderr=-1, text=True) for _ in range(2)]
-    said = [racer.communicate()[1] for racer in racers]
-    assert [racer.returncode for racer in racers] == [0, 0]
-    assert not [each for each in said if "BackendKwargsWarning" in each]
+    racers = [forks.Fork("-c", RACER) for _ in range(2)]
+    ended = [racer.wait() for racer in racers]
+    assert [each.returncode for each in ended] == [0, 0]
+    assert not [each.stderr for each in ended if "BackendKwargsWarning" in each.stderr]
     assert len(Store(store).all()) == 1
 
 
 def test_survives_kill_9(store):
     """Everything that a killed writer confirmed is in the store, which still works."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, store, "a", "100000"], stdout=-1, text=True)
-    told = [int(writer.stdout.readline()) for _ in range(20)]
+    confirmed = [int(writer.stdout.readline()) for _ in range(20)]
     os.kill(writer.pid, signal.SIGKILL)
     writer.communicate()
-    assert {f"a-{at}" for at in told} <= {each.key for each in Store(store).all()}
+    assert {f"a-{at}" for at in confirmed} <= {each.key for each in Store(store).all()}
     Store(store).add(MADE)
 
 

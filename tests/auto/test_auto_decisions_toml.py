@@ -60,13 +60,13 @@ def test_an_exported_template_holds_the_users_options(tmp_path):
 def test_an_exported_template_says_what_it_leaves_out(tmp_path):
     """A function among the user's options does not prevent an export; a warning names the option."""
     made = replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print}))
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         write_decisions([made], tmp_path / "d.toml")
     (read,) = read_decisions(tmp_path / "d.toml", options_of)
     wanted = (
         f"Template {template_name(MADE)!r} leaves out 'post_grad_custom_post_pass', which cannot be written as TOML."
     )
-    assert str(told[0].message) == wanted
+    assert str(warned[0].message) == wanted
     assert read.fixed == {"cpp.threads": 1}
 
 
@@ -161,8 +161,8 @@ def test_command_line_exports_eager_as_no_template(store, tmp_path):
     """If eager won, the export contains no template."""
     Store(store).add(replace(MADE, winner="eager", options={}))
     kept = "none as a template (1 chose eager or another compiler, which has no template)"
-    told = f"1 written to {tmp_path / 'd.toml'}, {kept}.\n"
-    assert run("export", tmp_path / "d.toml") == told
+    message = f"1 written to {tmp_path / 'd.toml'}, {kept}.\n"
+    assert run("export", tmp_path / "d.toml") == message
 
 
 def test_command_line_forgets_what_cannot_be_read(store):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from graphs import backend_of, chain, rows_of, told
+from graphs import backend_of, chain, logged, rows_of
 from torch._library.effects import EffectType
 
 from backend_kwargs import measure
@@ -58,7 +58,7 @@ def test_an_ordered_operator_runs_once_a_call(fn, races, log):
         assert torch.allclose(compiled(x), fn(x), atol=1e-5)
         assert len(ran) == 2 * calls  # one is eager's
     assert races.count == 0
-    assert told(log) == "auto: default for a graph not raced: it has side effects, which a race would repeat (0.0 s)"
+    assert logged(log) == "auto: default for a graph not raced: it has side effects, which a race would repeat (0.0 s)"
 
 
 @pytest.mark.parametrize(("op", "effects"), [(ordered, True), (pure, False)], ids=["ordered", "pure"])
@@ -104,7 +104,7 @@ def test_a_users_operator_is_raced_unless_told_otherwise(races, log):
     torch.compile(lambda x: pure(x) + 2, backend=backend_of(race_custom_ops=False))(x)
     assert (races.count, ran) == (1, ["pure"])
     why = "it has operators that are not torch's, and race_custom_ops is False"
-    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 
 def test_torchs_operators_are_raced_whatever_is_told(races):
@@ -116,7 +116,7 @@ def test_torchs_operators_are_raced_whatever_is_told(races):
 def test_what_differs_between_two_runs_of_eager_takes_default(auto, log, store):
     """If two runs of eager differ with equal seeds, nothing can be checked, and default is used."""
     auto(lambda x: drawn(x) + 1)(torch.ones(8, 64))
-    line = told(log)
+    line = logged(log)
     assert line.startswith("auto: default for a graph not raced: two runs in eager differ: output")
     assert not store.exists()
 

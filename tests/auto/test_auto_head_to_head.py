@@ -57,12 +57,12 @@ def test_what_is_not_clear_is_timed_longer(challenger, least, most):
 
 def test_what_fails_late_ends_it():
     """A call that raises after some rounds is reported, and no further round runs."""
-    naps, left, told = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
+    naps, left, found = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
     calls = (lambda: (next(left), naps())), napping(2e-3)
     runners = [head_to_head.Runner(RaceCandidate(""), head_to_head.RaceRow(""), call, ()) for call in calls]
-    samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, told.__setitem__, warm=True)
-    assert isinstance(told.pop("challenger"), StopIteration)
-    assert (told, len(samples["champion"]) <= 18) == ({}, True)
+    samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, found.__setitem__, warm=True)
+    assert isinstance(found.pop("challenger"), StopIteration)
+    assert (found, len(samples["champion"]) <= 18) == ({}, True)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,10 @@ def test_value_that_was_not_kept_raises(races, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["backend-kwargs", "decisions", "show", "", "--as", "inductor-config"])
     with pytest.raises(SystemExit):
         main()
-    said = "error: The value of option 'post_grad_custom_post_pass' was not kept with the decision; set it yourself.\n"
-    assert capsys.readouterr().err == said
+    message = (
+        "error: The value of option 'post_grad_custom_post_pass' was not kept with the decision; set it yourself.\n"
+    )
+    assert capsys.readouterr().err == message
 
 
 def test_report_of_a_template_has_its_dict():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from graphs import backend_of, chain, rows_of, told
+from graphs import backend_of, chain, logged, rows_of
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
@@ -78,7 +78,7 @@ def test_the_fastest_so_far_gives_way_when_it_breaks(auto, planted, store, log, 
     x = torch.randn(8, 64)
     with pytest.warns(BackendKwargsWarning, match="is not JSON serializable"):  # a template of functions
         assert torch.allclose(auto(chain, ["fleeting", "lasting"], budget_s=600)(x), chain(x))
-    assert told(log).startswith("auto: lasting for ")
+    assert logged(log).startswith("auto: lasting for ")
     table = next(line for line in log.text.splitlines() if line.strip().startswith("fleeting "))
     assert table.split(maxsplit=1)[1] == "fail_to_run: RuntimeError: planted later"
 
@@ -116,8 +116,8 @@ def test_equal_code_is_not_raced(auto, log, default_wins):
     """A candidate with the same generated code as the current best is not timed."""
     backend_kwargs.register_template("same", {"max_autotune_gemm": False})
     auto(chain, ["same"])(torch.randn(64, 4096))
-    told = next(line for line in log.text.splitlines() if line.strip().startswith("same "))
-    assert told.split(maxsplit=1)[1] == "same code: as default"
+    row = next(line for line in log.text.splitlines() if line.strip().startswith("same "))
+    assert row.split(maxsplit=1)[1] == "same code: as default"
 
 
 @pytest.mark.parametrize(

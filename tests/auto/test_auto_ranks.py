@@ -2,12 +2,11 @@
 
 import json
 import math
-import subprocess
-import sys
 
+import forks
 import pytest
 import torch
-from graphs import backend_of, chain, told
+from graphs import backend_of, chain, logged
 
 import backend_kwargs
 from backend_kwargs.compilers.auto import decide, ranks
@@ -27,7 +26,7 @@ def test_collectives_are_not_raced(races, log, tmp_path):
         assert torch.allclose(compiled(x), x * 2 + 1)
     finally:
         dist.destroy_process_group()
-    assert told(log) == "auto: default for a graph not raced: it communicates with other ranks (0.0 s)"
+    assert logged(log) == "auto: default for a graph not raced: it communicates with other ranks (0.0 s)"
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_what_may_hide_a_collective_is_not_raced(races, log, op):
     assert torch.allclose(torch.compile(lambda x: op(x * 2) + 1, backend=backend_of())(x), op(x * 2) + 1)
     assert races.count == 0
     why = "it has an operator that is not torch's, which may communicate with other ranks"
-    assert told(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+    assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 
 def test_a_users_operator_is_raced_where_there_is_one_rank(races):
@@ -76,7 +75,7 @@ def test_the_word_of_another_rank_holds(auto, races, monkeypatch, log, known, bu
     word.set(f"{ranks.PREFIX}/{key}/decision", json.dumps(packed(Decision(key, "", "default", facts="first come"))))
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     auto(chain, budget_s=budget_s)(x)
-    assert told(log) == "auto: default for first come (0.0 s)"
+    assert logged(log) == "auto: default for first come (0.0 s)"
 
 
 def key_of_next(monkeypatch, x):
@@ -96,7 +95,7 @@ def test_a_rank_that_stays_silent_is_not_waited_for_without_end(auto, races, mon
     monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
     monkeypatch.setattr(ranks, "GRACE_S", 0.1)
     auto(chain, budget_s=0.1)(x)
-    assert told(log).startswith("auto: default for a graph not raced: timed out waiting for the racing rank")
+    assert logged(log).startswith("auto: default for a graph not raced: timed out waiting for the racing rank")
     assert races.count == 0
 
 
@@ -109,7 +108,7 @@ def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monk
     with pytest.warns(backend_kwargs.BackendKwargsWarning) as warned:
         auto(chain, ["mine"])(torch.randn(8, 64))
     assert "Object of type builtin_function_or_method is not JSON serializable" in str(warned[0].message)
-    assert told(log).startswith("auto: default for a graph not raced")
+    assert logged(log).startswith("auto: default for a graph not raced")
     (key,) = [key for _, key in decide.memory().decisions]
     assert word.check([f"{ranks.PREFIX}/{key}/decision"])
 
@@ -155,7 +154,6 @@ dist.barrier()
 
 def test_ranks_take_one_decision(tmp_path):
     """Two ranks agree on a graph that both compile, even if one has its own decision, and neither waits otherwise."""
-    command = [sys.executable, "-c", RANK]
-    ranks = [subprocess.Popen([*command, str(rank), tmp_path / "init"], stdout=-1, text=True) for rank in range(2)]
-    seen = [json.loads(rank.communicate(timeout=300)[0]) for rank in ranks]
+    ranks = [forks.Fork("-c", RANK, rank, tmp_path / "init") for rank in range(2)]
+    seen = [json.loads(rank.wait().stdout) for rank in ranks]
     assert seen == [["race of 0", "race of 0"], ["race of 0", "race of 1"]]

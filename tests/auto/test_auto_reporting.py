@@ -43,9 +43,9 @@ def test_the_decision_is_in_torchs_trace(auto, caplog):
     caplog.set_level(logging.DEBUG, logger="torch.__trace")
     auto(torch.nn.Linear(8, 8))(torch.randn(4, 8))
     artifacts = [r for r in caplog.records if getattr(r, "metadata", {}).get("artifact", {}).get("name") == ARTIFACT]
-    (told,) = [json.loads(record.payload) for record in artifacts]
-    assert {row["name"] for row in told["rows"]} == {"eager", "default"}
-    assert told["winner"] in ("eager", "default")
+    (found,) = [json.loads(record.payload) for record in artifacts]
+    assert {row["name"] for row in found["rows"]} == {"eager", "default"}
+    assert found["winner"] in ("eager", "default")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def product(flops=0.0, nbytes=0.0, activations=0.0, itemsize=2, count=1):
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("expected", "seconds"),
     [
         pytest.param({"bytes_read": 10}, 2.0, id="read"),
         pytest.param({"bytes_read": 8, "bytes_written": 8}, 4.0, id="copied"),
@@ -34,10 +34,10 @@ def product(flops=0.0, nbytes=0.0, activations=0.0, itemsize=2, count=1):
         pytest.param({"bytes_read": 10, "device": "cpu"}, 0.0, id="on a CPU"),
     ],
 )
-def test_the_limit(monkeypatch, told, seconds):
+def test_the_limit(monkeypatch, expected, seconds):
     """The limit is the larger of two, with the bandwidths of reading and copying."""
     monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
-    assert roofline.limit_of(facts_of(lambda: None, **{"device": "cuda"} | told), CUDA) == seconds
+    assert roofline.limit_of(facts_of(lambda: None, **{"device": "cuda"} | expected), CUDA) == seconds
 
 
 def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):

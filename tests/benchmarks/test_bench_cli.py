@@ -20,9 +20,9 @@ def bench(*args):
 
 def test_list():
     """`list` prints the table of cases and of peers."""
-    said = bench("list", "--case", "softmax*").stdout
-    assert "softmax" in said
-    assert "tmpl-inductor:max_autotune" in said
+    output = bench("list", "--case", "softmax*").stdout
+    assert "softmax" in output
+    assert "tmpl-inductor:max_autotune" in output
 
 
 def test_env():
@@ -76,8 +76,8 @@ def test_no_traceback(tmp_path, monkeypatch, capsys, args, message):
     monkeypatch.setattr(sys, "argv", ["benchmarks", *(arg.format(here=file) for arg in args)])
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr().err
-    assert (ended.value.code, said.startswith(f"error: {message}"), said.count("\n")) == (2, True, 1)
+    output = capsys.readouterr().err
+    assert (ended.value.code, output.startswith(f"error: {message}"), output.count("\n")) == (2, True, 1)
 
 
 def test_an_empty_shard_is_done(tmp_path):

@@ -24,7 +24,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 def test_every_template_and_mode_is_a_peer():
     """Every template and every mode of torch.compile is a peer."""
     clones = {"reduce-overhead+clone", "max-autotune+clone"}
-    others = {"tmpl-inductor:auto", "auto-full", "tvm-untuned", "tvm-tuned"}
+    others = {"tmpl-inductor:auto", "auto-full", "tvm-untuned", "tvm-tuned", "openvino-native", "onnxruntime"}
     wanted = {"eager", "eager+graph", "aoti", *MODES, *clones, *others}
     assert peers().keys() == wanted | {f"tmpl-inductor:{name}" for name in list_templates()}
 
@@ -50,6 +50,8 @@ def test_template_that_cannot_act_here_is_unavailable():
     [
         ("tmpl-inductor:freezing", True, "frozen"),
         ("tmpl-inductor:freezing", False, "bf16"),
+        ("onnxruntime", True, "frozen"),
+        ("onnxruntime", False, "bf16"),
         ("default", True, "bf16"),
         ("eager", True, "bf16"),
     ],

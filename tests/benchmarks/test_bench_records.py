@@ -59,22 +59,22 @@ def test_wall_times_of_older_files_are_of_dropped_results(tmp_path):
     line = records.line_of(replace(PASSED, repeats={"wall": 9, "events": 1}))
     del line["dropped_s"]
     records.append(tmp_path / "r.jsonl", [ENVIRONMENT, line, records.group_line("key", ["g"])])
-    told = {"wall_s": [], "dropped_s": PASSED.wall_s, "repeats": {"dropped": 9, "events": 1}}
-    assert records.read(tmp_path / "r.jsonl").cells == [replace(PASSED, **told)]
+    expected = {"wall_s": [], "dropped_s": PASSED.wall_s, "repeats": {"dropped": 9, "events": 1}}
+    assert records.read(tmp_path / "r.jsonl").cells == [replace(PASSED, **expected)]
 
 
 @pytest.mark.parametrize(
-    ("compiled", "told", "shared"),
+    ("compiled", "expected", "shared"),
     [
         pytest.param(Compile(), False, True, id="older, without seconds"),
         pytest.param(Compile(cold_s=3.0), False, False, id="older, with seconds"),
         pytest.param(Compile(), True, False, id="told"),
     ],
 )
-def test_older_groups_of_one_cache_are_known(tmp_path, compiled, told, shared):
+def test_older_groups_of_one_cache_are_known(tmp_path, compiled, expected, shared):
     """In older files, a compile without a time shows that its group shared a cache."""
     lines = [records.line_of(each) for each in (replace(PASSED, compile=compiled), replace(PASSED, kind="eager"))]
-    lines = [line if told else {name: line[name] for name in line if name != "one_cache"} for line in lines]
+    lines = [line if expected else {name: line[name] for name in line if name != "one_cache"} for line in lines]
     records.append(tmp_path / "r.jsonl", [ENVIRONMENT, *lines, records.group_line("key", ["g"])])
     assert {cell.one_cache for cell in records.read(tmp_path / "r.jsonl").cells} == {shared}
 

@@ -88,18 +88,18 @@ def test_kernels_of_a_call(tmp_path, each):
 
 
 @pytest.mark.parametrize(
-    ("shared", "said"),
+    ("shared", "expected"),
     [
         pytest.param((True, True), "Peers shared one cache: no compile times.", id="all"),
         pytest.param((False, True), "Some peers shared one cache: no compile times.", id="some"),
         pytest.param((False, False), "", id="none"),
     ],
 )
-def test_one_cache_is_told(tmp_path, shared, said):
+def test_one_cache_is_told(tmp_path, shared, expected):
     """The table says why it has no compile times."""
     cells = [cell(peer, one_cache=one, group=peer) for peer, one in zip(("eager", "t"), shared, strict=True)]
     line = next(line for line in cases_text(cells, tmp_path).splitlines() if line.startswith("Wall time."))
-    assert line == f"Wall time. No noise floor. 30 rounds. {said}".rstrip()
+    assert line == f"Wall time. No noise floor. 30 rounds. {expected}".rstrip()
 
 
 def test_noise_floors_of_several_groups(tmp_path):
@@ -221,7 +221,7 @@ def test_groups_in_which_the_injected_work_is_not_seen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "expected"),
     [
         pytest.param(
             (0.9e-3, 1.1e-3),
@@ -231,11 +231,11 @@ def test_groups_in_which_the_injected_work_is_not_seen(tmp_path):
         pytest.param((0.9e-3, 0.8e-3), "none of 2 cells", id="none"),
     ],
 )
-def test_limits_of_the_own_run(tmp_path, limits, said):
+def test_limits_of_the_own_run(tmp_path, limits, expected):
     """Per cent of the limit uses the best ceilings over all runs; the figure by the cell's own run is also given."""
     peers = zip(("eager", "t"), limits, strict=True)
     cells = [dataclasses.replace(cell(peer, limit_s=limit), device_s=[1e-3] * 30) for peer, limit in peers]
-    assert f"- Above 100 % of the limit by the ceilings of its own run: {said}.\n" in report_text(cells, tmp_path)
+    assert f"- Above 100 % of the limit by the ceilings of its own run: {expected}.\n" in report_text(cells, tmp_path)
 
 
 def test_ties_are_marked(each):
@@ -281,19 +281,19 @@ def test_files_of_two_machines(results, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         pytest.param({"l2": "warm"}, "l2, got ['cold', 'warm']", id="L2"),
         pytest.param({"scale": "smoke"}, "scale, got ['full', 'smoke']", id="scale"),
         pytest.param({"dtype": "float16"}, "dtype of gemm, got ['bfloat16', 'float16']", id="dtype of one case"),
     ],
 )
-def test_what_no_table_may_pool(results, tmp_path, changed, said):
+def test_what_no_table_may_pool(results, tmp_path, changed, expected):
     """Different states of the L2, scales, or dtypes of a case cannot be in one report."""
     other = write(tmp_path / "other.jsonl", [cell("eager", **changed)])
     with pytest.raises(BackendKwargsError) as error:
         write_report([results, other], tmp_path / "out.md")
-    assert str(error.value) == f"A report is of one {said}: report these files apart."
+    assert str(error.value) == f"A report is of one {expected}: report these files apart."
 
 
 def test_the_state_of_the_l2_is_told(tmp_path):

@@ -203,8 +203,8 @@ def test_each_compile_has_a_process_of_its_own(tmp_path):
     assert (made.fresh, made.cold_s > 0, made.warm_s > 0) == (True, True, True)
     lines = lines_of(plan.out)
     assert [line["record"] for line in lines] == ["environment", *["compile"] * 3, *["cell"] * 4, "group"]
-    told = [line["compile"] for line in lines[1:4] if line["key"].endswith(" aot")]
-    assert [each["warm_s"] for each in told] == [None, made.warm_s]
+    found = [line["compile"] for line in lines[1:4] if line["key"].endswith(" aot")]
+    assert [each["warm_s"] for each in found] == [None, made.warm_s]
     assert not [path for path in plan.where.iterdir() if path.is_dir()]
     assert run(replace(plan, resume=True)).cells == []
 

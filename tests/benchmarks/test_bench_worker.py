@@ -131,9 +131,9 @@ def test_a_cell_says_on_whom_the_host_shows(job, monkeypatch):
     monkeypatch.setattr(device_timer, "device_times", device_times)
     racing = {name: SimpleNamespace(step=None) for name in "ab"}
     timed = worker._time(job(DOUBLE, device="meta", clocks=("events",)), racing)
-    told = {"wall_s": [], "dropped_s": [], "device_s": [1e-3] * 3, "repeats": {"events": 1}}
-    assert timed.of("a") == {**told, "exposed": False}
-    assert timed.of("b") == {**told, "exposed": True}
+    found = {"wall_s": [], "dropped_s": [], "device_s": [1e-3] * 3, "repeats": {"events": 1}}
+    assert timed.of("a") == {**found, "exposed": False}
+    assert timed.of("b") == {**found, "exposed": True}
 
 
 def test_no_growth_is_no_peak(timed, monkeypatch):

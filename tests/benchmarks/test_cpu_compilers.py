@@ -1,4 +1,4 @@
-"""The study of compilers on one CPU thread: its records, its bars, and a model that it measures."""
+"""The study of compilers on one CPU thread: its records, its goals, and a model that it measures."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def raced(model, rows, kind="race", **fields):
 
 @pytest.fixture
 def races():
-    """ONNX Runtime wins the first model, OpenVINO the second, where ONNX Runtime fails."""
+    """ONNX Runtime wins the first model; OpenVINO wins the second, on which ONNX Runtime fails."""
     first = [
         row("openvino-native", 1.5),
         row("onnxruntime", 2.0),
@@ -55,7 +55,7 @@ def races():
 
 
 def test_the_best_single_compiler_is_found_by_model_and_for_all(races):
-    """Where a compiler fails, eager runs: so ONNX Runtime's mean is 1.41x."""
+    """If a compiler fails, eager counts instead: so ONNX Runtime's mean is 1.41x."""
     assert [race.best for race in races] == ["onnxruntime", "openvino-native"]
     assert races[0].over(AUTO, "onnxruntime").median == pytest.approx(0.99)
     assert picked_for_all(races) == ("openvino-native", pytest.approx(4.5**0.5))
@@ -64,12 +64,12 @@ def test_the_best_single_compiler_is_found_by_model_and_for_all(races):
 @pytest.mark.parametrize(
     "line",
     [
-        "- `auto` over the best single one, least of all models: 0.99x of 2 models; the bar of 0.97x is met.",
+        "- `auto` over the best single one, least of all models: 0.99x over 2 models; the goal of 0.97x is met.",
         "- `auto` over eager: 2.44x; the best single one picked for all, `openvino-native`: 2.12x. "  # noqa: ISC004
         "So `auto` gains 1.15x (geometric means).",
-        "- `auto, bf16` over the best single one, geometric mean: 1.41x of 2 models; the bar of 1.4x is met.",
-        "- TVM untuned over eager, least of all models: 0.80x of 2 models; the bar of 0.9x is not met.",
-        "- TVM tuned over eager, least of all models: 1.10x of 1 models; the bar of 1x is met.",
+        "- `auto, bf16` over the best single one, geometric mean: 1.41x over 2 models; the goal of 1.4x is met.",
+        "- TVM untuned over eager, least of all models: 0.80x over 2 models; the goal of 0.9x is not met.",
+        "- TVM tuned over eager, least of all models: 1.10x over 1 models; the goal of 1x is met.",
         "| two | 400 s | 0.80x [0.80, 0.80] | 1.10x [1.10, 1.10] |",
         "| error of `auto, bf16` | 3.0e-03 | 1.0e-07 |",
         "- two, `onnxruntime`: fail_to_run: no kernel",
@@ -77,13 +77,13 @@ def test_the_best_single_compiler_is_found_by_model_and_for_all(races):
     ],
 )
 def test_the_page_has(races, line):
-    """Each bar, with its figure, and each compiler that failed, with its reason."""
+    """The page has each goal with its figure, and each compiler that failed with its reason."""
     tuned = raced("two", [row(UNTUNED, 0.8), row(TUNED, 1.1)], "tuned", tune_s=400.0)
     assert line in page(races, [tuned]).splitlines()
 
 
 def test_an_error_that_only_the_bound_of_bf16_allows_counts_for_bf16_alone(races):
-    """The same bound stands for all candidates of the run."""
+    """The bound of a run is that of bf16, but other candidates must pass the usual check."""
     less_precise = {"error": 4e-3, "bound": 1e-2}
     race = raced("one", [row("onnxruntime", 2.0, accuracy=less_precise), row(AUTO_BF16, 3.0, accuracy=less_precise)])
     assert race.why_not("onnxruntime") == "fail_accuracy: error 4.0e-03"
@@ -91,7 +91,7 @@ def test_an_error_that_only_the_bound_of_bf16_allows_counts_for_bf16_alone(races
 
 
 def test_a_process_that_failed_is_a_record(tmp_path):
-    """With the step that it had reached; the page then names it."""
+    """A process that fails is a record with the step that it had reached, and the page names it."""
     asked = Asked(("bert",), 10.0, 0.0, 3, tmp_path)
     outcome = Outcome(None, "compile auto", "timeout", "longer than 10 s")
     compilers._write(asked, "bert", "race", 0.0, outcome, {"budget_s": 10.0})
@@ -101,7 +101,7 @@ def test_a_process_that_failed_is_a_record(tmp_path):
 
 
 def test_a_compile_ends_when_its_share_of_the_seconds_is_over():
-    """The trial that runs then gets the error; nothing else does."""
+    """When its share of the time ends, only the running candidate gets the error."""
     from backend_kwargs.harness.trial import Trial
 
     class Endless(Trial):
@@ -131,24 +131,24 @@ def build():
 
 
 def test_a_model_is_measured_in_a_process_of_its_own(tmp_path):
-    """Every candidate has a row, and the page is there."""
+    """Every candidate has a row, and the page is written."""
     (tmp_path / "tiny.py").write_text(TINY)
     name = f"{tmp_path / 'tiny.py'}:build"
-    said = []
-    measure(Asked((name,), 240.0, 0.0, 3, tmp_path / "out"), said.append)
+    recorded = []
+    measure(Asked((name,), 240.0, 0.0, 3, tmp_path / "out"), recorded.append)
     (record,) = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")]
     assert (record["model"], record["status"]) == (name, "pass")
     labels = [each["label"] for each in record["comparison"]["candidates"]]
     assert {EAGER, "default", AUTO, AUTO_BF16} <= {*labels} | {*record["lacking"]}
     assert record["comparison"]["environment"]["threads"] == 1
     assert Measured(record).over(AUTO) is not None
-    assert f"{name}: timing" in said
+    assert f"{name}: timing" in recorded
     assert f"| over eager | {name} |" in (tmp_path / "out" / "compilers.md").read_text().splitlines()
     assert len(os.sched_getaffinity(0)) == os.cpu_count()  # the process that measures is pinned, this one is not
 
 
 def test_a_model_that_does_not_exist_is_a_record(tmp_path):
-    """The others are measured all the same."""
+    """A model that does not exist is a record, and the others are still measured."""
     measure(Asked((f"{tmp_path}/none.py:build",), 60.0, 0.0, 3, tmp_path), lambda step: None)
     (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert record["status"] == "fail_to_run"

@@ -58,10 +58,10 @@ def test_cold_samples_are_one_call_however_short(clock):
 
 def test_warm_samples_repeat_after_an_uncounted_call(clock):
     """With a warm L2 a call of 0.1 ms is repeated ten times after an untimed one, and the sample is per call."""
-    told = {}
-    found = device_times({"a": clock.call("a", 1e-4)}, 1, CPU, "warm", warmup=0, repeated=told.__setitem__)
+    recorded = {}
+    found = device_times({"a": clock.call("a", 1e-4)}, 1, CPU, "warm", warmup=0, repeated=recorded.__setitem__)
     assert found["a"] == pytest.approx([1e-4])
-    assert told == {"a": pytest.approx(10, abs=1)}
+    assert recorded == {"a": pytest.approx(10, abs=1)}
     assert clock.events.count("a") == pytest.approx(2 + 1 + 10, abs=1)
 
 
@@ -90,32 +90,32 @@ def test_launches_that_show_are_covered_for_longer(clock, monkeypatch):
             return next(shows)
 
     monkeypatch.setattr(device_timer._Bench, "event", lambda self: Event())
-    told = []
-    device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
-    assert not told
+    recorded = []
+    device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=recorded.append)
+    assert not recorded
     assert clock.events == ["flush"] * 1 + ["a"] + ["flush"] * 2 + ["a"] + ["flush"] * 4 + ["a"] + ["flush"] * 4 + ["a"]
 
 
 def test_covering_ends(clock, monkeypatch):
     """A call that waits for the device cannot be covered: it is timed without cover, and marked."""
-    told = []
+    recorded = []
     monkeypatch.setattr(device_timer._Instant, "query", lambda self: True)
-    device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=told.append)
-    assert told == ["a"]
+    device_times({"a": clock.call("a", 0.1)}, 1, CPU, warmup=0, exposed=recorded.append)
+    assert recorded == ["a"]
     assert clock.events.count("flush") == sum(2**n for n in range(8)) + device_timer.MOST_COVERS
 
 
 def test_a_failing_call_leaves_the_race(clock):
     """A call that raises while it is timed is reported and dropped; the others are timed to the end."""
-    left, told = iter(range(5)), []
+    left, values = iter(range(5)), []
 
     def bad():
         if next(left, None) is None:
             raise RuntimeError("too many blocks")
 
     calls = {"bad": bad, "good": clock.call("good", 0.1)}
-    found = device_times(calls, 6, CPU, failed=lambda name, error: told.append((name, str(error))))
-    assert told == [("bad", "too many blocks")]
+    found = device_times(calls, 6, CPU, failed=lambda name, error: values.append((name, str(error))))
+    assert values == [("bad", "too many blocks")]
     assert found == {"good": pytest.approx([0.1] * 6)}
 
 

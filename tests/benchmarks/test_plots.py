@@ -95,14 +95,14 @@ def test_what_the_roofline_leaves_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [pytest.param(0.8e-3, ["t"], id="faster"), pytest.param(0.895e-3, [], id="within noise")],
 )
-def test_a_winner_out_of_noise_has_no_name(seconds, said, tmp_path):
+def test_a_winner_out_of_noise_has_no_name(seconds, expected, tmp_path):
     """The best template is named only if it is faster than default beyond noise."""
     cells = [cell("eager"), cell(AGAIN), cell("default", 0.9e-3), cell("t", seconds)]
     for axes in drawn(cells, tmp_path, plots.speedups).axes:
-        assert texts(axes) == said
+        assert texts(axes) == expected
 
 
 def test_a_mark_at_the_edge_has_its_value(tmp_path):

@@ -264,8 +264,8 @@ def test_a_peers_noise_is_of_its_own_group():
 def test_the_strongest_is_told_where_all_rivals_were_timed(two_groups):
     """A group without all rivals has no ratio to the strongest; a rival that fails there counts as missing."""
     hand = [dataclasses.replace(c, kind="hand") if c.peer == "hand" else c for c in two_groups]
-    told = {peer for peer, entry in table(hand).items() if "strongest" in entry.speedups}
-    assert told == {"hand", "t"}
+    found = {peer for peer, entry in table(hand).items() if "strongest" in entry.speedups}
+    assert found == {"hand", "t"}
     without = [c for c in two_groups if c.peer != "hand"]
     assert table(without)["auto"].speedups["strongest"].median == pytest.approx(4.0, rel=0.02)
     failed = cell("rival", status="oom", kind="mode", group="part")

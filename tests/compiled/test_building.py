@@ -164,7 +164,7 @@ def test_numbers_may_be_left_unchecked(module, x):
 def test_a_wrong_argument_is_an_error(module, data, device, message):
     with pytest.raises(bk.BackendKwargsError) as raised:
         bk.CompiledModule(bk.CompileConfig(backend="eager")).build(module, data, device)
-    assert str(raised.value).replace(" wants ", " must be ").startswith(message)
+    assert str(raised.value).startswith(message)
 
 
 def test_autocast_gives_back_the_modules_dtype(module, x):

@@ -32,10 +32,10 @@ def call(folder, *arguments, **environment):
 
 
 def test_build_says_what_it_made(folder):
-    said = (folder / "built.txt").read_text()
-    assert said.startswith("CompiledModule(fullgraph=True)\nstate: active on cpu\n")
-    assert re.search(r"compiling +\d+\.\d\d", said)
-    assert said.endswith("Serve it: backend-kwargs run bundle --trust\n")
+    output = (folder / "built.txt").read_text()
+    assert output.startswith("CompiledModule(fullgraph=True)\nstate: active on cpu\n")
+    assert re.search(r"compiling +\d+\.\d\d", output)
+    assert output.endswith("Serve it: backend-kwargs run bundle --trust\n")
 
 
 def test_run_shows_the_first_call_beside_the_compile(folder, tmp_path):

@@ -73,7 +73,7 @@ def test_aitune_field_names_are_taken():
 def test_a_wrong_field_is_an_error_at_once(fields, message):
     with pytest.raises(bk.BackendKwargsError) as raised:
         CompileConfig(**fields)
-    assert str(raised.value).replace(" wants ", " must be ") == message
+    assert str(raised.value) == message
 
 
 def test_describe_shows_changed_fields_alone():

@@ -1,4 +1,4 @@
-"""deploy(guards=False) of a bundle: dynamo's bytecode runs without the module being traced, where that is right."""
+"""deploy(guards=False) of a bundle: dynamo's bytecode runs without tracing the module, if that is right."""
 
 import json
 import pickle
@@ -30,7 +30,7 @@ class Pair(torch.nn.Module):
 
 
 class Breaking(torch.nn.Module):
-    """A module of two graphs."""
+    """A module with two graphs."""
 
     def forward(self, x):
         y = x.sin()
@@ -63,7 +63,7 @@ def frames(path):
     ],
 )
 def test_a_module_of_one_graph_is_not_traced(module, fields, x, tmp_path):
-    """The results are eager's, with the weights of the bundle and after they change, and dynamo traces nothing."""
+    """Results equal eager's, with the bundle's weights and with changed ones, and dynamo traces nothing."""
     torch.manual_seed(1)
     original, other = module(), module()
     data = ((x,), {"scale": 2.0}) if isinstance(original, Pair) else ((x,), {})
@@ -88,7 +88,7 @@ def test_a_module_of_one_graph_is_not_traced(module, fields, x, tmp_path):
     ],
 )
 def test_another_module_is_traced(change, x, tmp_path):
-    """Bytecode of a module in eval mode does not serve a module in training mode, or one of other layers."""
+    """The bytecode of a module is not used for one in another mode or with other layers."""
     path = saved(Pair().eval(), x, tmp_path / "bundle")
     loaded = CompiledModule.load(path, other := Pair().eval(), trust=True)
     change(other)
@@ -105,7 +105,7 @@ def test_another_module_is_traced(change, x, tmp_path):
     ],
 )
 def test_other_modules_are_traced(module, fields, x, tmp_path):
-    """Where there is more than one graph, or more than its code to call, no bytecode is kept."""
+    """If there is more than one graph, or more than its code to call, no bytecode is kept."""
     path = saved(module(), x, tmp_path / "bundle", **fields)
     assert not any(frames(path))
     loaded = deployed(path, module())
@@ -114,7 +114,7 @@ def test_other_modules_are_traced(module, fields, x, tmp_path):
 
 
 def test_bytecode_with_a_global_of_main_is_not_kept(tmp_path):
-    """__main__ is another module in the process that serves, so a module that reads a global of it is traced there."""
+    """Bytecode that reads a global of __main__, which is another module when served, is not kept."""
     program = """
         import sys, torch, backend_kwargs as bk
 
@@ -141,7 +141,7 @@ def test_bytecode_that_is_not_trusted_is_not_run(x, tmp_path):
 
 
 def test_bytecode_of_a_module_that_is_gone_gives_way_to_tracing(x, tmp_path):
-    """Bytecode that refers to a Python module which cannot be imported here warns, and the module is traced."""
+    """If the bytecode needs a Python module that cannot be imported, a warning says so, and the module is traced."""
     loaded = CompiledModule.load(saved(scaled(), x, tmp_path / "bundle"), scaled(), trust=True)
     ((key, graph),) = loaded._built.graphs.items()
     frame = replace(pickle.loads(graph.frame), modules={"torch": "no_such_module"})

@@ -41,10 +41,10 @@ def test_a_model_is_one_part(engine):
     model = net()
     compiled = torch.compile(model, backend=bk.make_backend(engine))
     check(compiled, model, X)
-    told = bk.report(compiled)
-    (graph,) = told.graphs
+    reported = bk.report(compiled)
+    (graph,) = reported.graphs
     assert (graph.engine.engine, len(graph.engine.partitions), graph.engine.fallbacks) == (NAMES[engine], 1, {})
-    assert told.ran is None
+    assert reported.ran is None
 
 
 @both
@@ -157,8 +157,8 @@ def test_the_exporter_does_not_list_the_operators_of_torchvision():
     """It does for others than this package, after a compile too."""
     ran = subprocess.run([sys.executable, "-c", WITHOUT_TORCHVISION], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
-    (said,) = ran.stderr.splitlines()
-    assert said.endswith("torchvision is not installed. Skipping torchvision::nms")
+    (output,) = ran.stderr.splitlines()
+    assert output.endswith("torchvision is not installed. Skipping torchvision::nms")
 
 
 @both

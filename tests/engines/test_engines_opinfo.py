@@ -1,5 +1,6 @@
 """A small sample of torch's operators on each engine; the lists in this folder have all of them."""
 
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,3 +27,11 @@ def test_no_operator_is_worse_than_eager(engine, dtype, op, monkeypatch):
         pytest.skip(f"no {PACKAGES[engine]}")
     monkeypatch.setattr(opinfo, "backend_name", [engine])
     assert opinfo.examine(op, dtype, samples=1).worse == []
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_the_list_has_nothing_worse_than_eager(engine):
+    """Each of torch's operators with samples of float32 is on it."""
+    listed = Path(__file__).with_name(f"opinfo_{engine}.md").read_text()
+    assert opinfo.WORSE not in re.search(r"^Samples: (.*)$", listed, re.MULTILINE)[1]
+    assert listed.count("| float32 |") == 677

@@ -68,11 +68,11 @@ def warned():
 
     @contextlib.contextmanager
     def collecting():
-        told = []
+        recorded = []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            yield told
-        told += [str(each.message) for each in caught if issubclass(each.category, errors.BackendKwargsWarning)]
+            yield recorded
+        recorded += [str(each.message) for each in caught if issubclass(each.category, errors.BackendKwargsWarning)]
 
     return collecting
 

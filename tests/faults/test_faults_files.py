@@ -128,10 +128,10 @@ def controls(text):
 def test_a_table_prints_no_control_characters():
     """Control characters of a store's text are escaped in the log."""
     row = race.RaceRow(SAID, status="fail_to_run", reason=SAID)
-    told = table(Decision(KEY, "graph", SAID, rows=(row,), facts=SAID))
-    assert not controls(told)
-    assert len(told.splitlines()) == 2
-    assert "[bold]" in told
+    found = table(Decision(KEY, "graph", SAID, rows=(row,), facts=SAID))
+    assert not controls(found)
+    assert len(found.splitlines()) == 2
+    assert "[bold]" in found
 
 
 def test_the_command_prints_no_control_characters(store):

@@ -95,10 +95,10 @@ def test_a_row_that_does_not_parse_is_no_decision(auto, races, store, execute, b
     model, x = raced(auto, races, store)
     execute(f"UPDATE decisions SET {column} = ?", (value,))
     begin_anew()
-    with warned() as told:
+    with warned() as messages:
         assert torch.allclose(auto(model)(x), model(x), atol=1e-5)
     assert races.count == 2
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 @torch.no_grad()
@@ -112,14 +112,19 @@ def test_what_a_row_says_further_is_ignored(auto, races, store, execute, begin_a
 
 
 def test_flipped_bits(store, execute, warned):
-    """A flipped bit raises no error and loses at most its page; the next write keeps the rest."""
+    """A flipped bit raises no error and loses at most its page; the next write keeps the rest.
+
+    A store whose schema no longer reads as ours is left as it is.
+    """
     chance = random.Random(17)
     Store(store).add(*map(decision, range(40)))
     whole = store.read_bytes()
+    schema = whole.find(b"tabledecisions"), whole.find(b"\0" * 8, whole.find(b"sqlite_autoindex"))
     kept = []
     for _ in range(60 * TIMES):
         flipped = bytearray(whole)
-        flipped[chance.randrange(100, len(whole))] ^= 1 << chance.randrange(8)
+        at = chance.randrange(100, len(whole))
+        flipped[at] ^= 1 << chance.randrange(8)
         for path in store.parent.iterdir():
             path.unlink()
         store.write_bytes(flipped)
@@ -129,7 +134,7 @@ def test_flipped_bits(store, execute, warned):
             Store(store).put(MADE)
             kept.append(len(Store(store).all()))
         assert kept[-1] >= found
-    assert min(kept) >= 1
+        assert kept[-1] >= 1 or schema[0] <= at < schema[1] + 8, at
     assert sum(each >= 30 for each in kept) >= 0.9 * len(kept)
 
 
@@ -154,9 +159,9 @@ def test_a_row_that_is_no_text_hides_no_other(store, execute, warned):
     """Invalid UTF-8 loses only its own row."""
     Store(store).add(*map(decision, range(3)))
     execute("UPDATE decisions SET facts = CAST(x'fffe' AS TEXT) WHERE key = ?", (f"{1:064}",))
-    with warned() as told:
+    with warned() as messages:
         assert len(Store(store).all()) == 2
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 # ---- paths
@@ -197,11 +202,11 @@ def test_a_store_that_cannot_be(auto, races, tmp_path, monkeypatch, warned, plac
     at = place(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     x = torch.randn(4, 8)
-    with warned() as told:
+    with warned() as messages:
         for _ in range(2):
             assert torch.equal(auto(torch.relu, store=at)(x), torch.relu(x))
             torch._dynamo.reset()
-    assert (len(told), races.count) == (1, 1)
+    assert (len(messages), races.count) == (1, 1)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -210,14 +215,14 @@ def test_a_folder_that_may_not_be_entered(tmp_path, warned):
     """A folder without permission causes a warning, not an error."""
     (tmp_path / "closed").mkdir(mode=0o700)
     held = Store(tmp_path / "closed" / "decisions.sqlite")
-    with warned() as told:
+    with warned() as messages:
         os.seteuid(65534)
         try:
             assert held.find(KEY) is None
             held.put(MADE)
         finally:
             os.seteuid(0)
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 @torch.no_grad()
@@ -228,10 +233,10 @@ def test_nobody_at_home(auto, races, tmp_path, monkeypatch, warned):
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     monkeypatch.chdir(tmp_path)
     x = torch.randn(4, 8)
-    with warned() as told:
+    with warned() as messages:
         assert torch.equal(auto(torch.relu)(x), torch.relu(x))
-    assert len(told) == 1
-    assert "no home directory is known" in told[0]
+    assert len(messages) == 1
+    assert "no home directory is known" in messages[0]
     assert not list(tmp_path.iterdir())
 
 
@@ -277,7 +282,7 @@ def test_a_lock_costs_little(store, monkeypatch, warned):
     module = sys.modules[Store.__module__]
     monkeypatch.setattr(module, "WAIT_S", 0.5)
     Store(store).put(MADE)
-    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other, warned() as told:
+    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other, warned() as messages:
         other.execute("BEGIN EXCLUSIVE")
         began = time.perf_counter()
         for at in range(20):
@@ -285,7 +290,7 @@ def test_a_lock_costs_little(store, monkeypatch, warned):
             Store(store).put(decision(at))
         took = time.perf_counter() - began
     assert 0.4 < took < 1.2
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -305,12 +310,12 @@ def test_another_programs_database_is_left_alone(store, execute, warned, script)
     """A database that is not a store is neither written, nor renamed, nor read."""
     execute(script)
     before = store.read_bytes()
-    with warned() as told:
+    with warned() as messages:
         assert Store(store).find(KEY) is None
         Store(store).put(MADE)
     assert store.read_bytes() == before
     assert [path.name for path in store.parent.iterdir()] == [store.name]
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize("schema", [1, 2])
@@ -348,9 +353,9 @@ def test_a_newer_store_is_read_and_not_written(store, execute, warned):
     execute(f"ALTER TABLE decisions ADD COLUMN more DEFAULT 1; CREATE TABLE further (what); {later}")
     before = store.read_bytes()
     assert Store(store).find(KEY) == MADE
-    with warned() as told:
+    with warned() as messages:
         Store(store).put(decision(1))
-    assert "a newer release of backend-kwargs wrote it" in told[0]
+    assert "a newer release of backend-kwargs wrote it" in messages[0]
     assert store.read_bytes() == before
     assert [path.name for path in store.parent.iterdir()] == [store.name]
 
@@ -386,9 +391,9 @@ def test_a_trigger_is_found(store, execute, warned):
     """A store with a trigger that drops writes counts as another program's; the warning says that nothing is kept."""
     Store(store).put(MADE)
     execute("CREATE TRIGGER drops BEFORE INSERT ON decisions BEGIN SELECT RAISE(IGNORE); END")
-    with warned() as told:
+    with warned() as messages:
         Store(store).put(decision(1))
-    assert len(told) == 1
+    assert len(messages) == 1
 
 
 def test_a_value_that_is_too_long_hides_no_other(store, execute, warned):
@@ -414,12 +419,12 @@ for at in range(100_000):
 
 def test_killed_writers_lose_nothing(store):
     """Everything that killed writers confirmed is in the store."""
-    chance, told = random.Random(3), set()
+    chance, confirmed = random.Random(3), set()
     for at in range(3 * TIMES):
         writer = subprocess.Popen([sys.executable, "-c", WRITER, store, str(at)], stdout=-1, text=True)
-        told |= {f"{at}-{writer.stdout.readline().strip()}"}
+        confirmed |= {f"{at}-{writer.stdout.readline().strip()}"}
         time.sleep(chance.random() / 5)
         writer.kill()
         lines = writer.communicate()[0].splitlines(keepends=True)
-        told |= {f"{at}-{line.strip()}" for line in lines if line.endswith("\n")}
-    assert told <= {each.key for each in Store(store).all()}
+        confirmed |= {f"{at}-{line.strip()}" for line in lines if line.endswith("\n")}
+    assert confirmed <= {each.key for each in Store(store).all()}

@@ -17,18 +17,18 @@ def cases():
     """Run every case in one process group; return the reports."""
     command = [sys.executable, HERE / "two_ranks.py", "--device", "cpu", "--budget_s", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    assert told, ran.stderr
-    return {each["case"]: each for each in told}
+    output = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    assert output, ran.stderr
+    return {each["case"]: each for each in output}
 
 
 @pytest.mark.parametrize("which", ["template", "auto"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "tp"])
 def test_trains_as_in_eager(kind, which):
     """Losses, gradients and a checkpoint loaded uncompiled equal those of training in eager."""
-    told = cases()[f"{kind}:{which}"]
-    assert told["graphs"] > 0
-    assert max(told["loss"], told["gradients"], told["checkpoint"]) < 1e-4
+    found = cases()[f"{kind}:{which}"]
+    assert found["graphs"] > 0
+    assert max(found["loss"], found["gradients"], found["checkpoint"]) < 1e-4
 
 
 def test_auto_decides_each_bucket():

@@ -118,8 +118,8 @@ def test_torchtitan_refuses_other_backends_for_flex_attention(llama, parallel_di
     """The page quotes torchtitan's error for a model with FlexAttention."""
     with pytest.raises(ValueError, match="Model uses FlexAttention") as raised:
         run("torchtitan", model=llama.build(), parallel_dims=parallel_dims)
-    said = str(raised.value).replace(repr(FAST), "...").split(";")[0]
-    assert said in " ".join(SECTIONS["torchtitan"].split())
+    found = str(raised.value).replace(repr(FAST), "...").split(";")[0]
+    assert found in " ".join(SECTIONS["torchtitan"].split())
 
 
 def test_torchtitan_way_round_sets_inductors_config():

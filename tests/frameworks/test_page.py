@@ -33,6 +33,17 @@ def test_aotinductor_snippet_runs():
         torch.testing.assert_close(run("AOTInductor", model=model, x=x)["result"], model(x))
 
 
+def test_another_compiler_runs_the_snippet(capsys):
+    """The model is one part of ONNX Runtime's, with eager's numbers."""
+    pytest.importorskip("onnxruntime")
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.randn(2, 8)
+    with torch.no_grad():
+        wanted = model(x)
+    result = run("OpenVINO, ONNX Runtime, TensorRT", model=model, x=x, torch=torch)["result"]
+    torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-5)
+    assert "in 1 partition of ONNX Runtime" in capsys.readouterr().out
+
+
 def test_cache_artifacts_snippet_runs():
     """The page's snippet of cache artifacts runs."""
     torch.compile(lambda x: x.sin() + 1, backend="tmpl-inductor:fast_compile")(torch.ones(3))

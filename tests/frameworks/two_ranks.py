@@ -165,11 +165,11 @@ def rank(at: int, given: argparse.Namespace, folder: str) -> None:
     wrong = 0
     for name in given.only or [f"{kind}:{which}" for kind in PARALLEL for which in TEMPLATES]:
         kind, _, which = name.partition(":")
-        told = case(kind, which, device, sizes, {"budget_s": given.budget_s})
-        bad = max(told["loss"], told["gradients"], told["checkpoint"]) > given.tolerance
+        found = case(kind, which, device, sizes, {"budget_s": given.budget_s})
+        bad = max(found["loss"], found["gradients"], found["checkpoint"]) > given.tolerance
         wrong += bad
         if at == 0:
-            print(json.dumps(told | {"right": not bad}), flush=True)
+            print(json.dumps(found | {"right": not bad}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
     sys.exit(bool(wrong))

@@ -24,7 +24,7 @@ def normal(*shape, dtype=torch.bfloat16):
 
 
 def close(got, want, dtype):
-    """Within the dtype's rounding of the largest value."""
+    """Check that results agree within the dtype's rounding of the largest value."""
     error = (got.double() - want.double()).abs().max() / want.double().abs().max().clamp(min=1e-6)
     assert error < TOLERANCE[dtype], float(error)
 
@@ -103,6 +103,25 @@ def test_cudnn_attention(causal):
     want = F.scaled_dot_product_attention(*exact([q, k, v]), is_causal=causal, scale=0.125).transpose(1, 2)
     close(got.cpu(), want, torch.bfloat16)
     assert got.is_contiguous()
+
+
+@pytest.mark.parametrize("shifted", [False, True], ids=["bias", "bias and masks"])
+def test_windows_of_a_library(shifted):
+    """In windows our kernel takes the place of scaled_dot_product_attention, as timm's Swin calls it."""
+    qkv = normal(12, 49, 3, 4, 32).permute(2, 0, 3, 1, 4)
+    table, mask = normal(4, 49, 49), torch.where(normal(4, 1, 49, 49) > 1, -100.0, 0.0).bfloat16()
+
+    def attend(qkv, table, mask):
+        q, k, v = qkv.unbind(0)
+        bias = table.unsqueeze(0)
+        if shifted:
+            bias = bias + mask.view(1, 4, 1, 49, 49).expand(3, -1, 4, -1, -1).reshape(-1, 4, 49, 49)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype)).transpose(1, 2).flatten(2)
+
+    got, code, _ = code_of(attend, (qkv, table, mask), ("attention",))
+    assert code.count("torch.ops.backend_kwargs.attention.default(") == 1
+    assert not _without_kernel
+    close(got.cpu(), attend(*exact([qkv, table, mask])), torch.bfloat16)
 
 
 def test_no_engine():
@@ -205,7 +224,7 @@ def in_float64(fn, args, grad):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(3, 50, 768), (300, 1000), (70, 8192)], ids=str)
 def test_layer_norm_backward(shape, dtype):
-    """The gradients of layer norm agree with float64, beside a forward pass that is Inductor's."""
+    """The gradients of layer norm agree with float64, with Inductor's own forward pass."""
     args = [normal(*size, dtype=dtype).requires_grad_() for size in (shape, shape[-1:], shape[-1:])]
 
     def fn(x, weight, bias):
@@ -234,7 +253,7 @@ def joined(x, cos, sin):
 @pytest.mark.parametrize(("fn", "width"), [(rotated, 128), (joined, 64)], ids=["rotated", "joined"])
 @pytest.mark.parametrize("heads_last", [True, False], ids=["heads last", "heads first"])
 def test_rotary(fn, width, heads_last, dtype):
-    """The rotary embedding and its gradient agree with float64, whatever the layout."""
+    """The rotary embedding and its gradient agree with float64 in every layout."""
     x = normal(2, 100, 8, 128, dtype=dtype).transpose(1, 2) if heads_last else normal(2, 8, 100, 128, dtype=dtype)
     args = [x.requires_grad_(), normal(2, 1, 100, width, dtype=dtype), normal(2, 1, 100, width, dtype=dtype)]
     grad = torch.randn_like(x)
@@ -247,7 +266,7 @@ def test_rotary(fn, width, heads_last, dtype):
 
 
 def test_training_step_under_cuda_graphs():
-    """Both kernels go into a CUDA graph, with inputs that change."""
+    """A CUDA graph replays both kernels with changing inputs."""
     norm = nn.LayerNorm(256).to("cuda", torch.bfloat16)
     cos, sin = normal(64, 32), normal(64, 32)
 

@@ -252,8 +252,8 @@ def test_tuning_compiles_no_kernel_again(tmp_path):
     places = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     without = ("TRITON_PTXAS_PATH", "TORCHINDUCTOR_COMPILE_THREADS", "TRITON_INTERPRET")
     env = {name: value for name, value in os.environ.items() if name not in without} | places
-    told = subprocess.check_output([sys.executable, "-c", TUNED], text=True, env=env)
-    found, compiled = map(int, told.splitlines()[-1].split())
+    output = subprocess.check_output([sys.executable, "-c", TUNED], text=True, env=env)
+    found, compiled = map(int, output.splitlines()[-1].split())
     assert (found > 5, compiled) == (True, 0)
 
 

@@ -13,6 +13,7 @@ from backend_kwargs.compilers.inductor.rewrites.apply import rewrite_graph
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
+HEADS = torch.tensor([0.2, 0.3, 0.5]).reshape(3, 1, 1)
 # How models write the scores.
 SCORES = {
     "q scaled": lambda q, k, b: (q * 0.3) @ k.transpose(-2, -1) + b,
@@ -22,6 +23,7 @@ SCORES = {
     "two biases": lambda q, k, b: q @ k.transpose(-2, -1) + b + b * 0.5,
     "in place": lambda q, k, b: (q @ k.transpose(-2, -1)).mul_(0.3).add_(b),
     "no bias": lambda q, k, b: q @ k.transpose(-2, -1) * 0.3,
+    "a scale of heads": lambda q, k, b: (q @ k.transpose(-2, -1)) * HEADS.to(q.dtype) + b,
     "float32": lambda q, k, b: (q @ k.transpose(-2, -1)).float() * 0.3 + b,
 }
 BIASES = {
@@ -72,7 +74,7 @@ def test_computes_the_same(dtype, scores, bias, heads_last, strided, seed):
 
 
 def windows(images, masks=4, mask_of_image=1):
-    """Return what attends in windows, with a bias of positions and masks of each image's windows, as Swin has it."""
+    """Return attention in windows with a position bias and masks of each image's windows, as in Swin."""
     table, mask = torch.randn(3, 5, 5), torch.randn(mask_of_image, masks, 1, 5, 5).mul(9).round()
 
     def call(q, k, v, scale=0.3):
@@ -87,7 +89,7 @@ def windows(images, masks=4, mask_of_image=1):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("images", [1, 3])
 def test_shifted_windows(images, dtype):
-    """Masks that repeat for each image are passed on as they are, joined with the bias."""
+    """Masks that repeat for each image are passed on without the repetition, added to the bias."""
     fn, args = windows(images)
     args = tuple(arg.to(dtype) for arg in args)
     rewriting = Rewriting(fn, "attention")
@@ -99,7 +101,7 @@ def test_shifted_windows(images, dtype):
 
 
 def test_masks_of_each_image_stay():
-    """Masks that differ from image to image do not repeat."""
+    """Masks that differ between images stay unchanged."""
     fn, args = windows(2, mask_of_image=2)
     assert matched(fn, args, "attention") == 0
 
@@ -129,6 +131,10 @@ NEAR = {
     "over queries": lambda q, k, v, b: K(q, k, b).softmax(-2) @ v,
     "over heads": lambda q, k, v, b: K(q, k, b).softmax(1) @ v,
     "log-softmax": lambda q, k, v, b: K(q, k, b).log_softmax(-1) @ v,
+    "a scale of heads after the bias": lambda q, k, v, b: ((q @ k.transpose(-2, -1) + b) * HEADS).softmax(-1) @ v,
+    "a scale of heads of another dtype": lambda q, k, v, b: (
+        (q @ k.transpose(-2, -1) * HEADS.double() + b).softmax(-1).to(v.dtype) @ v
+    ),
     "a scale for each key": lambda q, k, v, b: (q @ k.transpose(-2, -1) * b).softmax(-1) @ v,
     "a function of the scores": lambda q, k, v, b: (q @ k.transpose(-2, -1)).tanh().softmax(-1) @ v,
     "weights on the right": lambda q, k, v, b: v.transpose(-2, -1) @ K(q, k, b).softmax(-1).transpose(-2, -1),
@@ -188,14 +194,14 @@ def with_bias(by, keys, bias, grad=False):
 
 
 def repeated(table, mask):
-    """Return a bias with masks that repeat, as timm has it for scaled_dot_product_attention."""
+    """Return a bias with repeated masks, as timm passes it to scaled_dot_product_attention."""
     keys = table.shape[-1]
     masks = mask.view(1, 4, 1, keys, keys).expand(2, -1, 4, -1, -1)
     return table.unsqueeze(0) + masks.reshape(-1, 4, keys, keys)
 
 
 def pad(graph):
-    """Pad the bias and cut it again, as torch does for the memory-efficient kernel."""
+    """Pad the bias and slice it again, as torch does for the memory-efficient kernel."""
     aten = torch.ops.aten
     (node,) = graph.find_nodes(op="call_function", target=aten._scaled_dot_product_efficient_attention.default)
     bias = node.args[3]
@@ -217,7 +223,7 @@ FEW = {
 
 @pytest.mark.parametrize(("by", "bias", "wanted"), FEW.values(), ids=FEW)
 def test_a_library_over_few_keys(by, bias, wanted):
-    """Our kernel takes a library's place where there is a bias over few keys; what repeats is not written out."""
+    """With a bias and few keys our kernel replaces a library's, and repeated masks are not materialized."""
     gm = with_bias(by, 49, bias)
     if by == "efficient":
         pad(gm.graph)
@@ -241,7 +247,7 @@ STAYS = {
 
 @pytest.mark.parametrize(("keys", "grad", "bias"), STAYS.values(), ids=STAYS)
 def test_a_library_stays(keys, grad, bias):
-    """Over many keys, without a bias and where a backward pass follows the library's kernel stays."""
+    """A library's kernel stays if there are many keys, no bias, or a backward pass."""
     assert rewrite_graph(with_bias("efficient", keys, bias, grad).graph, "attention") == 0
 
 

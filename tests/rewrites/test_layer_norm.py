@@ -1,4 +1,4 @@
-"""The gradients of layer norm by an operator of their own."""
+"""The gradients of layer norm as one operator."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ NAME = "layer_norm_backward"
 
 
 def agree(changed, fn, args, dtype):
-    """Raise unless results and gradients are float64's, up to the rounding of `dtype`, in eager's dtypes."""
+    """Raise unless results and gradients equal float64's up to the rounding of `dtype`, with eager's dtypes."""
     got, eager = gradients(changed, args), gradients(fn, args)
     want = gradients(fn, [arg.double() for arg in args])
     for one, plain, exact in zip(got, eager, want, strict=True):
@@ -65,7 +65,7 @@ NEAR = {
 
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
 def test_near_miss(fn):
-    """Another norm, or one without these gradients, stays as it is."""
+    """Other norms, and layer norms without these gradients, stay unchanged."""
     changed, x = Changed(lambda x: fn(x).sum().to(x.dtype), NAME), torch.randn(2, 4, 6)
     torch.testing.assert_close(gradients(changed, [x]), gradients(lambda x: fn(x).sum().to(x.dtype), [x]))
     assert changed.counts[NAME] == 0
@@ -81,7 +81,7 @@ def test_inference_stays():
 
 
 def test_compiled():
-    """The forward pass is Inductor's own code, the gradients are one operator, and training goes on as in eager."""
+    """Inductor compiles the forward pass, the gradients are one operator, and training continues as in eager."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 32), nn.LayerNorm(32))
     x = torch.randn(8, 16)
@@ -99,7 +99,7 @@ def test_compiled():
 
 
 def test_dynamic_rows():
-    """Rows may vary."""
+    """The number of rows may vary."""
     norm = nn.LayerNorm(8)
     changed = Changed(norm, NAME)
     for rows in (3, 5, 7):

@@ -60,7 +60,7 @@ def test_computes_the_same(name, dtype, rows, classes, ignored, wide, scale, see
 
 
 def test_dynamic_rows():
-    """Rows may vary: to count bytes makes no size constant."""
+    """The number of rows may vary: counting bytes makes no size constant."""
     changed = Changed(F.cross_entropy, "cross_entropy")
     for rows in (3, 5, 7):
         args = torch.randn(rows, 4), torch.randint(4, (rows,))

@@ -1,4 +1,4 @@
-"""The rotary embedding as one operator: the ways in which models write it, and what is only alike."""
+"""The rotary embedding as one operator: the forms in which models write it, and similar graphs."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def angles(shape, dtype, requires_grad=False):
     seed=st.integers(0, 9),
 )
 def test_computes_the_same(dtype, spelling, broadcast, half, heads_last, partly, seed):
-    """However it is spelt, result and gradient agree with float64."""
+    """Result and gradient of every form agree with float64."""
     torch.manual_seed(seed)
     halved, turn = SPELLINGS[spelling]
     wide = 3 * half if partly else 2 * half
@@ -107,7 +107,7 @@ NEAR = {
 
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
 def test_near_miss(fn):
-    """What is only alike stays as it is."""
+    """Similar graphs stay unchanged."""
     call = lambda x: fn(x).square().sum().float()  # noqa: E731
     changed, x = Changed(call, "rotary"), torch.randn(2, 2, 5, 8)
     torch.testing.assert_close(gradients(changed, [x]), gradients(call, [x]))
@@ -115,7 +115,7 @@ def test_near_miss(fn):
 
 
 def test_angles_with_gradients_stay():
-    """Angles that are trained keep their gradients."""
+    """Angles that need gradients keep them."""
     cos, sin = angles((5, 8), torch.float32, requires_grad=True)
     fn = lambda x: (x * cos + rotate_half(x) * sin).sum()  # noqa: E731
     changed, x = Changed(fn, "rotary"), torch.randn(2, 2, 5, 8)
@@ -124,7 +124,7 @@ def test_angles_with_gradients_stay():
 
 
 def test_a_model():
-    """Llama of transformers: queries and keys of each layer are turned by the operator, in training and inference."""
+    """In transformers' Llama the operator rotates the queries and keys of each layer, in training and inference."""
     pytest.importorskip("transformers")
     transformers = imported("transformers")
     config = transformers.LlamaConfig(

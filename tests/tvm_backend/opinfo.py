@@ -186,11 +186,11 @@ def isolated(names: list[str], dtype: str, samples: int | None, gradients: bool)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             started = ""
             for line in process.stdout or ():
-                told = json.loads(line) if line.startswith("{") else {}
-                started = told.get("starts", started)
-                if "op" in told:
-                    names = names[names.index(told["op"]) + 1 :]
-                    yield Verdict(**{**told, "counts": Counter(told["counts"])})
+                output = json.loads(line) if line.startswith("{") else {}
+                started = output.get("starts", started)
+                if "op" in output:
+                    names = names[names.index(output["op"]) + 1 :]
+                    yield Verdict(**{**output, "counts": Counter(output["counts"])})
         if names:
             crashed = started if started in names else names[0]
             names = names[names.index(crashed) + 1 :]

@@ -366,9 +366,9 @@ def test_a_rule_that_fails_leaves_plain_loops(monkeypatch):
 
     monkeypatch.setattr(schedules, "schedule_cpu", broken)
     x = torch.randn(3, 7)
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         assert_close(run(module(relax.op.exp, f32(3, 7)), x), x.exp())
-    assert [str(each.message) for each in told] == [
+    assert [str(each.message) for each in warned] == [
         "TVM runs a function in plain loops, since its schedule failed: RuntimeError: no."
     ]
 

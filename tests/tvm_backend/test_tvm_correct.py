@@ -109,9 +109,9 @@ def test_frozen_parameter_comes_out_as_itself(compiled):
 def test_freeze_is_inert_under_grad(compiled):
     net, x = mlp(), torch.randn(3, 8)
     call = compiled(net, freeze=True)
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         call(x)
-    assert [str(each.message) for each in told] == [
+    assert [str(each.message) for each in warned] == [
         "Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad()."
     ]
 
@@ -176,9 +176,9 @@ def test_failing_build_runs_in_eager(compiled, monkeypatch):
 
     monkeypatch.setattr(compile_graph, "build", build)
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(4)
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         assert_close(call(x), x.sin() + 1)
-    assert [str(each.message) for each in told] == [
+    assert [str(each.message) for each in warned] == [
         "TVM failed to compile a part of a graph, which runs in eager: RuntimeError: no luck at all."
     ]
     assert call.fallbacks == {"sin, add": "RuntimeError: no luck at all"}
@@ -222,9 +222,9 @@ def sine_of_noise(x):
 def test_verify_runs_in_eager_what_is_wrong(compiled, wrong_sine):
     """A wrong part runs in eager from the first call on; one warning names the output."""
     call, x = compiled(lambda x: (x + 1, x.sin()), verify=True), torch.randn(64)
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         assert_close(call(x), (x + 1, x.sin()))
-    (message,) = [str(each.message) for each in told]
+    (message,) = [str(each.message) for each in warned]
     assert message.startswith(
         "TVM's results differ from eager's, so the inference graph runs in eager: inference output[1]:"
     )
@@ -249,17 +249,17 @@ def test_verify_looks_at_gradients(compiled, wrong_sine):
 @torch.no_grad()
 def test_verify_leaves_no_trace(compiled, request, wrong):
     """With `verify` a graph writes once and draws random numbers once."""
-    told = contextlib.nullcontext()
+    context = contextlib.nullcontext()
     if wrong:
         request.getfixturevalue("wrong_sine")
-        told = pytest.warns(BackendKwargsWarning)
+        context = pytest.warns(BackendKwargsWarning)
     x = torch.randn(64)
     eager, written = x.clone(), x.clone()
     call = compiled(sine_of_noise, verify=True)
     torch.manual_seed(7)
     wanted = [sine_of_noise(eager) for _ in range(3)]
     torch.manual_seed(7)
-    with told:
+    with context:
         result = [call(written) for _ in range(3)]
     assert_close(result, wanted)
     assert_close(written, eager)

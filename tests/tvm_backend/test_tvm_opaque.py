@@ -98,3 +98,46 @@ def test_numbers_are_plain_again_within_a_function():
     assert is_opaque(zero)
     assert NUMBER not in str(opaque(x * zero))
     assert "mul" in str(opaque(x * zero))
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "once"),
+    [
+        pytest.param(
+            lambda b, x, w: torch.addmm(b, x, w) + 0.0, ((6,), (5, 1), (1, 6)), "b_1_ptr[", id="a product's bias"
+        ),
+        pytest.param(
+            lambda x, w, b: torch.conv2d(x, w, b) + 0.0, ((1, 1, 4, 4), (3, 1, 1, 1), (3,)), "b_1_ptr[", id="conv's"
+        ),
+        pytest.param(lambda x: torch.linalg.vector_norm(x, 2, -1), ((5, 1),), "sqrtf(", id="a norm's root"),
+        pytest.param(lambda x: (x > 0.5).any(-1), ((5, 1),), "!= 0", id="any"),
+    ],
+)
+def test_a_reduction_over_one_element_is_computed_once_on_cuda(function, args, once):
+    """What follows a reduction is not merged into its initial value as well."""
+    code = source(function, *map(torch.rand, args))
+    stores = [line for line in code.splitlines() if "T_ptr[((int)threadIdx.x)] =" in line]
+    assert sum(line.count(once) for line in stores) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64], ids=str)
+def test_wrapped_integers_are_divided_rounding_down_on_cuda(dtype):
+    """A sum that wraps may be negative, so its division is not C's, which truncates."""
+    code = source(lambda v: (v + 100) // 7, torch.ones(5, dtype=dtype))
+    (store,) = [line for line in code.splitlines() if "_ptr[((int)threadIdx.x)] =" in line]
+    assert "% " in store or "?" in store, store
+
+
+def test_the_smallest_integer_is_no_literal_of_a_maximum_on_cuda():
+    """CUDA reads -2147483648 as a wider type than the other argument of max."""
+    assert "max(-2147483648" not in source(lambda v: v.amax(-1), torch.ones(5, 1, dtype=torch.int32))
+
+
+def test_vectors_are_compared_with_nan_without_not_on_cuda():
+    """CUDA's vectors have no operator !, and TVM vectorizes the loops of products."""
+    layer = torch.nn.Linear(256, 256)
+
+    def function(x, weight, bias):
+        return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
+
+    assert "= !" not in source(function, torch.rand(32, 256), layer.weight.detach(), layer.bias.detach())

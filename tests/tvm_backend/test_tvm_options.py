@@ -230,9 +230,9 @@ def test_settings(given, scheduler, trials):
 )
 def test_nothing_to_reuse(options, tmp_path):
     """A work_dir without results is reported by explain and at the compile."""
-    told = f"TVM option 'work_dir' cannot act fully here: {str(tmp_path)!r} contains no results of a search; "
+    message = f"TVM option 'work_dir' cannot act fully here: {str(tmp_path)!r} contains no results of a search; "
     options = {"work_dir": str(tmp_path), **options}
-    assert explain("tvm", options).notes == (f"{told}nothing is tuned.",)
+    assert explain("tvm", options).notes == (f"{message}nothing is tuned.",)
     (tmp_path / "search").mkdir()
     (tmp_path / "search" / "database_workload.json").touch()
     assert explain("tvm", options).notes == ()

@@ -99,11 +99,11 @@ def test_no_trials_reuse_only(tmp_path):
 )
 def test_results_for_another_target_are_not_reused(kept, tmp_path, target):
     work_dir = copied(kept, tmp_path).parents[1]
-    with pytest.warns(BackendKwargsWarning) as told:
+    with pytest.warns(BackendKwargsWarning) as warned:
         assert tuned(work_dir, trials=0, target=target).tuned == 0
     why = f"{str(work_dir)!r} has no results of a search for this target, and nothing is tuned"
     remedy = "also write scheduler='meta_schedule', trials=64, once"
-    assert [str(each.message) for each in told] == [f"TVM option 'work_dir': {why}; {remedy}."]
+    assert [str(each.message) for each in warned] == [f"TVM option 'work_dir': {why}; {remedy}."]
     assert tuned(work_dir, trials=1, target=target).notes == ("measured 2 schedules",)
     assert tuned(work_dir, trials=0, target=target).tuned == 1
 

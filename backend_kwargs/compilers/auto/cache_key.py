@@ -52,8 +52,8 @@ def _source(kernel: Any) -> list[str]:
 
     if hasattr(kernel, "src"):
         return [code_of(kernel)]
-    said = [f"{name}: {_said(getattr(kernel, name))}" for name in DECORATED if hasattr(kernel, name)]
-    return [*said, *_source(kernel.fn)]
+    found = [f"{name}: {_said(getattr(kernel, name))}" for name in DECORATED if hasattr(kernel, name)]
+    return [*found, *_source(kernel.fn)]
 
 
 def _said(value: Any) -> str:

@@ -40,7 +40,7 @@ class GraphStats:
     """One graph on one device: `ops` counts the operators run in eager, bytes are of unique inputs and of outputs.
 
     `flops` excludes 8-bit products, which run at another speed. `unaligned` counts the GEMMs whose rows do not begin at
-    multiples of 16 bytes. `opaque` graphs contain operators that cannot be counted.
+    multiples of 16 bytes. `names` are those of the operators. `opaque` graphs contain operators that cannot be counted.
     """
 
     device: str
@@ -60,6 +60,7 @@ class GraphStats:
     dynamic: bool
     opaque: bool = False
     products: tuple[Product, ...] = ()
+    names: frozenset[str] = frozenset()
 
     @property
     def gpu(self) -> bool:
@@ -177,6 +178,7 @@ def observed_stats(
         bytes_written=bytes_of(result),
         opaque=seen.opaque,
         products=tuple(seen.products.values()),
+        names=frozenset(named),
         random=bool(seen.tags[torch.Tag.nondeterministic_seeded]),
         **known,
     )

@@ -325,8 +325,8 @@ def _prepare(connection: _Connection, schema: int) -> None:
     """Check the whole file; create the table in a new one, and add what an older store lacks."""
     if schema > SCHEMA:
         raise NotOursError("a newer release of backend-kwargs wrote it; update this one, or name another file")
-    if (told := connection.rows("PRAGMA integrity_check(1)")[0][0]) != b"ok":
-        raise DamagedError(told.decode(errors="replace"))
+    if (problem := connection.rows("PRAGMA integrity_check(1)")[0][0]) != b"ok":
+        raise DamagedError(problem.decode(errors="replace"))
     connection.execute(f"CREATE TABLE IF NOT EXISTS decisions ({', '.join(COLUMNS)}, PRIMARY KEY (key))")
     held = _columns(connection)
     for name in COLUMNS:

@@ -53,18 +53,18 @@ class Inputs:
     def of(cls, gm: GraphModule, example_inputs: Sequence[Any]) -> "Inputs":
         """Return the inputs of `gm`; one eager call, on copies of all but parameters, shows which are written."""
         pairs = list(enumerate(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)))
-        told = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node)}
+        declared = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node)}
         # Some changes do not count in the version of dynamo's fakes, such as batch norm statistics: compare the values.
         others = {
             at
             for at, (node, value) in pairs
             if has_memory(value) and (type(value) is torch.Tensor or exposes_data(node))
         }
-        suspects = cls(example_inputs, _with_memory_shared(example_inputs, told | others))
+        suspects = cls(example_inputs, _with_memory_shared(example_inputs, declared | others))
         with torch.no_grad():
             gm(*(given := suspects.fresh()))
-        seen = {at for at in suspects.written if not torch.equal(_bits(given[at]), _bits(example_inputs[at]))}
-        return cls(example_inputs, _with_memory_shared(example_inputs, told | seen))
+        changed = {at for at in suspects.written if not torch.equal(_bits(given[at]), _bits(example_inputs[at]))}
+        return cls(example_inputs, _with_memory_shared(example_inputs, declared | changed))
 
     def fresh(self) -> list[Any]:
         """Return inputs to call a candidate with: the tensors themselves if they are only read, else copies.

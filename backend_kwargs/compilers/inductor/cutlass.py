@@ -36,8 +36,10 @@ def cutlass_dir() -> Path:
         BackendKwargsError: if a package is missing, or the user's cache directory cannot be written.
 
     """
+    from platformdirs import user_cache_path
+
     parts = _parts()
-    target = _cache() / _key(parts)
+    target = user_cache_path("backend-kwargs") / "cutlass" / _key(parts)
     if not _complete(target, parts):
         try:
             _lay_out(target, parts)
@@ -176,9 +178,3 @@ def _link_or_copy(source: Path, target: Path) -> None:
         target.symlink_to(source, target_is_directory=True)
     except OSError:  # a file system without links
         shutil.copytree(source, target)
-
-
-def _cache() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("backend-kwargs") / "cutlass"

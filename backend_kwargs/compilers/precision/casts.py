@@ -141,7 +141,8 @@ class _Cast:
         """Cast an added value without making finite numbers infinite: a row of -inf is nan after softmax."""
         if not isinstance(leaf, Node) or _dtype(self.gm, leaf) != torch.float32:
             return leaf
-        if leaf.op == "get_attr" or leaf in self.narrow or _is_parameter(leaf):
+        constant = leaf.op == "get_attr" or isinstance(leaf.meta.get("example_value"), torch.nn.Parameter)
+        if constant or leaf in self.narrow:
             return self._narrowed(leaf)
         limits = torch.finfo(self.dtype)
         infinite = self.graph.call_method("isinf", (leaf,))
@@ -197,7 +198,9 @@ def _overwritten(graph: torch.fx.Graph, detached: set[Node]) -> set[int]:
     for node in graph.nodes:
         if not _writes(node):
             continue
-        for written in _written(node):
+        for written in (*node.args[:1], node.kwargs.get("out")):
+            if not isinstance(written, Node):
+                continue
             storages = _storages(written.meta.get("example_value"))
             earlier = [each for storage in storages for each in readers[storage] if order[each] < order[node]]
             if _dead_after(earlier, node, order) and _out_of_place(node):
@@ -213,10 +216,6 @@ def _writes(node: Node) -> bool:
     augmented = getattr(operator, name, None) is node.target and name.startswith("i") and name[1:] in dir(operator)
     inplace = node.kwargs.get("inplace") is True or (node.target is functional.relu and True in node.args[1:])
     return node.op.startswith("call") and (in_place or augmented or inplace or "out" in node.kwargs)
-
-
-def _written(node: Node) -> Iterable[Node]:
-    return [each for each in (*node.args[:1], node.kwargs.get("out")) if isinstance(each, Node)]
 
 
 def _dead_after(earlier: Iterable[Node], node: Node, order: Mapping[Node, int]) -> bool:
@@ -254,7 +253,3 @@ def _dtype(gm: GraphModule, node: Node) -> torch.dtype | None:
     if value is None and node.op == "get_attr":
         value = getattr(gm, str(node.target), None)
     return value.dtype if isinstance(value, torch.Tensor) else None
-
-
-def _is_parameter(node: Node) -> bool:
-    return isinstance(node.meta.get("example_value"), torch.nn.Parameter)

@@ -5,7 +5,7 @@ for data. TVM's last pass, `LowerIntrin`, turns each intrinsic back into an oper
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -169,7 +169,12 @@ def _cuda(operator: type, call: Any) -> Any:
     """Wrap integers, and round each product: signed overflow is undefined, and nvcc fuses products with sums."""
     dtype = call.ty.dtype
     if operator in WRAPPING and _wraps(call):
-        return tirx.Cast(str(dtype), operator(*_in(_typed("uint", max(dtype.bits, 32), dtype), call.args)))
+        bits = max(dtype.bits, 32)
+        wrapped = operator(*_in(_typed("uint", bits, dtype), call.args))
+        if "uint" not in str(dtype):
+            # Not a cast, after which TVM takes the number for one that is never negative: x // 7 would be truncated.
+            wrapped = tirx.reinterpret(str(_typed("int", bits, dtype)), wrapped)
+        return wrapped if dtype.bits == bits else tirx.Cast(str(dtype), wrapped)
     if operator is not tirx.Mul:
         return _operator(operator, call)
     return tirx.call_pure_extern(str(dtype), {32: "__fmul_rn", 64: "__dmul_rn"}[dtype.bits], *call.args)
@@ -194,11 +199,14 @@ def _rounded(call: Any) -> Any:
     return tirx.Let(value, x, tirx.Let(bits, tirx.reinterpret(uint, value), found))
 
 
-def _isnan(call: Any) -> Any:
+def _isnan(unequal: Callable[[Any, Any], Any], call: Any) -> Any:
     (x,) = call.args
     value = tirx.Var("value", str(x.ty.dtype))
-    # TVM's NE is false for nan.
-    return tirx.Let(value, x, tirx.Not(tirx.EQ(value, value)))
+    return tirx.Let(value, x, unequal(value, value))
+
+
+def _not_equal(x: Any, y: Any) -> Any:
+    return tirx.Not(tirx.EQ(x, y))
 
 
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -212,7 +220,8 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     },
     PRODUCT: {"default": partial(_operator, tirx.Mul)},
     ROUNDED: {"default": _rounded},
-    ISNAN: {"default": _isnan},
+    # LLVM's NE is false for nan, and CUDA's vectors have no Not.
+    ISNAN: {"default": partial(_isnan, _not_equal), "cuda": partial(_isnan, tirx.NE)},
     NUMBER: {},
 }
 

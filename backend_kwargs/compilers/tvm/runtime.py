@@ -154,11 +154,7 @@ def _shared(outputs: Sequence[torch.Tensor], inputs: Sequence[Any], again: Seque
 
 def _order(value: torch.Tensor) -> tuple[int, ...] | None:
     """Return the dimensions from the slowest to the fastest in memory, None if that is their natural order."""
-    strides = [_hint(stride) for stride in value.stride()]
+    # Hints, since comparing symbols would add a guard, and recompile for other sizes.
+    strides = [stride if isinstance(stride, int) else int(stride.node.hint) for stride in value.stride()]
     order = tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
     return order if order != tuple(range(value.dim())) else None
-
-
-def _hint(size: Any) -> int:
-    # Comparing symbols would add a guard, and recompile for other sizes.
-    return size if isinstance(size, int) else int(size.node.hint)

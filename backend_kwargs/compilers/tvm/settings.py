@@ -93,12 +93,10 @@ def _reuses(options: Mapping[str, Any]) -> bool:
     return bool(options.get("work_dir")) and options.get("scheduler") is None
 
 
-def _without_search(value: Callable[[str], Any]) -> str:
-    return "" if value("scheduler") == "meta_schedule" else "it is read only under scheduler='meta_schedule'"
-
-
 def _without_trials(value: Callable[[str], Any]) -> str:
-    return _without_search(value) or ("" if value("trials") else "trials=0 measures nothing")
+    if value("scheduler") != "meta_schedule":
+        return "it is read only under scheduler='meta_schedule'"
+    return "" if value("trials") else "trials=0 measures nothing"
 
 
 def _no_search_to_keep(value: Callable[[str], Any]) -> str:

@@ -40,7 +40,8 @@ def require_tvm() -> ModuleType:
 @contextmanager
 def _hooks_kept() -> Iterator[None]:
     """Restore what `import tvm` replaces: sys.excepthook, and the process's action on SIGSEGV."""
-    hook, libc, action = sys.excepthook, _libc(), ctypes.create_string_buffer(SIGACTION_BYTES)
+    libc = None if sys.platform == "win32" else ctypes.CDLL(None)
+    hook, action = sys.excepthook, ctypes.create_string_buffer(SIGACTION_BYTES)
     known = libc is not None and libc.sigaction(signal.SIGSEGV, None, action) == 0
     try:
         yield
@@ -48,10 +49,6 @@ def _hooks_kept() -> Iterator[None]:
         sys.excepthook = hook
         if libc is not None and known:
             libc.sigaction(signal.SIGSEGV, action, None)
-
-
-def _libc() -> ctypes.CDLL | None:
-    return None if sys.platform == "win32" else ctypes.CDLL(None)
 
 
 def _release(working: str) -> str:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from torch._inductor import config, custom_graph_pass
-from torch._inductor.pattern_matcher import PatternMatcherPass
+from torch._inductor.pattern_matcher import PatternMatcherPass, is_match
 from torch.fx import Graph, GraphModule
 
 from backend_kwargs.compilers.inductor.rewrites import operators
@@ -55,6 +55,8 @@ def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, An
     lowered = [name for name in names if find_rewrite(name).patterns]
     if not lowered:
         return patches
+    for name in lowered:
+        resolved(find_rewrite(name).patterns)  # defines operators, which code out of a cache calls without the pass
     users = patches.get(PLACE, getattr(config, PLACE))
     users = list(users) if isinstance(users, list | tuple) else [users] if users is not None else []
     return {**patches, PLACE: RewritePass(lowered, users)}
@@ -67,6 +69,16 @@ def rewrite_graph(graph: Graph, name: str) -> int:
         graph.eliminate_dead_code()
         graph.lint()
     return count
+
+
+def _matches(graph: Graph, name: str) -> bool:
+    """Return whether a rewrite matches anywhere; a copy of the graph, to apply it to, takes far longer to make."""
+    return any(
+        is_match(match := entry.pattern.match(node)) and entry.extra_check(match)
+        for (op, target), entries in _pass_of(find_rewrite(name)).patterns.items()
+        for node in graph.find_nodes(op=op, target=target)
+        for entry in entries
+    )
 
 
 @cache
@@ -83,6 +95,8 @@ def find_in(gms: Sequence[GraphModule], name: str) -> Found:
     """Return the matches of the rewrite `name` in lowered graphs, which stay unchanged."""
     count, saved = 0, 0.0
     for gm in gms:
+        if not _matches(gm.graph, name):
+            continue
         spare = GraphModule(gm, copy.deepcopy(gm.graph))
         if number := rewrite_graph(spare.graph, name):
             count += number

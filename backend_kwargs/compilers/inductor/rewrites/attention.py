@@ -1,8 +1,8 @@
-"""Attention spelt out, softmax(q @ kᵀ · scale + bias) @ v, as one call, and a library's with a bias over few keys.
+"""Attention written out, softmax(q @ kᵀ · scale + bias) @ v, as one call; also a library's, for a bias and few keys.
 
-Inductor has patterns of its own, for spellings without a relative-position bias; these see what it left. Where the
-weights are kept, as a backward pass needs them, another node uses them and nothing matches. A bias that repeats, as the
-masks of shifted windows do for each image, is passed on as it was before it was repeated.
+Inductor's own patterns run first and cover forms without a relative-position bias. If the weights are kept, for
+instance for a backward pass, another node uses them and nothing matches. A bias that repeats, such as the masks of
+shifted windows for each image, is passed on without the repetition.
 """
 
 import itertools
@@ -44,9 +44,9 @@ HEADS_LAST = [0, 2, 1, 3]
 
 @dataclass(slots=True)
 class Attention:
-    """What attends: sizes are [batch, heads, queries, keys].
+    """The nodes of one attention; `sizes` are [batch, heads, queries, keys].
 
-    Of the biases those of five dimensions, [1, period, heads, queries, keys], repeat.
+    Biases with five dimensions, [1, period, heads, queries, keys], repeat. `factors` multiply all scores of a head.
     """
 
     q: AnyNode
@@ -57,10 +57,11 @@ class Attention:
     biases: list[AnyNode] = field(default_factory=list)
     scale: float = 1.0
     keys_last: bool = False
+    factors: list[AnyNode] = field(default_factory=list)
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
-    """Add a softmax over the last dimension, of any of the sizes that attention has, and libraries' attention."""
+    """Register the patterns of a softmax over the last dimension of scores, and of libraries' attention."""
     for target in (EFFICIENT, CUDNN):
         register_graph_pattern(
             CallFunctionVarArgs(target), extra_check=lambda match: _over_few_keys(match) is not None, pass_dict=passes
@@ -88,6 +89,8 @@ def _fuse(match: Match, x: AnyNode) -> None:
         q, k, v = (_of_four(graph, each) for each in (found.q, found.k, found.v))
         if not found.keys_last:
             k = insert(graph, aten.permute.default, k, [0, 1, 3, 2])
+        for factor in found.factors:
+            q = insert(graph, aten.mul.Tensor, q, factor)
         bias = _bias(graph, found, q.meta["val"].dtype)
         attended = insert(graph, operators.attention, q, k, v, bias, found.scale)
     target = _heads_last(found)
@@ -152,15 +155,20 @@ def _parse(match: Match) -> Attention | None:
     found = _sum_of_scores(scores, whole)
     if found is None:
         return None
-    node, biases, scale = found
+    node, biases, scale, factors = found
     if len({period for period in map(_period, biases) if period != 1}) > 1:
         return None
-    return _of_product(node, product, whole, biases, scale)
+    attention = _of_product(node, product, whole, biases, scale)
+    if attention is None or any(value_of(each).dtype != value.dtype for each in factors):  # type: ignore[union-attr]
+        return None
+    attention.factors = factors
+    return attention
 
 
-def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[AnyNode], float] | None:
-    """Return what holds the product in `scores`, the biases added to it and the scale, or None."""
+def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[AnyNode], float, list[AnyNode]] | None:
+    """Return the product in `scores`, the biases added to it, its scale and the factors of its heads, or None."""
     biases: list[AnyNode] = []
+    factors: list[AnyNode] = []
     scale = 1.0
     node: Any = scores
     while isinstance(node, Node) and (node is scores or used_once(node)):
@@ -172,18 +180,29 @@ def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[
                 return None
             scale = scale * factor if calls(node, aten.mul.Tensor) else scale / factor
             node = node.args[0]
-        elif calls(node, aten.add.Tensor) and not node.kwargs and scale == 1.0:
+        elif calls(node, aten.mul.Tensor) and _is_factor_of_heads(node.args[1], whole):
+            factors.append(node.args[1])
+            node = node.args[0]
+        elif calls(node, aten.add.Tensor) and not node.kwargs and scale == 1.0 and not factors:
             split = _scores_and_bias(node, whole)
             if split is None:
                 return None
             node, bias = split
             biases += _parts_of_bias(bias)
-        elif scale == 1.0 and (masked := _masked_windows(node)) is not None:
+        elif scale == 1.0 and not factors and (masked := _masked_windows(node)) is not None:
             node, bias = masked
             biases.append(bias)
         else:
-            return node, biases, scale
+            return node, biases, scale, factors
     return None
+
+
+def _is_factor_of_heads(node: Any, whole: torch.Tensor) -> bool:
+    """Return whether a tensor has one value for each head, or one for all, by which q can be multiplied as well."""
+    value = value_of(node)
+    if value is None or value.dim() not in (3, 4) or value.dim() > whole.dim() or not value.is_floating_point():
+        return False
+    return all(known_true(size == 1) for size in (*value.shape[:-3], *value.shape[-2:]))
 
 
 def _of_product(
@@ -270,7 +289,7 @@ def _period(bias: AnyNode) -> Any:
 
 
 def _masked_windows(node: Any) -> tuple[Any, AnyNode] | None:
-    """Return the scores to which, as [images, windows, ..], masks of each image's windows were added, and the masks."""
+    """Return the scores and the masks of each image's windows that were added to them as [images, windows, ..]."""
     if not calls(node, *VIEWS) or not calls(node.args[0], aten.add.Tensor) or node.args[0].kwargs:
         return None
     added, whole = node.args[0], value_of(node)
@@ -292,7 +311,7 @@ def _masked_windows(node: Any) -> tuple[Any, AnyNode] | None:
 
 
 def _parts_of_bias(bias: AnyNode) -> list[AnyNode]:
-    """Return a bias as what it is the sum of, where one part is masks that were repeated for each image."""
+    """Return the terms of a bias, if one term is masks that were repeated for each image."""
     node = _unpadded(bias)
     if not calls(node, aten.add.Tensor) or node.kwargs:
         return [bias]
@@ -305,7 +324,7 @@ def _parts_of_bias(bias: AnyNode) -> list[AnyNode]:
 
 
 def _unpadded(node: Any) -> Any:
-    """Return what was laid out otherwise, or padded and cut again, for the library's kernel."""
+    """Return the node before copies to another layout, or padding and slicing, for the library's kernel."""
     while True:
         value = value_of(node)
         if calls(node, aten.expand.default, aten.clone.default):
@@ -322,7 +341,7 @@ def _unpadded(node: Any) -> Any:
 
 
 def _repeated(node: Any) -> AnyNode | None:
-    """Return the [1, period, heads, queries, keys] that were repeated into the batches of `node`, or None."""
+    """Return the [1, period, heads, queries, keys] that was repeated into the batches of `node`, or None."""
     if not calls(node, *VIEWS):
         return None
     value, node = value_of(node), node.args[0]
@@ -353,7 +372,7 @@ CUDNN = aten._scaled_dot_product_cudnn_attention.default
 
 
 def _over_few_keys(match: Match) -> Attention | None:
-    """Return the attention of a library's kernel with a bias over so few keys that ours is faster, or None."""
+    """Return the attention of a library's kernel if it has a bias and so few keys that ours is faster, or None."""
     node = match.output_node()
     given = _arguments(node)
     q, k, v, bias = (value_of(given.get(name)) for name in ("query", "key", "value", "attn_bias"))

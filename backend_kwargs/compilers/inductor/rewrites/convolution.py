@@ -50,9 +50,9 @@ def add_patterns(passes: PatternMatcherPass) -> None:
         affine, residual = parsed
         graph = relu.graph
         with graph.inserting_before(relu):
-            weight, bias = _folded(graph, affine)
-            if residual is not None and (other := _affine(residual)) is not None and _fits(other, relu):
-                other_weight, other_bias = _folded(graph, other)  # its bias joins that of the fused call
+            weight, bias = folded(graph, affine)
+            if residual is not None and (other := affine_convolution(residual)) is not None and may_fuse(other, relu):
+                other_weight, other_bias = folded(graph, other)  # its bias joins that of the fused call
                 bias = _sum(graph, bias, other_bias)
                 x, _, _, *geometry = other.convolution.args
                 residual = insert(graph, aten.convolution.default, x, other_weight, None, *geometry)
@@ -71,25 +71,25 @@ def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
     inner = _unconverted(relu.args[0])
     if inner is None:
         return None
-    found = _affine(inner)
-    if found is not None and _fits(found, relu):
+    found = affine_convolution(inner)
+    if found is not None and may_fuse(found, relu):
         return found, None
     if not calls(inner, aten.add.Tensor) or inner.kwargs or not used_once(inner):
         return None
     one, other = inner.args
     for left, right in ((one, other), (other, one)):
-        found = _affine(_unconverted(left))
-        if found is not None and _fits(found, relu) and _is_residual(right, relu):
+        found = affine_convolution(_unconverted(left))
+        if found is not None and may_fuse(found, relu) and _is_residual(right, relu):
             return found, right
     return None
 
 
-def _fits(affine: Affine, relu: AnyNode) -> bool:
+def may_fuse(affine: Affine, relu: AnyNode) -> bool:
     """Return whether the library's fused call gives the size, dtype and layout of `relu`."""
     x, weight, made, wanted = map(value_of, (*affine.convolution.args[:2], affine.convolution, relu))
     if x is None or weight is None or made is None or wanted is None:
         return False
-    if not used_once(affine.convolution) or made.dim() != 4 or not same_sizes(made.shape, wanted.shape):
+    if made.dim() != 4 or not same_sizes(made.shape, wanted.shape):
         return False
     if not x.dtype == weight.dtype == made.dtype == wanted.dtype or made.dtype not in DTYPES:
         return False
@@ -117,12 +117,16 @@ def _unconverted(node: Any) -> Any:
     return node
 
 
-def _affine(node: Any) -> Affine | None:
-    """Return `node` as a convolution followed by an affine function of each channel, or None."""
+def affine_convolution(node: Any, *, shared: bool = False) -> Affine | None:
+    """Return `node` as a convolution followed by an affine function of each channel, or None.
+
+    Each step must have one user; only `node` itself may be `shared`.
+    """
+    last = node
     steps: list[tuple[Any, Any]] = []
     while True:
         node = _unconverted(node)
-        if node is None or not isinstance(node, Node) or not used_once(node):
+        if not isinstance(node, Node) or not (used_once(node) or (shared and node is last)):
             return None
         if calls(node, aten.convolution.default):
             return None if node.args[6] else Affine(node, steps[::-1])
@@ -150,7 +154,7 @@ def _per_channel(operand: Any, node: AnyNode) -> bool:
     return value.dim() >= 3 and same_sizes(sizes, (1, whole.shape[1], 1, 1))
 
 
-def _folded(graph: Graph, affine: Affine) -> tuple[Any, Any]:
+def folded(graph: Graph, affine: Affine) -> tuple[Any, Any]:
     """Return weights and bias with the affine function folded in, computed in float32."""
     _, weight, bias, *_ = affine.convolution.args
     if not affine.steps:

@@ -97,7 +97,7 @@ def _warps(block: int) -> int:
 
 # ---- attention over few keys
 
-LEAST = 16  # what tensor cores multiply at least
+LEAST = 16  # the smallest size for tensor cores
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -132,7 +132,7 @@ def _attend(  # type: ignore[no-untyped-def]
 def attention_over_few_keys(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Return attention, [batch, queries, heads, width], where all keys of a head fit into one tile.
+    """Return attention as [batch, queries, heads, width]; all keys of a head must fit into one tile.
 
     The bias may have fewer batches, which repeat.
     """

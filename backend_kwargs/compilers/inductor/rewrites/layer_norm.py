@@ -1,7 +1,7 @@
 """Layer norm in training, whose gradients come from one kernel that reads input and incoming gradient once.
 
-It acts on dynamo's graph. The forward pass stays Inductor's, which joins it with its neighbours: the operator is taken
-apart as ATen's would be.
+It acts on dynamo's graph. The operator's forward pass is decomposed like ATen's, so Inductor fuses it with its
+neighbours.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, e
 NORMS = (F.layer_norm, torch.layer_norm)
 NAMES = ("input", "normalized_shape", "weight", "bias", "eps")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MOST_COLUMNS = 8192  # of a row that one program keeps
+MOST_COLUMNS = 8192  # of a row that fits into one program
 
 # ---- operators
 
@@ -95,7 +95,7 @@ for _table in (decomposition.decompositions, decomposition.select_decomp_table()
 
 
 def fuse_gradients(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with layer norms whose gradients are one kernel, None where there is none."""
+    """Return the graph with layer norms whose gradients are one kernel, or None if it has none."""
     return changed(gm, example_inputs, lambda node: node.target in NORMS, _replace)
 
 
@@ -108,7 +108,7 @@ def _replace(node: AnyNode) -> float | None:
     dtypes = {each.dtype for each in (x, weight, made, bias) if each is not None}
     columns = x.shape[-1] if x.dim() else 0
     fits = len(given["normalized_shape"]) == 1 and isinstance(columns, int) and 0 < columns <= MOST_COLUMNS
-    # Without a gradient of its weight each gradient is one kernel anyway.
+    # Without a gradient of the weight, the gradient is one kernel anyway.
     trains = torch.is_grad_enabled() and x.requires_grad and weight.requires_grad
     if not fits or not trains or len(dtypes) > 1 or x.dtype not in DTYPES or not x.is_contiguous():
         return None

@@ -33,11 +33,11 @@ def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def _gelu_by_power(x: torch.Tensor) -> torch.Tensor:  # as GPT-2 of transformers has it
+def _gelu_by_power(x: torch.Tensor) -> torch.Tensor:  # as in transformers' GPT-2
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
-def _gelu_by_products(x: torch.Tensor) -> torch.Tensor:  # as GPT-J and others have it
+def _gelu_by_products(x: torch.Tensor) -> torch.Tensor:  # as in GPT-J and others
     return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
 
 
@@ -46,7 +46,7 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def add_patterns(passes: PatternMatcherPass) -> None:
-    """Add what ends in ReLU or tanh-GELU, as one call of torch's or spelt out."""
+    """Register the patterns that end in ReLU or tanh-GELU, as one call of torch or written out."""
     _add(passes, _relu, operators.linear_relu)
     for spelling in (_tanh_gelu, _gelu_by_power, _gelu_by_products):
         _add(passes, spelling, operators.linear_gelu)
@@ -66,22 +66,23 @@ def _add(passes: PatternMatcherPass, activation: Callable[..., Any], operator: A
         seen.add(repr(pattern))
         register_graph_pattern(
             pattern,
-            extra_check=lambda match: _product(match.output_node(), match.kwargs["x"]) is not None,
+            extra_check=lambda match: product_before(match.output_node(), match.kwargs["x"]) is not None,
             pass_dict=passes,
-        )(partial(_fuse, operator))
+        )(partial(insert_product, operator, ()))
 
 
-def _fuse(operator: Any, match: Match, x: AnyNode) -> None:
+def insert_product(operator: Any, more: tuple[Any, ...], match: Match, x: AnyNode) -> None:
+    """Put `operator`, with `more` arguments after rows, weight and bias, in place of product and activation."""
     activation = match.output_node()
-    product = _product(activation, x)
+    product = product_before(activation, x, bias=False)
     assert product is not None
-    bias, rows, columns = product.args
+    *bias, rows, columns = product.args
     graph = activation.graph
     with graph.inserting_before(activation):
         weight = insert(graph, aten.permute.default, columns, [1, 0])
         if calls(columns, aten.permute.default):
             weight = columns.args[0]
-        new = insert(graph, operator, rows, weight, bias)
+        new = insert(graph, operator, rows, weight, bias[0] if bias else None, *more)
         sizes = [*activation.meta["val"].shape]
         if not same_sizes(sizes, new.meta["val"].shape):
             new = insert(graph, aten.reshape.default, new, _literal_sizes(activation, x))
@@ -93,33 +94,37 @@ def _literal_sizes(activation: AnyNode, x: AnyNode) -> Any:
     return x.args[1]
 
 
-def _product(activation: AnyNode, x: Any) -> AnyNode | None:
-    """Return the addmm with a bias per column of which `x` is the result, possibly reshaped, or None."""
+def product_before(activation: AnyNode, x: Any, *, bias: bool = True) -> AnyNode | None:
+    """Return the product of which `x` is the result, possibly reshaped, or None.
+
+    It has a bias per column; where `bias` is False, it may have none.
+    """
     wanted, given = value_of(activation), value_of(x)
     if wanted is None or given is None or wanted.dtype != given.dtype:
         return None
     while calls(x, aten.reshape.default, aten.view.default):
         # The decomposed activation uses it several times; nothing else may.
-        if not _used_by_one_pattern(x, activation):
+        if not used_by_one_pattern(x, activation):
             return None
         x = x.args[0]
         if not used_once(x):
             return None
-    if not calls(x, aten.addmm.default) or x.kwargs or not _used_by_one_pattern(x, activation):
+    targets = (aten.addmm.default,) if bias else (aten.addmm.default, aten.mm.default)
+    if not calls(x, *targets) or x.kwargs or not used_by_one_pattern(x, activation):
         return None
-    bias, rows, columns, made = map(value_of, (*x.args, x))
-    if bias is None or rows is None or columns is None or made is None:
+    values, made = [*map(value_of, x.args)], value_of(x)
+    if made is None or wanted.dtype not in DTYPES:
         return None
-    if bias.dim() != 1 or not same_sizes(bias.shape, made.shape[1:]):
+    if any(value is None or value.dtype != wanted.dtype for value in values):
         return None
-    if not bias.dtype == rows.dtype == columns.dtype == wanted.dtype or wanted.dtype not in DTYPES:
+    if len(values) == 3 and not (values[0].dim() == 1 and same_sizes(values[0].shape, made.shape[1:])):  # type: ignore[union-attr]
         return None
     if wanted.device.type == "cpu" and wanted.dtype == torch.float16:
         return None
     return x
 
 
-def _used_by_one_pattern(node: AnyNode, activation: AnyNode) -> bool:
+def used_by_one_pattern(node: AnyNode, activation: AnyNode) -> bool:
     """Return whether every path from `node` ends in `activation`."""
     waiting, seen = [*node.users], set()
     while waiting:

@@ -23,12 +23,12 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def fuse_cross_entropy(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with each mean cross-entropy as one operator, None where there is none."""
+    """Return the graph with each mean cross-entropy as one operator, or None if it has none."""
     return changed(gm, example_inputs, lambda node: node.target in LOSS, _replace_loss)
 
 
 def fuse_linear_cross_entropy(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with each linear layer and cross-entropy in chunks, None where there is none."""
+    """Return the graph with each linear layer and its cross-entropy in chunks, or None if it has none."""
     return changed(gm, example_inputs, lambda node: node.target in LOSS, _replace_linear_and_loss)
 
 
@@ -86,7 +86,7 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
 
 
 def _narrow(node: AnyNode) -> AnyNode:
-    """Return the logits before they were made float32, which the operator does by itself."""
+    """Return the logits before their conversion to float32, since the operator converts them itself."""
     value = example(node)
     widened = node.op == "call_method" and node.target in ("float", "to") and used_once(node)
     if not widened or value is None or value.dtype != torch.float32 or not isinstance(node.args[0], Node):

@@ -177,12 +177,12 @@ linear_gelu = define(
 # ---- attention
 
 
-MOST_KEYS, MOST_WIDTH = 256, 128  # what one tile of our own kernel holds
+MOST_KEYS, MOST_WIDTH = 256, 128  # the limits of one tile of our kernel
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     if bias is not None:
-        if bias.dim() == 4 and bias.shape[0] not in (1, q.shape[0]):  # as for the windows of one image
+        if bias.dim() == 4 and bias.shape[0] not in (1, q.shape[0]):  # such as masks for the windows of one image
             bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1)
         bias = bias.expand(*q.shape[:-1], k.shape[-2])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale).transpose(1, 2).contiguous()
@@ -196,7 +196,7 @@ def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale:
 
 
 def has_few_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether our own kernel has tiles for these sizes, whatever symbols in them are."""
+    """Return whether our kernel has tiles for these sizes, for all values of their symbols."""
     return known_true(k.shape[2] <= MOST_KEYS) and known_true(max(q.shape[3], v.shape[3]) <= MOST_WIDTH)
 
 
@@ -212,7 +212,7 @@ def _saved_by_attention(node: Node) -> float:
     return float(4 * batch * heads * queries * hint(k.shape[-2]) * q.element_size())
 
 
-# With heads beside their widths, [batch, queries, heads, width]: as the kernels write and the next layer reads it. The
+# The result is [batch, queries, heads, width]: the kernels write this layout, and the next layer reads it. The
 # bias may have fewer batches, which repeat.
 attention = define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> Tensor",

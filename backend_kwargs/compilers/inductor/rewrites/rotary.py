@@ -1,6 +1,6 @@
-"""The rotary embedding as one kernel, forward and backward: both halves of a head are read once, and written once.
+"""The rotary embedding as one kernel, forward and backward, which reads and writes both halves of a head once.
 
-It acts on dynamo's graph, where the derivative is the same kernel with the angles turned back.
+It acts on dynamo's graph; the derivative is the same kernel with negative angles.
 """
 
 import operator
@@ -17,7 +17,7 @@ from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, e
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GAIN = 0.15  # of the kernel's traffic: Inductor reads one half of a head again, mostly from the caches
-# How a graph of dynamo's spells what is matched; texts are names of methods.
+# The forms of each operation in dynamo's graph; strings are names of methods.
 ADD = (operator.add, torch.add, "add")
 SUB = (operator.sub, torch.sub, "sub")
 MUL = (operator.mul, torch.mul, "mul")
@@ -78,7 +78,7 @@ torch.library.register_autograd("backend_kwargs::rotary", _turn_back, setup_cont
 
 
 def fuse_rotary(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
-    """Return the graph with each rotary embedding as one operator, None where there is none."""
+    """Return the graph with each rotary embedding as one operator, or None if it has none."""
     return changed(gm, example_inputs, lambda node: node.target in (*ADD, *CAT), _replace)
 
 
@@ -90,7 +90,7 @@ def _replace(node: AnyNode) -> float | None:
     made = example(node)
     if x is None or cos is None or sin is None or made is None or not _fits(x, cos, sin, made):
         return None
-    # A view may follow that only the strides of eager allow.
+    # A view that needs eager's strides may follow.
     layouts = [contiguous for contiguous in (True, False) if _same_strides(_like(x, contiguous), made)]
     if not layouts:
         return None
@@ -102,7 +102,7 @@ def _replace(node: AnyNode) -> float | None:
 
 
 def _fits(x: Tensor, cos: Tensor, sin: Tensor, made: Tensor) -> bool:
-    """Return whether the kernel gives this result, for angles that need no gradient."""
+    """Return whether the kernel can compute this result; the angles must not need gradients."""
     width = x.shape[-1]
     if x.dim() != 4 or not isinstance(width, int) or width % 2 or not same_sizes(x.shape, made.shape):
         return False
@@ -150,14 +150,14 @@ def _of_half(x: Any, cos: Any, sin: Any) -> bool:
 
 
 def _are(product: Any, half: Any, angles: Any) -> bool:
-    """Return whether `product` multiplies `half`, however it was taken, by `angles`."""
+    """Return whether `product` multiplies `half`, in any form, by `angles`."""
     return any(
         _half(one) == _half(half) and other is angles for one, other in _both_orders(_operands(product, MUL, once=True))
     )
 
 
 def _operands(node: Any, targets: tuple[Any, ...], *, once: bool = False) -> tuple[Any, ...] | None:
-    """Return the operands of `node` where it calls one of `targets` without options, and, with `once`, has one user."""
+    """Return the operands of a `node` that calls one of `targets` without options; `once`: and has one user."""
     if not isinstance(node, Node) or node.target not in targets or node.kwargs or (once and not used_once(node)):
         return None
     return node.args
@@ -179,7 +179,7 @@ def _parts(node: Any, *, once: bool = False) -> tuple[Any, Any] | None:
 
 
 def _half(node: Any) -> tuple[AnyNode, int] | None:
-    """Return of what tensor `node` is the first (0) or second (1) half of the last dimension, or None."""
+    """Return the tensor and the half of its last dimension, first (0) or second (1), that `node` is, or None."""
     if not isinstance(node, Node) or node.target is not operator.getitem:
         return None
     source: AnyNode = node.args[0]
@@ -196,7 +196,7 @@ def _half(node: Any) -> tuple[AnyNode, int] | None:
 
 
 def _half_of(index: tuple[Any, ...], dims: int, width: int) -> int | None:
-    """Return which half of the last dimension an index takes, all of the others; None for any other index."""
+    """Return the half of the last dimension that an index selects, with all other dimensions whole, or None."""
     *others, last = index
     whole = len(index) == dims or others == [Ellipsis]
     if not whole or any(each not in (Ellipsis, slice(None)) for each in others) or not isinstance(last, slice):

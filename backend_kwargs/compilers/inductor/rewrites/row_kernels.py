@@ -2,7 +2,7 @@
 
 The benchmark suite searches the same kernels' configurations; those used here were the fastest on an H200.
 """
-# ruff: noqa: N803  Triton writes constants large.
+# ruff: noqa: N803  Triton constants are written in capitals.
 
 import contextlib
 from typing import Any
@@ -11,8 +11,9 @@ import torch
 import triton  # type: ignore[import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
-TILE = 4096  # numbers of a layer norm's tile: more warps or registers than this needs were slower
+TILE = 4096  # elements of a layer norm's tile: more warps or registers than it needs were slower
 PROGRAMS_PER_SM, STAGES = 2, 3
+STAGED_BYTES = 16384  # of a row; that of float32 and 8192 columns has no place in shared memory three times
 ROWS_TO_TURN = 8
 
 
@@ -72,7 +73,7 @@ def gradients_of_layer_norm(
     with on_device_of(x):
         kernel(
             grad, x, mean, rstd, weight, grad_x, partial[0], partial[1], rows, columns, block, at_once, PROGRAMS_PER_SM,
-            STAGES, num_warps=16 if block > TILE else 8,
+            STAGES if block * x.element_size() <= STAGED_BYTES else 1, num_warps=16 if block > TILE else 8,
         )  # fmt: skip
     of_weight, of_bias = partial.sum(1).to(weight.dtype)
     return grad_x, of_weight, of_bias
@@ -86,9 +87,9 @@ def turned(  # type: ignore[no-untyped-def]
     x, cos, sin, out, rows, middle, last, half, x_0, x_1, x_2, out_0, out_1, out_2, cos_0, cos_1, cos_2, sin_0, sin_1,
     sin_2, SHARED: tl.constexpr, BACK: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Turn the two halves of each row by the angles of its position, or `BACK`.
+    """Rotate the two halves of each row by the angles of its position, or backwards if `BACK`.
 
-    The halves have angles of their own unless these are `SHARED`.
+    Each half has its own angles unless they are `SHARED`.
     """
     at = tl.arange(0, HALF)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -117,8 +118,8 @@ def turned(  # type: ignore[no-untyped-def]
 def sizes_and_strides(
     x: torch.Tensor, out: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[int, int, int, int, list[int]]:
-    """Return the rows, the two inner sizes and the half width of [.., .., .., width], and all strides, as in memory."""
-    order = sorted(range(3), key=x.stride, reverse=True)  # so that rows that follow each other lie together
+    """Return rows, both inner sizes, half the width, and all strides of [.., .., .., width], in memory order."""
+    order = sorted(range(3), key=x.stride, reverse=True)  # so that successive rows are adjacent in memory
     sizes = [x.shape[dim] for dim in order]
     angles = [each.expand(*x.shape[:3], each.shape[-1]) for each in (cos, sin)]
     strides = [each.stride(dim) for each in (x, out, *angles) for dim in order]
@@ -126,7 +127,7 @@ def sizes_and_strides(
 
 
 def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor, *, back: bool) -> torch.Tensor:
-    """Fill and return `out` with `x` [.., .., .., width], its two halves turned by the angles, which broadcast to it.
+    """Write `x` [.., .., .., width], with both halves rotated by the angles, which broadcast, to `out` and return it.
 
     The angles have the width of `x` or half of it.
     """

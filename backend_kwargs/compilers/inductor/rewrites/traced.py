@@ -51,7 +51,7 @@ def compile_rewritten(
     return compiled
 
 
-# ---- what such rewrites share
+# ---- shared by these rewrites
 
 
 def changed(
@@ -60,9 +60,9 @@ def changed(
     may_start: Callable[[AnyNode], bool],
     replace: Callable[[AnyNode], float | None],
 ) -> Change | None:
-    """Return the graph after `replace` of each call that `may_start` a pattern, None where none was replaced.
+    """Return the graph after `replace` of each call that `may_start` a pattern, or None if none was replaced.
 
-    `replace` returns the bytes of memory traffic that it saves, None where it leaves the node as it is.
+    `replace` returns the bytes of memory traffic that it saves, or None if it does not change the node.
     """
     if not any(map(may_start, _calls(gm))):
         return None
@@ -81,20 +81,20 @@ def _calls(gm: GraphModule) -> list[AnyNode]:
 
 
 def example(node: Any) -> torch.Tensor | None:
-    """Return the fake tensor with which dynamo traced a node, None where there is none."""
+    """Return the fake tensor with which dynamo traced a node, or None."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def put(node: AnyNode, new: AnyNode) -> None:
-    """Let `new` stand for `node`."""
+    """Replace `node` by `new`."""
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
 
 
 def put_first(node: AnyNode, call: AnyNode, dtype: torch.dtype) -> None:
-    """Let the first result of `call`, which is of `dtype`, stand for `node`, in the node's own dtype."""
+    """Replace `node` by the first result of `call`, which has `dtype`, cast to the node's dtype."""
     value = example(node)
     assert value is not None
     with node.graph.inserting_before(node):
