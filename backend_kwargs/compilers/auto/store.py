@@ -302,7 +302,7 @@ def _schema(connection: _Connection) -> int:
     if not (found or application or schema):
         return schema
     columns = _columns(connection)
-    # By the SQL text, as SQLite decides: `type` may contain anything. A view, a trigger and a virtual table have no page.
+    # By the SQL text, as SQLite decides: `type` may contain anything. Views, triggers and virtual tables have no page.
     strange = any(not page or (sql is not None and not sql.startswith(CREATES)) for page, sql in found)
     ours = application == APPLICATION_ID and schema and set(COLUMNS_OF[1]) <= set(columns)
     of_before = application == 0 and COLUMNS_OF.get(schema) == columns
