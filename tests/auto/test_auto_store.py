@@ -1,6 +1,7 @@
 """The store's limits: how long it waits, how much it reads, and which files it takes for its own."""
 
 import os
+import shutil
 import sqlite3
 import stat
 from dataclasses import replace
@@ -8,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from graphs import KEY, MADE
+from graphs import KEY, MADE, spoil
 
 from backend_kwargs.compilers.auto import store as module
-from backend_kwargs.compilers.auto.decision import COLUMNS
+from backend_kwargs.compilers.auto.decision import COLUMNS, packed
 from backend_kwargs.compilers.auto.store import APPLICATION_ID, TABLE, Store
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 
 
 def test_how_long_it_waits_for_a_lock(store, monkeypatch):
@@ -162,19 +163,32 @@ def test_the_columns_of_each_release():
     assert module.EMPTY == {"fixed": "{}", "compiler": ""}
 
 
-def test_how_many_rows_are_looked_up_one_by_one(monkeypatch):
-    """Where no scan of a damaged file ends, up to the hundred-thousandth row."""
-    looked = []
+@pytest.mark.parametrize(
+    ("scanned", "last", "looked"),
+    [
+        pytest.param([], 10**6, range(1, 100_001), id="as many as may be"),
+        pytest.param([], 3, [1, 2, 3], id="up to the last"),
+        pytest.param([3, 5], None, [1, 2, 4, 6], id="one after those found"),
+        pytest.param([3, 5], 4, [1, 2, 4, 6], id="the last is before those found"),
+        pytest.param([], None, [1], id="none found"),
+    ],
+)
+def test_which_rows_are_looked_up_one_by_one(monkeypatch, scanned, last, looked):
+    """Where no scan of a damaged file ends, each row up to the last, or to the hundred-thousandth."""
+    found = []
 
     class Broken:
         def execute(self, statement):
-            if "WHERE rowid" not in statement:
-                raise sqlite3.DatabaseError("planted")
-            looked.append(int(statement.split()[-1]))
-            return []
+            if "WHERE rowid" in statement:
+                found.append(int(statement.split()[-1]))
+                return
+            yield from ((rowid, *packed(MADE)) for rowid in scanned)
+            raise sqlite3.DatabaseError("planted")
 
         def rows(self, statement):
-            return [(7 if "min" in statement else 10**6,)]
+            if last is None:
+                raise sqlite3.DatabaseError("planted")
+            return [(last,)]
 
         def close(self):
             pass
@@ -182,5 +196,29 @@ def test_how_many_rows_are_looked_up_one_by_one(monkeypatch):
     monkeypatch.setattr(module, "_connection", lambda name, wait_s: Broken())
     monkeypatch.setattr(module, "_schema", lambda connection: 3)
     monkeypatch.setattr(module, "_columns", lambda connection: COLUMNS)
-    assert module._readable(Path("/store")) == []
-    assert looked == [*range(1, 100_001)]
+    assert len(module._readable(Path("/store"))) == len(scanned)
+    assert found == [*looked]
+
+
+def test_rows_that_are_no_decisions_are_not_kept(store):
+    """A damaged file is replaced by one with its decisions; a row of other types is none."""
+    Store(store).add(MADE, replace(MADE, key="cd" * 32))
+    spoil(store, KEY)
+    assert [row["key"] for row in module._readable(store)] == [b"cd" * 32]
+
+
+def test_the_copy_of_a_damaged_store_is_nobody_elses(store, monkeypatch):
+    """While it is made, before it has the mode of the file that it replaces, only the user may read it."""
+    Store(store).add(MADE)
+    seen, copymode, mask = [], shutil.copymode, os.umask(0o022)
+
+    def noted(path, beside):
+        seen.append(stat.S_IMODE(beside.stat().st_mode))
+        copymode(path, beside)
+
+    monkeypatch.setattr(module.shutil, "copymode", noted)
+    with pytest.warns(BackendKwargsWarning, match="A new one has the 1 decisions that can be read"):
+        Store(store)._mend(module.DamagedError("planted"), store.stat().st_ino)
+    os.umask(mask)
+    assert (seen, stat.S_IMODE(store.stat().st_mode)) == ([0o600], 0o644)
+    assert Store(store).find(KEY) == MADE

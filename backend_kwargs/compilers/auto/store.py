@@ -297,17 +297,16 @@ def _schema(connection: _Connection) -> int:
 
     Called before any other SELECT: a view called `decisions` could run forever, and a trigger could drop rows.
     """
-    found = connection.rows("SELECT name, rootpage, sql FROM sqlite_master")
+    found = connection.rows("SELECT rootpage, sql FROM sqlite_master")
     application, schema = (_pragma(connection, each) for each in ("application_id", "user_version"))
     if not (found or application or schema):
         return schema
     columns = _columns(connection)
-    # By the SQL text, as SQLite decides: `type` may contain anything. A virtual table has no page.
-    strange = any(sql is not None and not sql.startswith(CREATES) for *_, sql in found)
-    table = any(name == b"decisions" and rootpage for name, rootpage, _ in found)
+    # By the SQL text, as SQLite decides: `type` may contain anything. Views, triggers and virtual tables have no page.
+    strange = any(not page or (sql is not None and not sql.startswith(CREATES)) for page, sql in found)
     ours = application == APPLICATION_ID and schema and set(COLUMNS_OF[1]) <= set(columns)
     of_before = application == 0 and COLUMNS_OF.get(schema) == columns
-    if strange or not table or not (ours or of_before):
+    if strange or not (ours or of_before):
         raise NotOursError(FOREIGN)
     return schema
 
@@ -363,11 +362,10 @@ def _readable(path: Path) -> list[Held]:
         read("ORDER BY rowid")
         read("ORDER BY rowid DESC")
         # Each remaining row by itself: the path to it may avoid the broken pages.
-        ends = [1, *(end + by for end in found for by in (-1, 1))]
-        for end in ("min", "max"):
-            with contextlib.suppress(sqlite3.DatabaseError):
-                ends += [int(row[0] or 0) for row in at.rows(f"SELECT {end}(rowid) FROM decisions")]  # noqa: S608
-        for rowid in range(min(ends), min(max(ends), MOST_LOOKUPS) + 1):
+        last = max(found, default=0) + 1
+        with contextlib.suppress(sqlite3.DatabaseError):
+            last = max(last, int(at.rows("SELECT max(rowid) FROM decisions")[0][0] or 0))
+        for rowid in range(1, min(last, MOST_LOOKUPS) + 1):
             if rowid not in found:
                 read(f"WHERE rowid = {rowid}")
     return [row for row in found.values() if _is_sound(row)]
