@@ -318,6 +318,8 @@ def _fuse(sch: Schedule, block: Block, lanes: int) -> None:
     first = max(next(along, len(variables)), _first_filled([_extent(sch, loop) for loop in axes.loops], lanes))
     if first < len(variables) - 1:
         sch.fuse(*axes.loops[first:])
+        if first > 1:
+            sch.fuse(*axes.loops[:first])  # for threads, since an image's first axis may have one element
 
 
 def _first_filled(sizes: list[int], lanes: int) -> int:
