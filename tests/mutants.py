@@ -61,8 +61,8 @@ TESTS: Mapping[str, str] = {
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " test_dynamo_backends.py test_inductor.py",
     "*/cudagraph_outputs.py": "test_inductor.py test_effects.py",
-    "*/inductor/*.py": "test_inductor.py test_effects.py test_registry.py test_explain.py test_cutlass.py"
-    " auto/test_auto_decide.py",
+    "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py"
+    " test_cutlass.py auto/test_auto_decide.py",
     "*/freezing.py": "test_freezing.py auto/test_auto_traces.py auto/test_auto_decide.py",
     "*/cache_key.py": "auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
@@ -79,12 +79,12 @@ TESTS: Mapping[str, str] = {
     " auto/test_auto_compilers.py auto/test_auto_rewrites.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
-    "*/decide.py": "auto/test_auto_decide.py auto/test_auto_cache_key.py auto/test_auto_ranks.py"
-    " auto/test_auto_race.py",
+    "*/decide.py": "auto/test_auto_decide_steps.py auto/test_auto_decide.py auto/test_auto_cache_key.py"
+    " auto/test_auto_ranks.py auto/test_auto_race.py",
     "*/ranks.py": "auto/test_auto_ranks.py",
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
-    "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py",
+    "*/auto/store.py": "auto/test_auto_store.py auto/test_auto_decision.py faults/test_faults_store.py",
     "*/auto/eligibility.py": "auto/test_auto_eligibility.py auto/test_auto_effects.py"
     " auto/test_auto_decide.py auto/test_auto_race.py",
     "*/auto/workload.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"

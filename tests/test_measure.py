@@ -379,3 +379,99 @@ def test_environment_says_where():
     assert found["torch"] == torch.__version__
     assert found["device"] == "cpu"
     assert all(found[name] for name in ("python", "platform", "device_name", "cpu", "cpus", "threads"))
+
+
+@pytest.mark.parametrize(
+    ("cost", "repeats"),
+    [
+        pytest.param(1e-3, 1, id="a sample"),
+        pytest.param(9e-4, 2, id="hardly shorter"),
+        pytest.param(2e-5, 60, id="a fifth more than enough"),
+        pytest.param(7e-6, 200, id="a hundredfold, then twice"),
+        pytest.param(7e-8, 20_000, id="a hundredfold twice, then twice"),
+    ],
+)
+def test_how_often_a_call_is_repeated(clock, cost, repeats):
+    """Calls per sample grow until one lasts a millisecond: at least twofold, at most a hundredfold at once."""
+    told = {}
+    interleave({"call": lambda: clock.passes(cost)}, rounds=1, device=CPU, warmup=0, repeated=told.__setitem__)
+    assert told == {"call": repeats}
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "rounds"),
+    [
+        pytest.param(None, 10, id="none"),
+        pytest.param(3.0, 4, id="after the round that exceeds it"),
+        pytest.param(2.9, 3, id="a little less"),
+        pytest.param(0.0, 1, id="not before the first"),
+    ],
+)
+def test_when_a_budget_ends_the_rounds(clock, budget_s, rounds):
+    """It counts from the first round; what is prepared before takes nothing of it."""
+    samples = interleave({"second": lambda: clock.passes(1.0)}, rounds=10, device=CPU, warmup=5, budget_s=budget_s)
+    assert samples == {"second": [1.0] * rounds}
+
+
+def test_the_orders_of_four():
+    """A zigzag, its reverse, and both with each call in the next place."""
+    assert ["".join(measure.order("abcd", done)) for done in range(8)] == [
+        *("adbc", "cbda", "bacd", "dcab"),
+        *("cbda", "adbc", "dcab", "bacd"),
+    ]
+
+
+def test_calls_that_fail_in_a_round_end_alone(clock):
+    """Samples are returned in the order in which the calls were given, without those that failed."""
+    calls = {name: lambda: clock.passes(1.0) for name in "abc"} | {"b": failing_after(0)}
+    told = []
+    found = interleave(calls, rounds=2, device=CPU, failed=lambda name, error: told.append(name))
+    assert (list(found), told) == (["a", "c"], ["b"])
+
+
+def test_a_constant_is_scaled_by_a_half_to_one():
+    """Its numbers keep their sign and size."""
+    found = measure.fresh_inputs(torch.full((4000,), -2.0), 0)
+    assert -2.0 <= found.min() < -1.99
+    assert -1.01 < found.max() <= -1.0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "changes"),
+    [
+        pytest.param([torch.arange(50.0), torch.arange(50)], (True, False), id="floats alone"),
+        pytest.param([torch.zeros(50), torch.arange(50)], (False, True), id="integers beside zeros"),
+        pytest.param([torch.arange(50), torch.arange(50) > 25], (True, False), id="masks stay"),
+        pytest.param([torch.arange(50), torch.arange(50).to(torch.complex64)], (True, False), id="complex stays"),
+        pytest.param([torch.zeros(0), torch.arange(50)], (False, True), id="nothing"),
+        pytest.param([torch.arange(50.0), torch.eye(3).to_sparse()], (True, False), id="sparse stays"),
+    ],
+)
+def test_which_inputs_are_changed(inputs, changes):
+    """Floats where one can change, else integers; another seed gives other inputs, the same seed the same."""
+    found = measure.fresh_inputs(inputs, 3)
+    assert (
+        tuple(not torch.equal(*(each.to_dense() for each in pair)) for pair in zip(found, inputs, strict=True))
+        == changes
+    )
+    again, other = measure.fresh_inputs(inputs, 3), measure.fresh_inputs(inputs, 4)
+    assert all(torch.equal(one.to_dense(), two.to_dense()) for one, two in zip(found, again, strict=True))
+    assert not all(torch.equal(one.to_dense(), two.to_dense()) for one, two in zip(found, other, strict=True))
+
+
+def test_upcast_leaves_what_has_no_precision():
+    """Integers, masks and what is no tensor stay; gradients are asked for as before."""
+    tree = {"a": torch.ones(2, requires_grad=True), "b": torch.arange(2), "c": 3}
+    found = measure.upcast(tree, torch.float64)
+    assert (found["a"].dtype, found["a"].requires_grad, found["a"].grad_fn) == (torch.float64, True, None)
+    assert (found["b"].dtype, found["c"]) == (torch.int64, 3)
+    assert found["b"] is not tree["b"]
+
+
+def test_cotangents_of_scalars_are_one():
+    """What has dimensions begins with random numbers, the same for one seed."""
+    outputs = [torch.tensor(3.0), torch.zeros(3, 4).t()]
+    scalar, rows = measure.cotangents(outputs)
+    assert (scalar.item(), rows.stride()) == (1.0, (1, 4))
+    assert torch.equal(rows, measure.cotangents(outputs, seed=0)[1])
+    assert not torch.equal(rows, measure.cotangents(outputs, seed=1)[1])

@@ -1,9 +1,10 @@
 """Errors if TVM is missing or has another version."""
 
 import json
+import subprocess
+import sys
 from textwrap import dedent
 
-import forks
 import pytest
 
 INSTALL = 'pip install "backend-kwargs[tvm]"'
@@ -42,7 +43,8 @@ importlib.util.find_spec = lambda name, *rest: None if name == "tvm" else spec(n
 
 def run(code, which, tmp_path):
     """Run `code` outside the checkout in a process that finds the TVM of `which`."""
-    done = forks.run("-c", WITHOUT + dedent(code), json.dumps(WHAT[which]), cwd=tmp_path)
+    arguments = [sys.executable, "-c", WITHOUT + dedent(code), json.dumps(WHAT[which])]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

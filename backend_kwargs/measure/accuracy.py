@@ -105,7 +105,7 @@ def check(
     if precise.keys() != expected.keys():
         precise = {}
     tol = tol or (1e-2 if training else 1e-3)
-    floor = tol * min(1.0, max((_rms(leaf) for leaf in expected.values()), default=1.0))
+    floor = tol * min(1.0, max((_rms(leaf) for leaf in expected.values()), default=math.inf))
     each = [
         _check_leaf(path, leaf, expected[path], precise.get(path), dtype, (tol, floor))
         for path, leaf in results.items()
@@ -116,7 +116,7 @@ def check(
 def worst(accuracies: list[Accuracy]) -> Accuracy:
     """Return the first comparison that failed, else the one with the largest error."""
     failed = next((a for a in accuracies if not a.passed), None)
-    return failed or max(accuracies, key=lambda a: a.rmse if a.rmse is not None else -1.0, default=Accuracy())
+    return failed or max(accuracies, key=lambda a: a.rmse if a.rmse is not None else -math.inf, default=Accuracy())
 
 
 def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:

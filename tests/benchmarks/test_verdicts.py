@@ -346,3 +346,155 @@ def test_noise_is_the_groups_own():
     quiet = [cell("eager", seed=1), cell(AGAIN, seed=1)]
     assert verdicts.noise(quiet, "device") == Interval(1.0, 1 / 1.01, 1.01)
     assert verdicts.noise(cells[:1], "device") == UNKNOWN
+
+
+def exact(peer, device, wall=1.0, dropped=1.0, **kwargs):
+    """Return a cell with five equal samples on each clock."""
+    made = dataclasses.replace(cell(peer, **kwargs), device_s=[device] * 5, wall_s=[wall] * 5, dropped_s=[dropped] * 5)
+    return dataclasses.replace(made, repeats={"events": 3, "wall": 5, "dropped": 7})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        pytest.param(2.0, 3.0, "AMBIGUOUS", id="begins at the floor"),
+        pytest.param(2.01, 3.0, "FAST", id="begins above"),
+        pytest.param(0.3, 0.5, "AMBIGUOUS", id="ends at the floor"),
+        pytest.param(0.3, 0.49, "SLOW", id="ends below"),
+        pytest.param(0.5, 2.0, "SAME", id="fills the floor"),
+        pytest.param(0.5, 2.01, "AMBIGUOUS", id="beyond the upper end"),
+        pytest.param(0.49, 2.0, "AMBIGUOUS", id="beyond the lower end"),
+    ],
+)
+def test_where_a_verdict_ends(low, high, verdict):
+    """The floors of both files are multiplied; an interval within or at their ends is the same."""
+    assert judge(Interval(1.0, low, high), [Interval(1.0, 0.8, 1.25), Interval(1.0, 0.625, 1.6)]) == verdict
+
+
+@pytest.mark.parametrize(
+    ("speedup", "wanted"),
+    [
+        pytest.param((1.5, 1.2, 1.8), "tie", id="from the floor on"),
+        pytest.param((1.5, 1.21, 1.8), "win", id="above"),
+        pytest.param((0.6, 0.5, 0.8), "tie", id="up to the floor"),
+        pytest.param((0.6, 0.5, 0.79), "loss", id="below"),
+    ],
+)
+def test_where_a_mark_ends(speedup, wanted):
+    """What touches the noise floor is a tie."""
+    assert verdicts.mark(Interval(*speedup), Interval(1.0, 0.8, 1.2)) == wanted
+
+
+def test_a_mark_within_no_noise():
+    """The median decides on which side an interval is that does not touch the floor."""
+    none = Interval(1.0, 2.0, 0.5)  # a floor that nothing overlaps
+    assert [verdicts.mark(Interval(median, 1.0, 1.0), none) for median in (0.99, 1.0, 1.01)] == ["loss", "loss", "win"]
+
+
+def test_clocks_have_names():
+    """A device time names the state of the L2; wall times say what becomes of results."""
+    keys = [("gemm", "fwd", "bfloat16", "cold", "")]
+    assert [verdicts.clock_name(clock, keys) for clock in verdicts.CLOCKS] == [
+        "Device time, cold L2",
+        "Wall time",
+        "Wall time, results dropped at once",
+    ]
+
+
+@pytest.mark.parametrize(("clock", "second"), [("device", 2.0), ("wall", 3.0), ("dropped", 4.0)])
+def test_each_clock_has_its_samples(clock, second):
+    """Time, rounds, repeats, speedups and noise are those of one clock."""
+    cells = [
+        exact("eager", 2 * 2.0, 3 * 3.0, 4 * 4.0),
+        exact(AGAIN, 2 * 2.0, 3 * 3.0, 4 * 4.0),
+        exact("default", 8 * 2.0, 9 * 3.0, 10 * 4.0),
+        exact("t", 2.0, 3.0, 4.0),
+    ]
+    found = table(cells, clock)["t"]
+    assert (found.time, found.rounds, found.compiles) == (Interval(second, second, second), 5, 1)
+    assert found.repeats == {"device": 3, "wall": 5, "dropped": 7}[clock]
+    assert found.spread == (second, second)
+    assert found.dropped == (Interval(4.0, 4.0, 4.0) if clock == "wall" else None)
+    eager, default = {"device": (2.0, 8.0), "wall": (3.0, 9.0), "dropped": (4.0, 10.0)}[clock]
+    assert {what: each.median for what, each in found.speedups.items()} == pytest.approx(
+        {"eager": eager, "default": default, "strongest": eager}
+    )
+    assert found.marks == {"eager": "win", "default": "win", "strongest": "win"}
+    assert found.noise == Interval(1.0, 1 / 1.01, 1.01)
+    assert (found.share is None) is (clock != "device")
+    assert not found.exposed
+
+
+def test_a_peer_is_no_rival_of_itself():
+    """Default is compared with eager alone, and with default not at all."""
+    found = table([exact("eager", 4.0), exact(AGAIN, 4.0), exact("default", 2.0)])["default"]
+    assert {what: each.median for what, each in found.speedups.items()} == {"eager": 2.0, "strongest": 2.0}
+
+
+def test_several_compiles_are_one_figure():
+    """The median of their medians, the widest interval, the widest noise, the fewest rounds and the most repeats."""
+    cells = []
+    for run, seconds in enumerate((1.0, 3.0, 4.0)):
+        again = dataclasses.replace(exact(AGAIN, 8.0 * (1.0 + run), group=str(run), run=run))
+        cells += [exact("eager", 8.0, group=str(run), run=run), again, exact("t", seconds, group=str(run), run=run)]
+    cells[:3] = [dataclasses.replace(each, device_s=each.device_s[:4], repeats={"events": 9}) for each in cells[:3]]
+    found = table(cells)["t"]
+    assert (found.time, found.compiles, found.rounds, found.repeats) == (Interval(3.0, 1.0, 4.0), 3, 4, 9)
+    assert found.speedups["eager"] == Interval(8 / 3, 2.0, 8.0)
+    assert found.noise == Interval(1.0, pytest.approx(1 / 3), pytest.approx(3.0))
+    assert found.spread == (1.0, 4.0)
+
+
+def test_one_failure_of_several_compiles_is_the_peers():
+    """The row has the status of the compile that failed, and no figures."""
+    cells = [
+        each
+        for run in (0, 1)
+        for each in (exact("eager", 8.0, group=str(run), run=run), exact(AGAIN, 8.0, group=str(run), run=run))
+    ]
+    cells += [exact("t", 1.0, group="0", run=0), cell("t", status="oom", group="1", run=1)]
+    found = table(cells)["t"]
+    assert (found.cell.status, found.compiles, found.time, found.rounds, found.repeats) == ("oom", 0, None, 0, 0)
+    assert (found.speedups, found.spread, found.memory) == ({}, None, None)
+
+
+@pytest.mark.parametrize(
+    ("fresh", "wanted"),
+    [
+        pytest.param([True, False], [False, True], id="half is no majority"),
+        pytest.param([True, True, False], [True, True], id="majority"),
+        pytest.param([False], [False], id="none"),
+    ],
+)
+def test_whose_compile_seconds_are_used(fresh, wanted):
+    """Those of fresh processes where these are more than half."""
+    cells = []
+    for case, own in zip("abc", fresh, strict=False):
+        compile_ = Compile(cold_s=3.0 if own else 1.0, warm_s=1.0, fresh=own)
+        cells += [cell("eager", case=case), cell(AGAIN, case=case), cell("t", case=case, compile=compile_)]
+    (summary,) = (each for each in summaries(entries(cells, "device"))["bf16"] if each.peer == "t")
+    assert (summary.compiled, summary.fresh) == (len(wanted), all(wanted))
+    assert summary.cold_s == sum(3.0 if own else 1.0 for own in wanted) / len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("values", "median"), [([], None), ([None], None), ([1.0, None, 3.0], 2.0), ([0.0], 0.0)], ids=str
+)
+def test_the_middle_of_what_is_known(values, median):
+    """Unknown values do not count; a zero does."""
+    assert verdicts.middle(iter(values)) == median
+
+
+def test_a_case_in_a_table_has_its_mode():
+    """A plain forward has none."""
+    assert [verdicts.name(cell("t", mode=mode)) for mode in ("fwd", "train")] == ["gemm", "gemm train"]
+
+
+def test_the_rate_of_what_is_fast():
+    """More than so many times as fast beyond the noise; at exactly that it is not."""
+    cells = []
+    for case, seconds in zip("abcd", (4.04, 2.0, 1.01, 8.0), strict=True):
+        cells += [exact("eager", 8.08, case=case), exact(AGAIN, 8.08, case=case), exact("t", seconds, case=case)]
+    (summary,) = (each for each in summaries(entries(cells, "device"))["bf16"] if each.peer == "t")
+    assert summary.fast == {1.0: 0.75, 1.1: 0.75, 2.0: 0.5}
+    assert (summary.peaks, summary.memory) == (0, None)

@@ -112,14 +112,19 @@ def test_what_a_row_says_further_is_ignored(auto, races, store, execute, begin_a
 
 
 def test_flipped_bits(store, execute, warned):
-    """A flipped bit raises no error and loses at most its page; the next write keeps the rest."""
+    """A flipped bit raises no error and loses at most its page; the next write keeps the rest.
+
+    A store whose schema no longer reads as ours is left as it is.
+    """
     chance = random.Random(17)
     Store(store).add(*map(decision, range(40)))
     whole = store.read_bytes()
+    schema = whole.find(b"tabledecisions"), whole.find(b"\0" * 8, whole.find(b"sqlite_autoindex"))
     kept = []
     for _ in range(60 * TIMES):
         flipped = bytearray(whole)
-        flipped[chance.randrange(100, len(whole))] ^= 1 << chance.randrange(8)
+        at = chance.randrange(100, len(whole))
+        flipped[at] ^= 1 << chance.randrange(8)
         for path in store.parent.iterdir():
             path.unlink()
         store.write_bytes(flipped)
@@ -129,7 +134,7 @@ def test_flipped_bits(store, execute, warned):
             Store(store).put(MADE)
             kept.append(len(Store(store).all()))
         assert kept[-1] >= found
-    assert min(kept) >= 1
+        assert kept[-1] >= 1 or schema[0] <= at < schema[1] + 8, at
     assert sum(each >= 30 for each in kept) >= 0.9 * len(kept)
 
 

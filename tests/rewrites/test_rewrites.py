@@ -1,6 +1,9 @@
 """Rewrites as values: names, the option, plug-ins, and the state after a compile."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -236,6 +239,36 @@ def test_caches_tell_graphs_apart(first):
             assert rewritten(called(feed(), x, **ways[way])) == ({"linear_activation": 1} if way == "rewritten" else {})
         hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
         assert hits >= len(order)
+
+
+IN_ANOTHER_PROCESS = """
+import torch
+import backend_kwargs
+from torch import nn
+from torch._dynamo.utils import counters
+
+model, x = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.LayerNorm(8)), torch.randn(4, 8)
+names = ("onednn", "layer_norm_backward")
+compiled = torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor", rewrites=names))
+with torch.no_grad():
+    torch.testing.assert_close(compiled(x), model(x))
+got, want = (torch.autograd.grad(fn(x).square().sum(), list(model.parameters())) for fn in (compiled, model))
+torch.testing.assert_close(got, want)
+graphs = backend_kwargs.report(compiled).graphs
+print(counters["aot_autograd"]["autograd_cache_hit"], *(dict(graph.rewritten) for graph in graphs))
+"""
+
+
+def test_caches_of_another_process(tmp_path):
+    """Code that another process left in the caches finds its operators."""
+    said = []
+    for _ in range(2):
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", IN_ANOTHER_PROCESS]
+        ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        said.append(ran.stdout.strip())
+    assert said == [f"{hits} {{'onednn': 1}} {{'layer_norm_backward': 1}}" for hits in (0, 2)]
 
 
 def test_an_operator_without_a_kernel():

@@ -153,3 +153,101 @@ def test_each_entry_names_an_operator(name):
     op, _, overload = name.partition(".")
     packet = getattr(torch.ops.aten, op, None) or getattr(torch.ops.prims, op)
     assert not overload or overload in packet.overloads()
+
+
+def flops_of(function, name, *shapes, mode="fake"):
+    node = node_of(make_fx(function, tracing_mode=mode)(*[torch.empty(shape) for shape in shapes]), name)
+    return supported._flops(node, node.meta["val"])
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize(
+    ("function", "name", "shapes", "flops"),
+    [
+        pytest.param(torch.mm, "mm.default", [(2, 3), (3, 5)], 2 * 2 * 3 * 5, id="mm"),
+        pytest.param(lambda x: torch.mm(x, x), "mm.default", [(3, 3)], 2 * 27, id="mm of one"),
+        pytest.param(torch.addmm, "addmm.default", [(5,), (2, 3), (3, 5)], 2 * 2 * 3 * 5, id="addmm"),
+        pytest.param(torch.bmm, "bmm.default", [(7, 2, 3), (7, 3, 5)], 2 * 7 * 2 * 3 * 5, id="bmm"),
+        pytest.param(torch.baddbmm, "baddbmm.default", [(7, 2, 5), (7, 2, 3), (7, 3, 5)], 2 * 7 * 30, id="baddbmm"),
+        pytest.param(torch.add, "add.Tensor", [(2, 3), (2, 3)], 0.0, id="no product"),
+    ],
+)
+def test_operations_of_a_product(function, name, shapes, flops, mode):
+    """Twice the elements of its result, times the length of each sum; of symbolic sizes by their hints."""
+    assert flops_of(function, name, *shapes, mode=mode) == flops
+
+
+def test_operations_of_a_convolution():
+    """Each element of the result is a sum over the channels and the window."""
+    shapes = [(2, 3, 9, 9), (5, 3, 2, 4)]
+    gm = make_fx(torch.conv2d, decompositions(), tracing_mode="fake")(*map(torch.empty, shapes))
+    node = node_of(gm, "convolution.default")
+    assert supported._flops(node, node.meta["val"]) == 2 * (2 * 5 * 8 * 6) * (3 * 2 * 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"), [pytest.param(2000, "", id="small"), pytest.param(2001, "left to ATen by aten_ops", id="large")]
+)
+def test_large_products_on_a_cpu_are_left_to_aten(rows, wanted):
+    """Beyond four million operations oneDNN is better; aten_ops=() keeps them."""
+    shapes = [(rows, 10), (10, 100)]
+    assert reason_on("cpu", torch.mm, *shapes, settings=Settings()) == wanted
+    assert reason_on("cpu", torch.mm, *shapes) == ""
+
+
+@pytest.mark.parametrize(
+    ("channels", "wanted"), [pytest.param(6, "", id="small"), pytest.param(7, "left to ATen by aten_ops", id="large")]
+)
+def test_large_convolutions_on_a_cpu_are_left_to_aten(channels, wanted):
+    """Beyond a quarter of a million operations."""
+    shapes = [(1, channels, 50, 50), (1, channels, 3, 3)]  # 6 channels: 248,832 operations
+    assert reason_on("cpu", torch.conv2d, *shapes, settings=Settings()) == wanted
+
+
+def value_of(shape, dtype=torch.float32, device="cpu"):
+    with FakeTensorMode():
+        return torch.empty(shape, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        pytest.param([value_of(3), value_of((2, 3), torch.bfloat16), 3, 0, None, "x"], "", id="plain"),
+        pytest.param([value_of(3, torch.complex64)], "TVM is not used for torch.complex64", id="dtype"),
+        pytest.param(
+            [value_of(3, torch.float8_e5m2), value_of(3, torch.complex64), value_of(3)],
+            "TVM is not used for torch.complex64, torch.float8_e5m2",
+            id="dtypes",
+        ),
+        pytest.param([value_of((2, 0))], "an empty tensor", id="empty"),
+        pytest.param([value_of(()), value_of(1)], "", id="scalar"),
+        pytest.param([torch.ones(2, 2).to_sparse()], "not a dense tensor", id="sparse"),
+        pytest.param([value_of(3, device="meta")], "TVM has no device meta here", id="device"),
+        pytest.param([value_of(3, device="cuda"), value_of(3)], "on several devices", id="two devices"),
+        pytest.param([value_of(3, device="cuda:0"), value_of(3, device="cuda:0")], "", id="one device"),
+    ],
+)
+def test_which_values_tvm_takes(values, why):
+    """Dense tensors of one device, with elements, of a dtype that both know."""
+    assert supported._unsupported_value(values) == why
+
+
+def test_which_names_are_denied():
+    """An overload has the reason of its operator, unless it has one of its own."""
+    assert len(DENIED) == sum(map(len, supported.REASONS.values()))
+    assert reason(lambda x: x.view(torch.int32), "view.dtype", x) == "reads memory by strides"
+    assert reason(lambda x: x.t(), "t.default", x) != "reads memory by strides"
+
+
+@pytest.mark.parametrize(
+    ("aten_ops", "wanted"),
+    [
+        pytest.param((), "", id="none"),
+        pytest.param(("relu",), "left to ATen by aten_ops", id="operator"),
+        pytest.param(("relu.default",), "left to ATen by aten_ops", id="overload"),
+        pytest.param(("mm",), "", id="another"),
+    ],
+)
+def test_the_users_list_decides(aten_ops, wanted):
+    """It names operators or overloads, in place of the table."""
+    assert reason(torch.relu, "relu.default", x, settings=Settings(aten_ops=aten_ops)) == wanted

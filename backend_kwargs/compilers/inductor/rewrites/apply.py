@@ -55,6 +55,8 @@ def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, An
     lowered = [name for name in names if find_rewrite(name).patterns]
     if not lowered:
         return patches
+    for name in lowered:
+        resolved(find_rewrite(name).patterns)  # defines operators, which code out of a cache calls without the pass
     users = patches.get(PLACE, getattr(config, PLACE))
     users = list(users) if isinstance(users, list | tuple) else [users] if users is not None else []
     return {**patches, PLACE: RewritePass(lowered, users)}

@@ -1,0 +1,237 @@
+"""The four ways to a decision by themselves: what is settled, refused, inherited, and what can be saved."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from graphs import chain
+from torch.fx import symbolic_trace
+
+from backend_kwargs.compilers.auto import decide
+from backend_kwargs.compilers.auto.decision import Decision, RaceRow
+from backend_kwargs.compilers.auto.request import Request, Tools
+from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.templates import find_template
+
+LARGE = torch.zeros(1 << 19)  # two mebibytes: not tiny
+ROWS = (RaceRow("cudagraphs", won=True),)
+
+
+def sine(x):
+    return torch.sin(x)
+
+
+def question(*inputs, fixed=None, fn=chain, **settings):
+    """Return the question about one graph."""
+    tools = Tools(lambda name: find_template(name).options, lambda options: {}, fixed or {})
+    gm = symbolic_trace(fn)
+    return decide._Question(Request(gm, inputs or (LARGE,), Settings(**settings), pytest.fail, tools))
+
+
+def remember(asked, key="other", winner="cudagraphs", **changed):
+    """Let this process have raced a graph in the question's scope."""
+    options = {"triton.cudagraphs": True} if winner == "cudagraphs" else {}
+    made = Decision(key, **{"graph": asked.graph, "winner": winner, "options": options, "rows": ROWS} | changed)
+    decide.memory().decisions[asked.scope, key] = made
+    return made
+
+
+@pytest.mark.parametrize(
+    ("cut_s", "settings", "settled"),
+    [
+        pytest.param(0.0, {"budget_s": 1e9}, True, id="not cut"),
+        pytest.param(20.0, {"budget_s": 20.0}, True, id="cut by as large a budget"),
+        pytest.param(20.0, {"budget_s": 19.0}, True, id="cut by a larger budget"),
+        pytest.param(20.0, {"budget_s": 21.0}, False, id="cut by a smaller budget"),
+        pytest.param(0.0, {"race": "always"}, False, id="always"),
+    ],
+)
+def test_what_is_settled(cut_s, settings, settled):
+    """A decision stands unless a larger budget may improve it."""
+    asked = question(**settings)
+    made = remember(asked, asked.key, cut_s=cut_s)
+    assert asked.settled() == (made if settled else None)
+
+
+def test_nothing_is_settled_before():
+    """Without a decision there is none."""
+    assert question().settled() is None
+
+
+SIZES = "a graph not raced: it was raced for 3 other sizes"
+SPENT = "a graph not raced: the process has spent its 600 s on races"
+TINY = "a graph not raced: it is tiny"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "raced", "spent", "settings", "winner", "facts"),
+    [
+        pytest.param((LARGE,), [], [], {}, None, None, id="nothing raced"),
+        pytest.param((LARGE,), [{}] * 2, [], {}, None, None, id="two other sizes"),
+        pytest.param((LARGE,), [{}] * 3, [], {}, "cudagraphs", SIZES, id="three other sizes"),
+        pytest.param((LARGE,), [{}] * 3, [], {"race": "always"}, None, None, id="three other sizes, always"),
+        pytest.param((LARGE,), [{}] * 3, [], {"most_races": 4}, None, None, id="four may be"),
+        pytest.param((LARGE,), [{"graph": "x"}] * 9, [], {}, None, None, id="other graphs"),
+        pytest.param((LARGE,), [{"rows": ()}] * 9, [], {}, None, None, id="not raced themselves"),
+        pytest.param((LARGE,), [], [300.0, 299.0], {}, None, None, id="budget of the process"),
+        pytest.param((LARGE,), [], [300.0, 300.0], {}, "default", SPENT, id="spent"),
+        pytest.param((LARGE,), [{}], [600.0], {}, "cudagraphs", SPENT, id="spent, another size"),
+        pytest.param((LARGE,), [{"graph": "x"}], [600.0], {}, "default", SPENT, id="spent, another graph"),
+        pytest.param((LARGE,), [], [600.0], {"race": "always"}, "default", SPENT, id="spent, always"),
+    ],
+)
+def test_what_is_inherited(inputs, raced, spent, settings, winner, facts):
+    """The winner of other sizes, where a race is not worth its time or there is none left."""
+    asked = question(*inputs, **settings)
+    for at, changed in enumerate(raced):
+        remember(asked, f"key {at}", **changed)
+    decide.memory().race_seconds += spent
+    found = asked.inherited()
+    assert (found and found.winner, found and found.facts) == (winner, facts)
+    if found:
+        assert (found.key, found.graph, found.rows) == (asked.key, asked.graph, ())
+
+
+def test_its_own_decision_is_no_other_size():
+    """A graph that was raced before with too small a budget counts not among the others."""
+    asked = question(most_races=1)
+    remember(asked, asked.key, cut_s=1.0)
+    assert asked.inherited() is None
+
+
+@pytest.mark.parametrize(
+    ("raced", "settings", "winner"),
+    [
+        pytest.param([], {}, None, id="nothing raced"),
+        pytest.param([{"graph": "x"}], {}, "cudagraphs", id="another graph"),
+        pytest.param([{"graph": "x", "winner": "eager"}], {}, "default", id="another graph, which eager won"),
+        pytest.param([{"winner": "eager"}], {}, "eager", id="another size, which eager won"),
+        pytest.param([{}, {"graph": "x", "winner": "aten"}], {}, "cudagraphs", id="another size before another graph"),
+        pytest.param([{}, {"winner": "aten"}], {}, "aten", id="the latest"),
+        pytest.param([{"graph": "x"}], {"race": "always"}, None, id="always"),
+    ],
+)
+def test_what_a_tiny_graph_inherits(raced, settings, winner):
+    """The winner of its other sizes, else that of the last graph that was compiled."""
+    asked = question(torch.zeros(2), fn=sine, **settings)
+    for at, changed in enumerate(raced):
+        remember(asked, f"key {at}", **changed)
+    found = asked.inherited()
+    assert (found and found.winner) == winner
+    assert found is None or found.facts == TINY
+
+
+def test_scopes_keep_apart():
+    """A graph raced under other settings, or on another store, is not inherited from."""
+    asked, other = question(torch.zeros(2), fn=sine), question(torch.zeros(2), fn=sine, effort="full")
+    remember(other, graph="x")
+    assert asked.inherited() is None
+
+
+def row(name, seconds, **changed):
+    return RaceRow(name, **{"seconds": seconds, "options": {}} | changed)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fixed", "winner"),
+    [
+        pytest.param(
+            [row("eager", 1.0), row("default", 2.0), row("cpp_wrapper", 1.5, options={"cpp_wrapper": True})],
+            {},
+            "cpp_wrapper",
+            id="the fastest",
+        ),
+        pytest.param(
+            [row("eager", 1.0), row("default", 2.0), row("tmpl-tvm", 1.0, compiler="tmpl-tvm")],
+            {},
+            "default",
+            id="no other compiler",
+        ),
+        pytest.param(
+            [row("default", 2.0), row("cudagraphs", 1.0, options={"triton.cudagraphs": True})],
+            {},
+            "default",
+            id="no copies",
+        ),
+        pytest.param(
+            [row("default", 2.0), row("cudagraphs", 1.0, options={"triton.cudagraphs": True})],
+            {"clone_outputs": False},
+            "cudagraphs",
+            id="without copies",
+        ),
+        pytest.param(
+            [row("default", 2.0), row("aten", 1.0, options={"cpp.cxx": "x"})],
+            {},
+            "default",
+            id="no option that none sets",
+        ),
+        pytest.param(
+            [row("default", 2.0), row("cpp_wrapper", None, options={"cpp_wrapper": True})],
+            {},
+            "default",
+            id="not timed",
+        ),
+        pytest.param([row("default", 2.0), row("cpp_wrapper", 1.0, status="oom")], {}, "default", id="failed"),
+        pytest.param([row("eager", 1.0), row("default", 2.0, status="fail_accuracy")], {}, "eager", id="none passed"),
+        pytest.param([], {}, "default", id="not raced"),
+    ],
+)
+def test_what_aot_compile_can_save(rows, fixed, winner):
+    """The fastest that passed, is Inductor's, and copies nothing; eager where nothing passed."""
+    asked = question(fixed=fixed)
+    made = Decision(asked.key, asked.graph, "eager", rows=tuple(rows))
+    found = asked._savable(made)
+    assert (found.winner, found.compiler) == (winner, "")
+
+
+@pytest.mark.parametrize(
+    ("of", "saved"),
+    [
+        pytest.param(Decision("k", "g", "default"), True, id="default"),
+        pytest.param(Decision("k", "g", "eager"), False, id="eager"),
+        pytest.param(RaceRow("eager"), False, id="eager's row"),
+        pytest.param(RaceRow("default"), True, id="default's row"),
+        pytest.param(Decision("k", "g", "tmpl-tvm", compiler="tmpl-tvm"), False, id="another compiler"),
+        pytest.param(Decision("k", "g", "cudagraphs", {"triton.cudagraphs": True}), False, id="copies"),
+        pytest.param(Decision("k", "g", "cudagraphs", {"triton.cudagraphs": False}), True, id="no CUDA graphs"),
+    ],
+)
+def test_which_can_be_saved(of, saved):
+    """What aot_compile() writes is a compiled graph of Inductor's alone."""
+    assert question()._can_be_saved(of) is saved
+
+
+def test_what_is_loaded_precedes_the_store(store):
+    """Decisions that came with another process's cache artifacts are used; those that do not last are not."""
+    asked = question()
+    made = Decision(asked.key, asked.graph, "cudagraphs", {"triton.cudagraphs": True}, ROWS)
+    asked.store.add(replace(made, winner="default", options={}))
+    decide.load_decisions([made])
+    assert asked.remembered() == made
+    assert decide.lasting_decisions() == [made]
+    decide.forget_process()
+    assert asked.remembered().winner == "default"
+    decide.forget_process()
+    decide.load_decisions([replace(made, rows=(RaceRow("default", status="oom"),))])
+    assert asked.remembered() is None
+
+
+def test_nothing_decided_is_put_back():
+    """Inside, races begin without any decision; after it, the process has those from before."""
+    asked = question()
+    made = remember(asked, asked.key)
+    with decide.nothing_decided():
+        assert asked.remembered() is None
+        remember(asked, asked.key, winner="default")
+        assert decide.memory().store.parent.is_dir()
+        inner = decide.memory().store
+    assert asked.remembered() == made
+    assert not inner.parent.exists()
+
+
+def test_facts_of_a_lower_precision():
+    """They say its error beside the bound; without one they are those of the graph alone."""
+    result = type("Result", (), {"stats": "3 ops", "winner": RaceRow("bf16", error=0.00123, max_error=0.01)})
+    assert decide._facts(result) == "3 ops, error 0.0012 (max_error=0.01)"
+    result.winner = RaceRow("default")
+    assert decide._facts(result) == "3 ops"
