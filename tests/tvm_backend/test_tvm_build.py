@@ -345,6 +345,36 @@ def test_a_width_that_no_vector_has_is_left_to_llvm(size, vectors):
     assert ("T.vectorized" in loops(module(relax.op.exp, f32(1, size)))) == vectors
 
 
+@pytest.mark.parametrize(
+    ("shape", "extents"),
+    [
+        pytest.param((1, 8, 28, 28), [8, 49, 16], id="28 by 28 fill vectors, 28 do not"),
+        pytest.param((1, 8, 7, 7), [392], id="no axes fill vectors"),
+        pytest.param((1, 16, 7, 7), [1, 49, 16], id="only all channels fill vectors"),
+        pytest.param((1, 8, 32, 32), [512, 16], id="a row fills vectors"),
+    ],
+)
+def test_a_loop_over_images_ends_where_they_fill_vectors(shape, extents):
+    """The fused axes are the fewest that fill vectors of 16, or all."""
+    mod = module(relax.op.exp, f32(*shape))
+    found = loops(mod, {"kind": "llvm", "num-cores": 1, "mcpu": "skylake-avx512"})
+    assert [int(size) for size in re.findall(r"T.int64\((\d+)\)", "".join(re.findall(r"for .*", found)))] == extents
+
+
+@pytest.mark.parametrize("size", [56, 28, 32])
+def test_a_vector_is_loaded_at_once(size):
+    """A vector of a fused image is loaded whole, also where a stored value is read several times, as by SiLU."""
+
+    def graph(x, mean, scale, weight, bias):
+        return (torch.nn.functional.silu((x - mean) * scale * weight + bias),)
+
+    lowered = lower(traced(graph, torch.randn(1, 16, size, size), *torch.rand(4, 16, 1, 1)))
+    target = {"kind": "llvm", "num-cores": 1, "mcpu": "skylake-avx512"}
+    code = build(lowered.mod, Settings(target=target), CPU).executable.mod.imports[0].inspect_source("ll")
+    assert "<16 x float>" in code
+    assert not re.findall(r"insertelement <16 x float> %", code)  # one element loaded after the other
+
+
 def test_large_loops_are_parallel_only_with_several_cores():
     mod = module(relax.op.exp, f32(512, 512))
     assert "T.parallel" not in loops(mod, ONE)

@@ -3,6 +3,7 @@
 TVM has no default schedule for CPUs: without these a function is plain loops on one thread.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from functools import cache, partial, reduce
 from operator import mul
@@ -58,7 +59,7 @@ def schedule_cpu(func: tirx.PrimFunc, target: Target) -> Schedule:
     sch = (
         tiled if tiled.trace.insts != sch.trace.insts else _rows(_each(sch, partial(_split_sum, lanes=lanes), _is_sum))
     )
-    sch = _each(_each(sch, _fuse), partial(_vectorize, lanes=lanes))
+    sch = _each(_each(sch, partial(_fuse, lanes=lanes)), partial(_vectorize, lanes=lanes))
     return _each(sch, _parallelize) if int(target.attrs.get("num-cores", 1)) > 1 else sch
 
 
@@ -293,7 +294,7 @@ def _write_back(sch: Schedule, block: Block, loop: Loop) -> None:
     sch.reverse_compute_at(consumers[0], loop, preserve_unit_loops=True)
 
 
-def _fuse(sch: Schedule, block: Block) -> None:
+def _fuse(sch: Schedule, block: Block, lanes: int) -> None:
     """Make one loop of the last axes, which all operands walk as the result does: an image's 7 by 7 fill no vector."""
     axes = Axes(sch, block)
     variables = [each.var for each, _ in axes.bound]
@@ -314,9 +315,21 @@ def _fuse(sch: Schedule, block: Block) -> None:
             _walks(read, variables[at:], shape[at:]) or not _reads(read, variables[at:]) for read in axes.block.reads
         )
     )
-    first = next(along, len(variables))
+    first = max(next(along, len(variables)), _first_filled([_extent(sch, loop) for loop in axes.loops], lanes))
     if first < len(variables) - 1:
         sch.fuse(*axes.loops[first:])
+        if first > 1:
+            sch.fuse(*axes.loops[:first])  # for threads, since an image's first axis may have one element
+
+
+def _first_filled(sizes: list[int], lanes: int) -> int:
+    """Return the axis from which the last axes fill whole vectors, 0 if the last one alone does or if none do.
+
+    TVM cannot join the indices of more axes than these, and would load the elements of a vector one by one.
+    """
+    if sizes[-1] % lanes == 0:
+        return 0
+    return next((at for at in range(len(sizes) - 1, 0, -1) if math.prod(sizes[at:]) % lanes == 0), 0)
 
 
 def _walks(region: Any, variables: list[Any], shape: list[Any]) -> bool:
