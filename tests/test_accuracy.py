@@ -432,3 +432,9 @@ def test_without_any_reference():
         raise RuntimeError("planted")
 
     assert reference(fails, (ONE,)) is None
+
+
+def test_a_number_in_place_of_a_tensor_fails():
+    """A Python float does not pass for a tensor of its value, nor a tensor for a float."""
+    one = torch.tensor(1.0, dtype=torch.float64)
+    assert check(1.0, one).status == check(one, 1.0).status == "fail_accuracy"

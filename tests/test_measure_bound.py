@@ -229,3 +229,7 @@ def test_the_innermost_cause_is_the_reason():
     wrapped = RuntimeError("wrapper")
     wrapped.inner_exception = ValueError("within")
     assert status_of(wrapped) == ("fail_to_run", "ValueError: within")
+
+
+def test_a_result_without_numbers_has_no_error():
+    assert check_error([True, "a"], [True, "a"], [True, "a"], 0.1).error == 0.0

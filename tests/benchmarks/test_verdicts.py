@@ -69,6 +69,12 @@ def test_ratios_are_paired_and_marked():
     assert found["fast"].speedups["default"].median == pytest.approx(1.6, rel=0.02)
 
 
+def test_a_name_from_a_file_is_eagers():
+    """Names of peers are compared by value: those read from records are other strings."""
+    eager = cell("".join(["eag", "er"]))
+    assert table([eager, cell("default", 0.5e-3)])["default"].speedups["eager"].median > 1
+
+
 def test_templates_are_no_rivals():
     """The strongest peer is one that a user has without this package."""
     found = table(group(default=0.8e-3, fast=0.5e-3, faster=0.4e-3))

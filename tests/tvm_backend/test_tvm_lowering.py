@@ -187,7 +187,22 @@ CASES: dict[str, tuple[Callable[..., Any], ...]] = {
     ),
     "powers": (*(partial(lambda exponent, x, y: x.abs() ** exponent, e) for e in (-2, -1, -0.5, 0, 0.5, 1, 2, 3)),),
     "addcdiv": (lambda x, y: torch.addcdiv(x, y, x), lambda x, y: torch.addcmul(x, y, x, value=3)),
+    "addcdiv of integers": (lambda x, y: torch.addcdiv(x, torch.arange(4), y, value=3),),
+    "lerp": (
+        lambda x, y: torch.lerp(x, y, 0.25),
+        lambda x, y: torch.lerp(x, y, 0.75),
+        lambda x, y: torch.lerp(x, y, y.sigmoid()),
+    ),
+    "isinf of integers": (lambda x, y: torch.isinf(torch.arange(4)) | (x > 0),),
+    "arguments of extremes": (lambda x, y: x.argmin(1), lambda x, y: x.argmin(), lambda x, y: x.argmax(0)),
+    "unbind": (lambda x, y: torch.unbind(x), lambda x, y: torch.unbind(x, 1)),
+    "linear of three dimensions": (lambda x, y: functional.linear(x.view(2, 2, 3), y.view(4, 3)),),
     "scatter at the last": (lambda x, y: torch.select_scatter(x, y[:, 0], 1, -1),),
+    "scatter between": (
+        lambda x, y: torch.select_scatter(x.view(3, 2, 2), y[0].view(2, 2), 0, 1),
+        lambda x, y: torch.select_scatter(x.view(2, 3, 2), y[0].view(2, 2), 1, 2),
+        lambda x, y: torch.select_scatter(x.view(2, 2, 3), y[0].view(2, 2), 2, 0),
+    ),
     "half": (lambda x, y: x.half().sum(1), lambda x, y: x.half().amax(1), lambda x, y: x.half().mean()),
     "upsampled": (lambda x, y: functional.interpolate(x[None, None], scale_factor=1.7),),
     "roll": (lambda x, y: x.roll((1, -6, 9), (0, 1, 1)), lambda x, y: x[0].roll(-1)),
@@ -226,6 +241,14 @@ def test_case(name):
     for function in CASES[name]:
         wanted = function(x, y)
         assert_close(by_tvm(function, x, y), [*wanted] if isinstance(wanted, tuple) else [wanted], equal_nan=True)
+
+
+@pytest.mark.parametrize("length", [2, 5], ids=["short", "long"])
+def test_a_slice_from_the_end_of_a_symbolic_size(length):
+    """A slice that starts three from the end takes what there is."""
+    x = torch.randn(length, 4)
+    (made,) = by_tvm(lambda x: x[-3:] * 2, x, mode="symbolic")
+    assert_close(made, x[-3:] * 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0:UserWarning")
