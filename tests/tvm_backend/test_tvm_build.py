@@ -27,6 +27,7 @@ from backend_kwargs.errors import BackendKwargsError  # noqa: E402
 CPU = torch.device("cpu")
 ONE = {"kind": "llvm", "num-cores": 1}
 FOUR = {"kind": "llvm", "num-cores": 4}
+AVX512 = "skylake-avx512"  # with vectors of 16
 
 
 def module(body, *types):
@@ -357,7 +358,7 @@ def test_a_width_that_no_vector_has_is_left_to_llvm(size, vectors):
 def test_a_loop_over_images_ends_where_they_fill_vectors(shape, extents):
     """The fused axes are the fewest that fill vectors of 16, or all."""
     mod = module(relax.op.exp, f32(*shape))
-    found = loops(mod, {"kind": "llvm", "num-cores": 1, "mcpu": "skylake-avx512"})
+    found = loops(mod, {**ONE, "mcpu": AVX512})
     assert [int(size) for size in re.findall(r"T.int64\((\d+)\)", "".join(re.findall(r"for .*", found)))] == extents
 
 
@@ -369,10 +370,14 @@ def test_a_vector_is_loaded_at_once(size):
         return (torch.nn.functional.silu((x - mean) * scale * weight + bias),)
 
     lowered = lower(traced(graph, torch.randn(1, 16, size, size), *torch.rand(4, 16, 1, 1)))
-    target = {"kind": "llvm", "num-cores": 1, "mcpu": "skylake-avx512"}
-    code = build(lowered.mod, Settings(target=target), CPU).executable.mod.imports[0].inspect_source("ll")
+    code = build(lowered.mod, Settings(target={**ONE, "mcpu": AVX512}), CPU).executable.mod.imports[0].inspect_source("ll")
     assert "<16 x float>" in code
     assert not re.findall(r"insertelement <16 x float> %", code)  # one element loaded after the other
+
+
+def test_channels_of_one_image_are_parallel():
+    """The first axis of an image, of one element, is one loop with the channels."""
+    assert "in T.parallel(T.int64(64))" in loops(module(relax.op.exp, f32(1, 64, 28, 28)), {**FOUR, "mcpu": AVX512})
 
 
 def test_large_loops_are_parallel_only_with_several_cores():

@@ -325,7 +325,7 @@ def _fuse(sch: Schedule, block: Block, lanes: int) -> None:
 def _first_filled(sizes: list[int], lanes: int) -> int:
     """Return the axis from which the last axes fill whole vectors, 0 if the last one alone does or if none do.
 
-    TVM cannot join the indices of more axes than these, and would load the elements of a vector one by one.
+    With further axes in the loop, TVM splits an index by vectors, cannot join it again, and loads element by element.
     """
     if sizes[-1] % lanes == 0:
         return 0
