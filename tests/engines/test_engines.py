@@ -283,3 +283,23 @@ def test_tensorrt_says_what_it_lacks():
         pytest.skip("a GPU is here")
     with pytest.raises(bk.BackendKwargsError, match=r"^Backend 'tensorrt' cannot work here: no CUDA GPU is visible; "):
         bk.make_backend("tensorrt")
+
+
+@torch.no_grad()
+def test_a_graph_that_cannot_be_traced_runs_in_eager():
+    """A view of attention's result, which OpenVINO's decompositions lay out in another order, is no error."""
+    pytest.importorskip("openvino")
+    keys, rows = torch.randn(1, 2, 8, 16), torch.randn(1, 2, 2, 16)
+    seen = torch.ones(1, 1, 1, 8, dtype=torch.bool)
+
+    def attend(q):
+        return torch.nn.functional.scaled_dot_product_attention(q, keys, keys, attn_mask=seen).view(1, 4, 1, 16)
+
+    compiled = torch.compile(attend, backend=bk.make_backend("openvino-native"))
+    with pytest.warns(BackendKwargsWarning) as caught:
+        torch.testing.assert_close(compiled(rows), attend(rows))
+    assert str(caught[0].message).startswith(
+        "OpenVINO compiles nothing of a graph, which runs in eager: AOTAutograd cannot trace it with OpenVINO's "
+        "decompositions: ValueError: Cannot view a tensor with shape"
+    )
+    assert "ran in eager: no partition of OpenVINO" in str(bk.report(compiled))

@@ -370,7 +370,9 @@ def test_a_vector_is_loaded_at_once(size):
         return (torch.nn.functional.silu((x - mean) * scale * weight + bias),)
 
     lowered = lower(traced(graph, torch.randn(1, 16, size, size), *torch.rand(4, 16, 1, 1)))
-    code = build(lowered.mod, Settings(target={**ONE, "mcpu": AVX512}), CPU).executable.mod.imports[0].inspect_source("ll")
+    code = (
+        build(lowered.mod, Settings(target={**ONE, "mcpu": AVX512}), CPU).executable.mod.imports[0].inspect_source("ll")
+    )
     assert "<16 x float>" in code
     assert not re.findall(r"insertelement <16 x float> %", code)  # one element loaded after the other
 

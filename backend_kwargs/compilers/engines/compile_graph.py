@@ -58,10 +58,15 @@ def compile_graph(
         )
         return capture(gm, list(inputs))
 
-    frozen = not torch.is_grad_enabled()
-    return _with_summary(
-        compile_frozen(gm, example_inputs, captured) if frozen else captured(gm, example_inputs), summary
-    )
+    try:
+        frozen = not torch.is_grad_enabled()
+        compiled = compile_frozen(gm, example_inputs, captured) if frozen else captured(gm, example_inputs)
+    except Exception as error:  # noqa: BLE001 - such as a view of what a decomposition lays out otherwise
+        reason = f"AOTAutograd cannot trace it with {engine.name}'s decompositions: {_line(error)}"
+        warn_once(f"{engine.name} compiles nothing of a graph, which runs in eager: {reason}.")
+        summary.fallbacks["the graph"] = reason
+        compiled = partial(_called, gm)
+    return _with_summary(compiled, summary)
 
 
 def _called(gm: GraphModule, *args: Any) -> Any:
