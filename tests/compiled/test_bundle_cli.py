@@ -48,6 +48,13 @@ def test_run_shows_the_first_call_beside_the_compile(folder, tmp_path):
     assert "a call: " in ran.stdout
 
 
+def test_run_without_guards_does_not_trace_the_module(folder, tmp_path):
+    empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty")}
+    ran = call(folder, "run", "bundle", "--rounds", 3, "--trust", "--no-guards", **empty)
+    assert ran.returncode == 0, ran.stderr
+    assert "served without tracing the module" in ran.stdout
+
+
 def test_run_imports_no_factory_that_is_not_trusted(folder):
     ran = call(folder, "run", "bundle")
     assert (ran.returncode, ran.stderr) == (
