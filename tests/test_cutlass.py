@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from platformdirs import user_cache_path
 from torch._inductor import config
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -169,7 +170,7 @@ def test_full_disk(site, monkeypatch):
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(BackendKwargsError, match=r"^Cannot lay out CUTLASS in .*: No space left on device\. Set XDG"):
         cutlass_dir()
-    assert list(cutlass._cache().iterdir()) == []
+    assert list((user_cache_path("backend-kwargs") / "cutlass").iterdir()) == []
 
 
 def test_not_installed(cache):

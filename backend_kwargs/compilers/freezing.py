@@ -107,9 +107,7 @@ def _any_written(shared: Sequence[tuple[Node, torch.Tensor]]) -> bool:
 
 def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor) -> Source:
     source: Source = placeholder._dynamo_source  # type: ignore[attr-defined]
-    name = placeholder.name
-    while hasattr(gm, name):
-        name += "_"
+    name = _unused_name(gm, placeholder.name)
     if isinstance(value, torch.nn.Parameter):
         gm.register_parameter(name, value)
     else:
@@ -124,6 +122,12 @@ def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tenso
     gm.graph.erase_node(placeholder)
     guard_identity(source)
     return source
+
+
+def _unused_name(gm: GraphModule, name: str) -> str:
+    while hasattr(gm, name):
+        name += "_"
+    return name
 
 
 def guard_identity(source: Source) -> None:

@@ -61,6 +61,8 @@ def compile_graph(
     try:
         frozen = not torch.is_grad_enabled()
         compiled = compile_frozen(gm, example_inputs, captured) if frozen else captured(gm, example_inputs)
+    except torch._dynamo.exc.TorchDynamoException:  # dynamo traces again, or reports its own error
+        raise
     except Exception as error:  # noqa: BLE001 - such as a view of what a decomposition lays out otherwise
         reason = f"AOTAutograd cannot trace it with {engine.name}'s decompositions: {_line(error)}"
         warn_once(f"{engine.name} compiles nothing of a graph, which runs in eager: {reason}.")
