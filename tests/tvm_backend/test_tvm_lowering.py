@@ -243,6 +243,14 @@ def test_case(name):
         assert_close(by_tvm(function, x, y), [*wanted] if isinstance(wanted, tuple) else [wanted], equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_relu_keeps_a_negative_zero_and_nan(dtype):
+    x = torch.tensor([-0.0, 0.0, -1.0, 2.0, math.nan], dtype=dtype)
+    (made,) = by_tvm(lambda x: x.relu(), x)
+    assert_close(made, x.relu(), equal_nan=True)
+    assert made[0].signbit() == x.relu()[0].signbit()
+
+
 @pytest.mark.parametrize("length", [2, 5], ids=["short", "long"])
 def test_a_slice_from_the_end_of_a_symbolic_size(length):
     """A slice that starts three from the end takes what there is."""

@@ -238,7 +238,7 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "clamp_min": Pointwise(lambda x, low: clamp(x, low, None)),
     "clamp_max": Pointwise(lambda x, high: clamp(x, None, high)),
     "hardtanh": Pointwise(clamp, operands=3, defaults=(None, -1.0, 1.0)),
-    "relu": Pointwise(lambda x: where(x <= zero(x), zero(x), x)),
+    "relu": Pointwise(lambda x: where(x < zero(x), zero(x), x)),
     "leaky_relu": Pointwise(lambda x, slope=0.01: where(x > zero(x), x, x * const(slope, x)), operands=1),
     "elu": Pointwise(elu, operands=1),
     "gelu": Pointwise(gelu, operands=1),
