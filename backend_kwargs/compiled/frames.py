@@ -74,9 +74,29 @@ def _frame(
 
 
 def structure_of(module: torch.nn.Module) -> str:
-    """Return a hash of the types and the training flags of a module and its submodules."""
-    parts = [(name, type(each).__qualname__, each.training) for name, each in module.named_modules()]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    """Return a hash of a module and its submodules: their types, training flags, and attributes that are plain data.
+
+    dynamo makes such attributes (the eps of a norm, the form of a GELU) constants of the graph.
+    """
+    own = vars(torch.nn.Module()).keys() - {"training"}  # parameters, buffers, submodules and hooks
+    parts = [
+        (name, type(each).__qualname__, {key: _data(value) for key, value in vars(each).items() if key not in own})
+        for name, each in module.named_modules()
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _data(value: Any, depth: int = 3) -> Any:
+    """Return an attribute as data: objects by their type and own attributes, functions by their name."""
+    if value is None or isinstance(value, bool | int | float | str | bytes | torch.dtype | torch.device):
+        return repr(value)
+    if depth and isinstance(value, Mapping):
+        return sorted((repr(key), json.dumps(_data(each, depth - 1))) for key, each in value.items())
+    if depth and isinstance(value, list | tuple):
+        return [_data(each, depth - 1) for each in value]
+    kind = getattr(value, "__qualname__", type(value).__qualname__)
+    known = not depth or isinstance(value, torch.Tensor | torch.nn.Module | type) or callable(value)
+    return kind if known else [kind, _data(getattr(value, "__dict__", {}), depth - 1)]
 
 
 def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Any], folder: Any) -> Any | None:

@@ -85,15 +85,25 @@ def test_a_module_of_one_graph_is_not_traced(module, fields, x, tmp_path):
     [
         pytest.param(lambda module: module.train(), id="in training mode"),
         pytest.param(lambda module: setattr(module, "linear", torch.nn.Sequential(module.linear)), id="another layer"),
+        pytest.param(lambda module: setattr(module.dropout, "p", 0.25), id="another number"),
+        pytest.param(lambda module: setattr(module, "sizes", {"heads": (2, 4)}), id="another mapping"),
+        pytest.param(lambda module: setattr(module, "act", torch.tanh), id="another function"),
     ],
 )
 def test_another_module_is_traced(change, x, tmp_path):
-    """The bytecode of a module is not used for one in another mode or with other layers."""
+    """The bytecode of a module is not used for one in another mode, with other layers or with other attributes."""
     path = saved(Pair().eval(), x, tmp_path / "bundle")
     loaded = CompiledModule.load(path, other := Pair().eval(), trust=True)
     change(other)
     loaded.deploy(guards=False)
     assert UNTRACED not in loaded.describe()
+
+
+def test_a_module_that_differs_in_an_attribute_gives_its_own_results(x, tmp_path):
+    """Exact GELU's bytecode is not run on a module of the same types and weights with tanh-GELU."""
+    path = saved(torch.nn.Sequential(torch.nn.GELU()).eval(), 3 * x, tmp_path / "bundle")
+    other = torch.nn.Sequential(torch.nn.GELU(approximate="tanh")).eval()
+    torch.testing.assert_close(deployed(path, other)(3 * x), other(3 * x), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

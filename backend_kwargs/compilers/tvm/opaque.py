@@ -205,10 +205,6 @@ def _isnan(unequal: Callable[[Any, Any], Any], call: Any) -> Any:
     return tirx.Let(value, x, unequal(value, value))
 
 
-def _not_equal(x: Any, y: Any) -> Any:
-    return tirx.Not(tirx.EQ(x, y))
-
-
 RULES: Mapping[str, Mapping[str, Any]] = {
     **{
         name: {
@@ -221,7 +217,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     PRODUCT: {"default": partial(_operator, tirx.Mul)},
     ROUNDED: {"default": _rounded},
     # LLVM's NE is false for nan, and CUDA's vectors have no Not.
-    ISNAN: {"default": partial(_isnan, _not_equal), "cuda": partial(_isnan, tirx.NE)},
+    ISNAN: {"default": partial(_isnan, lambda x, y: tirx.Not(tirx.EQ(x, y))), "cuda": partial(_isnan, tirx.NE)},
     NUMBER: {},
 }
 
