@@ -8,6 +8,7 @@ from torch._inductor.utils import run_and_get_code
 
 from backend_kwargs import make_backend, report
 from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import grouped_convolution
 from backend_kwargs.compilers.inductor.rewrites.operators import _without_kernel
 
 LAST = torch.channels_last
@@ -93,6 +94,32 @@ def composite(operator):
         operators.linear_relu: operators._linear_relu,
         operators.linear_gelu: operators._linear_gelu,
     }[operator]
+
+
+GROUPED = {
+    "groups of 24": (96, 96, 4, 3, 1),
+    "stride": (96, 96, 4, 3, 2),
+    "groups of 4": (32, 64, 8, 3, 1),
+    "depthwise": (70, 70, 70, 3, 1),
+    "depthwise 7x7": (64, 64, 64, 7, 1),
+    "depthwise, stride": (64, 64, 64, 5, 2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", GROUPED.values(), ids=GROUPED)
+def test_grouped_convolution(sizes, dtype):
+    """Our kernel for convolutions in groups gives float64's result, with the fake kernel's strides."""
+    ins, outs, groups, kernel, stride = sizes
+    x = normal(4, ins, 15, 14, dtype=dtype).contiguous(memory_format=LAST)
+    w = normal(outs, ins // groups, kernel, kernel, dtype=dtype).contiguous(memory_format=LAST)
+    args = [x, w, normal(outs, dtype=dtype), [stride] * 2, [kernel // 2] * 2, [1, 1], groups]
+    got = grouped_convolution(*args)
+    close(got.cpu(), operators.convolution(*exact(args)), dtype)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = grouped_convolution(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args))
+    assert fake.stride() == got.stride()
+    assert not _without_kernel
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
