@@ -40,6 +40,7 @@ compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.
 compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
 compilers.inductor.rewrites.traced compilers.inductor.rewrites.row_kernels compilers.inductor.rewrites.kernels
 compilers.inductor.rewrites.operators
+compilers.inductor.rewrites.folding
 compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compilers.inductor.rewrites.onednn
 compilers.inductor.rewrites.attention
 compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
