@@ -41,6 +41,7 @@ compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.induc
 compilers.inductor.rewrites.traced compilers.inductor.rewrites.row_kernels compilers.inductor.rewrites.kernels
 compilers.inductor.rewrites.operators
 compilers.inductor.rewrites.convolution_kernels compilers.inductor.rewrites.grouped_convolution
+compilers.inductor.rewrites.folding
 compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compilers.inductor.rewrites.onednn
 compilers.inductor.rewrites.attention
 compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
