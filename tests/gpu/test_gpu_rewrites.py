@@ -1,5 +1,8 @@
 """Rewrites on a GPU: the libraries' kernels compared with float64, layouts, CUDA graphs, and missing kernels."""
 
+import re
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -174,6 +177,33 @@ def code_of(fn, args, names, **options):
     with torch.no_grad():
         result, codes = run_and_get_code(compiled, *args)
     return result, codes[0], compiled
+
+
+def stack(*channels, groups=1):
+    """Return convolutions with norm and ReLU from each number of channels to the next."""
+    torch.manual_seed(0)
+    layers = [
+        nn.Sequential(nn.Conv2d(one, other, 3, padding=1, bias=False, groups=groups), nn.BatchNorm2d(other), nn.ReLU())
+        for one, other in pairwise(channels)
+    ]
+    return nn.Sequential(*layers).to("cuda", torch.bfloat16).eval().to(memory_format=LAST)
+
+
+def test_norms_are_folded_in_one_launch():
+    """One kernel folds the norms of all convolutions of a graph."""
+    model, x = stack(*[64] * 7), normal(8, 64, 28, 28).contiguous(memory_format=LAST)
+    result, code, _ = code_of(model, (x,), ("convolution",))
+    assert code.count("torch.ops.backend_kwargs.conv_relu.default(") == 6
+    assert len(re.findall(r"\btriton_\w+\.run\(", code)) == 1
+    with torch.no_grad():
+        close(result, model(x), torch.bfloat16)
+
+
+def test_groups_are_not_for_cudnn():
+    """Convolutions with groups are no calls of cuDNN's fused kernels, which are slow there."""
+    x = normal(8, 72, 28, 28).contiguous(memory_format=LAST)
+    _, code, _ = code_of(stack(72, 72, groups=3), (x,), ("convolution",))
+    assert "backend_kwargs.conv" not in code
 
 
 def test_no_layout_copy():

@@ -3,7 +3,6 @@
 Inductor compiles each of them to a kernel of its own, which on a GPU takes longer to launch than to run.
 """
 
-from collections.abc import Sequence
 from operator import getitem
 from typing import Any
 
@@ -25,13 +24,13 @@ def mark_folded(value: Any) -> Any:
     return value
 
 
-def fold_together(graph: Graph, devices: Sequence[str] = DEVICES) -> None:
+def fold_together(graph: Graph) -> None:
     """Compute marked nodes that depend on inputs of the graph only, elementwise, in lists of `AT_ONCE` tensors.
 
     Inductor makes one kernel of each list of a `_foreach` operator, with all that leads to its tensors.
     """
     marked = [node for node in graph.nodes if node.meta.pop(FOLDED, False)]
-    sources = {node: found for node in marked if (found := _sources(node)) is not None and _on(node, devices)}
+    sources = {node: found for node in marked if (found := _sources(node)) is not None and _may_join(node)}
     inner = set().union(*sources.values())  # such as two biases whose sum is marked too
     folds = [node for node in sources if node not in inner]
     for start in range(0, len(folds), AT_ONCE):
@@ -40,9 +39,9 @@ def fold_together(graph: Graph, devices: Sequence[str] = DEVICES) -> None:
             _in_one_list(graph, part, {each for node in part for each in (node, *sources[node])})
 
 
-def _on(node: AnyNode, devices: Sequence[str]) -> bool:
+def _may_join(node: AnyNode) -> bool:
     value = value_of(node)
-    return value is not None and value.device.type in devices
+    return value is not None and value.device.type in DEVICES
 
 
 def _sources(node: AnyNode) -> set[AnyNode] | None:
