@@ -61,6 +61,20 @@ TESTS: Mapping[str, str] = {
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " test_dynamo_backends.py test_inductor.py",
     "*/cudagraph_outputs.py": "test_inductor.py test_effects.py",
+    "*/rewrites/apply.py": "rewrites/test_rewrites.py rewrites/test_linear.py",
+    "*/rewrites/attention.py": "rewrites/test_attention.py rewrites/test_rewrite_cases.py",
+    "*/rewrites/convolution.py": "rewrites/test_convolution.py",
+    "*/rewrites/*kernels.py": "rewrites/test_rewrite_kernels.py",
+    "*/rewrites/layer_norm.py": "rewrites/test_layer_norm.py",
+    "*/rewrites/linear.py": "rewrites/test_linear.py rewrites/test_onednn.py",
+    "*/rewrites/losses.py": "rewrites/test_losses.py",
+    "*/rewrites/onednn.py": "rewrites/test_onednn.py",
+    "*/rewrites/operators.py": "rewrites/test_rewrites.py rewrites/test_attention.py rewrites/test_convolution.py"
+    " rewrites/test_linear.py rewrites/test_losses.py",
+    "*/rewrites/packed.py": "rewrites/test_packed.py",
+    "*/rewrites/rotary.py": "rewrites/test_rotary.py",
+    "*/inductor/rewrites/*.py": "rewrites/test_linear.py rewrites/test_attention.py rewrites/test_losses.py"
+    " rewrites/test_rotary.py rewrites/test_packed.py",
     "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py"
     " test_cutlass.py auto/test_auto_decide.py",
     "*/freezing.py": "test_freezing.py auto/test_auto_traces.py auto/test_auto_decide.py",
@@ -262,7 +276,7 @@ def in_order(mutant: MutationSpec, known: Sequence[Baseline], reaching: bool) ->
     places = [(module, line) for line in lines_of_statement(Path(module).read_text(), mutant.start_pos[0])]
     near = {test for each in known for place in places for test in each.reaching.get(place, ())}
     every = {test: seconds for each in known for test, seconds in each.seconds.items() if test not in each.failing}
-    if reaching and near:
+    if reaching and near and mutant.definition_name:  # a constant may be read by any test
         every = {test: every[test] for test in every if test in near}
     return dict(sorted(every.items(), key=lambda item: (item[0] not in near, item[1])))
 

@@ -128,6 +128,30 @@ def test_cells_of_a_row(made):
     assert rows.cells(dataclasses.replace(made.rows[3], tuning="tuned 3 s"))[-1] == "within noise, tuned 3 s"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0123, "12.3 ms"), (1e-3, "1 ms"), (9.99e-4, "999 µs"), (1.5e-6, "1.5 µs")],
+)
+def test_cell_of_a_latency(seconds, text):
+    """The median in milliseconds, below one in microseconds."""
+    assert rows.cells(Row("a", "a", latency=Interval(seconds, 0.0, 1.0)))[3] == text
+
+
+@pytest.mark.parametrize(
+    ("status", "latency", "right"),
+    [
+        pytest.param("pass", Interval(1, 1, 1), True, id="pass"),
+        pytest.param("fell_back", Interval(1, 1, 1), True, id="fell back"),
+        pytest.param("fail_accuracy", Interval(1, 1, 1), False, id="wrong"),
+        pytest.param("pass", None, False, id="not timed"),
+    ],
+)
+def test_which_rows_are_right(status, latency, right):
+    """A row that was timed, on its backend or on a fallback, has right results unless the check failed."""
+    found = Row("a", "a", status=status, latency=latency)
+    assert (found.right, found.passed) == (right, status == "pass")
+
+
 def test_plot_names_what_to_install(made, tmp_path, monkeypatch):
     """Without matplotlib the error contains the command to install it."""
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:

@@ -30,7 +30,6 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
     For use inside dynamo's call of a backend, with grad disabled; `compile_gm` sets Inductor's `freezing` and UNCACHED.
     Each parameter is guarded by identity and by its memory: another module, a replaced parameter or a replaced `.data`
     recompiles. In-place changes of a frozen tensor outside this graph go unnoticed, as with Inductor's own freezing.
-    Inductor's own freezing.
     """
     frozen_gm, kept = reattach_parameters(gm, example_inputs)
     if frozen_gm is gm:
