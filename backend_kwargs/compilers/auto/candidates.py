@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from backend_kwargs.compilers.others import OTHERS, installed, is_other, other_of, sets, verify_other
+from backend_kwargs.compilers.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
+from backend_kwargs.compilers.precision import table
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.layers import same
 from backend_kwargs.rewrites import list_rewrites
@@ -287,6 +288,9 @@ def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool
     compiler = OTHERS[candidate.compiler](candidate.compiler)
     if compiler.freezes and not frozen:
         return "it makes parameters constants: set freezing=True to race it, and call the model under torch.no_grad()"
+    for precision in table.named(candidate.options.get("precision")):
+        if why := compiler.why_not_in(precision):
+            return why
     if stats.training and not compiler.trains:
         return "it compiles for inference only"
     return "it draws other random numbers than Inductor" if stats.random else ""
@@ -318,9 +322,16 @@ def standing(fixed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
     return {name: value for name, value in fixed.items() if not permits(name, value)}
 
 
-def precision_candidates(precisions: Iterable[str], max_error: float | None) -> list[RaceCandidate]:
-    """Return a step for each precision that the user consents to, within the bound that was given with it."""
-    return [
+def precision_candidates(
+    precisions: Iterable[str], max_error: float | None, compilers: Iterable[str] = (), *, frozen: bool = False
+) -> list[RaceCandidate]:
+    """Return a step for each precision that the user consents to, within the bound that was given with it.
+
+    Those of `compilers`, candidates of other compilers, that have the precision are candidates in it too.
+    """
+    precisions = tuple(precisions)
+    texts = [in_precision(text, name, max_error) for name in precisions for text in compilers]
+    steps = [
         RaceCandidate(
             name,
             {"precision": name, "max_error": max_error},
@@ -331,6 +342,7 @@ def precision_candidates(precisions: Iterable[str], max_error: float | None) -> 
         )
         for name in precisions
     ]
+    return [*steps, *(_of_compiler(text, frozen=frozen) for text in filter(None, texts))]
 
 
 def step_names() -> list[str]:
@@ -365,7 +377,9 @@ def allowed_candidates(
     max_error: float | None,
 ) -> list[RaceCandidate]:
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
-    allowed = [*STEPS, *map(rewriting, rewrites), *precision_candidates(precisions, max_error)]
+    named = list(named)
+    in_precisions = precision_candidates(precisions, max_error, filter(is_other, named))
+    allowed = [*STEPS, *map(rewriting, rewrites), *in_precisions]
     for name in set(named).difference(step_names()):
         with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
             allowed.append(_named(name, options_of, frozen=False))

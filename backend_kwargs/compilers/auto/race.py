@@ -184,11 +184,11 @@ class _Race:
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
         named, options_of = self.settings.candidates, self.tools.options_of
-        left = [
-            *candidates_for(self.stats, self.settings.effort, named, options_of, frozen=self.request.frozen),
-            *self._rewrites(),
-            *precision_candidates(self.settings.precision, self.settings.max_error),
-        ]
+        frozen, settings = self.request.frozen, self.settings
+        candidates = candidates_for(self.stats, settings.effort, named, options_of, frozen=frozen)
+        compilers = [each.name for each in candidates if each.compiler]
+        precise = precision_candidates(settings.precision, settings.max_error, compilers, frozen=frozen)
+        left = [*candidates, *self._rewrites(), *precise]
         count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
@@ -446,9 +446,8 @@ class _Race:
         """Measure the error of a candidate in a lower precision, and hold it to the bound that the user gave."""
         assert self.expected is not None
         assert not isinstance(self._precise, str)
-        assert self.settings.max_error is not None
-        accuracy = against(self.task.observe(fn), self.expected, self._precise, self.settings.max_error)
-        row.error, row.max_error = accuracy.error, self.settings.max_error
+        accuracy = against(self.task.observe(fn), self.expected, self._precise, row.options["max_error"])
+        row.error, row.max_error = accuracy.error, row.options["max_error"]
         return accuracy
 
     def _compare(self, seen: dict[str, Any]) -> Accuracy:
