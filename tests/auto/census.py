@@ -1,9 +1,9 @@
 """The state of a process that a race could change: `python census.py NAME` prints it as JSON after the race NAME.
 
-`python census.py interrupts CALL ONE_IN SHARD SHARDS` makes a call of CALLS once. At each line of this package that it
+`python census.py interrupts CALL ONE_IN` makes a call of CALLS once. At each line of this package that it
 executes, a fork raises KeyboardInterrupt, lets that end the user's call, and prints what is different from before the
 call. Each line is interrupted at its first execution and at a later one, chosen at random. ONE_IN selects one in so
-many of these, others each day, and all in MUST; SHARD of SHARDS selects every SHARDS-th.
+many of these, others each day, and all in MUST.
 """
 
 import collections
@@ -260,7 +260,7 @@ def _first_call(name: str, **options: Any) -> None:
         assert torch.allclose(torch.compile(MODEL, backend=backend)(x), MODEL(x), atol=1e-5)
 
 
-def interrupts(name: str, one_in: int, shard: int, shards: int) -> Iterator[dict[str, Any]]:
+def interrupts(name: str, one_in: int) -> Iterator[dict[str, Any]]:
     """Interrupt a call at one line after the other; yield what remained changed after each."""
     torch.set_num_threads(1)  # forks do not inherit the threads of OpenMP
     head_to_head.BOUT, head_to_head.LEAST_BOUTS, head_to_head.MOST_BOUTS = 2, 1, 1
@@ -282,8 +282,7 @@ def interrupts(name: str, one_in: int, shard: int, shards: int) -> Iterator[dict
         if nth not in (1, later.get(line)):
             return False
         drawn = zlib.crc32(f"{line} {nth} {day}".encode())
-        sampled = drawn // shards % one_in == 0 or (line[0].endswith(MUST) and nth == 1)
-        return drawn % shards == shard and sampled
+        return drawn % one_in == 0 or (line[0].endswith(MUST) and nth == 1)
 
     call.prepare()
     yield from _interrupted(call, chosen)
@@ -384,8 +383,7 @@ if __name__ == "__main__":
     torch._inductor.config.compile_threads = 1
     what, *rest = sys.argv[1:]
     if what == "interrupts":
-        name, *numbers = rest
-        found = interrupts(name, *map(int, numbers))
+        found = interrupts(rest[0], int(rest[1]))
     else:
         found = [after(backend_kwargs.make_backend("tmpl-inductor")) if what == "alone" else after_a_race(what)]
     for each in found:
