@@ -77,7 +77,7 @@ TESTS: Mapping[str, str] = {
     " rewrites/test_rotary.py rewrites/test_packed.py",
     "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py"
     " test_cutlass.py auto/test_auto_decide.py",
-    "*/freezing.py": "test_freezing.py auto/test_auto_traces.py auto/test_auto_decide.py",
+    "*/freezing.py": "freezing/ auto/test_auto_traces.py auto/test_auto_decide.py",
     "*/cache_key.py": "auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
