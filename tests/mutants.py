@@ -205,15 +205,19 @@ def mutants(modules: Iterable[str]) -> list[MutationSpec]:
 
 
 def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return where annotations, a bare `*` and dataclass flags are: a mutant fails at import or changes nothing."""
+    """Return where annotations, a bare `*`, dataclass flags and zip's `strict` are.
+
+    A mutant there fails at import or changes nothing: `strict=True` only asserts that lengths are equal.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.args.kwonlyargs and not node.args.vararg:
             before = [*node.args.posonlyargs, *node.args.args, *node.args.defaults]
             ends = [(each.end_lineno or 0, each.end_col_offset or 0) for each in before]
             yield max([(node.lineno, 0), *ends]), (node.args.kwonlyargs[0].lineno, node.args.kwonlyargs[0].col_offset)
         found = [getattr(node, field, None) for field in ("annotation", "returns")]
-        if isinstance(node, ast.keyword) and node.arg in ("frozen", "slots"):
-            found.append(node.value)
+        if isinstance(node, ast.Call):
+            flags = {"strict"} if ast.unparse(node.func) == "zip" else {"frozen", "slots"}
+            found += [each.value for each in node.keywords if each.arg in flags and ast.unparse(each.value) == "True"]
         for at in found:
             if isinstance(at, ast.expr):
                 yield (at.lineno, at.col_offset), (at.end_lineno or 0, at.end_col_offset or 0)

@@ -109,8 +109,8 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
 
 def _any_written(shared: Sequence[tuple[Node, torch.Tensor]]) -> bool:
     mode = FakeTensorMode()
-    fresh = [mode.from_tensor(value) for _, value in shared]  # all alive, so that shared memory is detected
-    return any(may_be_written(node, fake._version) for (node, _), fake in zip(shared, fresh, strict=True))
+    fresh = [(node, mode.from_tensor(value)) for node, value in shared]  # all alive, so that shared memory is detected
+    return any(may_be_written(node, fake._version) for node, fake in fresh)
 
 
 def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor) -> Source:

@@ -134,6 +134,11 @@ def test_a_size_is_no_tensor():
     assert why_not(node_of(gm, "sym_size.int"), NO_OPTIONS) == "no tensor comes out"
 
 
+def test_a_symbol_that_is_no_size():
+    """A node whose only size is a product of two symbols, for each of which its part has an input."""
+    assert reason(lambda x: x.reshape(-1).relu(), "relu.default", torch.randn(4, 6), mode="symbolic") == ""
+
+
 def test_equal_nodes_are_tried_once(monkeypatch):
     tried = []
     monkeypatch.setattr(supported, "_trials", {})
