@@ -53,7 +53,7 @@ EQUIVALENT = Path(__file__).with_suffix(".toml")
 # Below tests/, the nearest first; of two patterns that a module fits the first counts.
 TESTS: Mapping[str, str] = {
     "backend_kwargs/measure/accuracy.py": "test_accuracy.py",
-    "backend_kwargs/measure/bound.py": "test_measure_bound.py test_precision.py",
+    "backend_kwargs/measure/bound.py": "test_measure_bound.py precision/test_precision_bound.py",
     "backend_kwargs/measure/*.py": "test_measure.py test_measure_bound.py test_accuracy.py",
     "backend_kwargs/layers.py": "test_layers.py test_backend.py",
     "backend_kwargs/spec.py": "test_spec.py test_backend.py",

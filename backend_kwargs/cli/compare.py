@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
+from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text, check_output
 from backend_kwargs.cli.console import console, print_table, quiet
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
@@ -141,10 +141,7 @@ def _in_precisions(precision: str | None, max_error: float | None, backends: str
 
 def _check_outputs(json: Path | None, plot: Path | None) -> None:
     for path in filter(None, (json, plot)):
-        if not path.parent.is_dir():
-            raise BackendKwargsError(f"Cannot write {str(path)!r}: there is no directory {str(path.parent)!r}.")
-        if path.is_dir():
-            raise BackendKwargsError(f"Cannot write {str(path)!r}: it is a directory.")
+        check_output(path)
     if plot:
         from backend_kwargs.compare.drawing import check_drawable
 
