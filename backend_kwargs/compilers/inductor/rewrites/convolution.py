@@ -18,6 +18,7 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     aten,
     calls,
     insert,
+    known_true,
     prims,
     replace,
     same_sizes,
@@ -41,7 +42,7 @@ def add_patterns(passes: PatternMatcherPass) -> None:
 
     @register_graph_pattern(
         CallFunction(aten.relu.default, KeywordArg("x")),
-        extra_check=lambda match: _parse(match.output_node()) is not None,
+        extra_check=lambda match: _pays(match.output_node()),
         pass_dict=passes,
     )
     def fuse(match: Match, x: AnyNode) -> None:
@@ -65,6 +66,16 @@ def add_patterns(passes: PatternMatcherPass) -> None:
                 else insert(graph, operators.conv_add_relu, x, weight, residual, bias, *geometry)
             )
         replace(match, relu, new)
+
+
+def _pays(relu: AnyNode) -> bool:
+    """Return whether `relu` ends the pattern, and its call saves more traffic than folding weights takes."""
+    if (parsed := _parse(relu)) is None:
+        return False
+    affine, _ = parsed
+    folds = any(operator is aten.mul.Tensor for operator, _ in affine.steps)
+    weight, made = map(value_of, (affine.convolution.args[1], relu))
+    return not (folds and known_true(weight.numel() >= made.numel()))  # type: ignore[union-attr] # _parse saw both
 
 
 def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
