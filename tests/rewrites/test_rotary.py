@@ -103,7 +103,7 @@ NEAR = {
     "another dtype": lambda x: x * COS.double() + rotate_half(x) * SIN.double(),
     "one angle": lambda x: x * COS[:, :1] + rotate_half(x) * SIN[:, :1],
     "one sine": lambda x: x * COS + rotate_half(x) * SIN[:, :1],
-    "one cosine": lambda x: x * COS[:, :1] + rotate_half(x) * SIN,
+    "one cosine for both": lambda x: (two := x[..., :2]) * COS[:, :1] + rotate_half(two) * SIN[:, :2],
 }
 
 
