@@ -53,7 +53,7 @@ EQUIVALENT = Path(__file__).with_suffix(".toml")
 # Below tests/, the nearest first; of two patterns that a module fits the first counts.
 TESTS: Mapping[str, str] = {
     "backend_kwargs/measure/accuracy.py": "test_accuracy.py",
-    "backend_kwargs/measure/bound.py": "test_measure_bound.py test_precision.py",
+    "backend_kwargs/measure/bound.py": "test_measure_bound.py precision/test_precision_bound.py",
     "backend_kwargs/measure/*.py": "test_measure.py test_measure_bound.py test_accuracy.py",
     "backend_kwargs/layers.py": "test_layers.py test_backend.py",
     "backend_kwargs/spec.py": "test_spec.py test_backend.py",
@@ -77,7 +77,7 @@ TESTS: Mapping[str, str] = {
     " rewrites/test_rotary.py rewrites/test_packed.py",
     "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py"
     " test_cutlass.py auto/test_auto_decide.py",
-    "*/freezing.py": "test_freezing.py auto/test_auto_traces.py auto/test_auto_decide.py",
+    "*/freezing.py": "freezing/ auto/test_auto_traces.py auto/test_auto_decide.py",
     "*/cache_key.py": "auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
