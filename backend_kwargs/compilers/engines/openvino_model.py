@@ -120,7 +120,9 @@ def _without_copies(model: Any) -> dict[int, int]:
     results = list(model.results)
     sources = [result.input_value(0).get_node() for result in results]
     copies = {
-        i: model.get_parameter_index(source) for i, source in enumerate(sources) if source.get_type_name() == "Parameter"
+        i: model.get_parameter_index(source)
+        for i, source in enumerate(sources)
+        if source.get_type_name() == "Parameter"
     }
     for i in copies:
         model.remove_result(results[i])
