@@ -5,7 +5,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
-from backend_kwargs.compile_records import records
+from backend_kwargs.compile_records import Record, records
+from backend_kwargs.compilers.auto.candidates import UNFROZEN, standing
 from backend_kwargs.errors import warn_once, wrong_value
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
     from backend_kwargs.compilers.auto.decide import lasting_decisions
     from backend_kwargs.compilers.auto.decision import COLUMNS, packed
 
-    if frozen := sum(bool(each.options.get("freezing")) and each.cache not in ("hit", "miss") for each in records()):
+    if frozen := sum(map(_frozen, records())):
         graphs = "1 graph is" if frozen == 1 else f"{frozen} graphs are"
         warn_once(
             f"{graphs} frozen, which bypasses Inductor's cache: expect a compile in a process that loads the artifacts."
@@ -41,6 +42,17 @@ def save_cache_artifacts() -> "tuple[bytes, CacheInfo] | None":
         file.writestr(OF_TORCH, data)
         file.writestr(DECISIONS, json.dumps([dict(zip(COLUMNS, packed(each), strict=True)) for each in decisions]))
     return buffer.getvalue(), info
+
+
+def _frozen(record: Record) -> bool:
+    """Return whether the graph's code has parameters as constants."""
+    decided = record.decision.options if record.decision else {}
+    if not {**decided, **standing(record.options, decided)}.get("freezing"):
+        return False
+    # Unfrozen code, raced only against frozen code, uses the cache: then the record does not tell about the winner.
+    rows = record.decision.rows if record.decision else ()
+    raced = any(row.name == UNFROZEN and row.status != "skipped" for row in rows)
+    return raced or record.cache not in ("hit", "miss")
 
 
 def load_cache_artifacts(data: bytes) -> "CacheInfo | None":

@@ -6,6 +6,7 @@ from typing import Any
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.catalogue import documented
+from backend_kwargs.compilers.auto.candidates import PERMITTING
 from backend_kwargs.compilers.precision.table import lacking
 from backend_kwargs.layers import same, sources
 from backend_kwargs.options import Option
@@ -13,6 +14,8 @@ from backend_kwargs.registry import make_backend
 from backend_kwargs.requirements import CannotWorkError, Limit, Machine
 from backend_kwargs.tables import as_html
 
+# Under `auto` these name what may be raced; any other option is set for every candidate.
+PERMITTED = (*PERMITTING, "precision", "rewrites")
 COLUMNS = ("option", "value", "layer", "default", "status")
 
 
@@ -21,7 +24,8 @@ class Effect:
     """One option of a backend.
 
     `layer` set the value, and `overrides` are the values of lower layers, as (layer, value). `status` is "changed",
-    "same as default", "forced by environment: ..." or "inert because ...".
+    "same as default", "forced by environment: ...", "inert because ...", or "permitted: ..." if `auto` decides whether
+    the option is used.
     """
 
     option: str
@@ -83,7 +87,10 @@ def explain(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = 
     for name, value in backend.options.items():
         option = documented(backend.option(name)) if backend.takes_inductor_options else backend.option(name)
         *beaten, _ = ((each.source, each.options[name]) for each in backend.layers if name in each.options)
-        effects.append(Effect(name, value, layers[name], option.default, _status(option, value, inert), tuple(beaten)))
+        status = _status(option, value, inert)
+        if status == "changed" and value and backend.options.get("auto") and name in PERMITTED:
+            status = "permitted: auto also races code without it"
+        effects.append(Effect(name, value, layers[name], option.default, status, tuple(beaten)))
     return Explanation(repr(backend), tuple(effects), tuple(map(str, limits)))
 
 

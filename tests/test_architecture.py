@@ -21,6 +21,11 @@ measure.statistics measure
 compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code
 compilers.graphs
 compilers.fell_back compilers.freezing compilers.parts
+compilers.precision compilers.precision.table compilers.precision.bounds
+compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
+compilers.auto
+compilers.auto.settings compilers.auto.eligibility compilers.auto.deadline compilers.auto.workload
+compilers.precision.error
 compilers.tvm compilers.tvm.summary
 compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
 compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
@@ -30,25 +35,25 @@ compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers
 compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
 compilers.tvm.build compilers.tvm.runtime compilers.tvm.compile_graph compilers.tvm.compiler
 compilers.engines compilers.engines.summary compilers.engines.engine compilers.engines.outputs
-compilers.engines.compile_graph compilers.engines.onnx_settings compilers.engines.onnx_session
+compilers.engines.compile_graph compilers.engines.lowered compilers.engines.onnx_settings compilers.engines.onnx_session
 compilers.engines.onnxruntime compilers.engines.openvino_settings compilers.engines.openvino_model
 compilers.engines.openvino_native
-compilers.others compilers.precision compilers.precision.table compilers.precision.bounds
-compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
+compilers.others
 compilers.inductor
 compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
 compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
 compilers.inductor.rewrites.traced compilers.inductor.rewrites.row_kernels compilers.inductor.rewrites.kernels
 compilers.inductor.rewrites.operators
+compilers.inductor.rewrites.convolution_kernels compilers.inductor.rewrites.grouped_convolution
+compilers.inductor.rewrites.folding
 compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compilers.inductor.rewrites.onednn
 compilers.inductor.rewrites.attention
 compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
 compilers.inductor.rewrites.rotary compilers.inductor.rewrites.apply
-compilers.auto
-compilers.auto.settings compilers.auto.request compilers.auto.eligibility compilers.auto.graph_stats
+compilers.auto.request compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
-compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting compilers.auto.deadline compilers.auto.workload
-compilers.precision.error compilers.precision.lowered
+compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting
+compilers.precision.lowered
 compilers.auto.ddp_buckets
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.rewritten compilers.auto.head_to_head compilers.auto.race
 compilers.auto.decide

@@ -73,6 +73,18 @@ def test_each_size_is_decided_and_served(tune, tmp_path):
             "Cannot write 'nowhere/decisions.toml': there is no directory 'nowhere'.",
             id="no directory",
         ),
+        pytest.param(["-o", "."], "Cannot write '.': it is a directory.", id="a directory"),
+        pytest.param(
+            ["--max-error", "0.1"],
+            "--max-error needs --precision, the lower precisions that may win: bf16, say.",
+            id="a bound alone",
+        ),
+        pytest.param(
+            ["--option", "budget_s=3"],
+            "--option budget_s has no effect, since tune takes --budget-s.",
+            id="its own option",
+        ),
+        pytest.param(["--option", "auto=false"], "--option auto has no effect, since tune always races.", id="no race"),
     ],
 )
 def test_what_is_wrong_is_one_line(tune, arguments, message):
@@ -89,6 +101,88 @@ def test_a_precision_is_raced_within_its_bound(tune, tmp_path):
     assert ran.exit_code == 0, ran.output
     (line,) = [line for line in ran.output.splitlines() if line.startswith("backend = ")]
     assert "'precision': ('bf16',), 'max_error': 0.1" in line
+
+
+WRONG = """
+import torch
+
+def none(): return torch.nn.Linear(2, 2), None
+def number(): return 5, torch.ones(2)
+def alone(): return torch.nn.Linear(2, 2)
+def sizes(): return torch.nn.Linear(2, 2), torch.ones(3, 7)
+def missing(): return torch.nn.Linear(2, 2), ()
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        pytest.param(
+            "none",
+            "example_inputs must be a tensor, a sequence of arguments or a mapping of keywords, got None (NoneType).",
+            id="no inputs",
+        ),
+        pytest.param(
+            "number", "The model of factory 'wrong.py:number' must be a module or a function, got 5 (int).", id="number"
+        ),
+        pytest.param(
+            "alone",
+            "The result of factory 'wrong.py:alone' must be (model, example_inputs), got Linear(in_features=2, "
+            "out_features=2, bias=True) (Linear).",
+            id="no tuple",
+        ),
+        pytest.param(
+            "sizes",
+            "The model fails on its example inputs in eager: RuntimeError: mat1 and mat2 shapes cannot be multiplied "
+            "(3x7 and 2x2).",
+            id="wrong sizes",
+        ),
+        pytest.param(
+            "missing",
+            "The model fails on its example inputs in eager: TypeError: Linear.forward() missing 1 required positional "
+            "argument: 'input'.",
+            id="too few",
+        ),
+    ],
+)
+def test_a_wrong_model_is_one_line(tune, tmp_path, factory, message):
+    """What the factory returns is checked before anything is compiled."""
+    (tmp_path / "wrong.py").write_text(WRONG, encoding="utf-8")
+    ran = tune(model=f"wrong.py:{factory}")
+    assert str(ran.exception) == message
+    assert not (tmp_path / "decisions.toml").exists()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        pytest.param("KeyboardInterrupt", 130, "interrupted\n1 of 3 sizes are kept.", id="Ctrl-C"),
+        pytest.param(
+            "ValueError('too large')",
+            2,
+            "error: Factory 'stops.py:build' failed: ValueError: too large.\n1 of 3 sizes are kept.",
+            id="a size that fails",
+        ),
+    ],
+)
+def test_what_was_raced_before_an_interrupt_is_kept(tune, tmp_path, raised, code, said):
+    """Decisions of earlier sizes are written, the output says how many, and the exit code is not 0."""
+    stops = FACTORY.replace(
+        "    torch.manual_seed(0)\n", f"    if batch == 3: raise {raised}\n    torch.manual_seed(0)\n"
+    )
+    (tmp_path / "stops.py").write_text(stops, encoding="utf-8")
+    ran = tune("--shapes", "batch=2,3,4", "--budget-s", "20", model="stops.py:build")
+    assert (ran.exit_code, said in ran.output) == (code, True)
+    assert "1 decision written to decisions.toml" in ran.output
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_model_is_raced_in_eval_mode(tune, tmp_path):
+    """Dropout is off while a model is tuned for inference, whichever mode its factory left it in."""
+    (tmp_path / "drop.py").write_text(FACTORY.replace("torch.nn.GELU()", "torch.nn.Dropout()"), encoding="utf-8")
+    ran = tune("--budget-s", "20", model="drop.py:build")
+    assert (ran.exit_code, "random" in ran.output) == (0, False)
 
 
 def test_a_precision_needs_its_bound(tune):

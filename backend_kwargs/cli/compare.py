@@ -12,11 +12,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
+from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text, check_output
 from backend_kwargs.cli.console import console, print_table, quiet
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
 from backend_kwargs.cli.pasting import lines_to_paste
+from backend_kwargs.compilers.others import OTHERS, in_precision
 from backend_kwargs.compilers.precision import table
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.registry import PLAIN
@@ -40,7 +41,10 @@ Factory = Annotated[
 ]
 Precisions = Annotated[
     str | None,
-    typer.Option(metavar="NAME[,NAME]", help="Also tmpl-inductor in each precision: bf16, int8-dynamic, ..."),
+    typer.Option(
+        metavar="NAME[,NAME]",
+        help="Also tmpl-inductor, and openvino-native if listed, in each precision: bf16, int8-dynamic, ...",
+    ),
 ]
 MaxError = Annotated[
     float | None, typer.Option(help="Largest relative RMSE to float64 to accept; --precision needs it.")
@@ -86,7 +90,7 @@ def show(
     A FILE.py and its factory can import the files next to it, as with `python FILE.py`.
     """
     _check_outputs(json, plot)  # now, not after minutes of compiling
-    backends = ",".join([backends, *_in_precisions(precision, max_error)])
+    backends = ",".join([backends, *_in_precisions(precision, max_error, backends)])
     with importable(folder_of_model(factory)):  # a backend may be a module next to the model
         wanted = list(_backends(backends, assigned(options), config, trust=trust))
     model, example_inputs = model_of(factory)
@@ -113,20 +117,31 @@ def show(
         raise typer.Exit(NONE_RAN)
 
 
-def _in_precisions(precision: str | None, max_error: float | None) -> list[str]:
-    """Return a candidate for each precision; raise if one is unknown or there is no bound."""
+def _in_precisions(precision: str | None, max_error: float | None, backends: str) -> list[str]:
+    """Return candidates for each precision; raise if one is unknown or there is no bound.
+
+    They are `tmpl-inductor`, and those of `backends` whose compiler has the precision here, such as `openvino-native`.
+    """
     names = table.named(precision)
     if names and max_error is None:
         raise BackendKwargsError("--precision needs --max-error, the largest relative error of an output: 1e-2, say.")
-    return [f"tmpl-inductor[precision={name},max_error={max_error:g}]" for name in names]
+    others = [(spec, _label(spec, own)) for spec, own in split_candidates(backends) if spec in OTHERS]
+    found = []
+    for name in names:
+        found.append(f"tmpl-inductor[precision={name},max_error={max_error!r}]")
+        for spec, label in others:
+            if text := in_precision(label, name, max_error):
+                if why := OTHERS[spec](spec).why_not_in(name):
+                    left_out = f"{spec} is not compared in {name}: {why}."
+                    console(stderr=True).print(left_out, soft_wrap=True, markup=False)
+                else:
+                    found.append(text)
+    return found
 
 
 def _check_outputs(json: Path | None, plot: Path | None) -> None:
     for path in filter(None, (json, plot)):
-        if not path.parent.is_dir():
-            raise BackendKwargsError(f"Cannot write {str(path)!r}: there is no directory {str(path.parent)!r}.")
-        if path.is_dir():
-            raise BackendKwargsError(f"Cannot write {str(path)!r}: it is a directory.")
+        check_output(path)
     if plot:
         from backend_kwargs.compare.drawing import check_drawable
 
@@ -152,11 +167,14 @@ def _backends(
     if common:  # checked even if no candidate takes them
         backend_from_text(PLAIN, common)
     for spec, own in split_candidates(backends):
-        label = f"{spec}[{','.join(f'{name}={value}' for name, value in own.items())}]" if own else spec
-        yield label, None if spec == "eager" else _backend(spec, common, own)
+        yield _label(spec, own), None if spec == "eager" else _backend(spec, common, own)
     if config is not None:
         backend = Backend.from_config(_text(config), trust=trust)
         yield f"{backend.spec} of --config", backend
+
+
+def _label(spec: str, own: dict[str, str]) -> str:
+    return f"{spec}[{','.join(f'{name}={value}' for name, value in own.items())}]" if own else spec
 
 
 def _backend(spec: str, common: dict[str, str], own: dict[str, str]) -> Backend:

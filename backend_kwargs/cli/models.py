@@ -41,7 +41,9 @@ def built(factory: str, **sizes: int) -> tuple[Any, Any]:
         except (Exception, SystemExit) as error:  # the user's own code
             raise BackendKwargsError(f"Factory {factory!r} failed: {error_text(error)}.") from error
     if not isinstance(built, tuple) or len(built) != 2:
-        raise wrong_value(f"Factory {factory!r}", "to return (model, example_inputs)", built)
+        raise wrong_value(f"The result of factory {factory!r}", "(model, example_inputs)", built)
+    if not callable(built[0]):
+        raise wrong_value(f"The model of factory {factory!r}", "a module or a function", built[0])
     return built
 
 

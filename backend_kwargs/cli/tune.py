@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.arguments import assigned, backend_from_text
+from backend_kwargs.cli.arguments import assigned, backend_from_text, check_output
 from backend_kwargs.cli.console import console, print_table
 from backend_kwargs.cli.models import model_of
 from backend_kwargs.compilers.precision import table
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.options import convert
 from backend_kwargs.spec import split_outside
 
@@ -26,6 +26,14 @@ AUTO = "tmpl-inductor:auto"
 COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
 ROUNDS, MOST_TIMING_S = 30, 20.0
 HOUR = 3600.0
+STOPPED, INTERRUPTED = 2, 130  # exit codes, as for a wrong argument and for Ctrl-C, if some sizes were raced before
+OWN: Mapping[str, str] = {
+    "auto": "always races",
+    "race": "always races",
+    "budget_s": "takes --budget-s",
+    "process_budget_s": "races every size",
+    "most_races": "races every size",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +82,15 @@ def show(
 ) -> None:
     """Race a model for inference at each of the sizes, print what won, and write a file of decisions to ship.
 
+    Ctrl-C keeps the sizes that were raced before it.
+
     `backend-kwargs decisions import FILE` puts it into the store of the machine that serves.
     """
-    if not output.parent.is_dir():
-        raise BackendKwargsError(f"Cannot write {str(output)!r}: there is no directory {str(output.parent)!r}.")
+    check_output(output)
     sizes = _sizes(shapes or [])
-    given = {**assigned(option), "effort": effort, **({"freezing": "true"} if freezing else {})}
+    if max_error is not None and not precision:
+        raise BackendKwargsError("--max-error needs --precision, the lower precisions that may win: bf16, say.")
+    given = {**_own(assigned(option)), "effort": effort, **({"freezing": "true"} if freezing else {})}
     backend = backend_from_text(AUTO, given)
     asked = {
         "candidates": None if candidates is None else split_outside(candidates),
@@ -88,15 +99,27 @@ def show(
     }
     backend = backend.bind("command line", {name: value for name, value in asked.items() if value is not None}, convert)
     backend.verify()
-    found = _raced(partial(model_of, model), sizes, backend, budget_s)
+    found, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
     decisions = [decision for tuned in found for decision in tuned.decisions]
     if not any(decision.rows for decision in decisions):
         raise BackendKwargsError(f"No graph of {model!r} was raced: {_why_none(decisions)}.")
     from backend_kwargs.compilers.auto.decisions_toml import write_decisions
 
+    print_table(COLUMNS, [row for tuned in found for row in _rows(tuned)])
     kept = {decision.key: decision for decision in decisions if decision.rows and decision.lasting}
+    if not kept:
+        raise BackendKwargsError("Nothing is written: default could not run here, so the winner is not one to ship.")
     write_decisions(kept.values(), output)
-    _print(found, backend, output, len(kept), fixed_sizes=bool(shapes))
+    _print_lines(backend, output, len(kept), fixed_sizes=bool(shapes))
+    if stopped:
+        raise typer.Exit(stopped)
+
+
+def _own(options: dict[str, str]) -> dict[str, str]:
+    """Return the options of `--option`; raise if one is set by the command itself."""
+    for name in filter(OWN.__contains__, options):
+        raise BackendKwargsError(f"--option {name} has no effect, since tune {OWN[name]}.")
+    return options
 
 
 def _sizes(shapes: list[str]) -> list[dict[str, int]]:
@@ -116,8 +139,11 @@ def _raced(
     sizes: list[dict[str, int]],
     backend: Backend,
     budget_s: float,
-) -> list[Tuned]:
-    """Return the decisions for each size, raced again with a separate store."""
+) -> tuple[list[Tuned], int]:
+    """Return the decisions for each size, raced again with a separate store, and the exit code if not all were raced.
+
+    What was raced before a Ctrl-C, or before a size that fails, is kept.
+    """
     import torch
 
     from backend_kwargs.compilers.auto.decide import nothing_decided
@@ -131,10 +157,17 @@ def _raced(
             spent = time.perf_counter() - began
             left = f", about {spent / at * (len(sizes) - at):.0f} s left" if at else ""
             err.print(f"racing {label} ({at + 1} of {len(sizes)}){left}", soft_wrap=True, markup=False)
-            model, inputs = make(size)
-            torch._dynamo.reset()
-            found.append(_tuned(label, model, inputs, racing))
-    return found
+            try:
+                model, inputs = make(size)
+                torch._dynamo.reset()
+                found.append(_tuned(label, model, inputs, racing))
+            except (BackendKwargsError, KeyboardInterrupt) as error:
+                if not found:
+                    raise
+                why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {error}"
+                err.print(f"{why}\n{at} of {len(sizes)} sizes are kept.", soft_wrap=True, markup=False)
+                return found, INTERRUPTED if isinstance(error, KeyboardInterrupt) else STOPPED
+    return found, 0
 
 
 def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
@@ -143,6 +176,7 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
 
     from backend_kwargs import measure
     from backend_kwargs.compilers.auto.reporting import last_decision
+    from backend_kwargs.harness.study import arguments_of
 
     decided: list[Any] = []
 
@@ -152,10 +186,15 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
         return compiled
 
     compiled: Any = torch.compile(model, backend=noting, dynamic=False)
-    keywords = dict(inputs) if isinstance(inputs, Mapping) else {}
-    positional = () if keywords else (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    positional, keywords = arguments_of(inputs)
     calls = {name: partial(call, *positional, **keywords) for name, call in (("eager", model), ("compiled", compiled))}
+    if isinstance(model, torch.nn.Module):
+        model.eval()
     with torch.no_grad():
+        try:
+            calls["eager"]()
+        except Exception as error:
+            raise BackendKwargsError(f"The model fails on its example inputs in eager: {error_text(error)}.") from error
         calls["compiled"]()
         decisions = [decision for decision in decided if decision is not None]
         if not any(decision.rows for decision in decisions):
@@ -173,15 +212,14 @@ def _why_none(decisions: list["Decision"]) -> str:
     return decisions[0].facts.removeprefix("a graph not raced: ") if decisions else "torch.compile found no graph"
 
 
-def _print(found: list[Tuned], backend: Backend, output: Path, count: int, *, fixed_sizes: bool) -> None:
-    print_table(COLUMNS, [row for tuned in found for row in _rows(tuned)])
+def _print_lines(backend: Backend, output: Path, count: int, *, fixed_sizes: bool) -> None:
     say = partial(console().print, soft_wrap=True, markup=False)
-    say(f"{count} decisions written to {output}. On the machine that serves the model:")
+    say(f"{count} decision{'' if count == 1 else 's'} written to {output}. On the machine that serves the model:")
     say(f"\nbackend-kwargs decisions import {output}\n")
     own = {name: value for name, value in backend.options.items() if name != "auto"}
     say(f"import backend_kwargs as bk\n\nbackend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})")
     dynamic = ", dynamic=False" if fixed_sizes else ""
-    say(f"torch.compile(model, backend=backend{dynamic})  # called under torch.no_grad()")
+    say(f"torch.compile(model, backend=backend{dynamic})  # called in eval mode, under torch.no_grad()")
 
 
 def _rows(tuned: Tuned) -> Iterator[tuple[str, ...]]:

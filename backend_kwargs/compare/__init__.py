@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from backend_kwargs.compare.rows import Candidate, Comparison, Mode, Progress, R
 from backend_kwargs.compare.trial import CandidateTrial
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
 from backend_kwargs.harness.isolation import room_to_compile, start_inductor
-from backend_kwargs.harness.study import Inputs, Study, move, tensors_of
+from backend_kwargs.harness.study import Inputs, Study, arguments_of, move, tensors_of
 from backend_kwargs.harness.trial import learn
 from backend_kwargs.measure import Interval
 
@@ -67,7 +67,7 @@ def compare(
     _check_arguments(candidates, mode, rounds, baseline, tolerance, max_error)
     wanted = _usable(device) if device is not None else None
     say = progress or _silence
-    inputs = _arguments(example_inputs)
+    inputs = arguments_of(example_inputs)
     place = wanted or _device_of(model, inputs)
     training = mode == "training"
     with _undisturbed(place, training=training):
@@ -158,16 +158,6 @@ def _check_arguments(
         raise wrong_value("max_error", "a number above 0 and below 1", max_error)
     if baseline is not None and baseline not in labels:
         raise unknown("baseline", baseline, labels, otherwise="It is the label of one of the candidates.")
-
-
-def _arguments(example_inputs: Any) -> Inputs:
-    if isinstance(example_inputs, torch.Tensor):
-        return (example_inputs,), {}
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
-        return tuple(example_inputs), {}
-    raise wrong_value("example_inputs", "a tensor, a sequence of arguments or a mapping of keywords", example_inputs)
 
 
 def _usable(device: str | torch.device) -> torch.device:

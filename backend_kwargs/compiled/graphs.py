@@ -25,6 +25,7 @@ import torch
 from backend_kwargs.backend import Backend
 from backend_kwargs.compiled.libraries import library, provide
 from backend_kwargs.compilers.auto.cache_key import ambient, signature, structure
+from backend_kwargs.compilers.auto.candidates import standing
 from backend_kwargs.compilers.auto.reporting import last_decision
 from backend_kwargs.compilers.generated_code import compiled_graphs
 from backend_kwargs.compilers.inductor.compile_step import stand_in
@@ -221,7 +222,7 @@ def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
     if "rewrites" in backend.options:
         options.setdefault("rewrites", ())
     chosen = backend.bind("auto's decision", options, untrusted(check))
-    return chosen.bind("fixed", {**fixed, "clone_outputs": clones, "auto": False})
+    return chosen.bind("fixed", {**standing(fixed, options), "clone_outputs": clones, "auto": False})
 
 
 def _decided(backend: Backend) -> dict[str, Any] | None:

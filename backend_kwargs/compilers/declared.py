@@ -29,6 +29,8 @@ class DeclaredCompiler(ABC):
     freeze_option: ClassVar[str] = ""
     freezes: ClassVar[bool] = False
     trains: ClassVar[bool] = True
+    # The precisions that its option `precision` takes.
+    precisions: ClassVar[tuple[str, ...]] = ()
 
     def found_by_name(self) -> bool:
         return True
@@ -42,6 +44,10 @@ class DeclaredCompiler(ABC):
     def versions(self) -> dict[str, str | None]:
         """Return the version of each distribution that it needs, or None if one is not installed."""
         return {name: installed_version(name) for name in self.distributions}
+
+    def why_not_in(self, precision: str) -> str:
+        """Return why it cannot compute in one of its `precisions` on this machine, "" if it can."""
+        return ""
 
     def options(self) -> Mapping[str, Option]:
         return self.declared

@@ -30,7 +30,6 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
     For use inside dynamo's call of a backend, with grad disabled; `compile_gm` sets Inductor's `freezing` and UNCACHED.
     Each parameter is guarded by identity and by its memory: another module, a replaced parameter or a replaced `.data`
     recompiles. In-place changes of a frozen tensor outside this graph go unnoticed, as with Inductor's own freezing.
-    Inductor's own freezing.
     """
     frozen_gm, kept = reattach_parameters(gm, example_inputs)
     if frozen_gm is gm:
@@ -55,11 +54,10 @@ def noting_constants(inner_compile: Callable[..., Any], constants: list[torch.Te
 def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[int]]:
     """Return a copy of `gm` with the lifted parameters as attributes, and the positions of the remaining inputs.
 
-    Returns `gm` itself if it has no such parameters, outside dynamo, where nothing guards their identity, and if inputs
-    share memory that the graph writes, which Inductor's own freezing handles wrongly.
+    Returns `gm` itself if there are none.
     """
-    lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
-    if not lifted or _writes_shared_memory(gm, example_inputs):
+    lifted = freezable_parameters(gm, example_inputs)
+    if not lifted:
         return gm, list(range(len(example_inputs)))
     frozen_gm = copy_of_graph(gm)
     placeholders = frozen_gm.graph.find_nodes(op="placeholder")
@@ -67,6 +65,16 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple
     _guard(sources[0].make_guard(_same_memory(list(lifted.values()))))
     frozen_gm.recompile()
     return frozen_gm, [i for i in range(len(placeholders)) if i not in lifted]
+
+
+def freezable_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Return the lifted parameters that can become constants, by position.
+
+    There are none outside dynamo, where nothing guards their identity, and if inputs share memory that the graph
+    writes, which Inductor's own freezing handles wrongly.
+    """
+    lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
+    return {} if lifted and _writes_shared_memory(gm, example_inputs) else lifted
 
 
 def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
@@ -101,8 +109,8 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
 
 def _any_written(shared: Sequence[tuple[Node, torch.Tensor]]) -> bool:
     mode = FakeTensorMode()
-    fresh = [mode.from_tensor(value) for _, value in shared]  # all alive, so that shared memory is detected
-    return any(may_be_written(node, fake._version) for (node, _), fake in zip(shared, fresh, strict=True))
+    fresh = [(node, mode.from_tensor(value)) for node, value in shared]  # all alive, so that shared memory is detected
+    return any(may_be_written(node, fake._version) for node, fake in fresh)
 
 
 def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor) -> Source:

@@ -32,6 +32,7 @@ OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
         "tensorrt": TensorRTCompiler,
     }
 )
+OF_PRECISION = frozenset({"precision", "max_error", "inference_precision"})
 # On a CPU `effort="full"` also races those of these that are installed.
 RACED = ("tmpl-tvm", "tmpl-onnxruntime", "tmpl-openvino-native")
 
@@ -47,6 +48,15 @@ class Other:
         """Return its options, plus its option for frozen parameters if the caller froze them."""
         name = self.compiler.freeze_option
         return {**({name: True} if frozen and name else {}), **self.options}
+
+
+def in_precision(text: str, precision: str, max_error: float | None) -> str:
+    """Return the candidate `text` with a precision and its bound, "" if its compiler has none or it sets its own."""
+    ((name, given),) = split_candidates(text)
+    if name not in OTHERS or precision not in OTHERS[name](name).precisions or OF_PRECISION & given.keys():
+        return ""
+    options = {**given, "precision": precision, "max_error": repr(max_error)}
+    return f"{name}[{','.join(f'{option}={value}' for option, value in options.items())}]"
 
 
 def is_other(text: str) -> bool:
@@ -90,7 +100,15 @@ def sets(text: str, compiler: str, options: Mapping[str, Any]) -> bool:
         other = other_of(text)
     except BackendKwargsError:
         return False
-    return other.compiler.name == compiler and any(same(other.under(frozen=f), dict(options)) for f in (False, True))
+    stored = _listed(options)
+    return other.compiler.name == compiler and any(same(_listed(other.under(frozen=f)), stored) for f in (False, True))
+
+
+def _listed(value: Any) -> Any:
+    """Return `value` with lists in place of tuples, as a file has them."""
+    if isinstance(value, Mapping):
+        return {name: _listed(each) for name, each in value.items()}
+    return [*map(_listed, value)] if isinstance(value, list | tuple) else value
 
 
 def versions_of(texts: Iterable[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One model and its inputs: eager's and the reference's results, the check of a result, and the step to time."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.measure import Accuracy
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -185,6 +185,17 @@ class Study:
                 judged.append(measure.check_error(leaves, truth.eager[what], precise, max_error, what=what))
         failed = [accuracy for accuracy in judged if not accuracy.passed]
         return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)
+
+
+def arguments_of(example_inputs: Any) -> Inputs:
+    """Return the arguments and keywords that `example_inputs` stand for; raise if they are of another kind."""
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
+        return tuple(example_inputs), {}
+    raise wrong_value("example_inputs", "a tensor, a sequence of arguments or a mapping of keywords", example_inputs)
 
 
 def move(model: Callable[..., Any], device: torch.device, *, training: bool) -> bool:

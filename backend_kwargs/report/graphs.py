@@ -67,6 +67,7 @@ class EngineShare:
     engine: str
     partitions: tuple[EnginePart, ...]
     fallbacks: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ def _engine_lines(share: EngineShare) -> Iterator[str]:
     )
     where = f"{number(operators, 'operator')} in {number(len(share.partitions), 'partition')}"
     yield f"{where} of {share.engine}; {seconds:.1f} s" if share.partitions else f"no partition of {share.engine}"
+    yield from share.notes
     yield from (f"in eager: {op}, because {reason}" for op, reason in share.fallbacks.items())
 
 

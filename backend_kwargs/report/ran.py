@@ -28,7 +28,7 @@ def engine_of(record: Record) -> EngineShare | None:
     summary = getattr(record.compiled(), ENGINE_SUMMARY, None)
     if summary is None:
         return None
-    return EngineShare(summary.engine, tuple(summary.partitions), dict(summary.fallbacks))
+    return EngineShare(summary.engine, tuple(summary.partitions), dict(summary.fallbacks), tuple(summary.notes))
 
 
 def ran_of(

@@ -14,7 +14,6 @@ from backend_kwargs.compilers.auto.eligibility import (
     recomputes,
     why_never,
 )
-from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
 
 MIB = 1 << 18  # numbers of four bytes
@@ -28,10 +27,6 @@ def graph_of(*targets, root=None):
         last = graph.call_function(target, (last,))
     graph.output(last)
     return GraphModule(root or torch.nn.Module(), graph)
-
-
-def request(gm, *inputs, **settings):
-    return Request(gm, inputs, Settings(**settings), pytest.fail, Tools(pytest.fail, pytest.fail, {}))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +43,7 @@ def request(gm, *inputs, **settings):
 def test_a_graph_is_tiny(calls, numbers, tiny):
     """With fewer than three operators and less than a mebibyte of inputs a race costs more than it saves."""
     inputs = [torch.empty(count) for count in numbers]
-    assert is_tiny(request(graph_of(*[torch.sin] * calls), *inputs, 7)) is tiny
+    assert is_tiny(graph_of(*[torch.sin] * calls), [*inputs, 7]) is tiny
 
 
 @pytest.mark.parametrize(
@@ -93,7 +88,7 @@ def test_a_graph_is_tiny(calls, numbers, tiny):
 )
 def test_why_a_graph_is_not_raced(gm, inputs, settings, why):
     """The first reason that holds."""
-    assert why_never(request(gm, *inputs, **settings)) == why
+    assert why_never(gm, inputs, Settings(**settings)) == why
 
 
 @pytest.mark.parametrize(
@@ -166,4 +161,4 @@ def test_inputs_that_train_and_are_changed(versions, requires_grad, grad, refuse
     graph.output(())
     why = "it changes in place an input that requires grad" if refused else ""
     with torch.set_grad_enabled(grad):
-        assert why_never(request(GraphModule(torch.nn.Module(), graph), *inputs)) == why
+        assert why_never(GraphModule(torch.nn.Module(), graph), inputs, Settings()) == why

@@ -226,6 +226,7 @@ class Folded(nn.Module):
         pytest.param(lambda scale: (scale.exp(),), id="constant"),
         pytest.param(lambda scale: (scale.exp().view(-1)[3:],), id="view of a constant"),
         pytest.param(lambda scale: (scale.exp(), scale.exp().t()), id="two"),
+        pytest.param(lambda scale: scale.exp().split(1), id="parts of a constant"),
     ],
 )
 @torch.no_grad()

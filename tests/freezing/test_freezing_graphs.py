@@ -1,13 +1,15 @@
 """Which inputs of dynamo's graph become constants, and what becomes of the others."""
 
+import operator
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from frozen import freezing_backend, mlp
+from frozen import compiled, freezing_backend, mlp
 from torch import nn
+from torch._inductor import config
 from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -98,6 +100,41 @@ def test_memory_that_is_guarded_is_kept(guard_of):
     assert [type(each) for each in check.storages] == [torch.UntypedStorage]
 
 
+@torch.no_grad()
+def test_a_change_in_place_recompiles_where_versions_are_guarded():
+    """A compiler that derives constants from parameters compiles again after an optimizer's step."""
+    compiles = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        lifted = freezing.lifted_parameters(gm, example_inputs)
+        first = gm.graph.find_nodes(op="placeholder")[min(lifted)]
+        freezing.guard_versions(first._dynamo_source, [*lifted.values()])
+        compiles.append(gm)
+        return gm.forward
+
+    net, x = Weights(), torch.ones(3)
+    call = torch.compile(net, backend=backend)
+    for _ in range(2):
+        call(x, x)
+    assert len(compiles) == 1
+    net.weight.add_(1)
+    assert_close(call(x, x), net(x, x))
+    assert len(compiles) == 2
+
+
+@torch.no_grad()
+def test_no_cache_has_frozen_graphs():
+    """Neither the cache on disk nor the remote one, since their keys lack the weights."""
+    found = []
+
+    def look(graph: torch.fx.Graph) -> None:
+        found.append((config.fx_graph_cache, config.fx_graph_remote_cache))
+
+    with config.patch(fx_graph_cache=True, fx_graph_remote_cache=True, post_grad_custom_post_pass=look):
+        compiled(mlp())(torch.randn(2, 8))
+    assert found == [(False, False)]
+
+
 def test_a_name_that_is_free():
     """Underscores are added until no attribute has the name."""
     gm = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU()))
@@ -164,7 +201,7 @@ def test_what_becomes_of_lifted_parameters():
     assert next(frozen_gm.buffers()) is module.shift
     assert torch.equal(result, torch.full((3,), 3.0))
     attributes = frozen_gm.graph.find_nodes(op="get_attr")
-    assert len(attributes) == 2
+    assert [node.op for node in frozen_gm.graph.nodes][:4] == ["placeholder"] * 2 + ["get_attr"] * 2
     assert all("example_value" in node.meta and "grapharg" not in node.meta for node in attributes)
     assert {node.target for node in attributes} <= {*frozen_gm._param_name_to_source}
 
@@ -224,7 +261,7 @@ def test_constants_that_a_graph_returns():
     held, other = graph.get_attr("held"), graph.get_attr("other")
     turned = graph.call_function(torch.ops.aten.t.default, (held,))
     added = graph.call_function(torch.ops.aten.add.Tensor, (other, 1))
-    graph.output((turned, added))
+    graph.output((turned, added, graph.call_function(operator.neg, (other,))))
     constants: list[torch.Tensor] = []
     inner = freezing.noting_constants(lambda gm, inputs, **given: (gm, inputs, given), constants)
     gm = torch.fx.GraphModule(module, graph)

@@ -55,8 +55,9 @@ WRONG = {
     "far from all": (
         {"rewrites": ("zzz",)},
         (
-            "Unknown rewrite 'zzz'. Rewrites are convolution, linear_activation, onednn, attention, cudnn_attention, "
-            "cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, packed, approximate_gelu."
+            "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, linear_activation, onednn, "
+            "attention, cudnn_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, packed, "
+            "approximate_gelu."
         ),
     ),
     "type": (

@@ -3,9 +3,11 @@
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from backend_kwargs.compilers.others import OTHERS, installed, is_other, other_of, sets, verify_other
+from backend_kwargs.compilers.others import OTHERS, in_precision, installed, is_other, other_of, sets, verify_other
+from backend_kwargs.compilers.precision import table
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.layers import same
 from backend_kwargs.rewrites import list_rewrites
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 Effort = Literal["quick", "full"]
 EAGER = "eager"
 DEFAULT = "default"
+UNFROZEN = "unfrozen"
+# Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
+PERMITTING: Mapping[str, tuple[Any, Any]] = MappingProxyType({"freezing": (True, False)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,10 @@ def _gpu_matmul(stats: "GraphStats") -> bool:
     return stats.gpu and stats.matmul
 
 
+def _cpu_matmul(stats: "GraphStats") -> bool:
+    return not stats.gpu and stats.matmul
+
+
 GRAPHS_RANK = 3
 CUDAGRAPHS = {"triton.cudagraphs": True}
 DESCENT = {"coordinate_descent_tuning": True}
@@ -97,6 +106,7 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
+UNFROZEN_GAIN = 0.1  # of a call: GraphSAGE saved 11 % on a Xeon, six other models nothing
 PRECISION_GAIN = 0.3  # of a call: less than bf16 with freezing saved on BERT, ResNet-18 and ViT (AVX-512 BF16)
 # Shares and costs were measured on 11 models and 41 kernels, raced in full on an H200 (torch 2.11). On the models only
 # CUDA graphs gained more than 1.2 %. Options for generated kernels removed most of a softmax's slack, and little in
@@ -104,7 +114,13 @@ PRECISION_GAIN = 0.3  # of a call: less than bf16 with freezing saved on BERT, R
 AGAIN, ONCE, TUNES, EVERYWHERE = Costs(0.65), Costs(0.65), Costs(1.0, op_s=0.3), 0.3
 
 
+# Left out by steps that are raced frozen even after `unfrozen` won: on a CPU Inductor's own GEMMs need constants, and
+# unfrozen BERT took twice as long in bf16.
+FROZEN_ANEW = ("freezing",)
+
 STEPS: tuple[RaceCandidate, ...] = (
+    # Raced where the caller set `freezing`: frozen code is not always the faster one.
+    RaceCandidate(UNFROZEN, {"freezing": False}, lambda stats: stats.frozen > 0, costs=ONCE, gain=UNFROZEN_GAIN),
     # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph
     # that mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
     RaceCandidate("cudagraphs", CUDAGRAPHS, _gpu, shares={"launches": 0.9}, costs=AGAIN, rank=GRAPHS_RANK),
@@ -147,7 +163,16 @@ STEPS: tuple[RaceCandidate, ...] = (
     RaceCandidate(
         "max_autotune",
         {"max_autotune": True, **DESCENT},
-        lambda stats: stats.matmul,
+        _gpu_matmul,
+        shares={"library": 0.3, "generated": 0.2},
+        costs=Costs(1.0, product_s=4.0),
+        rank=2,
+    ),
+    RaceCandidate(
+        "max_autotune",
+        {"max_autotune": True, **DESCENT},
+        _cpu_matmul,
+        without=FROZEN_ANEW,
         shares={"library": 0.3, "generated": 0.2},
         costs=Costs(1.0, product_s=4.0),
         rank=2,
@@ -233,6 +258,8 @@ def candidates_for(
     # Two steps may share a name, one for each device: the one that can gain wins.
     steps_by_name = {step.name: step for step in sorted(STEPS, key=lambda step: step.can_gain(stats))}
     wanted = [name for name in named if name not in (EAGER, DEFAULT)]
+    if stats.frozen and UNFROZEN not in wanted:  # the caller permitted freezing, which can make a graph slower
+        wanted.insert(0, UNFROZEN)
     return [steps_by_name.get(name) or _named(name, options_of, frozen=frozen) for name in wanted]
 
 
@@ -261,18 +288,20 @@ def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool
     compiler = OTHERS[candidate.compiler](candidate.compiler)
     if compiler.freezes and not frozen:
         return "it makes parameters constants: set freezing=True to race it, and call the model under torch.no_grad()"
+    for precision in table.named(candidate.options.get("precision")):
+        if why := compiler.why_not_in(precision):
+            return why
     if stats.training and not compiler.trains:
         return "it compiles for inference only"
     return "it draws other random numbers than Inductor" if stats.random else ""
 
 
-def rewriting(name: str, saved_s: float = 0.0, *, on_gpu: bool = True) -> RaceCandidate:
+def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
     """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
 
-    If the traffic is unknown, as on a CPU, it is expected to save a share of the call's slack.
+    If these are unknown, as on a CPU, it is expected to save a share of the call's slack.
     """
-    known = on_gpu and saved_s > 0
-    shares = {"generated": 0.3} if known else {"library": 0.2, "generated": 0.2}
+    shares = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
     return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s)
 
 
@@ -284,12 +313,36 @@ def merged(under: Mapping[str, Any], candidate: RaceCandidate) -> dict[str, Any]
     return options
 
 
-def precision_candidates(precisions: Iterable[str], max_error: float | None) -> list[RaceCandidate]:
-    """Return a step for each precision that the user consents to, within the bound that was given with it."""
-    return [
-        RaceCandidate(name, {"precision": name, "max_error": max_error}, costs=ONCE, rank=2, gain=PRECISION_GAIN)
+def standing(fixed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's options `fixed` that precede a candidate's `options`: all but those that only permit."""
+
+    def permits(name: str, value: Any) -> bool:
+        return name in PERMITTING and (value, options.get(name)) == PERMITTING[name]
+
+    return {name: value for name, value in fixed.items() if not permits(name, value)}
+
+
+def precision_candidates(
+    precisions: Iterable[str], max_error: float | None, compilers: Iterable[str] = (), *, frozen: bool = False
+) -> list[RaceCandidate]:
+    """Return a step for each precision that the user consents to, within the bound that was given with it.
+
+    Those of `compilers`, candidates of other compilers, that have the precision are candidates in it too.
+    """
+    precisions = tuple(precisions)
+    texts = [in_precision(text, name, max_error) for name in precisions for text in compilers]
+    steps = [
+        RaceCandidate(
+            name,
+            {"precision": name, "max_error": max_error},
+            without=FROZEN_ANEW,
+            costs=ONCE,
+            rank=2,
+            gain=PRECISION_GAIN,
+        )
         for name in precisions
     ]
+    return [*steps, *(_of_compiler(text, frozen=frozen) for text in filter(None, texts))]
 
 
 def step_names() -> list[str]:
@@ -324,7 +377,9 @@ def allowed_candidates(
     max_error: float | None,
 ) -> list[RaceCandidate]:
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
-    allowed = [*STEPS, *map(rewriting, rewrites), *precision_candidates(precisions, max_error)]
+    named = list(named)
+    in_precisions = precision_candidates(precisions, max_error, filter(is_other, named))
+    allowed = [*STEPS, *map(rewriting, rewrites), *in_precisions]
     for name in set(named).difference(step_names()):
         with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
             allowed.append(_named(name, options_of, frozen=False))

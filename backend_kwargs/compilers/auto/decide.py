@@ -195,7 +195,8 @@ class _Question:
 
     def ineligible(self) -> Decision | None:
         """Return default if the graph cannot be raced."""
-        why = why_never(self.real_request)
+        real = self.real_request
+        why = why_never(real.gm, real.example_inputs, real.settings)
         return self.default(why) if why else None
 
     def inherited(self) -> Decision | None:
@@ -203,7 +204,7 @@ class _Question:
         settings, always = self.request.settings, self.request.settings.race == "always"
         raced = [each for (scope, _), each in memory().decisions.items() if scope == self.scope and each.rows]
         other_sizes = [each for each in raced if each.graph == self.graph]
-        if not always and raced and is_tiny(self.request):
+        if not always and raced and is_tiny(self.request.gm, self.request.example_inputs):
             compiled = [each for each in raced if each.winner != EAGER]
             return self.remembered() or self.winner_of(other_sizes or compiled, "it is tiny")
         if sum(memory().race_seconds) >= settings.process_budget_s:

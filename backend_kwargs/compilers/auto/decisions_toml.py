@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.atomic_write import write_whole
-from backend_kwargs.compilers.auto.candidates import EAGER, allowed_candidates, step_names, trusted
+from backend_kwargs.compilers.auto.candidates import EAGER, allowed_candidates, standing, step_names, trusted
 from backend_kwargs.compilers.auto.decision import Decision, has_form, parsed
 from backend_kwargs.compilers.others import is_other
 from backend_kwargs.compilers.precision.table import PRECISIONS
@@ -55,7 +55,7 @@ def _template(decision: Decision, fixed: Mapping[str, Any]) -> Iterator[str]:
     if left_out := [option for option in decision.fixed if option not in fixed]:
         warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, which cannot be written as TOML.")
     yield from _table(("templates", name), {"summary": f"{decision.winner} for {decision.facts}"})
-    yield from _table(("templates", name, "options"), {**decision.options, **fixed})
+    yield from _table(("templates", name, "options"), {**decision.options, **standing(fixed, decision.options)})
 
 
 def _table(path: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[str]:

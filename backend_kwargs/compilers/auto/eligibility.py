@@ -1,13 +1,13 @@
 """Whether a graph can be raced: run many times, by one rank alone, on copies of its inputs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs.compilers.auto.request import Request
+from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.graphs import has_memory
 
 TINY_OPS, TINY_BYTES = 3, 1 << 20  # a graph below both saves less than its race costs, whichever candidate wins
@@ -18,44 +18,44 @@ OPERATORS = {"aten", "inductor", "mkldnn", "prims", "profiler", "quantized", "qu
 LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "builtins", "math", *OPERATORS})
 
 
-def why_never(request: Request) -> str:
+def why_never(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings) -> str:
     """Return why the graph cannot be raced, "" if it can."""
-    tensors = _tensors(request)
-    if not request.settings.budget_s:
+    tensors = _tensors(example_inputs)
+    if not settings.budget_s:
         return "its budget is 0 s"
     if not tensors:
         return "no input is a tensor"
     if not all(map(has_memory, tensors)):
         return "an input is not a plain tensor"
-    if any(isinstance(value, torch.SymInt) and not value.node.has_hint() for value in request.example_inputs):
+    if any(isinstance(value, torch.SymInt) and not value.node.has_hint() for value in example_inputs):
         return "a size is unknown until it runs"
-    if has_side_effects(request.gm):
+    if has_side_effects(gm):
         return "it has side effects, which a race would repeat"
-    if not request.settings.race_custom_ops and may_communicate(request.gm):
+    if not settings.race_custom_ops and may_communicate(gm):
         return "it has operators that are not torch's, and race_custom_ops is False"
-    if holds_state(request.gm):
+    if holds_state(gm):
         return "it contains tensors, which a race would change"
-    if torch.is_grad_enabled() and _changes_what_trains(request):
+    if torch.is_grad_enabled() and _changes_what_trains(gm, example_inputs):
         return "it changes in place an input that requires grad"
     return ""
 
 
-def is_tiny(request: Request) -> bool:
+def is_tiny(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Return whether the graph saves less than its race costs, whichever candidate wins."""
-    computing = [node for node in request.gm.graph.nodes if node.op.startswith("call")]
-    return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in _tensors(request)) < TINY_BYTES
+    computing = [node for node in gm.graph.nodes if node.op.startswith("call")]
+    return len(computing) < TINY_OPS and sum(tensor.nbytes for tensor in _tensors(example_inputs)) < TINY_BYTES
 
 
-def _tensors(request: Request) -> list[torch.Tensor]:
-    return [value for value in request.example_inputs if isinstance(value, torch.Tensor)]
+def _tensors(example_inputs: Sequence[Any]) -> list[torch.Tensor]:
+    return [value for value in example_inputs if isinstance(value, torch.Tensor)]
 
 
-def _changes_what_trains(request: Request) -> bool:
+def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Return whether an input with gradient history is mutated: a copy has no such history to mutate."""
-    placeholders = request.gm.graph.find_nodes(op="placeholder")
+    placeholders = gm.graph.find_nodes(op="placeholder")
     training = [
         node.meta.get("example_value")
-        for node, value in zip(placeholders, request.example_inputs, strict=True)
+        for node, value in zip(placeholders, example_inputs, strict=True)
         if isinstance(value, torch.Tensor) and value.requires_grad
     ]
     return any(isinstance(f, torch.Tensor) and not f.is_inference() and f._version > 0 for f in training)

@@ -41,6 +41,7 @@ class GraphStats:
 
     `flops` excludes 8-bit products, which run at another speed. `unaligned` counts the GEMMs whose rows do not begin at
     multiples of 16 bytes. `names` are those of the operators. `opaque` graphs contain operators that cannot be counted.
+    `frozen` counts the parameters that become constants, since the caller set `freezing`.
     """
 
     device: str
@@ -59,6 +60,7 @@ class GraphStats:
     writes: bool
     dynamic: bool
     opaque: bool = False
+    frozen: int = 0
     products: tuple[Product, ...] = ()
     names: frozenset[str] = frozenset()
 

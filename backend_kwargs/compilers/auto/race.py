@@ -19,10 +19,12 @@ from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import (
     DEFAULT,
     EAGER,
+    UNFROZEN,
     RaceCandidate,
     candidates_for,
     merged,
     precision_candidates,
+    standing,
     why_not_raced,
 )
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
@@ -37,6 +39,7 @@ from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
 from backend_kwargs.compilers.fell_back import left_to_eager
+from backend_kwargs.compilers.freezing import freezable_parameters
 from backend_kwargs.compilers.generated_code import comparable, compiled_graphs, rewritten_in
 from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.compilers.inductor.compile_step import noting_lowered
@@ -91,7 +94,8 @@ def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s
     tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
     device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
     began = time.perf_counter()
-    eager, stats = _seen(task, device)
+    frozen = len(freezable_parameters(request.gm, request.example_inputs)) if request.frozen else 0
+    eager, stats = _seen(task, device, frozen)
     ended = time.perf_counter()
     if stats.random and recomputes(request.gm):
         raise UnfitError("activation checkpointing with random operators is not reproducible in eager")
@@ -101,7 +105,7 @@ def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s
     return _Race(request, tell, dynamo_s, started, task, device, stats, eager_s=ended - began, expected=eager)
 
 
-def _seen(task: Task, device: torch.device) -> tuple[dict[str, Any], GraphStats]:
+def _seen(task: Task, device: torch.device, frozen: int) -> tuple[dict[str, Any], GraphStats]:
     """Return the eager result and the graph's stats."""
     result, stats = observed_stats(
         partial(task.observe, task.copy()),
@@ -112,6 +116,7 @@ def _seen(task: Task, device: torch.device) -> tuple[dict[str, Any], GraphStats]
         training=task.training,
         writes=bool(task.inputs.written),
         dynamic=any(isinstance(value, torch.SymInt) for value in task.inputs.values),
+        frozen=frozen,
     )
     # Operators inside a higher-order operator are not counted; only the generators' states show that one was random.
     return result, replace(stats, random=stats.random or has_drawn())
@@ -179,11 +184,11 @@ class _Race:
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
         named, options_of = self.settings.candidates, self.tools.options_of
-        left = [
-            *candidates_for(self.stats, self.settings.effort, named, options_of, frozen=self.request.frozen),
-            *self._rewrites(),
-            *precision_candidates(self.settings.precision, self.settings.max_error),
-        ]
+        frozen, settings = self.request.frozen, self.settings
+        candidates = candidates_for(self.stats, settings.effort, named, options_of, frozen=frozen)
+        compilers = [each.name for each in candidates if each.compiler]
+        precise = precision_candidates(settings.precision, settings.max_error, compilers, frozen=frozen)
+        left = [*candidates, *self._rewrites(), *precise]
         count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
@@ -304,9 +309,12 @@ class _Race:
         """Return why the candidate has no effect here, or ""."""
         if candidate.compiler:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
-        fixed = dict.fromkeys(self.tools.fixed, "your options set it otherwise")
-        limits = self.tools.limits({**options, **self.tools.fixed})
-        inert = {name: limit.reason for name, limit in limits.items()} | fixed
+        if candidate.name == UNFROZEN and not self.stats.frozen:
+            return "no parameter is frozen here"
+        fixed = standing(self.tools.fixed, options)
+        limits = self.tools.limits({**options, **fixed})
+        inert = {name: limit.reason for name, limit in limits.items()}
+        inert |= dict.fromkeys(fixed, "your options set it otherwise")
         if candidate.options and all(name in inert for name in candidate.options):
             return f"it can do nothing here: {next(iter(inert[name] for name in candidate.options))}"
         return ""
@@ -438,9 +446,8 @@ class _Race:
         """Measure the error of a candidate in a lower precision, and hold it to the bound that the user gave."""
         assert self.expected is not None
         assert not isinstance(self._precise, str)
-        assert self.settings.max_error is not None
-        accuracy = against(self.task.observe(fn), self.expected, self._precise, self.settings.max_error)
-        row.error, row.max_error = accuracy.error, self.settings.max_error
+        accuracy = against(self.task.observe(fn), self.expected, self._precise, row.options["max_error"])
+        row.error, row.max_error = accuracy.error, row.options["max_error"]
         return accuracy
 
     def _compare(self, seen: dict[str, Any]) -> Accuracy:

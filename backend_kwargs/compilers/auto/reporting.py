@@ -13,6 +13,7 @@ from backend_kwargs.errors import printable
 
 logger = logging.getLogger("backend_kwargs.auto")
 
+WIDEST = 60  # a longer name, such as one from a file, does not widen the table
 ARTIFACT = "backend_kwargs_race"
 _last: list[Decision] = []  # of the graph that is being compiled: dynamo compiles one at a time
 _reported: set[tuple[str, float]] = set()
@@ -61,7 +62,8 @@ def last_decision() -> Decision | None:
 def table(decision: Decision) -> str:
     """Return the decision as lines: each candidate with its time, and why it won or lost."""
     # Stores and exports may contain text from anyone.
-    return "\n".join([_head(decision), *(f"  {printable(_line(row))}" for row in decision.rows)])
+    width = max([24, *(len(row.name) for row in decision.rows if len(row.name) <= WIDEST)])
+    return "\n".join([_head(decision), *(f"  {printable(_line(row, width))}" for row in decision.rows)])
 
 
 def forget_reported() -> None:
@@ -73,18 +75,18 @@ def _head(decision: Decision) -> str:
     return printable(f"auto: {decision.winner} for {decision.facts or 'this graph'} ({decision.seconds:.1f} s)")
 
 
-def _line(row: RaceRow) -> str:
+def _line(row: RaceRow, width: int) -> str:
     error = "" if row.error is None else f", error {row.error:.2g}"
     if row.status != "pass":
         timed = "" if row.seconds is None or row.error is None else f" ({row.seconds * 1e6:.1f} µs)"
-        return f"{row.name:<24} {row.status}: {row.reason}{timed}"
+        return f"{row.name:<{width}} {row.status}: {row.reason}{timed}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
     ratio = row.speedup
     why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else row.reason
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
     kept = "  <- kept" if row.won else ""
     rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
-    return f"{row.name:<24} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{kept}"
+    return f"{row.name:<{width}} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{kept}"
 
 
 def words_of(rewritten: Mapping[str, int]) -> str:

@@ -128,6 +128,8 @@ class _Steps:
             self._leave(operators_of(part), _line(error))
             call.args = args
             return
+        if (note := getattr(run, "note", "")) and note not in self.summary.notes:
+            self.summary.notes.append(note)
         observed = [i for i, result in enumerate(results_of(call)) if not all(map(is_part, result.users))]
         self.summary.partitions.append(EnginePart(len(calls_of(part)), time.perf_counter() - started))
         replace_part(call, _serving(finished(run, part, observed), part, self.engine.name), args)

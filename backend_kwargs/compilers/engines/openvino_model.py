@@ -21,6 +21,7 @@ TYPES = {
     torch.int32: "i32",
     torch.bool: "boolean",
 }
+HINT = "INFERENCE_PRECISION_HINT"
 OUT_OF_BOUNDS = "eager raises if an index is out of bounds"
 DENIED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("embedding", "gather", "index", "index_select", "index_put", "scatter", "take"), OUT_OF_BOUNDS)
@@ -63,13 +64,18 @@ class OpenVINO:
         if not model.outputs or not calls_of(part):
             raise ValueError("nothing to compute")
         own = {
-            "INFERENCE_PRECISION_HINT": self.settings.inference_precision,
+            HINT: self.settings.inference_precision,
             "INFERENCE_NUM_THREADS": self.settings.inference_num_threads or torch.get_num_threads(),
             "PERFORMANCE_HINT": self.settings.performance_hint,
             "ENABLE_CPU_PINNING": False,
         }
         # The part must live as long as the model, which shares its constants.
-        return _Model(_core().compile_model(model, "CPU", {**own, **(self.settings.config or {})}), part, copies)
+        compiled = _core().compile_model(model, "CPU", {**own, **(self.settings.config or {})})
+        run = _Model(compiled, part, copies)
+        computed_in = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+        if HINT not in (self.settings.config or {}) and computed_in != self.settings.inference_precision:
+            run.note = f"OpenVINO computes in {computed_in}, not in {self.settings.inference_precision}"
+        return run
 
 
 @cache
@@ -153,6 +159,7 @@ class _Model:
             for fixed, node in zip(sure, computed, strict=True)
         ]
         self.requests = threading.local()
+        self.note = ""
 
     def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
         from openvino import Tensor

@@ -1,18 +1,24 @@
 """OpenVINO under checked options, through its frontend for torch graphs instead of its dynamo backend."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from backend_kwargs.compilers.declared import DeclaredCompiler
-from backend_kwargs.compilers.engines.openvino_settings import OPTIONS, Settings
-from backend_kwargs.errors import unknown
+from backend_kwargs.compilers.engines.openvino_settings import OPTIONS, Hint, Settings
+from backend_kwargs.compilers.precision import table
+from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.options import Option, lookup
 from backend_kwargs.requirements import CannotWorkError, Limit, Rule, limits
 from backend_kwargs.trust import Check
 
 KIND = "OpenVINO option"
+# The values of OpenVINO's INFERENCE_PRECISION_HINT, which it ignores where it lacks the capability.
+HINTS: Mapping[str, Hint] = MappingProxyType({"bf16": "bf16", "fp16": "f16"})
+REMEDY = "leave it out"
+CAPABILITIES: Mapping[str, str] = MappingProxyType({"bf16": "BF16", "f16": "FP16"})
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,8 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     registered: ClassVar[str] = "tmpl-openvino-native"
     line: ClassVar[str] = "OpenVINO's own compiler under options: inference, parameters as constants, the rest in eager"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    rules: ClassVar[tuple[Rule, ...]] = tuple(rule for rule in table.RULES if rule.options == "max_error")
+    precisions: ClassVar[tuple[str, ...]] = tuple(HINTS)
     distributions: ClassVar[tuple[str, ...]] = ("openvino",)
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False
@@ -31,7 +38,10 @@ class OpenVINONativeCompiler(DeclaredCompiler):
         return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend openvino-native` shows all.")
 
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
-        return coerce(option, value, KIND)
+        return coerce(option, table.named(value) if option.name == "precision" else value, KIND)
+
+    def why_not_in(self, precision: str) -> str:
+        return why_not_in(HINTS[precision])
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         if lacking := limits(f"Backend {self.name!r}", ("openvino",)):
@@ -39,6 +49,29 @@ class OpenVINONativeCompiler(DeclaredCompiler):
         for name in options.get("config") or {}:
             if name not in _properties():
                 raise unknown("property of OpenVINO's CPU", name, _properties())
+        self._verify_precision(options)
+        hint = options.get("inference_precision", "f32")
+        if why := why_not_in(hint):
+            tell(Limit(f"Option inference_precision={hint!r}", why, REMEDY, "OpenVINO computes in another precision"))
+
+    def _verify_precision(self, options: Mapping[str, Any]) -> None:
+        names: tuple[str, ...] = options.get("precision") or ()
+        if not names:
+            return
+        if options.get("max_error") is None:
+            raise BackendKwargsError(table.NEEDS_BOUND)
+        if len(names) > 1:
+            raise BackendKwargsError(
+                f"Option 'precision' names {len(names)} ({', '.join(names)}), but {self.name!r} computes in one: name "
+                "one, or race it under tmpl-inductor:auto."
+            )
+        if options.get("inference_precision", "f32") != "f32":
+            raise BackendKwargsError(
+                "Options 'inference_precision' and 'precision' cannot be combined: the second one has a bound; leave "
+                "one out."
+            )
+        if why := self.why_not_in(names[0]):
+            raise CannotWorkError(Limit(f"Precision {names[0]!r} of {self.name!r}", why, REMEDY))
 
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
@@ -46,8 +79,33 @@ class OpenVINONativeCompiler(DeclaredCompiler):
         from backend_kwargs.compilers.engines.compile_graph import compile_graph
         from backend_kwargs.compilers.engines.openvino_model import OpenVINO
 
+        def compile_in(hint: Hint, gm: Any) -> Callable[..., Any]:
+            own = replace(settings, inference_precision=hint)
+            return compile_graph(gm, example_inputs, OpenVINO(own), own.aten_ops)
+
         settings = Settings(**options)
-        return compile_graph(gm, example_inputs, OpenVINO(settings), settings.aten_ops)
+        if not settings.precision:
+            return compile_graph(gm, example_inputs, OpenVINO(settings), settings.aten_ops)
+        from backend_kwargs.compilers.engines.lowered import compile_lowered
+
+        (precision,) = table.named(settings.precision)
+        lowered, exact = partial(compile_in, HINTS[precision]), partial(compile_in, "f32")
+        return compile_lowered(gm, example_inputs, precision, settings.max_error, lowered, exact)
+
+
+def why_not_in(hint: str) -> str:
+    """Return why OpenVINO would ignore an INFERENCE_PRECISION_HINT on this CPU, "" if it would not."""
+    if hint not in CAPABILITIES or CAPABILITIES[hint] in _capabilities():
+        return ""
+    has = ", ".join(sorted(_capabilities() & {"BF16", "FP16", "FP32", "INT8"}))
+    return f"OpenVINO has no {CAPABILITIES[hint]} kernels for this CPU, only {has}"
+
+
+@cache
+def _capabilities() -> frozenset[str]:
+    import openvino
+
+    return frozenset(openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 
 
 @cache

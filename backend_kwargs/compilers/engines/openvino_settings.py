@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from backend_kwargs.compilers.precision import table
 from backend_kwargs.options import Where, declared
 from backend_kwargs.trust import OPENVINO_NATIVE_DATA
 
+Hint = Literal["f32", "bf16", "f16"]
 Threads = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
 
 
@@ -14,8 +16,14 @@ class Settings:
     """Every option of OpenVINO's native compiler, by its name, with its default."""
 
     inference_precision: Annotated[
-        Literal["f32", "bf16", "f16"], "the precision of OpenVINO's kernels; below f32 results differ from eager's"
+        Hint, "the precision of OpenVINO's kernels; below f32 results differ from eager's"
     ] = "f32"
+    precision: Annotated[
+        tuple[Literal["bf16", "fp16"], ...], "a lower precision within max_error, as on tmpl-inductor; needs max_error"
+    ] = ()
+    max_error: Annotated[
+        table.Bound | None, "largest relative RMSE of an output to a float64 reference under precision"
+    ] = None
     inference_num_threads: Annotated[Threads | None, "threads; None: torch.get_num_threads()"] = None
     performance_hint: Annotated[Literal["LATENCY", "THROUGHPUT"], "the goal of OpenVINO's scheduling of threads"] = (
         "LATENCY"

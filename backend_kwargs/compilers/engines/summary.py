@@ -13,7 +13,10 @@ class EnginePart:
 
 @dataclass(slots=True)
 class EngineSummary:
-    """The graphs of one compile; `fallbacks` maps operators that run in eager to the reasons."""
+    """The graphs of one compile; `fallbacks` maps operators that run in eager to the reasons.
+
+    `notes` say what the engine does otherwise than the options ask for.
+    """
 
     engine: str
     partitions: list[EnginePart] = field(default_factory=list)

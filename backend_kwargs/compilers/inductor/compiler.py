@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from backend_kwargs.catalogue import KIND, inductor_option, inductor_options
 from backend_kwargs.compilers import Reading
 from backend_kwargs.compilers.auto import settings as auto
-from backend_kwargs.compilers.auto.candidates import check_candidates
+from backend_kwargs.compilers.auto.candidates import check_candidates, standing
 from backend_kwargs.compilers.inductor.compile_step import noted, stand_in
 from backend_kwargs.compilers.inductor.cutlass import asks_for_cutlass, finding_cutlass, found_by_inductor
 from backend_kwargs.compilers.inductor.fallbacks import aten_where_alone, can_fall_back, compile_with_fallback
@@ -167,7 +167,8 @@ class InductorCompiler:
         tools = Tools(lambda named: merge(map(self.template, split_templates(named))), self.limits, fixed, raced)
 
         def compile_one(gm: Any, inputs: Sequence[Any], candidate: Mapping[str, Any]) -> Callable[..., Any]:
-            return self.compile(gm, inputs, {**candidate, **fixed, "clone_outputs": _clones(options)}, name)
+            together = {**candidate, **standing(fixed, candidate), "clone_outputs": _clones(options)}
+            return self.compile(gm, inputs, together, name)
 
         return compile_fastest(Request(gm, example_inputs, auto.Settings.of(options), compile_one, tools))
 

@@ -27,7 +27,8 @@ class Used:
             return f"precision {self.precision} is not used: {self.reason}"
         error = "" if self.error is None else f", error {self.error:.2g}, max_error={self.max_error:g}"
         held = f", {self.nbytes / 2**20:.1f} MiB of weights" if self.nbytes else ""
-        return f"precision {self.precision}: {self.products} products{error}{held}"
+        products = f", {self.products} products" if self.products else ""  # an engine does not count them
+        return f"precision {self.precision}: {f'{products}{error}{held}'.removeprefix(', ') or 'used'}"
 
 
 _last: list[Used] = []  # for the graph that is being compiled: dynamo compiles one at a time

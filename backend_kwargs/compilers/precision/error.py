@@ -9,7 +9,6 @@ from torch.fx import GraphModule
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.eligibility import communicates, why_never
-from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, cuda_devices, has_drawn
 from backend_kwargs.compilers.graphs import copy_of_graph
@@ -24,7 +23,7 @@ def measured_error(
     gm: GraphModule, lowered: Callable[..., Any], example_inputs: Sequence[Any], max_error: float
 ) -> Accuracy:
     """Run the graph in eager, in float64 and as `lowered` on its inputs, and compare. The inputs stay unchanged."""
-    if why := _why_never(gm, example_inputs):
+    if why := "it communicates with other ranks" if communicates(gm) else why_never(gm, example_inputs, Settings()):
         return Accuracy("fail_accuracy", f"its error cannot be measured: {why}")
     with torch.random.fork_rng(devices=cuda_devices()):
         try:
@@ -36,15 +35,6 @@ def measured_error(
             return against(task.observe(lowered), eager, precise, max_error)
         except Exception as error:  # noqa: BLE001 - a kernel without float64, no memory left, a kernel missing
             return Accuracy("fail_accuracy", f"its error cannot be measured: {error_text(error)}")
-
-
-def _why_never(gm: GraphModule, example_inputs: Sequence[Any]) -> str:
-    def never(*_: Any) -> Any:
-        raise AssertionError
-
-    if communicates(gm):
-        return "it communicates with other ranks"
-    return why_never(Request(gm, example_inputs, Settings(), never, Tools(never, never, {})))
 
 
 def in_float64(task: Task) -> dict[str, Any]:

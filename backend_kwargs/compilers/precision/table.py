@@ -52,6 +52,10 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
     }
 )
 OPTIONS = ("precision", "max_error")
+NEEDS_BOUND = (
+    "Option 'precision' needs 'max_error', the largest relative error of an output that you accept: for example, pass "
+    "max_error=1e-2."
+)
 TF32 = Limit(
     "Precision 'tf32'",
     "in torch it is a setting of the whole process, so products of other threads would use it too",
@@ -84,10 +88,7 @@ def verify(options: Mapping[str, Any], here: Machine, tell: Callable[[Limit], No
     if "tf32" in names:
         raise BackendKwargsError(f"{TF32.subject} is refused: {TF32.reason}; {TF32.remedy}.")
     if options.get("max_error") is None:
-        raise BackendKwargsError(
-            "Option 'precision' needs 'max_error', the largest relative error of an output that you accept: for "
-            "example, pass max_error=1e-2."
-        )
+        raise BackendKwargsError(NEEDS_BOUND)
     if len(names) > 1 and not options.get("auto"):
         raise BackendKwargsError(
             f"Option 'precision' names {len(names)} ({', '.join(names)}), but only `auto` can choose between them: "

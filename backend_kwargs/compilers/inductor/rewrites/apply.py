@@ -11,6 +11,7 @@ from torch._inductor.pattern_matcher import PatternMatcherPass, is_match
 from torch.fx import Graph, GraphModule
 
 from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites.folding import fold_together
 from backend_kwargs.rewrites import Rewrite, find_rewrite, fingerprint, resolved
 
 PLACE = "post_grad_custom_pre_pass"  # here a linear layer is one addmm, and nothing is fused yet
@@ -66,6 +67,7 @@ def rewrite_graph(graph: Graph, name: str) -> int:
     """Apply one rewrite to a lowered graph and return the number of matches."""
     count = _pass_of(find_rewrite(name)).apply(graph)
     if count:
+        fold_together(graph)
         graph.eliminate_dead_code()
         graph.lint()
     return count

@@ -1,0 +1,98 @@
+"""Weights converted to a lower precision: they follow their parameters, and the module stays as it is."""
+
+import pytest
+import torch
+from precision_nets import BOUND, INT8, MARKS, error, in_precision, net, rows, torchao
+from torch import nn
+
+import backend_kwargs as bk
+
+pytestmark = MARKS
+
+
+@pytest.mark.parametrize("precision", ["bf16", *INT8])
+def test_weights_follow_their_parameter(precision):
+    """A parameter changed in place, replaced or given other memory takes effect, if possible without a compile."""
+    model, x = net(), rows()
+    compiled = in_precision(model, precision)
+    with torch.no_grad():
+        for change in (
+            lambda: model[0].weight.mul_(-3),
+            lambda: model.load_state_dict({name: value / 2 for name, value in model.state_dict().items()}),
+            lambda: setattr(model[2].weight, "data", torch.randn(32, 96)),
+            lambda: setattr(model[0], "weight", nn.Parameter(torch.randn(96, 64))),
+        ):
+            assert error(compiled(x), model, x) < BOUND
+            change()
+        assert error(compiled(x), model, x) < BOUND
+    assert bk.report(compiled).graphs[-1].compile_id == "0/1"  # for the parameter replaced, and no other
+
+
+@pytest.mark.parametrize("precision", INT8)
+def test_frozen_quantised_weights_follow(precision):
+    """With freezing a changed weight is compiled again, since it is a constant."""
+    model, x = net(), rows()
+    compiled = in_precision(model, precision, freezing=True)
+    with torch.no_grad():
+        compiled(x)
+        model[0].weight.mul_(-3)
+        assert error(compiled(x), model, x) < BOUND
+
+
+@torchao
+def test_data_writes_are_unseen():
+    """A write through `.data` goes unnoticed, as documented, until another write changes the version."""
+    model, x = net(), rows()
+    compiled = in_precision(model, "int8-dynamic")
+    with torch.no_grad():
+        before = compiled(x)
+        model[0].weight.data.mul_(2)
+        assert torch.equal(compiled(x), before)
+        model[0].weight.mul_(1)
+        assert error(compiled(x), model, x) < BOUND
+
+
+@pytest.mark.parametrize("precision", ["bf16", *INT8])
+def test_the_module_stays_as_it_is(precision):
+    """Parameters keep identity, type, values and hooks; the state dict has the same keys."""
+    model, x = net(), rows()
+    parameters, state = list(model.parameters()), {name: v.clone() for name, v in model.state_dict().items()}
+    with torch.no_grad():
+        in_precision(model, precision)(x)
+    assert [*map(id, parameters)] == [*map(id, model.parameters())]
+    assert {type(parameter) for parameter in model.parameters()} == {nn.Parameter}
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert type(model[0]) is nn.Linear
+
+
+@torchao
+def test_weights_are_made_once():
+    """Graphs of one model share converted weights, and a report shows their size."""
+    from backend_kwargs.compilers.precision import weights
+
+    model = net()
+    compiled = torch.compile(
+        model, backend=bk.make_backend("tmpl-inductor", precision="int8-dynamic", max_error=BOUND), dynamic=False
+    )
+    with torch.no_grad():
+        compiled(rows(4))
+        (first,) = [made() for made in weights._made[model[0].weight].values()]
+        compiled(rows(5))
+        (again,) = [made() for made in weights._made[model[0].weight].values()]
+    assert first is again
+    sizes = [graph.precision.nbytes for graph in bk.report(compiled).graphs]
+    assert len(sizes) == 2
+    assert sizes[0] == sizes[1]
+    assert 64 * 96 + 96 * 32 < sizes[0] < 2 * (64 * 96 + 96 * 32)
+
+
+@torchao
+def test_two_modules_of_one_code_have_their_own_weights():
+    """One compiled function called with two modules uses each one's weights."""
+    first, second, x = net(), net(), rows()
+    second[0].weight.data.mul_(-2)
+    compiled = in_precision(lambda model, x: model(x), "int8-weight")
+    with torch.no_grad():
+        assert error(compiled(first, x), first, x) < BOUND
+        assert error(compiled(second, x), second, x) < BOUND
+        assert error(compiled(first, x), first, x) < BOUND
