@@ -54,7 +54,7 @@ def census() -> dict[str, Any]:
     configs = {"dynamo": torch._dynamo.config, "inductor": torch._inductor.config, "functorch": torch._functorch.config}
     return {
         **{
-            f"{name} config": {k: repr(v) for k, v in config.get_config_copy().items()}
+            f"{name} config": {k: _written(v) for k, v in config.get_config_copy().items()}
             for name, config in configs.items()
         },
         "mark step": cudagraph_trees.MarkStepBox.mark_step_counter,
@@ -98,6 +98,10 @@ def census() -> dict[str, Any]:
         "benchmarker": sorted(vars(benchmarker).keys() & {*deadline.TIMERS}),
         "ends": len(deadline._ends),
     }
+
+
+def _written(value: Any) -> str:
+    return repr(sorted(value, key=repr) if isinstance(value, set) else value)  # a copy may have another order
 
 
 def _loggers() -> Iterator[tuple[str, logging.Logger]]:

@@ -1,10 +1,10 @@
 """The store's limits: how long it waits, how much it reads, and which files it takes for its own."""
 
+import contextlib
 import os
 import shutil
 import sqlite3
 import stat
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,9 +30,10 @@ def test_how_long_it_waits_for_a_lock(store, monkeypatch):
             error.sqlite_errorcode = sqlite3.SQLITE_BUSY
             raise error
 
+    @contextlib.contextmanager
     def connection(name, wait_s):
         waits.append(round(wait_s, 6))
-        return nullcontext(Busy())
+        yield Busy()
 
     monkeypatch.setattr(module, "_connection", connection)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -53,6 +54,8 @@ def test_limits_of_a_connection():
         connection.looks = 9_999
         assert [connection.look(), connection.look()] == [False, True]
         assert connection.execute("SELECT 'text'").fetchone() == (b"text",)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
 
 
 def test_it_gives_up_on_a_file_that_stays_damaged(store, monkeypatch):
@@ -187,10 +190,7 @@ def test_which_rows_are_looked_up_one_by_one(monkeypatch, scanned, last, looked)
                 raise sqlite3.DatabaseError("planted")
             return [(last,)]
 
-        def close(self):
-            pass
-
-    monkeypatch.setattr(module, "_connection", lambda name, wait_s: nullcontext(Broken()))
+    monkeypatch.setattr(module, "_connection", lambda name, wait_s: contextlib.nullcontext(Broken()))
     monkeypatch.setattr(module, "_schema", lambda connection: 3)
     monkeypatch.setattr(module, "_columns", lambda connection: COLUMNS)
     assert len(module._readable(Path("/store"))) == len(scanned)
