@@ -72,7 +72,7 @@ class OpenVINO:
         # The part must live as long as the model, which shares its constants.
         compiled = _core().compile_model(model, "CPU", {**own, **(self.settings.config or {})})
         run = _Model(compiled, part, copies)
-        computed_in = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+        computed_in = compiled.get_property(HINT).to_string()
         if HINT not in (self.settings.config or {}) and computed_in != self.settings.inference_precision:
             run.note = f"OpenVINO computes in {computed_in}, not in {self.settings.inference_precision}"
         return run
