@@ -274,7 +274,7 @@ PATTERNS: dict[str, tuple[str, Callable[[Place], Made]]] = (
         for residual in (False, True)
     }
     | {
-        f"{kernel}x{kernel} conv of {channels} in {groups} groups @{side}{f', stride {stride}' if stride > 1 else ''}": (
+        f"{kernel}x{kernel} conv of {channels} in {groups} groups @{side}, stride {stride}": (
             "grouped_convolution",
             partial(conv_in_groups, channels, groups, side, kernel, stride),
         )
