@@ -77,6 +77,7 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/rotary.py": "rewrites/test_rotary.py",
     "*/inductor/rewrites/*.py": "rewrites/test_linear.py rewrites/test_attention.py rewrites/test_losses.py"
     " rewrites/test_rotary.py rewrites/test_packed.py",
+    "*/cudagraph_outputs.py": "test_inductor.py freezing/",
     "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py"
     " test_cutlass.py auto/test_auto_decide.py",
     "*/freezing.py": "freezing/ auto/test_auto_traces.py auto/test_auto_decide.py",
