@@ -60,7 +60,7 @@ TESTS: Mapping[str, str] = {
     "backend_kwargs/options.py": "test_options.py test_catalogue.py test_backend_written.py",
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " test_dynamo_backends.py test_inductor.py",
-    "*/cudagraph_outputs.py": "test_inductor.py test_effects.py",
+    "*/cudagraph_outputs.py": "test_inductor.py test_effects.py freezing/",
     "*/rewrites/apply.py": "rewrites/test_rewrites.py rewrites/test_linear.py",
     "*/rewrites/attention.py": "rewrites/test_attention.py rewrites/test_rewrite_cases.py",
     "*/rewrites/convolution.py": "rewrites/test_convolution.py",
@@ -77,7 +77,6 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/rotary.py": "rewrites/test_rotary.py",
     "*/inductor/rewrites/*.py": "rewrites/test_linear.py rewrites/test_attention.py rewrites/test_losses.py"
     " rewrites/test_rotary.py rewrites/test_packed.py",
-    "*/cudagraph_outputs.py": "test_inductor.py freezing/",
     "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py"
     " test_cutlass.py auto/test_auto_decide.py",
     "*/freezing.py": "freezing/ auto/test_auto_traces.py auto/test_auto_decide.py",
