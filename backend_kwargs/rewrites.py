@@ -76,6 +76,13 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             costs=f"a norm is folded into weights at each call, rounded to their dtype; {NAN}",
             fitting=lambda stats: stats.convolutions > 0 and not stats.training and _has(stats, "relu"),
         ),
+        "grouped_convolution": Rewrite(
+            "Convolutions in groups, depthwise ones among them, by our own kernels: cuDNN's are slow in channels last",
+            patterns=f"{OURS}.grouped_convolution:add_patterns",
+            operators=("backend_kwargs::grouped_convolution",),
+            needs=("gpu",),
+            fitting=lambda stats: stats.gpu and stats.convolutions > 0 and not stats.training,
+        ),
         "linear_activation": Rewrite(
             "Linear with bias and ReLU or tanh-GELU as one library call",
             patterns=f"{OURS}.linear:add_patterns",

@@ -61,9 +61,25 @@ TESTS: Mapping[str, str] = {
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " test_dynamo_backends.py test_inductor.py",
     "*/cudagraph_outputs.py": "test_inductor.py test_effects.py",
+    "*/rewrites/apply.py": "rewrites/test_rewrites.py rewrites/test_linear.py",
+    "*/rewrites/attention.py": "rewrites/test_attention.py rewrites/test_rewrite_cases.py",
+    "*/rewrites/convolution.py": "rewrites/test_convolution.py",
+    "*/rewrites/folding.py": "rewrites/test_folding.py rewrites/test_convolution.py",
+    "*/rewrites/grouped_convolution.py": "rewrites/test_grouped_convolution.py rewrites/test_rewrite_kernels.py",
+    "*/rewrites/*kernels.py": "rewrites/test_rewrite_kernels.py",
+    "*/rewrites/layer_norm.py": "rewrites/test_layer_norm.py",
+    "*/rewrites/linear.py": "rewrites/test_linear.py rewrites/test_onednn.py",
+    "*/rewrites/losses.py": "rewrites/test_losses.py",
+    "*/rewrites/onednn.py": "rewrites/test_onednn.py",
+    "*/rewrites/operators.py": "rewrites/test_rewrites.py rewrites/test_attention.py rewrites/test_convolution.py"
+    " rewrites/test_linear.py rewrites/test_losses.py",
+    "*/rewrites/packed.py": "rewrites/test_packed.py",
+    "*/rewrites/rotary.py": "rewrites/test_rotary.py",
+    "*/inductor/rewrites/*.py": "rewrites/test_linear.py rewrites/test_attention.py rewrites/test_losses.py"
+    " rewrites/test_rotary.py rewrites/test_packed.py",
     "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py"
     " test_cutlass.py auto/test_auto_decide.py",
-    "*/freezing.py": "test_freezing.py auto/test_auto_traces.py auto/test_auto_decide.py",
+    "*/freezing.py": "freezing/ auto/test_auto_traces.py auto/test_auto_decide.py",
     "*/cache_key.py": "auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
@@ -191,15 +207,19 @@ def mutants(modules: Iterable[str]) -> list[MutationSpec]:
 
 
 def annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return where annotations, a bare `*` and dataclass flags are: a mutant fails at import or changes nothing."""
+    """Return where annotations, a bare `*`, dataclass flags and zip's `strict` are.
+
+    A mutant there fails at import or changes nothing: `strict=True` only asserts that lengths are equal.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and node.args.kwonlyargs and not node.args.vararg:
             before = [*node.args.posonlyargs, *node.args.args, *node.args.defaults]
             ends = [(each.end_lineno or 0, each.end_col_offset or 0) for each in before]
             yield max([(node.lineno, 0), *ends]), (node.args.kwonlyargs[0].lineno, node.args.kwonlyargs[0].col_offset)
         found = [getattr(node, field, None) for field in ("annotation", "returns")]
-        if isinstance(node, ast.keyword) and node.arg in ("frozen", "slots"):
-            found.append(node.value)
+        if isinstance(node, ast.Call):
+            flags = {"strict"} if ast.unparse(node.func) == "zip" else {"frozen", "slots"}
+            found += [each.value for each in node.keywords if each.arg in flags and ast.unparse(each.value) == "True"]
         for at in found:
             if isinstance(at, ast.expr):
                 yield (at.lineno, at.col_offset), (at.end_lineno or 0, at.end_col_offset or 0)
@@ -262,7 +282,7 @@ def in_order(mutant: MutationSpec, known: Sequence[Baseline], reaching: bool) ->
     places = [(module, line) for line in lines_of_statement(Path(module).read_text(), mutant.start_pos[0])]
     near = {test for each in known for place in places for test in each.reaching.get(place, ())}
     every = {test: seconds for each in known for test, seconds in each.seconds.items() if test not in each.failing}
-    if reaching and near:
+    if reaching and near and mutant.definition_name:  # a constant may be read by any test
         every = {test: every[test] for test in every if test in near}
     return dict(sorted(every.items(), key=lambda item: (item[0] not in near, item[1])))
 

@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,8 @@ compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.
 compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
 compilers.inductor.rewrites.traced compilers.inductor.rewrites.row_kernels compilers.inductor.rewrites.kernels
 compilers.inductor.rewrites.operators
+compilers.inductor.rewrites.convolution_kernels compilers.inductor.rewrites.grouped_convolution
+compilers.inductor.rewrites.folding
 compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compilers.inductor.rewrites.onednn
 compilers.inductor.rewrites.attention
 compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
@@ -272,3 +275,17 @@ def test_the_suite_asks_for_nothing_hidden(path):
     """The benchmark suite uses only names of the package without an underscore."""
     names = imported(ast.parse(path.read_text()))
     assert not [name for name in names if name.startswith("backend_kwargs.") and "._" in name]
+
+
+def test_listed_mutants_are_of_todays_code():
+    """Each entry of mutants.toml names lines, or a function, that its module has."""
+    listed = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())
+    gone = []
+    for module, functions in listed.pop("on_a_gpu_alone").items():
+        text = (ROOT.parent / module).read_text()
+        gone += [(module, name) for name in functions if f"def {name}(" not in text]
+    for module, entries in listed.items():
+        lines = {line.strip() for line in (ROOT.parent / module).read_text().splitlines()}
+        taken = [line[1:].strip() for each in entries for line in each["change"].splitlines() if line.startswith("-")]
+        gone += [(module, line) for line in taken if line not in lines]
+    assert gone == []

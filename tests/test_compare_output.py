@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from backend_kwargs import measure
 from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, fastest, plot, rows, to_json
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval
@@ -126,6 +127,51 @@ def test_cells_of_a_row(made):
     assert failed == ("nope", "", "", "", "", "1.5 MiB", "", "unavailable", "InvalidBackend: nope")
     assert rows.cells(made.rows[3])[-1] == "within noise"
     assert rows.cells(dataclasses.replace(made.rows[3], tuning="tuned 3 s"))[-1] == "within noise, tuned 3 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0123, "12.3 ms"), (1e-3, "1 ms"), (9.99e-4, "999 µs"), (1.5e-6, "1.5 µs")],
+)
+def test_cell_of_a_latency(seconds, text):
+    """The median in milliseconds, below one in microseconds."""
+    assert rows.cells(Row("a", "a", latency=Interval(seconds, 0.0, 1.0)))[3] == text
+
+
+@pytest.mark.parametrize(
+    ("status", "latency", "right"),
+    [
+        pytest.param("pass", Interval(1, 1, 1), True, id="pass"),
+        pytest.param("fell_back", Interval(1, 1, 1), True, id="fell back"),
+        pytest.param("fail_accuracy", Interval(1, 1, 1), False, id="wrong"),
+        pytest.param("eager_two_runs_differ", Interval(1, 1, 1), True, id="eager is not repeatable"),
+        pytest.param("pass", None, False, id="not timed"),
+    ],
+)
+def test_which_rows_are_right(status, latency, right):
+    """A row that was timed, on its backend or on a fallback, has right results unless the check failed."""
+    found = Row("a", "a", status=status, latency=latency)
+    assert (found.right, found.passed) == (right, status == "pass")
+
+
+BEYOND = "error 5.0e-01, above the limit 1.0e-02: raise --max-error to accept it"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "remark"),
+    [
+        pytest.param(measure.Accuracy(error=0.5, bound=0.01), BEYOND, id="beyond"),
+        pytest.param(measure.Accuracy(error=0.51, bound=0.01), "why", id="meaningless"),
+        pytest.param(measure.Accuracy(error=0.5), "why", id="no bound"),
+        pytest.param(measure.Accuracy(bound=0.01), "why", id="no error"),
+        pytest.param(None, "why", id="nothing measured"),
+    ],
+)
+def test_remark_of_a_wrong_result(accuracy, remark):
+    """A result that is only less precise has its error and its limit in place of the reason."""
+    wrong = Row("a", "a", status="fail_accuracy", reason="why", accuracy=accuracy)
+    assert rows.cells(wrong)[-1] == remark
+    assert rows.cells(dataclasses.replace(wrong, status="pass"))[-1] == "why"
 
 
 def test_plot_names_what_to_install(made, tmp_path, monkeypatch):

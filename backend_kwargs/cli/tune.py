@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -100,19 +100,25 @@ def show(
     backend = backend.bind("command line", {name: value for name, value in asked.items() if value is not None}, convert)
     backend.verify()
     found, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
+    kept = _write(model, found, output)
+    _print_lines(backend, output, kept, fixed_sizes=bool(shapes))
+    if stopped:
+        raise typer.Exit(stopped)
+
+
+def _write(model: str, found: Sequence[Tuned], output: Path) -> int:
+    """Print what was raced, write the decisions that may be used again, and return their number; raise if it is 0."""
     decisions = [decision for tuned in found for decision in tuned.decisions]
     if not any(decision.rows for decision in decisions):
         raise BackendKwargsError(f"No graph of {model!r} was raced: {_why_none(decisions)}.")
-    from backend_kwargs.compilers.auto.decisions_toml import write_decisions
-
     print_table(COLUMNS, [row for tuned in found for row in _rows(tuned)])
     kept = {decision.key: decision for decision in decisions if decision.rows and decision.lasting}
     if not kept:
         raise BackendKwargsError("Nothing is written: default could not run here, so the winner is not one to ship.")
+    from backend_kwargs.compilers.auto.decisions_toml import write_decisions
+
     write_decisions(kept.values(), output)
-    _print_lines(backend, output, len(kept), fixed_sizes=bool(shapes))
-    if stopped:
-        raise typer.Exit(stopped)
+    return len(kept)
 
 
 def _own(options: dict[str, str]) -> dict[str, str]:

@@ -188,9 +188,24 @@ class InputCheck:
         paths, structure = pytree.tree_flatten_with_path((args, kwargs))
         problems = [_problem(paths, likes) for likes in self._known.get(structure, [])]
         if not problems:
-            raise BackendKwargsError("The arguments must have the structure of a sample, got others.")
+            wanted = " or ".join(map(_spelled, self._known))
+            raise BackendKwargsError(
+                f"The arguments must have the structure of a sample, {wanted}, got {_spelled(structure)}. Build with a "
+                "sample of this kind."
+            )
         if all(problems):
             raise BackendKwargsError(f"{problems[0]} Build with a sample of this kind, or with dynamic=True.")
+
+
+def _spelled(structure: pytree.TreeSpec) -> str:
+    """Return the arguments of a call as a call is written, with `_` for each value."""
+    args, kwargs = pytree.tree_unflatten([_Blank()] * structure.num_leaves, structure)
+    return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
+
+
+class _Blank:
+    def __repr__(self) -> str:
+        return "_"
 
 
 def _likes(metadata: Any, device: torch.device, *, values: bool) -> Any:

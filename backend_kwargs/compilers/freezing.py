@@ -30,7 +30,6 @@ def compile_frozen(gm: GraphModule, example_inputs: Sequence[Any], compile_gm: C
     For use inside dynamo's call of a backend, with grad disabled; `compile_gm` sets Inductor's `freezing` and UNCACHED.
     Each parameter is guarded by identity and by its memory: another module, a replaced parameter or a replaced `.data`
     recompiles. In-place changes of a frozen tensor outside this graph go unnoticed, as with Inductor's own freezing.
-    Inductor's own freezing.
     """
     frozen_gm, kept = reattach_parameters(gm, example_inputs)
     if frozen_gm is gm:
@@ -110,8 +109,8 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
 
 def _any_written(shared: Sequence[tuple[Node, torch.Tensor]]) -> bool:
     mode = FakeTensorMode()
-    fresh = [mode.from_tensor(value) for _, value in shared]  # all alive, so that shared memory is detected
-    return any(may_be_written(node, fake._version) for (node, _), fake in zip(shared, fresh, strict=True))
+    fresh = [(node, mode.from_tensor(value)) for node, value in shared]  # all alive, so that shared memory is detected
+    return any(may_be_written(node, fake._version) for node, fake in fresh)
 
 
 def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor) -> Source:

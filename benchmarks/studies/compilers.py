@@ -53,7 +53,7 @@ CANDIDATES_BESIDE_BF16 = ("openvino-native", "onnxruntime")
 MAX_ERROR = 1e-2
 # Shares of a model's seconds: of a race, of the timing at the end; and those kept for what follows a candidate.
 RACE, TIMING = 0.15, 0.08
-KEPT = {AUTO: 0.36, AUTO_BF16: 0.12}
+KEPT = {AUTO: 0.36, AUTO_BF16: 0.12, TUNED: 0.12}
 KEPT_BEFORE_AUTO = 0.58
 MOST = 0.2  # of all seconds for one compiler
 MEASURING_S = 90  # of the process that compares tuned and untuned kernels

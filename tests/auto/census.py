@@ -1,15 +1,19 @@
 """The state of a process that a race could change: `python census.py NAME` prints it as JSON after the race NAME.
 
-`python census.py interrupts SECONDS SHARD SHARDS CANDIDATE...` races these candidates and interrupts the race at lines
-of this package, each in a fork, until SECONDS have passed. For each line it prints what is different afterwards. It
-tries all lines in MUST and a spread sample of the others; SHARD of SHARDS selects every SHARDS-th line.
+`python census.py interrupts CALL ONE_IN` makes a call of CALLS once. At each line of this package that it
+executes, a fork raises KeyboardInterrupt, lets that end the user's call, and prints what is different from before the
+call. Each line is interrupted at its first execution and at a later one, chosen at random. ONE_IN selects one in so
+many of these, others each day, and all in MUST.
 """
 
+import collections
 import contextlib
+import datetime as dt
 import faulthandler
 import gc
 import hashlib
 import json
+import logging
 import os
 import random
 import signal
@@ -18,16 +22,17 @@ import threading
 import time
 import traceback
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 import torch._dynamo.config
 import torch._functorch.config
 import torch._inductor.config
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import _metrics_context_tls
 from torch._guards import TracingContext
 from torch._inductor import cudagraph_trees
@@ -38,6 +43,7 @@ from backend_kwargs.compilers.auto import deadline, decide, head_to_head, race
 
 ROOT = str(Path(backend_kwargs.__file__).parent)
 MUST = ("compilers/auto/sandbox.py", "compilers/auto/deadline.py")
+CALLED_AGAIN = 20  # after one in so many interrupted calls, the call is made again
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 SECONDS_A_CHILD = 30
 
@@ -48,7 +54,7 @@ def census() -> dict[str, Any]:
     configs = {"dynamo": torch._dynamo.config, "inductor": torch._inductor.config, "functorch": torch._functorch.config}
     return {
         **{
-            f"{name} config": {k: repr(v) for k, v in config.get_config_copy().items()}
+            f"{name} config": {k: _written(v) for k, v in config.get_config_copy().items()}
             for name, config in configs.items()
         },
         "mark step": cudagraph_trees.MarkStepBox.mark_step_counter,
@@ -60,6 +66,17 @@ def census() -> dict[str, Any]:
         ],
         "grad mode": [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")],
         "saved tensors hooks": repr(torch._C._autograd._top_saved_tensors_default_hooks(True)),
+        "dispatch keys": [
+            str(torch._C._dispatch_tls_local_include_set()),
+            str(torch._C._dispatch_tls_local_exclude_set()),
+        ],
+        "function modes": torch._C._len_torch_function_stack(),
+        "functorch": torch._C._functorch.get_interpreter_stack() is not None,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "folder": str(Path.cwd()),
+        "logging": {name: [log.level, len(log.handlers), log.disabled] for name, log in _loggers()},
+        "compile lock": compile_lock._is_owned(),
+        "memories of decisions": len(decide._memories),
         "dispatch modes": len(torch.utils._python_dispatch._get_current_dispatch_mode_stack()),
         "default dtype": str(torch.get_default_dtype()),
         "default device": str(torch.get_default_device()),
@@ -81,6 +98,15 @@ def census() -> dict[str, Any]:
         "benchmarker": sorted(vars(benchmarker).keys() & {*deadline.TIMERS}),
         "ends": len(deadline._ends),
     }
+
+
+def _written(value: Any) -> str:
+    return repr(sorted(value, key=repr) if isinstance(value, set) else value)  # a copy may have another order
+
+
+def _loggers() -> Iterator[tuple[str, logging.Logger]]:
+    for name in ("", "torch", "torch._dynamo", "torch._inductor", "torch._functorch", "backend_kwargs"):
+        yield name, logging.getLogger(name)
 
 
 def np_state() -> tuple[Any, ...]:
@@ -184,120 +210,184 @@ def after(backend: Any) -> dict[str, Any]:
 # ---- interrupted anywhere
 
 
-def interrupts(seconds: float, shard: int, shards: int, candidates: list[str]) -> Iterator[dict[str, Any]]:
-    """Interrupt the race at one line after the other; yield whether it reached the line, and what remained changed."""
+MODEL = torch.nn.Linear(16, 4)
+Line = tuple[str, int]
+
+
+class Race:
+    """The first call of a model, which races the candidates CANDIDATES."""
+
+    CANDIDATES: tuple[str, ...] = ("call", "simd_256")
+
+    def prepare(self) -> None:
+        """Forget what an earlier call decided."""
+        torch._dynamo.reset()
+        decide.forget_process()
+        Path(os.environ["BACKEND_KWARGS_STORE"]).unlink(missing_ok=True)
+
+    def run(self) -> None:
+        """Make the call."""
+        _first_call("tmpl-inductor:auto", candidates=[*self.CANDIDATES], budget_s=300.0)
+
+
+class Stored(Race):
+    """The first call of a process that finds the decision of another one."""
+
+    CANDIDATES = ("simd_256",)
+
+    def prepare(self) -> None:
+        """Have the decision stored, and forget it."""
+        super().prepare()
+        self.run()
+        torch._dynamo.reset()
+        decide.forget_process()
+
+
+class Control(Race):
+    """A call that changes the process without protection, at two lines that a Ctrl-C can follow."""
+
+    def run(self) -> None:
+        """Change two settings, and set them back."""
+        source = "def call(gc):\n gc.disable()\n try:\n  gc.enable()\n finally:\n  pass\n"
+        exec(compile(source, f"{ROOT}/planted.py", "exec"), names := {})
+        names["call"](gc)
+
+
+CALLS = {"race": Race, "stored": Stored, "control": Control}
+
+
+def _first_call(name: str, **options: Any) -> None:
+    backend = backend_kwargs.make_backend(name, options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = torch.ones(8, 16)
+        assert torch.allclose(torch.compile(MODEL, backend=backend)(x), MODEL(x), atol=1e-5)
+
+
+def interrupts(name: str, one_in: int) -> Iterator[dict[str, Any]]:
+    """Interrupt a call at one line after the other; yield what remained changed after each."""
     torch.set_num_threads(1)  # forks do not inherit the threads of OpenMP
     head_to_head.BOUT, head_to_head.LEAST_BOUTS, head_to_head.MOST_BOUTS = 2, 1, 1
     race.better = lambda *_: True  # type: ignore[assignment]
     backend_kwargs.register_template("call", {PASS: fails_in_a_call, "fx_graph_cache": False})
-    run = partial(_race, candidates)
-    run()  # all is imported and cached
-    points = [point for point in _lines_of(run) if point[1] % shards == shard]
-    run()
-    must = [point for point in points if point[0].endswith(MUST) and point[2] == 1]
-    others = [point for point in points if point not in must]
-    spread = sorted(range(len(others)), key=lambda at: at * 0.6180339887 % 1)
-    began = time.monotonic()
-    for at, point in enumerate([*must, *(others[at] for at in spread)]):
-        if at >= len(must) and time.monotonic() - began > seconds:
-            break
-        reached, left = _in_a_fork(point, run)
-        yield {"line": "{}:{} ({})".format(*point), "reached": reached, "left": left}
+    _first_call("tmpl-inductor", fx_graph_cache=False)
+    before, call = _as_json(census()), CALLS[name]()
+    call.prepare()
+    call.run()  # all is imported and cached
+    yield {"line": "the whole call", "left": differences(before, _as_json(census()))}
+    call.prepare()
+    counts: collections.Counter[Line] = collections.Counter()
+    with _traced(lambda line: counts.update([line])):
+        call.run()
+    day = str(dt.datetime.now(dt.UTC).date())
+    later = {line: random.Random(f"{day} {line}").randint(min(2, count), count) for line, count in counts.items()}
+
+    def chosen(line: Line, nth: int) -> bool:
+        if nth not in (1, later.get(line)):
+            return False
+        drawn = zlib.crc32(f"{line} {nth} {day}".encode())
+        return drawn % one_in == 0 or (line[0].endswith(MUST) and nth == 1)
+
+    call.prepare()
+    yield from _interrupted(call, chosen)
 
 
-MODEL = torch.nn.Linear(16, 4)
+def _interrupted(call: Race, chosen: Callable[[Line, int], bool]) -> list[dict[str, Any]]:
+    """Make the call, and fork it at each chosen execution of a line; return the forks' answers, and their count."""
+    counts: collections.Counter[Line] = collections.Counter()
+    answers: list[dict[str, Any]] = []
+    clock, waited, pipe = time.perf_counter, 0.0, None
+    _seed()
+    before = _as_json(census())
 
+    def interrupt(line: Line) -> None:
+        nonlocal waited, pipe
+        counts[line] += 1
+        if not chosen(line, counts[line]):
+            return
+        began = clock()
+        pipe, answer = _fork(f"{line[0].removeprefix(ROOT)}:{line[1]} ({counts[line]})")
+        if pipe is not None:
+            raise KeyboardInterrupt
+        answers.append(answer)
+        waited += clock() - began
 
-def _race(candidates: list[str]) -> None:
-    torch._dynamo.reset()
-    decide.forget_process()
-    options = {"candidates": candidates, "budget_s": 300.0, "race": "always"}
-    backend = backend_kwargs.make_backend("tmpl-inductor:auto", options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.compile(MODEL, backend=backend)(torch.ones(8, 16))
-
-
-Point = tuple[str, int, int]
-
-
-def _lines_of(run: Callable[[], None]) -> list[Point]:
-    """Return each line of this package that `run` executes: its first execution, and its last if there are several."""
-    times: dict[tuple[str, int], int] = {}
-
-    def seen(file: str, line: int) -> None:
-        times[file, line] = times.get((file, line), 0) + 1
-
-    with _traced(seen):
-        run()
-    return [(file, line, nth) for (file, line), last in times.items() for nth in sorted({1, last})]
-
-
-@contextlib.contextmanager
-def _traced(seen: Callable[[str, int], None]) -> Iterator[None]:
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(ROOT):
-            return None
-        if event == "line":
-            seen(frame.f_code.co_filename, frame.f_lineno)
-        return trace
-
-    sys.settrace(trace)
-    threading.settrace(trace)
+    time.perf_counter = lambda: clock() - waited  # else budgets and timings would count the forks
+    ended = False
     try:
-        yield
-    finally:
-        sys.settrace(None)
-        threading.settrace(None)
+        with _traced(interrupt):
+            call.run()
+    except KeyboardInterrupt:
+        ended = True
+    time.perf_counter = clock
+    if pipe is not None:
+        _answer(pipe, call, before, ended)
+    return [*answers, {"line": "all", "lines": len(counts), "forks": len(answers), "left": {}}]
 
 
-def _in_a_fork(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, Any]]:
-    """Interrupt a race at `point` in a fork; return whether it got there, and the differences from before."""
+def _fork(line: str) -> tuple[Any, dict[str, Any]]:
+    """Return a pipe to answer through, in the fork, and in the parent nothing and the answer."""
     reading, writing = os.pipe()
+    drawn = random.getstate()
     child = os.fork()
     if not child:
+        random.setstate(drawn)  # Python seeds anew in a fork
         os.close(reading)
         faulthandler.dump_traceback_later(SECONDS_A_CHILD, exit=True)  # a hanging child prints where, and ends
-        with os.fdopen(writing, "w") as pipe:
-            try:
-                json.dump(_interrupted(point, run), pipe)
-            except BaseException:  # noqa: BLE001 - the parent reports it
-                json.dump([True, {"error": traceback.format_exc()}], pipe)
-        os._exit(0)
+        return writing, {}
     os.close(writing)
     with os.fdopen(reading) as pipe:
         output = pipe.read()
     _, status = os.waitpid(child, 0)
-    reached, left = json.loads(output) if output else (True, {"died": status})
-    return reached, left
+    return None, {"line": line, "left": json.loads(output) if output else {"died": status}}
 
 
-def _interrupted(point: Point, run: Callable[[], None]) -> tuple[bool, dict[str, Any]]:
-    *place, nth = point
-    times, reached = 0, False
+def _answer(pipe: int, call: Race, before: dict[str, Any], ended: bool) -> NoReturn:
+    """Answer with what is different from `before`, and end this fork."""
+    try:
+        after = _as_json(census())
+        after["open files"].remove("pipe")
+        after["threads"][2] = before["threads"][2]  # a fork has one
+        left = differences(before, after)
+        if not ended:
+            left["KeyboardInterrupt"] = ["raised", "did not end the call"]
+        if os.getpid() % CALLED_AGAIN == 0:
+            os.environ["BACKEND_KWARGS_STORE"] += "-of-a-fork"
+            call.run()
+    except BaseException:  # noqa: BLE001 - the parent reports it
+        left = {"error": traceback.format_exc()}
+    with os.fdopen(pipe, "w") as file:
+        json.dump(left, file)
+    os._exit(0)
 
-    def seen(*line: Any) -> None:
-        nonlocal times, reached
-        if not reached and [*line] == place:
-            times += 1
-            if times == nth:
-                reached = True
-                raise KeyboardInterrupt
 
-    _seed()
-    before = json.loads(json.dumps(census()))
-    with contextlib.suppress(KeyboardInterrupt), _traced(seen):
-        run()
-    after = json.loads(json.dumps(census()))
-    return reached, differences(before, after)
+def _as_json(value: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(value))  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _traced(executed: Callable[[Line], None]) -> Iterator[None]:
+    """Call `executed` before each line of this package in this thread, the only one that Python interrupts."""
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(ROOT):
+            return None
+        if event == "line":
+            executed((frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
 
 
 if __name__ == "__main__":
     torch._inductor.config.compile_threads = 1
     what, *rest = sys.argv[1:]
     if what == "interrupts":
-        seconds, shard, shards, *candidates = rest
-        found = interrupts(float(seconds), int(shard), int(shards), candidates)
+        found = interrupts(rest[0], int(rest[1]))
     else:
         found = [after(backend_kwargs.make_backend("tmpl-inductor")) if what == "alone" else after_a_race(what)]
     for each in found:

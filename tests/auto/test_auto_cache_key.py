@@ -146,6 +146,7 @@ def test_names_of_the_user_are_no_part_of_the_key(auto, races):
 def test_which_of_equal_devices_is_no_part_of_the_key():
     """The index of a device is not part of the key: ranks compile one graph on cuda:0 and cuda:1."""
     assert spelled(({"device": torch.device("cuda:1")}, "cuda:0")) == "({'device': cuda}, cuda)"
+    assert spelled(("cpu:0", "mps:0", "xpu:12", "cuda")) == "(cpu, mps, xpu, 'cuda')"
 
 
 def test_a_key_is_the_same_in_every_process():
@@ -199,6 +200,9 @@ def kernels():
     ]
     chosen = [triton.heuristics({"n": rule})(plus) for rule in (lambda args: 16, lambda args: 64)]
     made = {"plus": plus, "like plus": like_plus, "times": times, "tuned": tuned[0], "tuned otherwise": tuned[1]}
+    sizes = [triton.Config({"n": size}) for size in (1, 2)]
+    for name, given in {"key": ["n"], "reset_to_zero": ["x"], "restore_value": ["x"]}.items():
+        made[name] = triton.autotune(sizes, **{"key": []} | {name: given})(plus)
     return made | {"by a rule": chosen[0], "by another rule": chosen[1]}
 
 
@@ -210,6 +214,7 @@ def kernels():
         pytest.param(("plus", 1), ("plus", 2), False, id="constant"),
         pytest.param(("plus", 1), ("tuned", 1), False, id="autotuned"),
         pytest.param(("tuned", 1), ("tuned otherwise", 1), False, id="configurations"),
+        *[pytest.param(("tuned", 1), (name, 1), False, id=name) for name in ("key", "reset_to_zero", "restore_value")],
         pytest.param(("by a rule", 1), ("by another rule", 1), False, id="heuristics"),
     ],
 )
@@ -231,6 +236,15 @@ def test_kin_differ_in_size_alone(x, asked, same):
     """Graphs that differ only in sizes are recompiles; another dtype or other settings make another computation."""
     gm, first = torch.fx.symbolic_trace(chain), torch.randn(8, 64)
     assert (computation_of(gm, [x], asked) == computation_of(gm, [first], {})) is same
+
+
+def test_kin_compute_the_same_under_the_same_modes():
+    """Another function, or another grad mode, is another computation."""
+    gm, other, x = torch.fx.symbolic_trace(chain), torch.fx.symbolic_trace(torch.nn.ReLU()), torch.randn(8, 64)
+    found = [computation_of(gm, [x], {}), computation_of(other, [x], {})]
+    with torch.no_grad():
+        found.append(computation_of(gm, [x], {}))
+    assert len({*found}) == 3
 
 
 def written(*nodes, root=None):
@@ -389,6 +403,11 @@ def test_the_ambient_state_as_it_is():
     with torch.inference_mode():
         assert ambient()["grad"] == "inference"
     assert (ambient()["grad"], ambient()["autocast"]) == ("grad", {})
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        assert ambient()["autocast"] == {"cuda": "torch.float16"}
+    finally:
+        torch.set_autocast_enabled("cuda", False)
 
 
 def test_the_machine_as_it_is():

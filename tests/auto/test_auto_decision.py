@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import forks
 import pytest
@@ -362,3 +362,9 @@ def test_a_decision_is_of_now():
     made = decision.Decision("key", "graph", "step")
     assert abs(made.made - time.time()) < 60
     assert (made.seconds, made.cut_s, made.compiler) == (0.0, 0.0, "")
+
+
+def test_a_row_has_no_figures_at_first():
+    """A candidate that has not been compiled has taken no time, was not measured and has not won."""
+    figures = {name: value for name, value in asdict(RaceRow("step")).items() if value not in (None, "", {})}
+    assert figures == {"name": "step", "status": "pass", "compile_s": 0.0, "won": False}

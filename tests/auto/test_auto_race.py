@@ -107,7 +107,7 @@ def test_without_a_right_candidate_eager_runs_with_a_warning(auto, planted):
     compiled = torch.compile(chain, backend=backend_kwargs.make_backend("tmpl-inductor:wrong_auto", candidates=[]))
     with pytest.warns(
         BackendKwargsWarning,
-        match=r"A graph runs in eager, because no candidate passed the accuracy check: default: output",
+        match=r"A graph runs in eager, because no candidate compiled and passed the accuracy check: default: output",
     ):
         assert torch.equal(compiled(x), chain(x))
 
@@ -178,7 +178,7 @@ def test_a_wrong_default_of_a_random_graph_never_wins(auto, planted):
     backend = backend_kwargs.make_backend("tmpl-inductor:wrong_auto", candidates=[])
     with pytest.warns(
         BackendKwargsWarning,
-        match=r"A graph runs in eager, because no candidate passed the accuracy check: default: output",
+        match=r"A graph runs in eager, because no candidate compiled and passed the accuracy check: default: output",
     ):
         torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) + x, backend=backend)(torch.randn(8, 64))
 

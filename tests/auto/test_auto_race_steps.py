@@ -91,8 +91,15 @@ SPENT = "the budget of 100 s is spent"
         pytest.param(
             {"spent": 91.0},
             STEP,
-            "it is predicted to exceed the budget: about 10 s of compiling, 9 s are left",
+            "it is predicted to exceed the budget: about 10 s of compiling, 9 s are left; "
+            "it could save 20%, so raise budget_s",
             id="too long",
+        ),
+        pytest.param(
+            {"spent": 91.0},
+            replace(STEP, shares={"generated": 0.2}),
+            "it is predicted to exceed the budget: about 10 s of compiling, 9 s are left",
+            id="too long for what it could save",
         ),
         pytest.param({"spent": 89.0}, STEP, "", id="just short enough"),
         pytest.param(

@@ -246,16 +246,15 @@ def test_seconds_to_compile(costs, stats, seconds):
 
 
 @pytest.mark.parametrize(
-    ("saved_s", "on_gpu", "shares"),
+    ("saved_s", "shares"),
     [
-        pytest.param(1e-6, True, {"generated": 0.3}, id="known traffic"),
-        pytest.param(0.0, True, {"library": 0.2, "generated": 0.2}, id="unknown traffic"),
-        pytest.param(1e-6, False, {"library": 0.2, "generated": 0.2}, id="cpu"),
+        pytest.param(1e-6, {"generated": 0.3}, id="known traffic"),
+        pytest.param(0.0, {"library": 0.2, "generated": 0.2}, id="unknown traffic"),
     ],
 )
-def test_what_a_rewrite_is_expected_to_save(saved_s, on_gpu, shares):
+def test_what_a_rewrite_is_expected_to_save(saved_s, shares):
     """The seconds of the traffic that it saves, besides a share of the slack; where none tells, of products too."""
-    found = rewriting("packed", saved_s, on_gpu=on_gpu)
+    found = rewriting("packed", saved_s)
     wanted = RaceCandidate(
         "packed", {"rewrites": ["packed"]}, found.can_gain, shares=shares, costs=Costs(0.65), saved_s=saved_s
     )

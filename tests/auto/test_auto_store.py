@@ -1,5 +1,6 @@
 """The store's limits: how long it waits, how much it reads, and which files it takes for its own."""
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -29,33 +30,32 @@ def test_how_long_it_waits_for_a_lock(store, monkeypatch):
             error.sqlite_errorcode = sqlite3.SQLITE_BUSY
             raise error
 
-        def close(self):
-            pass
-
+    @contextlib.contextmanager
     def connection(name, wait_s):
         waits.append(round(wait_s, 6))
-        return Busy()
+        yield Busy()
 
     monkeypatch.setattr(module, "_connection", connection)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for _ in range(4):
-        with pytest.raises(sqlite3.OperationalError):
-            Store(store)._connected("rw", "BEGIN")
+        with pytest.raises(sqlite3.OperationalError), Store(store)._connected("rw", "BEGIN"):
+            pass
     module.forget_trouble()
-    with pytest.raises(sqlite3.OperationalError):
-        Store(store)._connected("rw", "BEGIN")
+    with pytest.raises(sqlite3.OperationalError), Store(store)._connected("rw", "BEGIN"):
+        pass
     assert waits == [10.0, 0.1, 0.06, 0.0, 10.0]
     module.forget_trouble()
 
 
 def test_limits_of_a_connection():
     """A value has at most 16 MiB, and statements end after ten thousand looks at them."""
-    connection = module._connection(":memory:", 0)
-    assert connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) == 16 * 2**20
-    connection.looks = 9_999
-    assert [connection.look(), connection.look()] == [False, True]
-    assert connection.execute("SELECT 'text'").fetchone() == (b"text",)
-    connection.close()
+    with module._connection(":memory:", 0) as connection:
+        assert connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) == 16 * 2**20
+        connection.looks = 9_999
+        assert [connection.look(), connection.look()] == [False, True]
+        assert connection.execute("SELECT 'text'").fetchone() == (b"text",)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
 
 
 def test_it_gives_up_on_a_file_that_stays_damaged(store, monkeypatch):
@@ -190,10 +190,7 @@ def test_which_rows_are_looked_up_one_by_one(monkeypatch, scanned, last, looked)
                 raise sqlite3.DatabaseError("planted")
             return [(last,)]
 
-        def close(self):
-            pass
-
-    monkeypatch.setattr(module, "_connection", lambda name, wait_s: Broken())
+    monkeypatch.setattr(module, "_connection", lambda name, wait_s: contextlib.nullcontext(Broken()))
     monkeypatch.setattr(module, "_schema", lambda connection: 3)
     monkeypatch.setattr(module, "_columns", lambda connection: COLUMNS)
     assert len(module._readable(Path("/store"))) == len(scanned)

@@ -254,6 +254,25 @@ def test_inputs_of_a_deployed_module_are_checked(change, message, guards, loaded
     )
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs", "came"),
+    [
+        pytest.param((), {}, "()", id="nothing"),
+        pytest.param((1, 2), {}, "(_, _)", id="too many"),
+        pytest.param((1,), {"mask": 2}, "(_, mask=_)", id="keyword"),
+        pytest.param(([1, {"a": 2}],), {}, "([_, {'a': _}])", id="nested"),
+    ],
+)
+def test_other_arguments_than_a_samples_are_spelled_out(args, kwargs, came, loaded, x):
+    """The error shows the arguments of a sample and those of the call."""
+    loaded.deploy(None)
+    with pytest.raises(BackendKwargsError) as raised:
+        loaded(*args, **kwargs)
+    assert str(raised.value) == (
+        f"The arguments must have the structure of a sample, (_), got {came}. Build with a sample of this kind."
+    )
+
+
 def test_dynamic_sizes_are_open_in_the_check(tmp_path):
     config = bk.CompileConfig(backend="eager")
     CompiledModule(config).build(scaled(), [torch.randn(4, 8), torch.randn(6, 8)]).save(tmp_path / "bundle")

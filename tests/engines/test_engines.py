@@ -47,6 +47,60 @@ def test_a_model_is_one_part(engine):
     assert reported.ran is None
 
 
+class Copies(nn.Module):
+    """A model that returns copies of its inputs and of a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x, y):
+        return x.clone(), (x * 2 + y).sin(), y.detach().clone(), self.weight.clone()
+
+
+@both
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed sizes", "dynamic sizes"])
+def test_a_copy_of_an_input_is_a_result(engine, dynamic):
+    """A part may return copies of inputs and parameters; the inputs stay as they are, and results are the caller's."""
+    model = Copies().eval()
+    compiled = torch.compile(model, backend=bk.make_backend(engine), dynamic=dynamic)
+    for rows in (3, 5):
+        x, y = torch.randn(rows, 4), torch.randn(rows, 4)
+        given = x.clone(), y.clone()
+        for _ in range(2):
+            with torch.no_grad():
+                results = compiled(x, y)
+            torch.testing.assert_close((x, y), given, rtol=0, atol=0)
+            torch.testing.assert_close(results, model(x, y))
+            for each in results:
+                each.fill_(-1)
+    assert bk.report(compiled).graphs[0].engine.fallbacks == {}
+
+
+@both
+def test_a_step_of_an_optimizer_is_right(engine):
+    """A compiled training step updates parameters and momentum as in eager."""
+
+    def trained(compile_):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+        def step(x):
+            model(x).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        run = compile_(step)
+        for _ in range(3):
+            run(torch.randn(2, 8))
+        return [*model.parameters()]
+
+    with pytest.warns(BackendKwargsWarning, match="compiles for inference only"):
+        got = trained(lambda step: torch.compile(step, backend=bk.make_backend(engine)))
+    torch.testing.assert_close(got, trained(lambda step: step))
+
+
 @both
 def test_another_parameter_compiles_anew(engine):
     """A replaced parameter, another module of the class, and a replaced `.data` are compiled again."""

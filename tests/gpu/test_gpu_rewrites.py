@@ -1,5 +1,8 @@
 """Rewrites on a GPU: the libraries' kernels compared with float64, layouts, CUDA graphs, and missing kernels."""
 
+import re
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -8,6 +11,7 @@ from torch._inductor.utils import run_and_get_code
 
 from backend_kwargs import make_backend, report
 from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import grouped_convolution
 from backend_kwargs.compilers.inductor.rewrites.operators import _without_kernel
 
 LAST = torch.channels_last
@@ -95,6 +99,32 @@ def composite(operator):
     }[operator]
 
 
+GROUPED = {
+    "groups of 24": (96, 96, 4, 3, 1),
+    "stride": (96, 96, 4, 3, 2),
+    "groups of 4": (32, 64, 8, 3, 1),
+    "depthwise": (70, 70, 70, 3, 1),
+    "depthwise 7x7": (64, 64, 64, 7, 1),
+    "depthwise, stride": (64, 64, 64, 5, 2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", GROUPED.values(), ids=GROUPED)
+def test_grouped_convolution(sizes, dtype):
+    """Our kernel for convolutions in groups gives float64's result, with the fake kernel's strides."""
+    ins, outs, groups, kernel, stride = sizes
+    x = normal(4, ins, 15, 14, dtype=dtype).contiguous(memory_format=LAST)
+    w = normal(outs, ins // groups, kernel, kernel, dtype=dtype).contiguous(memory_format=LAST)
+    args = [x, w, normal(outs, dtype=dtype), [stride] * 2, [kernel // 2] * 2, [1, 1], groups]
+    got = grouped_convolution(*args)
+    close(got.cpu(), operators.convolution(*exact(args)), dtype)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = grouped_convolution(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args))
+    assert fake.stride() == got.stride()
+    assert not _without_kernel
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 def test_cudnn_attention(causal):
     """cuDNN's attention agrees with float64, and its result is [batch, queries, heads, width] in memory."""
@@ -147,6 +177,33 @@ def code_of(fn, args, names, **options):
     with torch.no_grad():
         result, codes = run_and_get_code(compiled, *args)
     return result, codes[0], compiled
+
+
+def stack(*channels, groups=1):
+    """Return convolutions with norm and ReLU from each number of channels to the next."""
+    torch.manual_seed(0)
+    layers = [
+        nn.Sequential(nn.Conv2d(one, other, 3, padding=1, bias=False, groups=groups), nn.BatchNorm2d(other), nn.ReLU())
+        for one, other in pairwise(channels)
+    ]
+    return nn.Sequential(*layers).to("cuda", torch.bfloat16).eval().to(memory_format=LAST)
+
+
+def test_norms_are_folded_in_one_launch():
+    """One kernel folds the norms of all convolutions of a graph."""
+    model, x = stack(*[64] * 7), normal(8, 64, 28, 28).contiguous(memory_format=LAST)
+    result, code, _ = code_of(model, (x,), ("convolution",))
+    assert code.count("torch.ops.backend_kwargs.conv_relu.default(") == 6
+    assert len(re.findall(r"\btriton_\w+\.run\(", code)) == 1
+    with torch.no_grad():
+        close(result, model(x), torch.bfloat16)
+
+
+def test_groups_are_not_for_cudnn():
+    """Convolutions with groups are no calls of cuDNN's fused kernels, which are slow there."""
+    x = normal(8, 72, 28, 28).contiguous(memory_format=LAST)
+    _, code, _ = code_of(stack(72, 72, groups=3), (x,), ("convolution",))
+    assert "backend_kwargs.conv" not in code
 
 
 def test_no_layout_copy():

@@ -251,13 +251,16 @@ def test_a_library_stays(keys, grad, bias):
     assert rewrite_graph(with_bias("efficient", keys, bias, grad).graph, "attention") == 0
 
 
+@pytest.mark.parametrize(
+    ("scale", "wanted"), [pytest.param(0.2, 0.2, id="given"), pytest.param(None, 0.125, id="usual")]
+)
 @pytest.mark.parametrize("by", ["flash", "efficient"])
-def test_cudnn_in_place_of_others(by):
+def test_cudnn_in_place_of_others(by, scale, wanted):
     """In a graph traced for a GPU, cuDNN's kernel replaces another one if only the first result is used."""
     aten = torch.ops.aten
     calls = {
-        "flash": lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=0.2),
-        "efficient": lambda q, k, v: aten._scaled_dot_product_efficient_attention(q, k, v, None, False, scale=0.2),
+        "flash": lambda q, k, v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale),
+        "efficient": lambda q, k, v: aten._scaled_dot_product_efficient_attention(q, k, v, None, False, scale=scale),
     }
     with FakeTensorMode():
         qkv = [torch.empty(2, 128, 4, 64, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(3)]
@@ -270,6 +273,6 @@ def test_cudnn_in_place_of_others(by):
     assert rewrite_graph(training.graph, "cudnn_attention") == 0
     assert rewrite_graph(inference.graph, "cudnn_attention") == 1
     (node,) = inference.graph.find_nodes(op="call_function", target=torch.ops.backend_kwargs.cudnn_attention.default)
-    assert node.args[3:] == (None, by == "flash", 0.2)
+    assert node.args[3:] == (None, by == "flash", wanted)
     (after,) = inference.graph.output_node().all_input_nodes
     assert (after.meta["val"].shape, after.meta["val"].stride()) == (was.shape, was.stride())

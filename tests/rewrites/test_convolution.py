@@ -76,7 +76,7 @@ def test_computes_the_same(dtype, norm, residual, groups, kernel, stride, dilati
         dtype, norm=norm, residual=residual, groups=groups, kernel_size=kernel, stride=stride, dilation=dilation,
         bias=bias, inplace=inplace, affine=affine,
     )  # fmt: skip
-    x = image(2, 4, 9, 8, dtype=dtype, last=last)
+    x = image(4, 4, 9, 8, dtype=dtype, last=last)  # large enough that folding pays
     with torch.no_grad():
         z = torch.randn_like(model.conv(x))
     assert matched(model, (x, z) if residual else (x,), "convolution") == 1
@@ -222,3 +222,16 @@ def test_dynamic_sizes():
             x, z = image(2, 4, side, side), image(2, 8, side, side)
             torch.testing.assert_close(rewriting(x, z), model(x, z))
     assert rewriting.counts["convolution"] == len(rewriting.graphs) == 2
+
+
+FOLDING = {
+    "weights smaller than the result": (block, 4, 1),
+    "weights as large as the result": (lambda: block(in_channels=4, out_channels=4, kernel_size=3), 1, 0),
+    "a bias alone": (lambda: block(norm="", out_channels=4), 1, 1),
+}
+
+
+@pytest.mark.parametrize(("make", "batch", "count"), FOLDING.values(), ids=FOLDING)
+def test_folding_pays(make, batch, count):
+    """A norm is folded only into weights that are smaller than the result, which the fused call saves to move."""
+    assert matched(make(), (image(batch, 4, 6, 6),), "convolution") == count

@@ -14,7 +14,7 @@ class Heads(nn.Module):
 
     def __init__(self, bias=True, dtype=torch.float32):
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(8, n, bias=bias, dtype=dtype) for n in (8, 4, 4))
+        self.q, self.k, self.v = (nn.Linear(8, n, bias=bias, dtype=dtype) for n in (8, 4, 2))
 
     def forward(self, x):
         return self.q(x).view(-1, 8), self.k(x) + 1, self.v(x)

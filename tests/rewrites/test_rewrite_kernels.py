@@ -81,7 +81,33 @@ for half in (8, 20):
                             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
                             assert got.stride() == want.stride()
 """
-CODES = {"losses": LOSSES, "attention": ATTENTION, "layer norm": LAYER_NORM, "rotary": ROTARY}
+GROUPED_CONVOLUTION = """
+import torch
+from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import _grouped_cuda
+from backend_kwargs.compilers.inductor.rewrites.operators import convolution
+
+LAST = torch.channels_last
+for ins, outs, groups, kernel, stride, padding, dilation in (
+    (6, 6, 3, (3, 3), (1, 1), (1, 1), (1, 1)), (8, 4, 2, (3, 3), (2, 1), (0, 2), (1, 2)),
+    (40, 20, 2, (1, 3), (1, 2), (0, 1), (1, 1)), (5, 5, 5, (3, 3), (2, 2), (1, 1), (1, 1)),
+    (70, 70, 70, (7, 5), (1, 1), (3, 4), (1, 2)), (4, 8, 4, (2, 2), (1, 1), (0, 0), (1, 1)),
+):
+    x = torch.randn(2, ins, 9, 7).contiguous(memory_format=LAST)
+    for layout in (torch.contiguous_format, LAST):
+        w = torch.randn(outs, ins // groups, *kernel).contiguous(memory_format=layout)
+        for bias in (None, torch.randn(outs)):
+            args = x, w, bias, stride, padding, dilation, groups
+            got, want = _grouped_cuda(*args), convolution(*args)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+            assert got.is_contiguous(memory_format=LAST)
+"""
+CODES = {
+    "losses": LOSSES,
+    "attention": ATTENTION,
+    "layer norm": LAYER_NORM,
+    "rotary": ROTARY,
+    "grouped convolution": GROUPED_CONVOLUTION,
+}
 
 
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)

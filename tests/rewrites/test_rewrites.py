@@ -13,6 +13,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 from torch._inductor.utils import fresh_cache
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import backend_kwargs
 from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_rewrite, rewrites
@@ -55,8 +56,9 @@ WRONG = {
     "far from all": (
         {"rewrites": ("zzz",)},
         (
-            "Unknown rewrite 'zzz'. Rewrites are convolution, linear_activation, onednn, attention, cudnn_attention, "
-            "cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, packed, approximate_gelu."
+            "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, linear_activation, onednn, "
+            "attention, cudnn_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, packed, "
+            "approximate_gelu."
         ),
     ),
     "type": (
@@ -102,6 +104,32 @@ def test_every_built_in_resolves():
         for name in rewrite.operators:
             space, _, operator = name.partition("::")
             assert getattr(getattr(torch.ops, space), operator).default in operators._saved
+
+
+ROWS, CONVOLVED = torch.zeros(3, 8), (torch.zeros(2, 3, 6, 6), torch.zeros(4, 3, 3, 3), None, [1, 1], [0, 0], [1, 1], 1)
+QUERIES, KEYS = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4)
+
+
+@pytest.mark.parametrize(
+    ("operator", "args", "saved"),
+    [
+        pytest.param("conv_relu", CONVOLVED, 2 * 4 * 2 * 4 * 4 * 4, id="the convolution"),
+        pytest.param("linear_relu", (ROWS, torch.zeros(5, 8), torch.zeros(5)), 2 * 4 * 3 * 5, id="the product"),
+        pytest.param("attention", (QUERIES, KEYS, KEYS, None, 1.0), 4 * 4 * 2 * 3 * 5 * 7, id="scores and weights"),
+        pytest.param("cudnn_attention", (QUERIES, KEYS, KEYS, None, False, 1.0), 0, id="a faster kernel"),
+        pytest.param("cross_entropy", (ROWS, torch.zeros(3, dtype=torch.int64), -1), 2 * 4 * 3 * 8, id="the logits"),
+        pytest.param(
+            "linear_cross_entropy",
+            (ROWS, torch.zeros(5, 8), torch.zeros(3, dtype=torch.int64), -1, False),
+            0,
+            id="memory",
+        ),
+    ],
+)
+def test_what_an_operator_saves(operator, args, saved):
+    """The bytes of what it need not write and read again, by which races predict its gain."""
+    graph = make_fx(getattr(torch.ops.backend_kwargs, operator), tracing_mode="fake")(*args).graph
+    assert sum(map(operators.saved_bytes, graph.nodes)) == saved
 
 
 def test_an_inert_rewrite_warns_once():

@@ -296,13 +296,12 @@ def why_not_raced(candidate: RaceCandidate, stats: "GraphStats", *, frozen: bool
     return "it draws other random numbers than Inductor" if stats.random else ""
 
 
-def rewriting(name: str, saved_s: float = 0.0, *, on_gpu: bool = True) -> RaceCandidate:
+def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
     """Return the rewrite `name` as a candidate: it joins those of the current best, and saves `saved_s` of each call.
 
-    If the traffic is unknown, as on a CPU, it is expected to save a share of the call's slack.
+    If these are unknown, as on a CPU, it is expected to save a share of the call's slack.
     """
-    known = on_gpu and saved_s > 0
-    shares = {"generated": 0.3} if known else {"library": 0.2, "generated": 0.2}
+    shares = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
     return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s)
 
 

@@ -132,7 +132,7 @@ def _warn_where_none_is_right(decision: Decision) -> None:
     compiled = [row for row in decision.rows if row.name != EAGER]
     if compiled and not any(row.status == "pass" for row in compiled):
         reasons = "; ".join(f"{row.name}: {printable(row.reason)}" for row in compiled if row.status != "skipped")
-        warn_once(f"A graph runs in eager, because no candidate passed the accuracy check: {reasons}.")
+        warn_once(f"A graph runs in eager, because no candidate compiled and passed the accuracy check: {reasons}.")
 
 
 def _facts(result: Any) -> str:

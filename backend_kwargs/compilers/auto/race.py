@@ -55,6 +55,7 @@ LEAST_CALLS = 4  # of one comparison of two candidates
 SLOW_S = 0.1  # an eager call that takes longer is made without warm-up
 LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_GAIN_PER_S = 0.003  # so is one that gains less per second of compiling, unless effort is "full"
+WORTH_A_LARGER_BUDGET = 0.1
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
 OVER_BUDGET = "it is predicted to exceed the budget"
 PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
@@ -293,7 +294,9 @@ class _Race:
         if self._over:
             return self._out_of_time
         if (predicted := self._predicted_s(candidate)) > self._left_s:
-            return f"{OVER_BUDGET}: about {predicted:.0f} s of compiling, {self._left_s:.0f} s are left"
+            gain = self._gain(candidate, champion) if self.base else 0.0
+            worth = f"; it could save {gain:.0%}, so raise budget_s" if gain >= WORTH_A_LARGER_BUDGET else ""
+            return f"{OVER_BUDGET}: about {predicted:.0f} s of compiling, {self._left_s:.0f} s are left{worth}"
         if "precision" in options and isinstance(self._precise, str):
             return f"its error cannot be measured in float64: {self._precise}"
         if self._named or self.settings.objective == "memory":

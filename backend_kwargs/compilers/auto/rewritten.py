@@ -52,7 +52,7 @@ def candidates_of_rewrites(
         if match.count:
             saved_s = seconds_of_traffic(match.bytes, device)
             logger.info("%s matches %d times and could save %.1f µs", name, match.count, saved_s * 1e6)
-            found.append(rewriting(name, saved_s, on_gpu=stats.gpu))
+            found.append(rewriting(name, saved_s))
     return found
 
 

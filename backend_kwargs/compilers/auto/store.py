@@ -8,6 +8,7 @@ import stat
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ class Store:
                 return []
             # Not "ro", which cannot roll back a killed writer's journal; SQLite falls back to reading without write
             # access.
-            with contextlib.closing(self._connected("rw", "BEGIN")) as connection:
+            with self._connected("rw", "BEGIN") as connection:
                 return _selected(connection, where, values)
         except TROUBLE as error:
             self._warn(f"Decisions in {str(self.path)!r} cannot be read: {_why(error)}. auto continues without them.")
@@ -138,7 +139,7 @@ class Store:
 
     def _salvaged(self, where: str, values: Sequence[Any]) -> list[Held]:
         """Return the rows that `where` selects among those that are still readable."""
-        with contextlib.closing(_connection(":memory:", 0)) as connection:
+        with _connection(":memory:", 0) as connection:
             connection.execute(f"CREATE TABLE decisions ({', '.join(COLUMNS)})")
             connection.executemany(INSERT, map(_values, _readable(self.path)))
             return _selected(connection, where, values)
@@ -162,18 +163,18 @@ class Store:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         try:
-            with contextlib.closing(self._writable()) as connection, connection:
+            with ExitStack() as stack, stack, self._writable(stack) as connection:
                 yield connection
         except TROUBLE as error:  # TypeError: JSON cannot represent an option's value
             raise BackendKwargsError(f"Cannot write {str(self.path)!r}: {_why(error)}.") from error
 
-    def _writable(self) -> "_Connection":
-        """Return a connection with the write lock, to a file that is not damaged."""
+    def _writable(self, stack: ExitStack) -> "_Connection":
+        """Return a connection with the write lock, to a file that is not damaged; `stack` closes it."""
         for _ in range(MOST_TRIES):
             self._create()
             inode = self._inode()
             try:
-                connection = self._connected("rw", "BEGIN IMMEDIATE", whole=True)
+                connection = stack.enter_context(self._connected("rw", "BEGIN IMMEDIATE", whole=True))
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):  # busy, read-only, no space: the file itself may be sound
                     raise
@@ -181,7 +182,7 @@ class Store:
                 continue
             if inode == self._inode():
                 return connection
-            connection.close()  # another process has replaced the file meanwhile
+            stack.close()  # another process has replaced the file meanwhile
         raise sqlite3.OperationalError("it is damaged again and again")
 
     def _create(self) -> None:
@@ -236,25 +237,25 @@ class Store:
     def _inode(self) -> int:
         return self.path.stat().st_ino
 
-    def _connected(self, mode: str, begin: str, *, whole: bool = False) -> "_Connection":
-        """Return a connection in a transaction, to an empty file or a store; if `whole`, one that may be written."""
+    @contextlib.contextmanager
+    def _connected(self, mode: str, begin: str, *, whole: bool = False) -> Iterator["_Connection"]:
+        """Connect in a transaction, to an empty file or a store; if `whole`, one that may be written."""
         self._size()
         left, began = _patience.get(self.path, WAIT_S), time.monotonic()
-        connection = _connection(f"{self.path.absolute().as_uri()}?mode={mode}", left)
-        try:
-            connection.execute(begin)
-            schema = _schema(connection)
-            if whole:
-                _prepare(connection, schema)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, sqlite3.OperationalError) and _code(error) in BUSY:
-                waited = time.monotonic() - began
-                _patience[self.path] = LATER_S if left == WAIT_S else max(left - waited, 0.0)
-            if _is_damage(error) and not _looks_ours(self.path):
-                raise NotOursError(FOREIGN) from None
-            raise
-        return connection
+        with _connection(f"{self.path.absolute().as_uri()}?mode={mode}", left) as connection:
+            try:
+                connection.execute(begin)
+                schema = _schema(connection)
+                if whole:
+                    _prepare(connection, schema)
+            except TROUBLE as error:
+                if isinstance(error, sqlite3.OperationalError) and _code(error) in BUSY:
+                    waited = time.monotonic() - began
+                    _patience[self.path] = LATER_S if left == WAIT_S else max(left - waited, 0.0)
+                if _is_damage(error) and not _looks_ours(self.path):
+                    raise NotOursError(FOREIGN) from None
+                raise
+            yield connection
 
     def _warn(self, message: str) -> None:
         """Warn of the first problem with this file."""
@@ -281,15 +282,17 @@ class _Connection(sqlite3.Connection):
             raise
 
 
-def _connection(name: str, wait_s: float) -> _Connection:
-    connection = sqlite3.connect(name, uri=True, timeout=wait_s, factory=_Connection)
-    connection.isolation_level = None  # transactions begin only with BEGIN
-    connection.text_factory = bytes  # so that a text that is not UTF-8 affects only its own row
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
-    # A weak reference, so that a connection lost to a Ctrl-C is closed at once and its lock released.
-    watched: Any = weakref.proxy(connection)
-    connection.set_progress_handler(partial(_Connection.look, watched), LOOK_EVERY)
-    return connection
+@contextlib.contextmanager
+def _connection(name: str, wait_s: float) -> Iterator[_Connection]:
+    with ExitStack() as stack, stack:  # entered twice: the outer exit closes it if a Ctrl-C stops the inner
+        connection = stack.enter_context(closing(sqlite3.connect(name, uri=True, timeout=wait_s, factory=_Connection)))
+        connection.isolation_level = None  # transactions begin only with BEGIN
+        connection.text_factory = bytes  # so that a text that is not UTF-8 affects only its own row
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+        # A weak reference, so that a connection lost to a Ctrl-C is closed at once and its lock released.
+        watched: Any = weakref.proxy(connection)
+        connection.set_progress_handler(partial(_Connection.look, watched), LOOK_EVERY)
+        yield connection
 
 
 def _schema(connection: _Connection) -> int:
@@ -349,7 +352,7 @@ def _selected(connection: _Connection, where: str, values: Sequence[Any]) -> lis
 def _readable(path: Path) -> list[Held]:
     """Return the rows with decisions that can be read from a file with unreadable pages."""
     found: dict[int, Held] = {}
-    with contextlib.suppress(*TROUBLE), contextlib.closing(_connection(f"{path.absolute().as_uri()}?mode=rw", 0)) as at:
+    with contextlib.suppress(*TROUBLE), _connection(f"{path.absolute().as_uri()}?mode=rw", 0) as at:
         _schema(at)
         names = [name for name in COLUMNS if name in _columns(at)]
         select = f"SELECT rowid, {', '.join(names)} FROM decisions"  # noqa: S608 - our own words

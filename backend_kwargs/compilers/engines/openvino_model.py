@@ -51,6 +51,9 @@ class OpenVINO:
 
     def build(self, part: fx.GraphModule) -> Run:
         model = _converted(part)
+        copies = _without_copies(model)
+        if not model.outputs or not calls_of(part):
+            raise ValueError("nothing to compute")
         own = {
             HINT: self.settings.inference_precision,
             "INFERENCE_NUM_THREADS": self.settings.inference_num_threads or torch.get_num_threads(),
@@ -58,9 +61,9 @@ class OpenVINO:
             "ENABLE_CPU_PINNING": False,
         }
         # The part must live as long as the model, which shares its constants.
-        model = _core().compile_model(model, "CPU", {**own, **(self.settings.config or {})})
-        run = _Model(model, part)
-        computed_in = model.get_property("INFERENCE_PRECISION_HINT").to_string()
+        compiled = _core().compile_model(model, "CPU", {**own, **(self.settings.config or {})})
+        run = _Model(compiled, part, copies)
+        computed_in = compiled.get_property(HINT).to_string()
         if HINT not in (self.settings.config or {}) and computed_in != self.settings.inference_precision:
             run.note = f"OpenVINO computes in {computed_in}, not in {self.settings.inference_precision}"
         return run
@@ -103,9 +106,24 @@ def _converted(part: fx.GraphModule) -> Any:
     model.validate_nodes_and_infer_types()
     for result, node in zip(model.outputs, results_of_part(part), strict=True):
         _check(result, node)
-    if not calls_of(part):
-        raise ValueError("nothing to compute")
     return model
+
+
+def _without_copies(model: Any) -> dict[int, int]:
+    """Remove the results of `model` that are copies of inputs; return the position of the input by that of the result.
+
+    OpenVINO uses the memory of such a result for the input as well, and so would overwrite torch's tensor.
+    """
+    results = list(model.results)
+    sources = [result.input_value(0).get_node() for result in results]
+    copies = {
+        i: model.get_parameter_index(source)
+        for i, source in enumerate(sources)
+        if source.get_type_name() == "Parameter"
+    }
+    for i in copies:
+        model.remove_result(results[i])
+    return copies
 
 
 def _check(result: Any, node: fx.Node) -> None:
@@ -122,13 +140,14 @@ def _check(result: Any, node: fx.Node) -> None:
 class _Model:
     """Runs a compiled model on torch's memory: inputs in place, outputs allocated by torch if their sizes are fixed."""
 
-    def __init__(self, compiled: Any, part: fx.GraphModule) -> None:
-        self.compiled, self.part = compiled, part
+    def __init__(self, compiled: Any, part: fx.GraphModule, copies: Mapping[int, int]) -> None:
+        self.compiled, self.part, self.copies = compiled, part, copies
+        computed = [node for i, node in enumerate(results_of_part(part)) if i not in copies]
         # OpenVINO replaces an output buffer of another size by its own memory.
         sure = [output.get_partial_shape().is_static for output in compiled.outputs]
         self.outputs = [
             (fixed_sizes(node) if fixed else None, node.meta["val"].dtype)
-            for fixed, node in zip(sure, results_of_part(part), strict=True)
+            for fixed, node in zip(sure, computed, strict=True)
         ]
         self.requests = threading.local()
         self.note = ""
@@ -146,7 +165,10 @@ class _Model:
             if made is not None:
                 request.set_output_tensor(i, Tensor(made.numpy(), shared_memory=True))
         request.infer()
-        return [
+        computed = [
             torch.from_numpy(request.get_output_tensor(i).data.copy()) if made is None else made
             for i, made in enumerate(given)
         ]
+        for i, at in self.copies.items():  # in ascending order
+            computed.insert(i, alive[at].clone())
+        return computed

@@ -54,7 +54,7 @@ TAGS = {
     torch.Tag.data_dependent_output: "its result is a number on the host",
 }
 DEVICES = ("cpu", "cuda")
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+PRODUCTS = ("mm", "addmm", "bmm", "convolution")
 # If 'aten_ops' is None: TVM has no library for these, and a vendor's is much faster than generated loops.
 ATEN_OPS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("_scaled_dot_product_flash_attention_for_cpu",),

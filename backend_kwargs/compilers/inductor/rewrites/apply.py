@@ -11,6 +11,8 @@ from torch._inductor.pattern_matcher import PatternMatcherPass, is_match
 from torch.fx import Graph, GraphModule
 
 from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites.folding import fold_together
+from backend_kwargs.requirements import machine, unmet
 from backend_kwargs.rewrites import Rewrite, find_rewrite, fingerprint, resolved
 
 PLACE = "post_grad_custom_pre_pass"  # here a linear layer is one addmm, and nothing is fused yet
@@ -51,8 +53,8 @@ class RewritePass(_Base):  # type: ignore[misc]
 
 
 def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return Inductor's options with a pass for those of the rewrites `names` that have patterns."""
-    lowered = [name for name in names if find_rewrite(name).patterns]
+    """Return Inductor's options with a pass for those of the rewrites `names` that have patterns and work here."""
+    lowered = [name for name in names if (each := find_rewrite(name)).patterns and not unmet(each.needs, machine())]
     if not lowered:
         return patches
     for name in lowered:
@@ -66,6 +68,7 @@ def rewrite_graph(graph: Graph, name: str) -> int:
     """Apply one rewrite to a lowered graph and return the number of matches."""
     count = _pass_of(find_rewrite(name)).apply(graph)
     if count:
+        fold_together(graph)
         graph.eliminate_dead_code()
         graph.lint()
     return count

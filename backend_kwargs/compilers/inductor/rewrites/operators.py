@@ -58,7 +58,7 @@ def with_fallback(kernel: Callable[..., Any], composite: Callable[..., Any]) -> 
             return kernel(*args)
         except torch.OutOfMemoryError:
             raise
-        except (ImportError, RuntimeError):  # Triton is missing, or the library has no kernel
+        except Exception:  # noqa: BLE001 - Triton is missing or fails to compile, or the library has no kernel
             result = composite(*args)  # raises if the arguments are wrong
             _without_kernel.add(_layout(kernel, args))
             return result
@@ -83,13 +83,16 @@ def nbytes(node: Any) -> float:
 # ---- convolutions
 
 
-def _conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+def convolution(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    """Return a convolution by ATen."""
     made: Tensor = torch.ops.aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
     return made
 
 
 def _conv_relu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    return _conv(x, w, bias, stride, padding, dilation, groups).relu()
+    return convolution(x, w, bias, stride, padding, dilation, groups).relu()
 
 
 def _conv_relu_cpu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
@@ -104,7 +107,7 @@ def _conv_relu_cuda(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, 
 def _conv_add_relu(
     x: Tensor, w: Tensor, z: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
-    return (_conv(x, w, bias, stride, padding, dilation, groups) + z).relu()
+    return (convolution(x, w, bias, stride, padding, dilation, groups) + z).relu()
 
 
 def _conv_add_relu_cpu(
@@ -121,11 +124,11 @@ def _conv_add_relu_cuda(
     return fused(x, w, z, 1.0, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return]
 
 
-_GEOMETRY = "Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
+GEOMETRY = "Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
 
-conv_relu = define(f"conv_relu(Tensor x, Tensor w, {_GEOMETRY}", _conv_relu, cpu=_conv_relu_cpu, cuda=_conv_relu_cuda)
+conv_relu = define(f"conv_relu(Tensor x, Tensor w, {GEOMETRY}", _conv_relu, cpu=_conv_relu_cpu, cuda=_conv_relu_cuda)
 conv_add_relu = define(
-    f"conv_add_relu(Tensor x, Tensor w, Tensor z, {_GEOMETRY}",
+    f"conv_add_relu(Tensor x, Tensor w, Tensor z, {GEOMETRY}",
     _conv_add_relu,
     cpu=_conv_add_relu_cpu,
     cuda=_conv_add_relu_cuda,

@@ -61,20 +61,7 @@ def slice_scatter(
     return compute(node.shape, element)
 
 
-def select_scatter(node: Node, x: Any, source: Any, dim: int, position: Any) -> Any:
-    """Lower select_scatter: the source at one position of a dimension."""
-    at = axis(dim, len(x.shape))
-    if not isinstance(position, int):
-        raise node.deny("a symbolic index")
-    position = int64(position) if position >= 0 else x.shape[at] + int64(position)
-    return compute(
-        node.shape,
-        lambda i: tirx.if_then_else(tirx.EQ(i[at], position), cast(source(*i[:at], *i[at + 1 :]), node.dtype), x(*i)),
-    )
-
-
 INDEXING: dict[str, Callable[..., Any]] = {
     "_unsafe_index": index,
     "slice_scatter": slice_scatter,
-    "select_scatter": select_scatter,
 }

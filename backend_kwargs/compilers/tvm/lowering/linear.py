@@ -16,7 +16,7 @@ PRODUCTS = (aten.mm.default, aten.addmm.default)
 
 
 def matmul(node: Node, x: Any, y: Any) -> Any:
-    """Lower mm, bmm, mv and dot."""
+    """Lower mm and bmm."""
     return cast_to(product(x, y, node.shape, computed_in(node.dtype)), node.dtype)
 
 
@@ -26,8 +26,8 @@ def product(x: Any, y: Any, shape: Sequence[Any], within: str) -> Any:
     rows = len(x.shape) - 1
 
     def element(i: tuple[Any, ...]) -> Any:
-        batch, row, column = i[: max(rows - 1, 0)], i[max(rows - 1, 0) : rows], i[rows:]
-        return te.sum(cast(x(*batch, *row, k), within) * cast(y(*batch, k, *column), within), axis=k)
+        batch, column = i[: rows - 1], i[rows:]
+        return te.sum(cast(x(*i[:rows], k), within) * cast(y(*batch, k, *column), within), axis=k)
 
     return compute(shape, element, "matmul")
 
@@ -75,7 +75,7 @@ def _join(graph: fx.Graph, node: fx.Node, constants: Collection[str]) -> None:
 
 
 def addmm(node: Node, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """Lower addmm, baddbmm and addmv: with beta zero the bias may be nan."""
+    """Lower addmm and addmv: with beta zero the bias may be nan."""
     within = computed_in(node.dtype)
     xy = product(x, y, node.shape, within)
 
@@ -92,10 +92,7 @@ def addmm(node: Node, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: floa
 LINEAR: dict[str, Callable[..., Any]] = {
     "mm": matmul,
     "bmm": matmul,
-    "mv": matmul,
-    "dot": matmul,
     "linear": linear,
     "addmm": addmm,
-    "baddbmm": addmm,
     "addmv": addmm,
 }

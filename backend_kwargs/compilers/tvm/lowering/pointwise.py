@@ -221,12 +221,10 @@ def truth(function: Callable[..., Any]) -> Pointwise:
 POINTWISE: dict[str, Callable[..., Any]] = {
     "add": Pointwise(add, operands=2),
     "sub": Pointwise(lambda x, y, alpha=1: add(x, y, -alpha) if alpha != 1 else x - y, operands=2),
-    "rsub": Pointwise(lambda x, y, alpha=1: y - x if alpha == 1 else y - x * const(alpha, x), operands=2),
     "mul": Pointwise(lambda x, y: x * y),
     "div.Tensor": Pointwise(divide, FLOAT),
     "div.Scalar": Pointwise(divide, FLOAT),
     "div": Pointwise(divide),  # with a rounding mode
-    "floor_divide": Pointwise(floor_divide),
     "remainder": Pointwise(remainder),
     "fmod": Pointwise(fmod),
     "pow": Pointwise(power, LONG),
@@ -235,14 +233,11 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "fmin": Pointwise(lambda x, y: where(isnan(x), y, where(isnan(y), x, minimum(x, y)))),
     "minimum": Pointwise(minimum),
     "clamp": Pointwise(clamp, operands=3, defaults=(None, None, None)),
-    "clamp_min": Pointwise(lambda x, low: clamp(x, low, None)),
-    "clamp_max": Pointwise(lambda x, high: clamp(x, None, high)),
     "hardtanh": Pointwise(clamp, operands=3, defaults=(None, -1.0, 1.0)),
     "relu": Pointwise(lambda x: where(x < zero(x), zero(x), x)),
     "leaky_relu": Pointwise(lambda x, slope=0.01: where(x > zero(x), x, x * const(slope, x)), operands=1),
     "elu": Pointwise(elu, operands=1),
     "gelu": Pointwise(gelu, operands=1),
-    "silu": Pointwise(lambda x: x * vector.sigmoid(x)),
     "sigmoid": Pointwise(vector.sigmoid, FLOAT),
     "tanh": Pointwise(vector.tanh, FLOAT),
     "erf": Pointwise(vector.erf, FLOAT),
@@ -273,7 +268,6 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "neg": Pointwise(lambda x: -x if is_float(x.ty.dtype) else zero(x) - x),
     "abs": Pointwise(absolute),
     "sign": Pointwise(sign),
-    "square": Pointwise(lambda x: x * x),
     "floor": Pointwise(rounded(tirx.floor)),
     "ceil": Pointwise(rounded(tirx.ceil)),
     "trunc": Pointwise(rounded(tirx.trunc)),
@@ -294,12 +288,6 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "bitwise_and": Pointwise(tirx.bitwise_and),
     "bitwise_or": Pointwise(tirx.bitwise_or),
     "bitwise_xor": Pointwise(tirx.bitwise_xor),
-    "addcmul": Pointwise(lambda x, y, z, value=1: x + const(value, x) * y * z, operands=3),
-    "addcdiv": Pointwise(lambda x, y, z, value=1: x + const(value, x) * y / z, operands=3),
-    "lerp": Pointwise(
-        lambda x, y, w: where(tirx.abs(w) < const(0.5, w), x + w * (y - x), y - (y - x) * (const(1, w) - w))
-    ),
-    "threshold_backward": Pointwise(lambda g, x, bound: where(x <= bound, zero(g), g)),
 }
 
 
@@ -338,6 +326,5 @@ POINTWISE |= {
     "where.self": select,
     "full": lambda node, _, value, **__: filled(node, value=value),
     "full_like": lambda node, _, value, **__: filled(node, value=value),
-    "fill": lambda node, _, value: convert(node, value) if hasattr(value, "op") else filled(node, value=value),
     "scalar_tensor": lambda node, value, **__: filled(node, value=value),
 }

@@ -137,14 +137,10 @@ def general_norm(order: float) -> tuple[Callable[[Any], Any], Callable[[Any], An
     )
 
 
-def truth(reducer: Any) -> Callable[..., Any]:
-    """Return a converter of any and all, reduced as ints."""
-
-    def convert(node: Node, x: Any, dims: Any = None, keepdim: bool = False) -> Any:
-        found = reduce(x, dims_of(dims, len(x.shape)), keepdim, reducer, "bool", lambda v, _: cast(v, "int32"))
-        return cast_to(found, node.dtype)
-
-    return convert
+def any_true(node: Node, x: Any, dims: Any = None, keepdim: bool = False) -> Any:
+    """Lower any, reduced as ints."""
+    found = reduce(x, dims_of(dims, len(x.shape)), keepdim, MAX, "bool", lambda v, _: cast(v, "int32"))
+    return cast_to(found, node.dtype)
 
 
 def moments(node: Node, x: Any, dims: Any, correction: Any, keepdim: bool, dtype: str) -> tuple[Any, Any]:
@@ -264,8 +260,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "min.dim": extremum(largest=False),
     "argmax": extremum(largest=True, only_position=True),
     "argmin": extremum(largest=False, only_position=True),
-    "any": truth(MAX),
-    "all": truth(MIN),
+    "any": any_true,
     "var.correction": var,
     "var_mean.correction": var_mean,
     "_softmax": softmax(logarithm=False),

@@ -14,20 +14,14 @@ from backend_kwargs.compilers.tvm.lowering.node import Node, axis, cast, compute
 RESHAPED = frozenset(
     {
         "view",
-        "_unsafe_view",
-        "reshape",
         "_reshape_copy",
         "view_copy",
         "squeeze",
-        "squeeze_copy",
         "unsqueeze",
-        "unsqueeze_copy",
-        "flatten",
-        "unflatten",
     }
 )
 # These return their input: the runner copies an output that is an input.
-SAME = frozenset({"alias", "clone", "detach", "lift_fresh_copy", "contiguous", "alias_copy"})
+SAME = frozenset({"alias", "clone", "lift_fresh_copy"})
 
 
 def rank(node: Node) -> int:
@@ -39,15 +33,6 @@ def permute(node: Node, x: Any, dims: Sequence[int]) -> Any:
     """Lower permute."""
     order = [axis(d, len(dims)) for d in dims]
     return compute(node.shape, lambda i: x(*(i[order.index(d)] for d in range(len(order)))))
-
-
-def transpose(node: Node, x: Any, *dims: int) -> Any:
-    """Lower t and transpose."""
-    order = list(range(rank(node)))
-    if order:
-        first, second = (axis(d, len(order)) for d in dims or (0, -1))
-        order[first], order[second] = order[second], order[first]
-    return permute(node, x, order)
 
 
 def start_of(node: Node, start: Any, size: Any) -> Any:
@@ -98,23 +83,13 @@ def _from(x: Any, at: int, begin: Any, index: Sequence[Any]) -> Any:
     return x(*replaced(index, at, index[at] + begin))
 
 
-def _at(x: Any, at: int, place: int, index: Sequence[Any]) -> Any:
-    return x(*index[:at], place, *index[at:])
-
-
 def split(node: Node, x: Any, _: Any, dim: int = 0) -> list[Any]:
-    """Lower split and split_with_sizes: one slice for each output."""
+    """Lower split_with_sizes: one slice for each output."""
     at, begin, parts = axis(dim, rank(node)), 0, []
     for out in node.out:
         parts.append(compute(node.sizes(out.shape), functools.partial(_from, x, at, begin)))
         begin = begin + node.size(out.shape[at])
     return parts
-
-
-def unbind(node: Node, x: Any, dim: int = 0) -> list[Any]:
-    """Lower unbind."""
-    at = axis(dim, rank(node))
-    return [compute(node.sizes(out.shape), functools.partial(_at, x, at, n)) for n, out in enumerate(node.out)]
 
 
 def flip(node: Node, x: Any, dims: Sequence[int]) -> Any:
@@ -177,14 +152,10 @@ def arange(node: Node, *_: Any, **__: Any) -> Any:
 
 VIEWS: dict[str, Callable[..., Any]] = {
     "permute": permute,
-    "t": transpose,
-    "transpose": transpose,
     "slice": slice_,
     "select": select,
     "cat": cat,
-    "split": split,
     "split_with_sizes": split,
-    "unbind": unbind,
     "flip": flip,
     "repeat": repeat,
     "roll": roll,

@@ -85,7 +85,7 @@ def windowed(
 
 
 def avg_pool(rank: int) -> Callable[..., Any]:
-    """Return a converter of avg_pool1d, 2d or 3d."""
+    """Return a converter of avg_pool2d or 3d."""
 
     def convert(
         node: Node, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
@@ -234,7 +234,6 @@ def adaptive_avg_pool(rank: int) -> Callable[..., Any]:
 
 WINDOWS: dict[str, Callable[..., Any]] = {
     "convolution": convolution,
-    "avg_pool1d": avg_pool(1),
     "avg_pool2d": avg_pool(2),
     "avg_pool3d": avg_pool(3),
     "avg_pool2d_backward": avg_pool_backward,

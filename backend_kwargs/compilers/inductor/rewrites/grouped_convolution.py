@@ -1,0 +1,75 @@
+"""Convolutions in groups, depthwise ones among them, by kernels of our own: cuDNN's are slow, channels last.
+
+The kernel computes the convolution and its bias; what follows stays Inductor's.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
+from torch.fx import Node
+
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, aten, insert, known_true, replace, value_of
+from backend_kwargs.compilers.inductor.rewrites.operators import GEOMETRY, convolution, define, nbytes
+
+DTYPES = (torch.float16, torch.bfloat16)
+MOST_CHANNELS = 64  # of a group: more of them fill cuDNN's tiles too
+PASSES = 7  # over the images and results: cuDNN, which converts layouts, took 7 to 20 more on an H200
+
+
+def _grouped_cuda(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    from backend_kwargs.compilers.inductor.rewrites.convolution_kernels import convolution_in_groups
+
+    sizes = [
+        (size + 2 * pad - apart * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, apart in zip(x.shape[2:], w.shape[2:], stride, padding, dilation, strict=True)
+    ]
+    shape = (x.shape[0], w.shape[0], *sizes)
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    return convolution_in_groups(x, w, bias, out, stride, padding, dilation, groups) if out.numel() else out
+
+
+def _saved(node: Node) -> float:
+    """Return the traffic in the time that cuDNN takes more."""
+    return PASSES * (nbytes(node.args[0]) + nbytes(node))
+
+
+grouped_convolution = define(
+    f"grouped_convolution(Tensor x, Tensor w, {GEOMETRY}", convolution, cuda=_grouped_cuda, saved=_saved
+)
+
+
+def add_patterns(passes: PatternMatcherPass) -> None:
+    """Register the pattern: a convolution in groups."""
+
+    @register_graph_pattern(
+        CallFunctionVarArgs(aten.convolution.default),
+        extra_check=lambda match: _fits(match.output_node()),
+        pass_dict=passes,
+    )
+    def fuse(match: Match, *args: Any, **kwargs: Any) -> None:
+        node = match.output_node()
+        x, w, bias, stride, padding, dilation, _, _, groups = node.args
+        with node.graph.inserting_before(node):
+            new = insert(node.graph, grouped_convolution, x, w, bias, stride, padding, dilation, groups)
+        replace(match, node, new)
+
+
+def _fits(node: AnyNode) -> bool:
+    """Return whether the kernel computes this convolution: its dtype, its layout, and the size of its groups."""
+    x, w, made = map(value_of, (*node.args[:2], node))
+    *_, transposed, _, groups = node.args
+    if x is None or w is None or made is None or made.dim() != 4 or transposed or not isinstance(groups, int):
+        return False
+    if groups == 1 or not x.dtype == w.dtype == made.dtype or made.dtype not in DTYPES:
+        return False
+    if not all(isinstance(size, int) for size in w.shape) or max(w.shape[1], w.shape[0] // groups) > MOST_CHANNELS:
+        return False
+    return all(_is_channels_last(each) for each in (x, made))
+
+
+def _is_channels_last(image: Tensor) -> bool:
+    """Return whether an image is dense in this layout, and in this one only."""
+    last = image.is_contiguous(memory_format=torch.channels_last)
+    return last and not known_true(image.numel() == 0) and not image.is_contiguous()
