@@ -14,7 +14,7 @@ from torch._guards import Guard, Source, TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.graphs import copy_of_graph, may_be_written, origin
+from backend_kwargs.compilers.graphs import STAYS_INPUT, copy_of_graph, may_be_written, origin
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -83,7 +83,9 @@ def lifted_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> dict[in
     return {
         position: value
         for position, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-        if _is_parameter_source(getattr(node, "_dynamo_source", None)) and _can_freeze(value)
+        if _is_parameter_source(getattr(node, "_dynamo_source", None))
+        and _can_freeze(value)
+        and STAYS_INPUT not in node.meta
     }
 
 

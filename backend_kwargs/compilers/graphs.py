@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+# The key in the `meta` of a placeholder that stays an input of the graph, also where parameters become constants.
+STAYS_INPUT = "backend_kwargs_stays_input"
+
 
 def may_be_written(placeholder: Node, version: int = 0) -> bool:
     """Return whether the graph may mutate this input.

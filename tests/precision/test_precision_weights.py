@@ -1,5 +1,7 @@
 """Weights converted to a lower precision: they follow their parameters, and the module stays as it is."""
 
+import copy
+
 import pytest
 import torch
 from precision_nets import BOUND, INT8, MARKS, error, in_precision, net, rows, torchao
@@ -96,3 +98,32 @@ def test_two_modules_of_one_code_have_their_own_weights():
         assert error(compiled(first, x), first, x) < BOUND
         assert error(compiled(second, x), second, x) < BOUND
         assert error(compiled(first, x), first, x) < BOUND
+
+
+class Decaying(nn.Module):
+    """Reads a weight and a cache before and after it writes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.register_buffer("cache", torch.zeros(16, 64))
+
+    def forward(self, x, at):
+        before = self.linear(x)
+        self.linear.weight.mul_(0.5)
+        self.cache.index_copy_(0, at, before)
+        return before + self.linear(x), torch.softmax(x @ self.cache.t(), -1) @ self.cache
+
+
+@pytest.mark.parametrize("freezing", [False, True], ids=["unfrozen", "frozen"])
+@torch.no_grad()
+def test_a_weight_that_the_graph_writes_is_not_converted_once(freezing):
+    """A weight or a cache that the graph writes is cast where it is used, so the error stays within the bound."""
+    model = Decaying()
+    eager, compiled = copy.deepcopy(model), in_precision(model, "bf16", freezing=freezing)
+    for at in range(3):
+        given = rows()[:1], torch.tensor([at])
+        for got, wanted in zip(compiled(*given), eager(*given), strict=True):
+            assert (got - wanted).norm() < BOUND * wanted.norm()
+    (graph,) = bk.report(compiled).graphs
+    assert (graph.precision.products, graph.precision.reason) == (4, "")

@@ -95,7 +95,7 @@ def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s
     tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
     device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
     began = time.perf_counter()
-    frozen = len(freezable_parameters(request.gm, request.example_inputs)) if request.frozen else 0
+    frozen = len(freezable_parameters(task.gm, request.example_inputs)) if request.frozen else 0
     eager, stats = _seen(task, device, frozen)
     ended = time.perf_counter()
     if stats.random and recomputes(request.gm):

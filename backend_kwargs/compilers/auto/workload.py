@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.compilers.auto.deadline import capped_backward
-from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, has_memory, may_be_written
+from backend_kwargs.compilers.graphs import STAYS_INPUT, copy_of_graph, exposes_data, has_memory, may_be_written
 
 SEED = 0
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -180,11 +180,19 @@ class Task:
 
     @classmethod
     def of(cls, gm: GraphModule, example_inputs: Sequence[Any], begin: Callable[[], None] = lambda: None) -> "Task":
-        """Return the task of the graph's next call; `begin` is called before each call, in place of dynamo's."""
+        """Return the task of the graph's next call; `begin` is called before each call, in place of dynamo's.
+
+        `gm` is the task's own copy. In it, inputs that a call may change are marked.
+        """
         needs = torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
         )
-        return cls(gm, Inputs.of(gm, example_inputs), needs, begin)
+        inputs = Inputs.of(gm, example_inputs)
+        # Frozen code writes to the user's own buffer, whatever it is called on.
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        for at in inputs.written:
+            placeholders[at].meta[STAYS_INPUT] = True
+        return cls(gm, inputs, needs, begin)
 
     def copy(self) -> GraphModule:
         """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.nn import Parameter
 
 from backend_kwargs.compilers.freezing import guard_identity, guard_versions, lifted_parameters
-from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, may_be_written
 from backend_kwargs.compilers.precision.bounds import Used, is_measured_elsewhere, note_used
 from backend_kwargs.compilers.precision.casts import cast_products
 from backend_kwargs.compilers.precision.error import measured_error
@@ -105,13 +105,14 @@ def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lower
 
         if any(value.is_inference() for value in lifted.values()):
             raise UnfitPrecisionError("a weight is an inference tensor, which has no version counter")
+        lifted = _only_read(lowered.gm, lifted)
         lowered.products = quantise_linears(lowered.gm, lifted, asked.precision, lowered.held)
         nothing = "no linear layer has a floating parameter as its weight"
     else:
         dtype = getattr(torch, precision.dtype)
         lowered.products = cast_products(lowered.gm, dtype)
         if not torch.is_grad_enabled() and not asked.freezing:
-            _hold_casts(lowered, lifted, dtype, asked.precision)
+            _hold_casts(lowered, _only_read(lowered.gm, lifted), dtype, asked.precision)
         nothing = "no product or convolution computes in float32"
     if not lowered.products:
         raise UnfitPrecisionError(nothing)
@@ -126,6 +127,13 @@ def _why_unfit(example_inputs: Sequence[Any], name: str) -> str:
     if torch.is_grad_enabled() and not PRECISIONS[name].trains and any(tensor.requires_grad for tensor in tensors):
         return "it is for inference: call the model under torch.no_grad()"
     return why_slow(name, device, machine()) if PRECISIONS[name].kind == "quantised" else ""
+
+
+def _only_read(gm: GraphModule, lifted: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return the parameters that the graph does not write: after a write it would use the old conversion."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    written = {at for at in lifted if may_be_written(placeholders[at]) or exposes_data(placeholders[at])}
+    return {at: value for at, value in lifted.items() if at not in written}
 
 
 def _hold_casts(lowered: Lowered, lifted: dict[int, torch.Tensor], dtype: torch.dtype, precision: str) -> None:
