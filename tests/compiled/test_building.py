@@ -79,6 +79,36 @@ def test_results_are_the_modules(module, x):
     assert torch.is_grad_enabled()
 
 
+class Residue(Broken):
+    """Its second graph returns what rounding leaves, so a small error of the first graph becomes a large one."""
+
+    def forward(self, x):
+        x = self.linear(x)
+        torch._dynamo.graph_break()
+        return x - x.round(decimals=2)
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot act fully here", "ignore:A graph is compiled without precision")
+@pytest.mark.parametrize("backend", ["tmpl-inductor", "tmpl-inductor:auto"])
+def test_a_precision_is_held_to_its_bound(backend, tmp_path, x):
+    """With `precision`, errors of the module's results up to `max_error` are accepted, and larger ones raise."""
+    options = {"precision": "bf16", "max_error": 0.02}
+    if backend != "tmpl-inductor":
+        options |= {"candidates": [], "store": str(tmp_path / "decisions.sqlite")}
+    config = bk.CompileConfig(backend=backend, options=options)
+    module = Broken()
+    compiled = bk.CompiledModule(config).build(module, [x])
+    torch.testing.assert_close(compiled(x), module(x).detach(), atol=0.02, rtol=0.02)
+    if backend == "tmpl-inductor":
+        with pytest.raises(bk.BackendKwargsError) as raised:
+            bk.CompiledModule(config).build(Residue(), [x])
+        assert re.fullmatch(
+            r"The compiled module gives other results: output\[0\]: error [\d.e+-]+, above max_error=0.02. "
+            r"It is in training mode: call module.eval\(\). To build it anyway, set check_numbers='warn'.",
+            str(raised.value),
+        )
+
+
 @pytest.mark.parametrize(
     "sample",
     [
