@@ -15,6 +15,7 @@ from small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs.compiled.ahead import load_elsewhere
+from backend_kwargs.compilers.auto import race
 
 
 class Counting:
@@ -107,6 +108,21 @@ def test_a_precision_is_held_to_its_bound(backend, tmp_path, x):
             r"It is in training mode: call module.eval\(\). To build it anyway, set check_numbers='warn'.",
             str(raised.value),
         )
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot act fully here")
+def test_a_precision_that_did_not_win_is_not_used(module, x, tmp_path, monkeypatch):
+    """A graph for which auto chose default is made ready again without the precisions that it was permitted."""
+    monkeypatch.setattr(race, "better", lambda challenger, champion, objective: challenger.candidate.name == "default")
+    monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
+    options = {"precision": ("bf16", "fp16"), "max_error": 0.02, "candidates": [], "budget_s": 300.0}
+    config = bk.CompileConfig(backend="tmpl-inductor:auto", options={**options, "store": str(tmp_path / "decisions")})
+    compiled = bk.CompiledModule(config).build(module, [x])
+    before = compiled(x)
+    compiled.deactivate()
+    compiled.activate()
+    assert torch.equal(compiled(x), before)
+    assert "graphs loaded in this process: 1, compiled: 0" in compiled.describe()
 
 
 @pytest.mark.parametrize(
