@@ -23,7 +23,7 @@ from backend_kwargs.compiled.running import (
 )
 from backend_kwargs.compiled.samples import Sample, cloned, described, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
-from backend_kwargs.measure import accuracy
+from backend_kwargs.measure import accuracy, check_error
 
 
 def build(
@@ -161,6 +161,10 @@ def _run_pairs(module: Any, samples: Any) -> list[Any]:
 
 def _judge(config: CompileConfig, module: torch.nn.Module, results: list[Any], eager: list[Any], precise: Any) -> None:
     verdict = accuracy.check(results, eager, precise, tol=config.tolerance, what="output")
+    permitted = config.resolved.options
+    max_error = permitted.get("max_error") if permitted.get("precision") else None
+    if not verdict.passed and max_error is not None and precise is not None:
+        verdict = check_error(results, eager, precise, max_error)
     if verdict.passed:
         return
     hint = " It is in training mode: call module.eval()." if module.training else ""

@@ -213,7 +213,7 @@ def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
     """Return the backend that compiles with auto's decision, without a race."""
     from backend_kwargs.compilers.auto.settings import OPTIONS
 
-    # Under auto `rewrites` names candidates: those that won are in the decision.
+    # Under auto `rewrites` and `precision` name candidates: those that won are in the decision.
     besides = {*OPTIONS, "rewrites"}
     fixed = {name: value for name, value in backend.options.items() if name not in besides}
     clones = True if fixed.get("clone_outputs") is None else fixed["clone_outputs"]
@@ -221,6 +221,8 @@ def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:
     options = {**decision["options"], "auto": False}
     if "rewrites" in backend.options:
         options.setdefault("rewrites", ())
+    if "precision" in backend.options and "precision" not in options:
+        options.update(precision=(), max_error=None)
     chosen = backend.bind("auto's decision", options, untrusted(check))
     return chosen.bind("fixed", {**standing(fixed, options), "clone_outputs": clones, "auto": False})
 

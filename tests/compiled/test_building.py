@@ -15,6 +15,7 @@ from small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs.compiled.ahead import load_elsewhere
+from backend_kwargs.compilers.auto import race
 
 
 class Counting:
@@ -77,6 +78,51 @@ def test_results_are_the_modules(module, x):
     torch.testing.assert_close(result, module(x))
     assert not result.requires_grad
     assert torch.is_grad_enabled()
+
+
+class Residue(Broken):
+    """Its second graph returns what rounding leaves, so a small error of the first graph becomes a large one."""
+
+    def forward(self, x):
+        x = self.linear(x)
+        torch._dynamo.graph_break()
+        return x - x.round(decimals=2)
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot act fully here", "ignore:A graph is compiled without precision")
+@pytest.mark.parametrize("backend", ["tmpl-inductor", "tmpl-inductor:auto"])
+def test_a_precision_is_held_to_its_bound(backend, tmp_path, x):
+    """With `precision`, errors of the module's results up to `max_error` are accepted, and larger ones raise."""
+    options = {"precision": "bf16", "max_error": 0.02}
+    if backend != "tmpl-inductor":
+        options |= {"candidates": [], "store": str(tmp_path / "decisions.sqlite")}
+    config = bk.CompileConfig(backend=backend, options=options)
+    module = Broken()
+    compiled = bk.CompiledModule(config).build(module, [x])
+    torch.testing.assert_close(compiled(x), module(x).detach(), atol=0.02, rtol=0.02)
+    if backend == "tmpl-inductor":
+        with pytest.raises(bk.BackendKwargsError) as raised:
+            bk.CompiledModule(config).build(Residue(), [x])
+        assert re.fullmatch(
+            r"The compiled module gives other results: output\[0\]: error [\d.e+-]+, above max_error=0.02. "
+            r"It is in training mode: call module.eval\(\). To build it anyway, set check_numbers='warn'.",
+            str(raised.value),
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot act fully here")
+def test_a_precision_that_did_not_win_is_not_used(module, x, tmp_path, monkeypatch):
+    """A graph for which auto chose default is made ready again without the precisions that it was permitted."""
+    monkeypatch.setattr(race, "better", lambda challenger, champion, objective: challenger.candidate.name == "default")
+    monkeypatch.setattr(race._Race, "_not_slower", lambda self, champion, eager: champion)
+    options = {"precision": ("bf16", "fp16"), "max_error": 0.02, "candidates": [], "budget_s": 300.0}
+    config = bk.CompileConfig(backend="tmpl-inductor:auto", options={**options, "store": str(tmp_path / "decisions")})
+    compiled = bk.CompiledModule(config).build(module, [x])
+    before = compiled(x)
+    compiled.deactivate()
+    compiled.activate()
+    assert torch.equal(compiled(x), before)
+    assert "graphs loaded in this process: 1, compiled: 0" in compiled.describe()
 
 
 @pytest.mark.parametrize(
