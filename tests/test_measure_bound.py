@@ -233,3 +233,8 @@ def test_the_innermost_cause_is_the_reason():
 
 def test_a_result_without_numbers_has_no_error():
     assert check_error([True, "a"], [True, "a"], [True, "a"], 0.1).error == 0.0
+
+
+def test_integers_are_compared_by_value():
+    """A large integer equals another object of the same value."""
+    assert check_error([int("100000")], [int("100000")], [int("100000")], 0.1).error == 0.0

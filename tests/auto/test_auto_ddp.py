@@ -12,7 +12,7 @@ from graphs import backend_of
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.compilers.auto import race
+from backend_kwargs.compilers.auto import ddp_buckets, race
 
 
 class Masked(nn.Module):
@@ -104,3 +104,8 @@ def test_report_tells_each_buckets_own_decision(wrapped, races, monkeypatch):
     compiled(tokens)
     heads = [graph.race.table.splitlines()[0] for graph in bk.report(compiled).graphs]
     assert heads == [f"auto: eager for graph {at} (0.1 s)" for at in range(len(heads))]
+
+
+def test_a_size_is_passed_on_as_it_is():
+    """Inputs of a bucket that are no tensors are those of the call."""
+    assert ddp_buckets.Bucket(torch.fx.symbolic_trace(nn.Identity()), [7]).inputs() == [7]

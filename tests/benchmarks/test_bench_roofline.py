@@ -61,9 +61,16 @@ def test_no_limit(work):
     assert limit(work, H200) is None
 
 
-def test_between_two_bandwidths_the_less_certain_counts():
-    """A mix of reading and copying has the uncertainty of the less certain bandwidth."""
-    unsure = replace(H200, figures={**H200.figures, "copy": figure(4.0e12, "B/s", 0.05)})
+@pytest.mark.parametrize(
+    "copy",
+    [
+        pytest.param(Figure(4.0e12, 4.0e12 / 1.05, 4.0e12, "B/s", "test"), id="too fast"),
+        pytest.param(Figure(4.0e12, 4.0e12, 4.0e12 * 1.05, "B/s", "test"), id="too slow"),
+    ],
+)
+def test_between_two_bandwidths_the_less_certain_counts(copy):
+    """A mix of reading and copying has the uncertainty of the less certain bandwidth, in either direction."""
+    unsure = replace(H200, figures={**H200.figures, "copy": copy})
     assert limit(Work(0, 6.2e9, written=1.55e9), unsure).tolerance == pytest.approx(0.05)
 
 
