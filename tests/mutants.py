@@ -60,7 +60,7 @@ TESTS: Mapping[str, str] = {
     "backend_kwargs/options.py": "test_options.py test_catalogue.py test_backend_written.py",
     "backend_kwargs/backend.py": "test_backend.py test_backend_written.py test_backend_environment.py test_registry.py"
     " test_dynamo_backends.py test_inductor.py",
-    "*/cudagraph_outputs.py": "test_inductor.py test_effects.py",
+    "*/cudagraph_outputs.py": "test_inductor.py test_effects.py freezing/",
     "*/rewrites/apply.py": "rewrites/test_rewrites.py rewrites/test_linear.py",
     "*/rewrites/attention.py": "rewrites/test_attention.py rewrites/test_rewrite_cases.py",
     "*/rewrites/convolution.py": "rewrites/test_convolution.py",

@@ -182,9 +182,16 @@ def test_a_long_call_is_a_sample(clock):
     assert clock.calls == 3 + 1 + 4  # warm-up, finding the repeats, rounds
 
 
-@pytest.mark.parametrize(("hold", "alive"), [pytest.param(True, 1, id="held"), pytest.param(False, 0, id="dropped")])
+@pytest.mark.parametrize(
+    ("options", "alive"),
+    [
+        pytest.param({}, 1, id="default"),
+        pytest.param({"hold": True}, 1, id="held"),
+        pytest.param({"hold": False}, 0, id="dropped"),
+    ],
+)
 @pytest.mark.parametrize("seconds", [pytest.param(1e-5, id="repeated"), pytest.param(2e-3, id="one-call")])
-def test_a_result_is_held_until_the_next_call_returns(clock, hold, alive, seconds):
+def test_a_result_is_held_until_the_next_call_returns(clock, options, alive, seconds):
     """Every timed call runs while the previous call's result is alive, unless results are dropped."""
     results, seen = weakref.WeakSet(), []
 
@@ -195,7 +202,7 @@ def test_a_result_is_held_until_the_next_call_returns(clock, hold, alive, second
         results.add(made)
         return made
 
-    interleave({"loop": call, "other": lambda: clock.passes(1e-3)}, rounds=3, device=CPU, warmup=1, hold=hold)
+    interleave({"loop": call, "other": lambda: clock.passes(1e-3)}, rounds=3, device=CPU, warmup=1, **options)
     assert set(seen[1:]) == {alive}
 
 

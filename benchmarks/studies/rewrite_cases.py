@@ -200,7 +200,9 @@ CASES: dict[str, RewriteCase] = {
         1.05,
         1.10,
     ),
-    "RegNetY-032, 128 images": RewriteCase(partial(timm, "regnety_032", 128, 64), "convolution", 1.1, 1.08, race_s=45),
+    "RegNetY-032, 128 images": RewriteCase(
+        partial(timm, "regnety_032", 128, 64), "grouped_convolution", 1.1, 2.0, race_s=45
+    ),
     "Swin-T, 128 images": RewriteCase(partial(timm, "swin_tiny_patch4_window7_224", 128, 56), "attention", None, 1.15),
     "layer norm 32768 x 4096, forward and backward": RewriteCase(
         norm, "layer_norm_backward", None, 1.02, mode="training"
@@ -238,6 +240,13 @@ def conv(channels: int, out: int, side: int, kernel: int, place: Place, *, resid
     return (lambda x: F.relu(layer(x))), (x,)
 
 
+def conv_in_groups(channels: int, groups: int, side: int, kernel: int, stride: int, place: Place) -> Made:
+    """Return a convolution in groups without what follows."""
+    layer = nn.Conv2d(channels, channels, kernel, stride, kernel // 2, groups=groups, bias=False)
+    layer = place.ready(layer).to(memory_format=torch.channels_last)
+    return layer, (place.images(128, channels, side),)
+
+
 def linear(rows: int, width: int, inner: int, activation: Callable[[Tensor], Tensor], place: Place) -> Made:
     """Return a linear layer with bias and an activation."""
     layer = place.ready(nn.Linear(width, inner))
@@ -255,21 +264,41 @@ def causal(batch: int, heads: int, tokens: int, width: int, place: Place) -> Mad
     return (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)), (q, k, v)
 
 
-PATTERNS: dict[str, tuple[str, Callable[[Place], Made]]] = {
-    f"{kernel}x{kernel} conv {channels} -> {out} @{side}{' + residual' if residual else ''}": (
-        "convolution",
-        partial(conv, channels, out, side, kernel, residual=residual),
-    )
-    for channels, out, side, kernel in ((64, 64, 56, 3), (64, 256, 56, 1), (256, 64, 56, 1), (256, 1024, 14, 1))
-    for residual in (False, True)
-} | {
-    "linear 16384 x (768 -> 3072) + tanh-GELU": ("linear_activation", partial(linear, 16384, 768, 3072, tanh_gelu)),
-    "linear 16384 x (768 -> 3072) + ReLU": ("linear_activation", partial(linear, 16384, 768, 3072, F.relu)),
-    "linear 8192 x (1024 -> 4096) + tanh-GELU": ("linear_activation", partial(linear, 8192, 1024, 4096, tanh_gelu)),
-    "linear 8192 x (1024 -> 4096) + GELU": ("approximate_gelu", partial(linear, 8192, 1024, 4096, F.gelu)),
-    "windows of 64, 8 heads of 32": ("attention", partial(windows, 1024, 8, 64)),
-    "windows of 49, 4 heads of 32": ("attention", partial(windows, 2048, 4, 49)),
-    "rotary embedding": ("rotary", CASES["rotary embedding, 4 x 40 heads x 4096 x 128"].make),
-    "causal attention, 8 x 16 x 2048 x 128": ("cudnn_attention", partial(causal, 8, 16, 2048, 128)),
-    "causal attention, 8 x 12 x 1024 x 64": ("cudnn_attention", partial(causal, 8, 12, 1024, 64)),
-}
+PATTERNS: dict[str, tuple[str, Callable[[Place], Made]]] = (
+    {
+        f"{kernel}x{kernel} conv {channels} -> {out} @{side}{' + residual' if residual else ''}": (
+            "convolution",
+            partial(conv, channels, out, side, kernel, residual=residual),
+        )
+        for channels, out, side, kernel in ((64, 64, 56, 3), (64, 256, 56, 1), (256, 64, 56, 1), (256, 1024, 14, 1))
+        for residual in (False, True)
+    }
+    | {
+        f"{kernel}x{kernel} conv of {channels} in {groups} groups @{side}, stride {stride}": (
+            "grouped_convolution",
+            partial(conv_in_groups, channels, groups, side, kernel, stride),
+        )
+        for channels, groups, side, kernel, stride in (
+            (576, 24, 14, 3, 1),  # RegNetY
+            (216, 9, 28, 3, 1),
+            (216, 9, 56, 3, 2),
+            (72, 3, 56, 3, 1),
+            (128, 32, 56, 3, 1),  # ResNeXt
+            (512, 32, 14, 3, 1),
+            (96, 96, 56, 7, 1),  # ConvNeXt
+            (384, 384, 14, 7, 1),
+            (960, 960, 14, 3, 1),  # EfficientNetV2
+        )
+    }
+    | {
+        "linear 16384 x (768 -> 3072) + tanh-GELU": ("linear_activation", partial(linear, 16384, 768, 3072, tanh_gelu)),
+        "linear 16384 x (768 -> 3072) + ReLU": ("linear_activation", partial(linear, 16384, 768, 3072, F.relu)),
+        "linear 8192 x (1024 -> 4096) + tanh-GELU": ("linear_activation", partial(linear, 8192, 1024, 4096, tanh_gelu)),
+        "linear 8192 x (1024 -> 4096) + GELU": ("approximate_gelu", partial(linear, 8192, 1024, 4096, F.gelu)),
+        "windows of 64, 8 heads of 32": ("attention", partial(windows, 1024, 8, 64)),
+        "windows of 49, 4 heads of 32": ("attention", partial(windows, 2048, 4, 49)),
+        "rotary embedding": ("rotary", CASES["rotary embedding, 4 x 40 heads x 4096 x 128"].make),
+        "causal attention, 8 x 16 x 2048 x 128": ("cudnn_attention", partial(causal, 8, 16, 2048, 128)),
+        "causal attention, 8 x 12 x 1024 x 64": ("cudnn_attention", partial(causal, 8, 12, 1024, 64)),
+    }
+)

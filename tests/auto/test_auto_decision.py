@@ -327,6 +327,7 @@ def test_what_a_file_can_hold(value, kept):
         pytest.param((RaceRow("default", status="fail_to_run"),), False, id="default failed"),
         pytest.param((RaceRow("default", status="oom"),), False, id="no memory"),
         pytest.param((RaceRow("default", status="timeout"),), False, id="no time"),
+        pytest.param((RaceRow("".join(("def", "ault")), status="timeout"),), False, id="a name that was read"),
         pytest.param((RaceRow("default", status="unavailable"),), False, id="not installed"),
         pytest.param((RaceRow("default"), RaceRow("step", status="oom")), True, id="a step failed"),
     ],

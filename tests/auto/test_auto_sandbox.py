@@ -119,3 +119,9 @@ def test_a_libdevice_of_the_users_stays(monkeypatch):
     with own_libdevice():
         pass
     assert os.environ[LIBDEVICE] == "mine.bc"
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_the_gradient_of_one_number_is_one(shape):
+    """A loss is differentiated as `backward()` does it."""
+    assert torch.equal(workload._cotangent(torch.full(shape, 3.0)), torch.ones(shape))

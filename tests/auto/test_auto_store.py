@@ -219,3 +219,19 @@ def test_the_copy_of_a_damaged_store_is_nobody_elses(store, monkeypatch):
     os.umask(mask)
     assert (seen, stat.S_IMODE(store.stat().st_mode)) == ([0o600], 0o644)
     assert Store(store).find(KEY) == MADE
+
+
+def test_a_damaged_store_where_files_have_no_links(store, monkeypatch):
+    """It is renamed, with its content, and a new one has its decisions."""
+
+    def refuse(*_):
+        raise OSError("no links here")
+
+    Store(store).add(MADE)
+    content = store.read_bytes()
+    monkeypatch.setattr(module.os, "link", refuse)
+    with pytest.warns(BackendKwargsWarning, match="A new one has the 1 decisions that can be read"):
+        Store(store)._mend(module.DamagedError("planted"), store.stat().st_ino)
+    (aside,) = [each for each in store.parent.iterdir() if each != store]
+    assert aside.read_bytes() == content
+    assert [each.key for each in Store(store).all()] == [MADE.key]

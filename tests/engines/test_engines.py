@@ -192,6 +192,30 @@ def test_what_the_exporter_translates_wrongly_runs_in_eager(fn, op, reason):
     assert bk.report(compiled).graphs[0].engine.fallbacks == {op: reason}
 
 
+LARGE = torch.tensor([2**53 + 1, -(2**40) - 5, 2**31, 2**61 + 1, -7, 2**24 + 1])
+INTEGERS = {
+    "sum": lambda x: (x + 1).sum(),
+    "prod": lambda x: x.prod(),
+    "floor": lambda x: torch.div(x + 1, 3, rounding_mode="floor"),
+    "trunc": lambda x: torch.div(x + 1, 3, rounding_mode="trunc"),
+    "pow": lambda x: (x + 1) ** 2,
+    "compared": lambda x: torch.where(x + 1 > 2**35, x * 3, -x),
+    "clamped": lambda x: (x + 1).clamp(-(2**35), 2**35),
+    "filled": lambda x: (x + 1).masked_fill(x > 0, 2**40),
+    "converted": lambda x: (x.double() * 1.5).to(torch.int64),
+    "32 bits": lambda x: (x.to(torch.int32) + 2**30).abs().amax(0),
+    "topk": lambda x: (x % 2).topk(3)[1],
+}
+
+
+@both
+@pytest.mark.parametrize("fn", INTEGERS.values(), ids=INTEGERS)
+def test_integers_are_exact(engine, fn):
+    """Integers that floats, or 32 bits, cannot represent give eager's results."""
+    given = torch.compile(fn, backend=bk.make_backend(engine))(LARGE)
+    torch.testing.assert_close(given, fn(LARGE), rtol=0, atol=0)
+
+
 WITHOUT_TORCHVISION = """
 import importlib.util, sys
 found = importlib.util.find_spec

@@ -24,6 +24,7 @@ SCORES = {
     "in place": lambda q, k, b: (q @ k.transpose(-2, -1)).mul_(0.3).add_(b),
     "no bias": lambda q, k, b: q @ k.transpose(-2, -1) * 0.3,
     "a scale of heads": lambda q, k, b: (q @ k.transpose(-2, -1)) * HEADS.to(q.dtype) + b,
+    "a scale of heads in four dimensions": lambda q, k, b: (q @ k.transpose(-2, -1)) * HEADS.to(q.dtype)[None] + b,
     "float32": lambda q, k, b: (q @ k.transpose(-2, -1)).float() * 0.3 + b,
 }
 BIASES = {
@@ -73,13 +74,13 @@ def test_computes_the_same(dtype, scores, bias, heads_last, strided, seed):
     assert rewriting.counts["attention"] + counters["inductor"]["fuse_attention"] == 1
 
 
-def windows(images, masks=4, mask_of_image=1):
+def windows(images, masks=4, mask_of_image=1, apply=torch.add):
     """Return attention in windows with a position bias and masks of each image's windows, as in Swin."""
     table, mask = torch.randn(3, 5, 5), torch.randn(mask_of_image, masks, 1, 5, 5).mul(9).round()
 
     def call(q, k, v, scale=0.3):
         scores = (q * scale) @ k.transpose(-2, -1) + table.to(q.dtype).unsqueeze(0)
-        scores = scores.view(-1, masks, 3, 5, 5) + mask.to(q.dtype)
+        scores = apply(scores.view(-1, masks, 3, 5, 5), mask.to(q.dtype))
         weights = scores.view(-1, 3, 5, 5).softmax(-1)
         return (weights @ v).transpose(1, 2).reshape(q.shape[0], 5, -1)
 
@@ -106,6 +107,23 @@ def test_masks_of_each_image_stay():
     assert matched(fn, args, "attention") == 0
 
 
+def test_masks_that_multiply_stay():
+    """Only masks that are added are a bias."""
+    fn, args = windows(2, apply=torch.mul)
+    assert matched(fn, args, "attention") == 0
+
+
+def test_keys_of_one_head():
+    """Keys and values that are repeated for each head match."""
+    q, k, v = torch.randn(2, 3, 5, 16), torch.randn(2, 1, 7, 16), torch.randn(2, 1, 7, 16)
+    fn = lambda q, k, v: K(q, k.expand(2, 3, 7, 16), 0.5).softmax(-1) @ v.expand(2, 3, 7, 16)  # noqa: E731
+    rewriting = Rewriting(fn, "attention")
+    counters.clear()
+    with torch.no_grad():
+        agrees(rewriting(q, k, v), fn, (q, k, v))
+    assert rewriting.counts["attention"] + counters["inductor"]["fuse_attention"] <= 1
+
+
 def test_heads_merged():
     """Attention with three dimensions matches."""
     q, k, v = (torch.randn(6, 5, 8) for _ in range(3))
@@ -122,7 +140,7 @@ def test_masks(value):
     assert matched(attention(SCORES["scaled"]), (*qkv, b), "attention") == 1
 
 
-K = SCORES["scaled"]
+K, QUERIES = SCORES["scaled"], torch.rand(1, 5, 1)
 NEAR = {
     "the bias is scaled too": lambda q, k, v, b: ((q @ k.transpose(-2, -1) + b) * 0.3).softmax(-1) @ v,
     "the weights are returned": lambda q, k, v, b: (w := K(q, k, b).softmax(-1), w @ v),
@@ -135,6 +153,8 @@ NEAR = {
     "a scale of heads of another dtype": lambda q, k, v, b: (
         (q @ k.transpose(-2, -1) * HEADS.double() + b).softmax(-1).to(v.dtype) @ v
     ),
+    "a scale for each query": lambda q, k, v, b: (q @ k.transpose(-2, -1) * QUERIES).softmax(-1) @ v,
+    "a scale of zero": lambda q, k, v, b: (q @ k.transpose(-2, -1) * 0.0 + b).softmax(-1) @ v,
     "a scale for each key": lambda q, k, v, b: (q @ k.transpose(-2, -1) * b).softmax(-1) @ v,
     "a function of the scores": lambda q, k, v, b: (q @ k.transpose(-2, -1)).tanh().softmax(-1) @ v,
     "weights on the right": lambda q, k, v, b: v.transpose(-2, -1) @ K(q, k, b).softmax(-1).transpose(-2, -1),
@@ -193,11 +213,11 @@ def with_bias(by, keys, bias, grad=False):
     return gm
 
 
-def repeated(table, mask):
+def repeated(table, mask, first=False):
     """Return a bias with repeated masks, as timm passes it to scaled_dot_product_attention."""
     keys = table.shape[-1]
-    masks = mask.view(1, 4, 1, keys, keys).expand(2, -1, 4, -1, -1)
-    return table.unsqueeze(0) + masks.reshape(-1, 4, keys, keys)
+    masks = mask.view(1, 4, 1, keys, keys).expand(2, -1, 4, -1, -1).reshape(-1, 4, keys, keys)
+    return masks + table.unsqueeze(0) if first else table.unsqueeze(0) + masks
 
 
 def pad(graph):
@@ -217,6 +237,8 @@ def pad(graph):
 FEW = {
     "one of all": ("cudnn", lambda table, mask: table.expand(8, 4, *table.shape[1:]), (8, 4, 49, 49)),
     "one that repeats": ("cudnn", repeated, (4, 4, 49, 49)),
+    "one that repeats, first": ("cudnn", lambda table, mask: repeated(table, mask, first=True), (4, 4, 49, 49)),
+    "a sum": ("cudnn", lambda table, mask: table.expand(8, 4, *table.shape[1:]) + mask, (8, 4, 49, 49)),
     "one that was padded": ("efficient", repeated, (4, 4, 49, 49)),
 }
 

@@ -89,6 +89,7 @@ NEAR = {
     "scaled bias": lambda x: F.relu(torch.addmm(LINEAR.bias, x, LINEAR.weight, beta=2)),
     "scaled product": lambda x: F.relu(torch.addmm(LINEAR.bias, x, LINEAR.weight, alpha=2)),
     "another user": lambda x: (y := LINEAR(x)) * F.relu(y),
+    "another user before": lambda x: ((y := LINEAR(x)).sum(-1), tanh_gelu(y)),
     "the product is returned": lambda x: (y := LINEAR(x), tanh_gelu(y)),
     "ReLU6": lambda x: F.relu6(LINEAR(x)),
     "SiLU": lambda x: F.silu(LINEAR(x)),

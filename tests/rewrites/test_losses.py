@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from lowering import Changed, gradients
 
 import backend_kwargs
+from backend_kwargs.compilers.inductor.rewrites import operators
 
 SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 CHANGES = ("cross_entropy", "linear_cross_entropy")
@@ -102,6 +103,7 @@ NEAR_LINEAR = {
     "bias": lambda x: F.cross_entropy(F.linear(x, W, W[0]), T),
     "the logits have another user": lambda x: F.cross_entropy(y := F.linear(x, W), T) + y.sum(),
     "something between": lambda x: F.cross_entropy(F.linear(x, W) * 2, T),
+    "a product with a weight that is not transposed": lambda x: F.cross_entropy(x @ W, T),
 }
 
 
@@ -111,6 +113,15 @@ def test_near_miss_with_linear(fn):
     changed, x = Changed(fn, "linear_cross_entropy"), torch.randn(4, 4)
     torch.testing.assert_close(gradients(changed, [x]), gradients(fn, [x]))
     assert changed.counts["linear_cross_entropy"] == 0
+
+
+def test_without_gradients_there_are_none():
+    """In inference the operator returns no gradients, of the sizes that its fake kernel gives."""
+    args = torch.randn(6, 4), torch.randn(5, 4), torch.randint(5, (6,)), -100, False
+    real = operators.linear_cross_entropy(*args)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = operators.linear_cross_entropy(*(mode.from_tensor(a) if torch.is_tensor(a) else a for a in args))
+    assert [each.shape for each in real] == [each.shape for each in fake] == [(), (0,), (0,)]
 
 
 def test_memory():

@@ -104,13 +104,14 @@ def test_packs_stay_where_they_are():
     assert torch.equal(pack.buffer, torch.cat([each.detach() for each in tensors]))
 
 
-LAYERS = Heads()
+LAYERS, PLAIN = Heads(), (torch.randn(4, 8), torch.randn(2, 8))
 NEAR = {
     "one layer": lambda x: [LAYERS.q(x)],
     "other inputs": lambda x: [LAYERS.q(x), LAYERS.k(x + 1)],
     "with bias and without": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.k.weight)],
     "a weight that is computed": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.k.weight * 2, LAYERS.k.bias)],
     "a weight that is no parameter": lambda x: [F.linear(x, x), F.linear(x, x + 1)],
+    "weights that are no parameters": lambda x: [F.linear(x, PLAIN[0]), F.linear(x, PLAIN[1])],
     "a weight that the graph changes": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.v.weight.mul_(1), LAYERS.v.bias)],
 }
 

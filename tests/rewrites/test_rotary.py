@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from lowering import Changed, gradients
 
 import backend_kwargs
+from backend_kwargs.compilers.inductor.rewrites import rotary
 from backend_kwargs.harness.named_models import imported
 
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
@@ -86,7 +87,13 @@ def plus(x):
     return torch.cat((second, first), -1)
 
 
+def other_sines(x):
+    cos, sin, first, second = COS[:, :4], SIN[:, :4], x[..., :4], x[..., 4:]
+    return torch.cat((first * cos - second * sin, second * cos + first * (2 * sin)), -1)
+
+
 NEAR = {
+    "other sines": other_sines,
     "no sign": lambda x: x * COS + plus(x) * SIN,
     "less": lambda x: x * COS - rotate_half(x) * SIN,
     "of another": lambda x: x * COS + rotate_half(x + 1) * SIN,
@@ -114,6 +121,20 @@ def test_near_miss(fn):
     changed, x = Changed(call, "rotary"), torch.randn(2, 2, 5, 8)
     torch.testing.assert_close(gradients(changed, [x]), gradients(call, [x]))
     assert changed.counts["rotary"] == 0
+
+
+@pytest.mark.parametrize(("trained", "passes"), [(False, 2), (True, 4)], ids=["inference", "training"])
+def test_what_it_saves(trained, passes):
+    """A share of the traffic of a pass over the input, forward and, in training, backward."""
+    saved = []
+
+    def look(gm, example_inputs):
+        saved.append(rotary.fuse_rotary(gm, example_inputs).bytes)
+        return gm.forward
+
+    x = torch.randn(2, 2, 5, 8, requires_grad=trained)
+    torch.compile(lambda x: x * COS + rotate_half(x) * SIN, backend=look)(x)
+    assert saved == [passes * rotary.GAIN * x.nbytes]
 
 
 def test_angles_with_gradients_stay():

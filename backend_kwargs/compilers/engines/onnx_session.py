@@ -28,6 +28,7 @@ from torch.utils.dlpack import from_dlpack
 from backend_kwargs.compilers.engines.engine import Run, argument
 from backend_kwargs.compilers.engines.onnx_settings import Settings
 from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
+from backend_kwargs.compilers.parts import op_name
 
 LEVELS = {
     "disabled": "ORT_DISABLE_ALL",
@@ -44,7 +45,14 @@ TYPES = {
     torch.bool: "bool",
 }
 # The exporter writes exp(x*x) * erfc(x), which overflows.
-DENIED: Mapping[str, str] = MappingProxyType({"special_erfcx": "the exporter's formula overflows"})
+DENIED: Mapping[str, str] = MappingProxyType(
+    {
+        "special_erfcx": "the exporter's formula overflows",
+        "topk": "ONNX Runtime orders equal values differently",
+    }
+)
+# The results are rounded or saturated where floating-point numbers cannot represent them.
+IN_FLOATING_POINT = frozenset({"sum", "prod", "div", "pow"})
 # What the exporter drops without a word.
 UNTRANSLATED: Mapping[str, str] = MappingProxyType(
     {
@@ -67,6 +75,9 @@ class ONNXRuntime:
     def lacks(self, node: fx.Node) -> str:
         if not _registry().is_registered(node.target):
             return "ONNX Runtime does not have it"
+        value = node.meta["val"]
+        if op_name(node) in IN_FLOATING_POINT and not value.is_floating_point():
+            return "ONNX Runtime computes it in floating point for integers"
         return next((reason for name, reason in UNTRANSLATED.items() if argument(node, name)), "")
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:

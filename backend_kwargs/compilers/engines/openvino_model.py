@@ -13,14 +13,10 @@ from torch import fx
 from backend_kwargs.compilers.engines.engine import Run
 from backend_kwargs.compilers.engines.openvino_settings import Settings
 from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
-from backend_kwargs.compilers.parts import calls_of, op_name
+from backend_kwargs.compilers.parts import calls_of
 
-TYPES = {
-    torch.float32: "f32",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.bool: "boolean",
-}
+# No integers: on a CPU OpenVINO computes int64 in 32 bits, and saturates or rounds int32, without an error.
+TYPES = {torch.float32: "f32", torch.bool: "boolean"}
 HINT = "INFERENCE_PRECISION_HINT"
 OUT_OF_BOUNDS = "eager raises if an index is out of bounds"
 DENIED: Mapping[str, str] = MappingProxyType(
@@ -28,8 +24,6 @@ DENIED: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "OpenVINO orders equal values differently")
     | dict.fromkeys(("var", "var_mean", "std", "std_mean"), "OpenVINO ignores the correction")
 )
-# OpenVINO rounds these differently from torch if the operands are integers.
-ROUNDED = frozenset({"div", "floor_divide", "remainder", "fmod", "avg_pool1d", "avg_pool2d", "avg_pool3d"})
 
 
 class OpenVINO:
@@ -43,11 +37,8 @@ class OpenVINO:
         self.settings = settings
 
     def lacks(self, node: fx.Node) -> str:
-        value = node.meta["val"]
         if str(node.target) not in _translated():
             return "OpenVINO does not have it"
-        if isinstance(value, torch.Tensor) and not value.is_floating_point() and op_name(node) in ROUNDED:
-            return "OpenVINO rounds integers otherwise"
         empty = any(isinstance(each, list | tuple) and not each for each in node.args)
         return "OpenVINO has no type for an empty list" if empty else ""
 
