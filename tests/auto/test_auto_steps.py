@@ -21,6 +21,7 @@ from backend_kwargs.compilers.auto.candidates import (
     why_not_raced,
 )
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product
+from backend_kwargs.compilers.engines import openvino_native
 from backend_kwargs.errors import BackendKwargsError
 
 CPU = GraphStats("cpu", 9, 1, 0, 0, 0, 0, 0, 0.0, 1e9, 0.0, False, False, False, False)
@@ -383,3 +384,14 @@ ALLOWED = [*STEPS, rewriting("packed"), rewriting("attention"), RaceCandidate("m
 def test_which_stored_options_are_followed(winner, options, trusts):
     """Each option must be one that an allowed candidate sets, to the same value."""
     assert trusted(winner, options, "", iter(ALLOWED)) is trusts
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [pytest.param({}, "", id="none"), pytest.param({"precision": "bf16"}, "not on this CPU", id="one it lacks")],
+)
+def test_a_precision_that_a_compiler_lacks(monkeypatch, options, why):
+    """A candidate in a precision for which the compiler has no kernels is skipped, with the reason."""
+    monkeypatch.setattr(openvino_native, "why_not_in", lambda hint: "not on this CPU")
+    candidate = RaceCandidate("openvino-native", options, compiler="openvino-native")
+    assert why_not_raced(candidate, CPU, frozen=True) == why

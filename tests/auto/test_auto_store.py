@@ -58,6 +58,22 @@ def test_limits_of_a_connection():
         connection.execute("SELECT 1")
 
 
+@pytest.mark.parametrize(
+    ("looks", "raised"),
+    [
+        pytest.param(0, KeyboardInterrupt, id="at Ctrl-C"),
+        pytest.param(module.LOOKS + 1, sqlite3.OperationalError, id="after too long"),
+    ],
+)
+def test_why_a_statement_stopped(looks, raised):
+    """SQLite gives one error for both; the number of looks tells them apart."""
+    with module._connection(":memory:", 0) as connection:
+        connection.looks = looks
+        connection.set_progress_handler(lambda: 1, 1)
+        with pytest.raises(raised):
+            connection.rows("SELECT 1")
+
+
 def test_it_gives_up_on_a_file_that_stays_damaged(store, monkeypatch):
     """After five tries to replace it the write fails."""
     mended = []

@@ -323,7 +323,7 @@ def standing(fixed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
 
 
 def precision_candidates(
-    precisions: Iterable[str], max_error: float | None, compilers: Iterable[str] = (), *, frozen: bool = False
+    precisions: Iterable[str], max_error: float | None, compilers: Iterable[str] = ()
 ) -> list[RaceCandidate]:
     """Return a step for each precision that the user consents to, within the bound that was given with it.
 
@@ -342,7 +342,8 @@ def precision_candidates(
         )
         for name in precisions
     ]
-    return [*steps, *(_of_compiler(text, frozen=frozen) for text in filter(None, texts))]
+    # Compilers that have precisions make parameters constants in any case.
+    return [*steps, *(_of_compiler(text, frozen=True) for text in filter(None, texts))]
 
 
 def step_names() -> list[str]:

@@ -188,7 +188,7 @@ class _Race:
         frozen, settings = self.request.frozen, self.settings
         candidates = candidates_for(self.stats, settings.effort, named, options_of, frozen=frozen)
         compilers = [each.name for each in candidates if each.compiler]
-        precise = precision_candidates(settings.precision, settings.max_error, compilers, frozen=frozen)
+        precise = precision_candidates(settings.precision, settings.max_error, compilers)
         left = [*candidates, *self._rewrites(), *precise]
         count = len(left)
         while left:
