@@ -72,9 +72,10 @@ def test_what_is_raced(store, options, wanted):
     rows = rows_of(store)
     assert set(rows) - {"eager", "default"} == wanted
     for name in wanted:
-        assert rows[name].status == "pass", rows[name].reason
         # Where oneDNN's exact GELU is the fastest so far, nothing is left to approximate.
-        assert rows[name].rewritten.get(name) == 1 or "onednn" in rows[name].options["rewrites"]
+        may_find_nothing = "onednn" in rows[name].options["rewrites"]
+        assert rows[name].status in (("pass", "same code") if may_find_nothing else ("pass",)), rows[name].reason
+        assert rows[name].rewritten.get(name) == 1 or may_find_nothing
 
 
 def test_what_does_not_match_is_not_compiled(store):

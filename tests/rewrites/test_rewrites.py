@@ -275,13 +275,14 @@ import backend_kwargs
 from torch import nn
 from torch._dynamo.utils import counters
 
+torch.manual_seed(0)
 model, x = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.LayerNorm(8)), torch.randn(4, 8)
 names = ("onednn", "layer_norm_backward")
 compiled = torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor", rewrites=names))
 with torch.no_grad():
     torch.testing.assert_close(compiled(x), model(x))
 got, want = (torch.autograd.grad(fn(x).square().sum(), list(model.parameters())) for fn in (compiled, model))
-torch.testing.assert_close(got, want)
+torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 graphs = backend_kwargs.report(compiled).graphs
 print(counters["aot_autograd"]["autograd_cache_hit"], *(dict(graph.rewritten) for graph in graphs))
 """
