@@ -1,7 +1,7 @@
 """The syntax of a backend, `"backend[:template[+template]]"`, and of lists of backends with options."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
@@ -35,6 +35,11 @@ def split_candidates(text: str) -> list[tuple[str, dict[str, str]]]:
     if not candidates or re.sub(r"\s", "", joined) != re.sub(r"\s", "", text).rstrip(","):
         raise BackendKwargsError(f"Cannot read backends {shown(text)}; write them 'a,b:template,c[option=value]'.")
     return [(spec, dict(map(split_assignment, _assignments(options)))) for spec, options in candidates]
+
+
+def join_candidate(spec: str, options: Mapping[str, str]) -> str:
+    """Write one of the candidates that `split_candidates` reads."""
+    return f"{spec}[{','.join(f'{name}={value}' for name, value in options.items())}]" if options else spec
 
 
 def split_outside(text: str) -> list[str]:

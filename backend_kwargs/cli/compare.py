@@ -21,7 +21,7 @@ from backend_kwargs.compilers.others import OTHERS, in_precision
 from backend_kwargs.compilers.precision import table
 from backend_kwargs.errors import BackendKwargsError, error_text
 from backend_kwargs.registry import PLAIN
-from backend_kwargs.spec import split_candidates
+from backend_kwargs.spec import join_candidate, split_candidates
 
 if TYPE_CHECKING:
     from backend_kwargs.compare import Comparison
@@ -125,10 +125,10 @@ def _in_precisions(precision: str | None, max_error: float | None, backends: str
     names = table.named(precision)
     if names and max_error is None:
         raise BackendKwargsError("--precision needs --max-error, the largest relative error of an output: 1e-2, say.")
-    others = [(spec, _label(spec, own)) for spec, own in split_candidates(backends) if spec in OTHERS]
+    others = [(spec, join_candidate(spec, own)) for spec, own in split_candidates(backends) if spec in OTHERS]
     found = []
     for name in names:
-        found.append(f"tmpl-inductor[precision={name},max_error={max_error!r}]")
+        found.append(join_candidate("tmpl-inductor", {"precision": name, "max_error": repr(max_error)}))
         for spec, label in others:
             if text := in_precision(label, name, max_error):
                 if why := OTHERS[spec](spec).why_not_in(name):
@@ -167,14 +167,10 @@ def _backends(
     if common:  # checked even if no candidate takes them
         backend_from_text(PLAIN, common)
     for spec, own in split_candidates(backends):
-        yield _label(spec, own), None if spec == "eager" else _backend(spec, common, own)
+        yield join_candidate(spec, own), None if spec == "eager" else _backend(spec, common, own)
     if config is not None:
         backend = Backend.from_config(_text(config), trust=trust)
         yield f"{backend.spec} of --config", backend
-
-
-def _label(spec: str, own: dict[str, str]) -> str:
-    return f"{spec}[{','.join(f'{name}={value}' for name, value in own.items())}]" if own else spec
 
 
 def _backend(spec: str, common: dict[str, str], own: dict[str, str]) -> Backend:

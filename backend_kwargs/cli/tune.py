@@ -27,7 +27,8 @@ COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "s
 ROUNDS, MOST_TIMING_S = 30, 20.0
 HOUR = 3600.0
 STOPPED, INTERRUPTED = 2, 130  # exit codes, as for a wrong argument and for Ctrl-C, if some sizes were raced before
-OWN: Mapping[str, str] = {
+# Options that the command sets itself, and how.
+SET_HERE: Mapping[str, str] = {
     "auto": "always races",
     "race": "always races",
     "budget_s": "takes --budget-s",
@@ -90,7 +91,7 @@ def show(
     sizes = _sizes(shapes or [])
     if max_error is not None and not precision:
         raise BackendKwargsError("--max-error needs --precision, the lower precisions that may win: bf16, say.")
-    given = {**_own(assigned(option)), "effort": effort, **({"freezing": "true"} if freezing else {})}
+    given = {**_further(assigned(option)), "effort": effort, **({"freezing": "true"} if freezing else {})}
     backend = backend_from_text(AUTO, given)
     asked = {
         "candidates": None if candidates is None else split_outside(candidates),
@@ -121,10 +122,10 @@ def _write(model: str, found: Sequence[Tuned], output: Path) -> int:
     return len(kept)
 
 
-def _own(options: dict[str, str]) -> dict[str, str]:
-    """Return the options of `--option`; raise if one is set by the command itself."""
-    for name in filter(OWN.__contains__, options):
-        raise BackendKwargsError(f"--option {name} has no effect, since tune {OWN[name]}.")
+def _further(options: dict[str, str]) -> dict[str, str]:
+    """Return the options of `--option`; raise if the command sets one of them itself."""
+    for name in filter(SET_HERE.__contains__, options):
+        raise BackendKwargsError(f"--option {name} has no effect, since tune {SET_HERE[name]}.")
     return options
 
 

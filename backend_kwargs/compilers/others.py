@@ -15,7 +15,7 @@ from backend_kwargs.compilers.tvm.compiler import TVMCompiler
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.layers import merge, same
 from backend_kwargs.options import convert
-from backend_kwargs.spec import split_candidates
+from backend_kwargs.spec import join_candidate, split_candidates
 from backend_kwargs.trust import is_data
 
 OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
@@ -55,8 +55,7 @@ def in_precision(text: str, precision: str, max_error: float | None) -> str:
     ((name, given),) = split_candidates(text)
     if name not in OTHERS or precision not in OTHERS[name](name).precisions or OF_PRECISION & given.keys():
         return ""
-    options = {**given, "precision": precision, "max_error": repr(max_error)}
-    return f"{name}[{','.join(f'{option}={value}' for option, value in options.items())}]"
+    return join_candidate(name, {**given, "precision": precision, "max_error": repr(max_error)})
 
 
 def is_other(text: str) -> bool:

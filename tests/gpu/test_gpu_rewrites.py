@@ -125,6 +125,15 @@ def test_grouped_convolution(sizes, dtype):
     assert not _without_kernel
 
 
+@pytest.mark.parametrize("groups", [2, 8], ids=["groups", "depthwise"])
+def test_grouped_convolution_of_many_pixels(groups):
+    """More tiles than the second dimension of CUDA's grid may have are computed by the kernel too."""
+    x = normal(18, 8, 1024, 1024).contiguous(memory_format=LAST)
+    args = [x, normal(8, 8 // groups, 1, 1), None, [1, 1], [0, 0], [1, 1], groups]
+    close(grouped_convolution(*args), operators.convolution(*args), torch.bfloat16)
+    assert not _without_kernel
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
 def test_cudnn_attention(causal):
     """cuDNN's attention agrees with float64, and its result is [batch, queries, heads, width] in memory."""

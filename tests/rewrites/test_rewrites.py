@@ -300,13 +300,14 @@ def test_caches_of_another_process(tmp_path):
     assert said == [f"{hits} {{'onednn': 1}} {{'layer_norm_backward': 1}}" for hits in (0, 2)]
 
 
-def test_an_operator_without_a_kernel():
+@pytest.mark.parametrize("error", [RuntimeError("no engine"), Exception("no code")], ids=["library", "Triton"])
+def test_an_operator_without_a_kernel(error):
     """If a library raises, the composite kernel runs, later without another attempt; wrong arguments still raise."""
     calls = []
 
     def kernel(x):
         calls.append("kernel")
-        raise RuntimeError("no engine")
+        raise error
 
     def composite(x):
         calls.append("composite")
@@ -319,6 +320,16 @@ def test_an_operator_without_a_kernel():
     assert calls == ["kernel", "composite", "composite"]
     with pytest.raises(AttributeError):
         safe(None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_rewrite_for_a_gpu_leaves_other_graphs():
+    """Without a GPU a rewrite that needs one changes nothing, as its warning says."""
+    model = nn.Conv2d(8, 8, 3, groups=2).bfloat16().to(memory_format=torch.channels_last).eval()
+    x = torch.randn(2, 8, 6, 6).bfloat16().contiguous(memory_format=torch.channels_last)
+    with pytest.warns(backend_kwargs.BackendKwargsWarning, match="no CUDA GPU is visible; graphs stay as they are"):
+        compiled = called(model, x, rewrites=("grouped_convolution",))
+    assert rewritten(compiled) == {}
 
 
 def test_the_configuration_stays_as_it_was():

@@ -86,10 +86,6 @@ def _gpu_matmul(stats: "GraphStats") -> bool:
     return stats.gpu and stats.matmul
 
 
-def _cpu_matmul(stats: "GraphStats") -> bool:
-    return not stats.gpu and stats.matmul
-
-
 GRAPHS_RANK = 3
 CUDAGRAPHS = {"triton.cudagraphs": True}
 DESCENT = {"coordinate_descent_tuning": True}
@@ -171,7 +167,7 @@ STEPS: tuple[RaceCandidate, ...] = (
     RaceCandidate(
         "max_autotune",
         {"max_autotune": True, **DESCENT},
-        _cpu_matmul,
+        lambda stats: not stats.gpu and stats.matmul,
         without=FROZEN_ANEW,
         shares={"library": 0.3, "generated": 0.2},
         costs=Costs(1.0, product_s=4.0),

@@ -163,7 +163,7 @@ class Store:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         try:
-            with ExitStack() as stack, stack, self._writable(stack) as connection:
+            with ExitStack() as stack, stack, self._writable(stack) as connection:  # entered twice, as in _connection
                 yield connection
         except TROUBLE as error:  # TypeError: JSON cannot represent an option's value
             raise BackendKwargsError(f"Cannot write {str(self.path)!r}: {_why(error)}.") from error

@@ -132,8 +132,11 @@ def _why_unfit(example_inputs: Sequence[Any], name: str) -> str:
 def _only_read(gm: GraphModule, lifted: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return the parameters that the graph does not write: after a write it would use the old conversion."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    written = {at for at in lifted if may_be_written(placeholders[at]) or exposes_data(placeholders[at])}
-    return {at: value for at, value in lifted.items() if at not in written}
+    return {
+        at: value
+        for at, value in lifted.items()
+        if not (may_be_written(placeholders[at]) or exposes_data(placeholders[at]))
+    }
 
 
 def _hold_casts(lowered: Lowered, lifted: dict[int, torch.Tensor], dtype: torch.dtype, precision: str) -> None:

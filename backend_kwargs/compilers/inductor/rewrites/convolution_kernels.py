@@ -1,7 +1,8 @@
 """Triton kernels of our own for convolutions in groups, channels last, for which cuDNN's are slow.
 
 Each program computes a tile of pixels for one group, or for a block of channels where each channel is a group. Inputs
-are read once for each tap of the filter, from the caches after the first time. Sums are float32.
+are read once for each tap of the filter, from the caches after the first time. Sums are float32. The grid has one
+dimension, since CUDA limits the others to 65535 programs.
 """
 # ruff: noqa: N803  Triton constants are written in capitals.
 
@@ -26,8 +27,8 @@ def _in_groups(  # type: ignore[no-untyped-def]
     PADDED_OUTS: tl.constexpr,
 ):  # fmt: skip
     """Store the results of one group for a tile of pixels."""
-    group = tl.program_id(0)
-    pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
+    group = tl.program_id(0) % GROUPS
+    pixel = tl.program_id(0) // GROUPS * PIXELS + tl.arange(0, PIXELS)
     column, row, image = pixel % out_width, pixel // out_width % out_height, pixel // (out_width * out_height)
     ins, outs = tl.arange(0, PADDED_INS), tl.arange(0, PADDED_OUTS)
     of_image = tl.cast(image, tl.int64) * height
@@ -56,8 +57,9 @@ def _by_channel(  # type: ignore[no-untyped-def]
     KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store the results of a block of channels, each a group of its own, for a tile of pixels."""
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
+    blocks: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
+    channel = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    pixel = tl.program_id(0) // blocks * PIXELS + tl.arange(0, PIXELS)
     column, row, image = pixel % out_width, pixel // out_width % out_height, pixel // (out_width * out_height)
     of_image = tl.cast(image, tl.int64) * height
     known = channel < CHANNELS
@@ -97,15 +99,14 @@ def convolution_in_groups(
     with on_device_of(x):
         if ins == outs == 1:
             block = min(triton.next_power_of_2(groups), CHANNELS)
-            grid = (triton.cdiv(groups, block), triton.cdiv(pixels, PIXELS_OF_DEPTHWISE))
-            kernel: Any = _by_channel[grid]
+            kernel: Any = _by_channel[(triton.cdiv(groups, block) * triton.cdiv(pixels, PIXELS_OF_DEPTHWISE),)]
             kernel(
                 *given, *sizes, w.stride(0), *w.stride()[2:], *stride, *padding, *dilation, bias is not None, groups,
                 kernel_h, kernel_w, PIXELS_OF_DEPTHWISE, block, num_warps=WARPS_OF_DEPTHWISE,
             )  # fmt: skip
         else:
             padded = [max(triton.next_power_of_2(size), LEAST) for size in (ins, outs)]
-            kernel = _in_groups[(groups, triton.cdiv(pixels, PIXELS))]
+            kernel = _in_groups[(groups * triton.cdiv(pixels, PIXELS),)]
             kernel(
                 *given, *sizes, *w.stride(), *stride, *padding, *dilation, bias is not None, groups, ins, outs,
                 kernel_h, kernel_w, PIXELS, *padded, num_warps=WARPS,

@@ -30,18 +30,14 @@ def fold_together(graph: Graph) -> None:
     Inductor makes one kernel of each list of a `_foreach` operator, with all that leads to its tensors.
     """
     marked = [node for node in graph.nodes if node.meta.pop(FOLDED, False)]
-    sources = {node: found for node in marked if (found := _sources(node)) is not None and _may_join(node)}
+    here = [node for node in marked if node.meta["val"].device.type in DEVICES]
+    sources = {node: found for node in here if (found := _sources(node)) is not None}
     inner = set().union(*sources.values())  # such as two biases whose sum is marked too
     folds = [node for node in sources if node not in inner]
     for start in range(0, len(folds), AT_ONCE):
         part = folds[start : start + AT_ONCE]
         if len(part) > 1:
             _in_one_list(graph, part, {each for node in part for each in (node, *sources[node])})
-
-
-def _may_join(node: AnyNode) -> bool:
-    value = value_of(node)
-    return value is not None and value.device.type in DEVICES
 
 
 def _sources(node: AnyNode) -> set[AnyNode] | None:
