@@ -44,8 +44,10 @@ def facts(built: Built, running: Running | None) -> list[str]:
     if built.config.kind == "aoti":
         lines.append("code: an ahead-of-time package" if built.package else "code: none, compiled when made ready")
     else:
-        held = sum(bool(graph.code or graph.decision) for graph in built.graphs.values())
-        lines.append(f"graphs held: {held} of {len(built.graphs)}")
+        held = sum(bool(graph.code) for graph in built.graphs.values())
+        decided = sum(bool(graph.decision and not graph.code) for graph in built.graphs.values())
+        besides = f", and auto's decision for {decided} more" if decided else ""
+        lines.append(f"graphs held: {held} of {len(built.graphs)}{besides}")
         if running and running.backend:
             loaded, compiled = len(running.backend.loaded), len(running.backend.compiled)
             lines.append(f"graphs loaded in this process: {loaded}, compiled: {compiled}")

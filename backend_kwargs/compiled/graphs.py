@@ -15,17 +15,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.compiled.libraries import library, provide
 from backend_kwargs.compilers.auto.cache_key import ambient, signature, structure
-from backend_kwargs.compilers.auto.candidates import standing
+from backend_kwargs.compilers.auto.candidates import EAGER, standing
 from backend_kwargs.compilers.auto.reporting import last_decision
 from backend_kwargs.compilers.generated_code import compiled_graphs
 from backend_kwargs.compilers.inductor.compile_step import stand_in
@@ -36,6 +38,10 @@ from backend_kwargs.trust import untrusted
 BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
 # AOTAutograd caches no graph with a private function unless it is known to depend on its arguments only; these do.
 AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
+OWN_WEIGHTS = (
+    "it has tensors of its own, such as weights that are frozen, packed or in a lower precision; it is compiled again "
+    "where the bundle is loaded"
+)
 CACHEABLE = {"unsafe_marked_cacheable_functions": dict.fromkeys(AUTOCAST, "1")}
 
 
@@ -132,7 +138,7 @@ class GraphBackend:
         used: dict[str, Any] = {}
 
         def compile_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-            used.update(options=kwargs["config_patches"])
+            used.update(options=kwargs["config_patches"], weights=_has_tensors(args[0]))
             kwargs["config_patches"] = {**kwargs["config_patches"], **CACHEABLE}
             with torch._functorch.config.patch(BUNDLED):
                 made.append(compile_fx(*args, **kwargs))
@@ -149,17 +155,20 @@ class GraphBackend:
         decision = _decided(self.backend)
         if decision is None and self.backend.options.get("auto"):
             self.graphs[key] = Graph(why="what auto decided is not known")
+        elif decision and decision["winner"] == EAGER:
+            self.graphs[key] = Graph(decision=decision)  # what was compiled last is a loser
         elif compiler := (decision or {}).get("compiler"):
             self.graphs[key] = Graph(why=f"auto chose {compiler} for it, whose code is not kept")
         else:
             # In a race, the winner is compiled last.
-            self.graphs[key] = _kept(made[-1] if made else None, decision)
+            why = OWN_WEIGHTS if used.get("weights") else ""
+            self.graphs[key] = _kept(made[-1] if made else None, decision, why)
             if made and compiled is made[-1]:
                 self.unwrapped[key] = used["options"]
         return compiled
 
     def _load(self, key: str, kept: Graph, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
-        if kept.decision and kept.decision["winner"] == "eager":
+        if kept.decision and kept.decision["winner"] == EAGER:
             self.loaded.append(key)
             return gm.forward  # type: ignore[no-any-return]
         loads: list[str] = []
@@ -239,9 +248,16 @@ def _decided(backend: Backend) -> dict[str, Any] | None:
 # ---- keeping
 
 
-def _kept(compiled: Callable[..., Any] | None, decision: Mapping[str, Any] | None) -> Graph:
+def _has_tensors(gm: GraphModule) -> bool:
+    """Return whether `gm` has parameters or buffers; AOTAutograd's saved code would miss them among its arguments."""
+    return any(True for _ in chain(gm.parameters(), gm.buffers()))
+
+
+def _kept(compiled: Callable[..., Any] | None, decision: Mapping[str, Any] | None, why: str) -> Graph:
     if compiled is None:
         return Graph(decision=decision, why="its backend is not Inductor, or ran it in eager")
+    if why:
+        return Graph(decision=decision, why=why)
     try:
         return _graph(compiled, decision)
     except Exception as error:  # noqa: BLE001 - a graph that cannot be kept is compiled again elsewhere
@@ -251,7 +267,7 @@ def _kept(compiled: Callable[..., Any] | None, decision: Mapping[str, Any] | Non
 def _graph(compiled: Callable[..., Any], decision: Mapping[str, Any] | None) -> Graph:
     serialize = getattr(compiled, "serialize", None)
     if serialize is None:
-        raise CannotKeepError("torch cannot serialize it")
+        raise CannotKeepError("torch cannot serialize it; it is compiled again where the bundle is loaded")
     with torch._functorch.config.patch(BUNDLED):
         result = pickle.loads(pickle.dumps(serialize()))  # noqa: S301 - pickled in this line
     if result.compiled_bw is not None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from small_module import scaled
 
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledModule
+from backend_kwargs.compilers.auto import race
 
 HERE = str(Path(__file__).parent)
 ROOT = str(Path(__file__).parents[2])
+needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 NOT_TRUSTED = "its compiled code is not loaded, as it is not trusted, and the module is compiled again"
 
 
@@ -379,3 +382,48 @@ def test_the_choice_of_auto_serves_elsewhere_without_a_race(tmp_path, x, monkeyp
     torch.testing.assert_close(result, scaled()(x).detach())
     assert not (tmp_path / "other.sqlite").exists()
     assert "graphs loaded in this process: 1, compiled: 0" in loaded.describe()
+
+
+class Heads(torch.nn.Module):
+    """Two linear layers with one input."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.nn.functional.gelu(self.q(x)) + self.k(x)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"freezing": True}, id="freezing"),
+        pytest.param({"rewrites": ("packed",)}, id="packed"),
+        pytest.param({"precision": "bf16", "max_error": 0.1}, id="bf16"),
+        pytest.param({"precision": "int8-weight", "max_error": 0.1}, id="int8-weight", marks=needs_torchao),
+    ],
+)
+def test_code_with_weights_of_its_own_is_compiled_again(tmp_path, x, options):
+    """A graph that contains weights is not saved; the loaded module is right, and `describe()` says why it compiles."""
+    config = bk.CompileConfig(options=options, dynamic=False)
+    CompiledModule(config).build(Heads().eval(), [x]).save(tmp_path / "bundle")
+    loaded = CompiledModule.load(tmp_path / "bundle", Heads().eval(), trust=True)
+    loaded.deploy()
+    torch.testing.assert_close(loaded(x), Heads()(x).detach(), atol=0.05, rtol=0.05)
+    described = loaded.describe()
+    assert "graphs held: 0 of 1\ngraphs loaded in this process: 0, compiled: 1" in described
+    assert (
+        "note: a graph's code is not in the bundle: it has tensors of its own, such as weights that are frozen, packed or "
+        "in a lower precision; it is compiled again where the bundle is loaded"
+    ) in described
+
+
+def test_a_decision_without_code_is_counted_apart(tmp_path, x, monkeypatch):
+    """A bundle has no code of a graph that auto leaves to eager, only the decision."""
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store.sqlite"))
+    monkeypatch.setattr(race, "better", lambda challenger, champion, objective: False)
+    config = bk.CompileConfig(backend="tmpl-inductor:auto", options={"candidates": [], "race": "always"}, dynamic=False)
+    built = CompiledModule(config).build(Heads().eval(), [x])
+    assert "graphs held: 0 of 1, and auto's decision for 1 more" in built.describe()
