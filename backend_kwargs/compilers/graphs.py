@@ -57,3 +57,11 @@ def copy_of_graph(gm: GraphModule) -> GraphModule:
 def has_memory(value: Any) -> bool:
     """Return whether `value` is a plain tensor with memory: not fake, not a subclass, not sparse."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_meta
+
+
+def has_transforms(gm: GraphModule) -> bool:
+    """Return whether the graph applies `torch.func.grad`, `vmap` and the like, which dynamo captures as calls.
+
+    The example values between such calls are wrappers of levels that no longer exist.
+    """
+    return any(getattr(node.target, "__name__", "").endswith("_increment_nesting") for node in gm.graph.nodes)

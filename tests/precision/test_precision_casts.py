@@ -1,5 +1,7 @@
 """Products cast in the graph: outputs, masks, branches and training see the captured dtypes."""
 
+import re
+
 import pytest
 import torch
 from precision_nets import BOUND, CASTS, MARKS, error, in_precision, net, rows, used
@@ -182,3 +184,15 @@ def test_checkpointed_parts_are_cast():
     model.zero_grad()
     model(x).sum().backward()
     assert 0 < (found - model[0].weight.grad).norm() < 0.02 * found.norm()
+
+
+@pytest.mark.parametrize("precision", CASTS)
+def test_transforms_of_torch_func_are_refused(precision):
+    """A graph that contains a transform of torch.func is compiled in its own precision, with the reason."""
+    model, x = net(), rows()
+    compiled = in_precision(lambda x: torch.func.vmap(model)(x), precision)  # noqa: PLW0108 - vmap inside the graph
+    why = (
+        f"A graph is compiled without precision {precision!r}: it has a transform of torch.func, such as vmap."
+    )
+    with torch.no_grad(), pytest.warns(BackendKwargsWarning, match=re.escape(why)):
+        torch.testing.assert_close(compiled(x), model(x))

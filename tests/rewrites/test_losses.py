@@ -115,6 +115,30 @@ def test_near_miss_with_linear(fn):
     assert changed.counts["linear_cross_entropy"] == 0
 
 
+TRANSFORMS = {
+    "grad": lambda loss, w, x, y: torch.func.grad(loss)(w, x, y),
+    "vmap": lambda loss, w, x, y: torch.func.vmap(loss, (None, 0, 0))(w, x[:, None], y[:, None]),
+    "both": lambda loss, w, x, y: torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(w, x[:, None], y[:, None]),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize("name", [*CHANGES, "layer_norm_backward"])
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_transforms_of_torch_func(name, transform):
+    """A graph that contains a transform of torch.func is left as it is."""
+
+    def loss(w, x, y):
+        return F.cross_entropy(F.linear(F.layer_norm(x, (4,), w[0], w[1]), w), y)
+
+    def fn(w, x, y):
+        return transform(loss, w, x, y)
+
+    args = torch.randn(5, 4), torch.randn(6, 4), torch.randint(5, (6,))
+    compiled = torch.compile(fn, backend=backend_kwargs.make_backend("tmpl-inductor", rewrites=(name,)))
+    torch.testing.assert_close(compiled(*args), fn(*args))
+
+
 def test_without_gradients_there_are_none():
     """In inference the operator returns no gradients, of the sizes that its fake kernel gives."""
     args = torch.randn(6, 4), torch.randn(5, 4), torch.randint(5, (6,)), -100, False

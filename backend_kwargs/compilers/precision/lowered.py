@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.nn import Parameter
 
 from backend_kwargs.compilers.freezing import guard_identity, guard_versions, lifted_parameters
-from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, may_be_written
+from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, has_transforms, may_be_written
 from backend_kwargs.compilers.precision.bounds import Used, is_measured_elsewhere, note_used
 from backend_kwargs.compilers.precision.casts import cast_products
 from backend_kwargs.compilers.precision.error import measured_error
@@ -109,6 +109,8 @@ def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lower
         lowered.products = quantise_linears(lowered.gm, lifted, asked.precision, lowered.held)
         nothing = "no linear layer has a floating parameter as its weight"
     else:
+        if has_transforms(gm):
+            raise UnfitPrecisionError("it has a transform of torch.func, such as vmap")
         dtype = getattr(torch, precision.dtype)
         lowered.products = cast_products(lowered.gm, dtype)
         if not torch.is_grad_enabled() and not asked.freezing:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
 from backend_kwargs.rewrites import find_rewrite, resolved
 
@@ -62,9 +62,10 @@ def changed(
 ) -> Change | None:
     """Return the graph after `replace` of each call that `may_start` a pattern, or None if none was replaced.
 
-    `replace` returns the bytes of memory traffic that it saves, or None if it does not change the node.
+    `replace` returns the bytes of memory traffic that it saves, or None if it does not change the node. Operators of
+    ours have no rules for `torch.func`'s transforms.
     """
-    if not any(map(may_start, _calls(gm))):
+    if not any(map(may_start, _calls(gm))) or has_transforms(gm):
         return None
     copied = copy_of_graph(gm)
     saved = [found for node in _calls(copied) if may_start(node) and (found := replace(node)) is not None]
