@@ -59,6 +59,15 @@ def has_memory(value: Any) -> bool:
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_meta
 
 
+def is_bare_subclass(value: Any) -> bool:
+    """Return whether `value` is of a class with `__torch_function__` alone, which AOTAutograd does not unwrap.
+
+    At the first call of compiled code, torch refuses such tensors as arguments of operators that are not its own.
+    """
+    plain: Any = torch._C._disabled_torch_dispatch_impl
+    return torch.overrides.has_torch_function((value,)) and type(value).__torch_dispatch__ is plain
+
+
 def has_transforms(gm: GraphModule) -> bool:
     """Return whether the graph applies `torch.func.grad`, `vmap` and the like, which dynamo captures as calls.
 

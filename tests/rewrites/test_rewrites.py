@@ -359,3 +359,18 @@ def test_graph_breaks():
 
     compiled = called(fn, torch.randn(2, 8), rewrites=("linear_activation",))
     assert [dict(graph.rewritten) for graph in backend_kwargs.report(compiled).graphs] == [{"linear_activation": 1}] * 2
+
+
+class Image(torch.Tensor):
+    """A class of tensors without `__torch_dispatch__`."""
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_tensors_of_a_users_class():
+    """Graphs of such inputs stay as they are, since torch refuses them in operators that are not its own."""
+    model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()), torch.randn(1, 3, 8, 8)
+    compiled = torch.compile(model, backend=make_backend("tmpl-inductor", rewrites=("convolution",)))
+    with torch.no_grad():
+        got, want = compiled(x.as_subclass(Image)), model(x.as_subclass(Image))
+    assert (type(got), type(want)) == (Image, Image)
+    torch.testing.assert_close(got, want)

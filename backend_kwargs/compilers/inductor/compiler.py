@@ -142,6 +142,10 @@ class InductorCompiler:
             return self._compile_fastest(gm, example_inputs, options, name)
         if options.get("precision"):
             return self._compile_lowered(gm, example_inputs, options, name)
+        if options.get("rewrites"):
+            from backend_kwargs.compilers.graphs import is_bare_subclass
+
+            options = {**options, "rewrites": ()} if any(map(is_bare_subclass, example_inputs)) else options
         step = _compile_frozen if options.get("freezing") else _compile
         if names := options.get("rewrites"):
             from backend_kwargs.compilers.inductor.rewrites.traced import compile_rewritten
