@@ -97,6 +97,9 @@ Beside = Annotated[
 Jobs = Annotated[int, typer.Option(min=1, help="Parallel compiles of peers that time no kernels.")]
 Tuners = Annotated[int, typer.Option(min=1, help="Parallel compiles of torch's modes that time kernels.")]
 Ahead = Annotated[int, typer.Option(min=1, help="Groups to compile before the first of them is timed.")]
+TuneOnce = Annotated[
+    bool, typer.Option("--tune-once", help="max-autotune begins with what max-autotune-no-cudagraphs has tuned.")
+]
 OneCache = Annotated[
     bool, typer.Option("--one-cache", help="As --beside, with one cache for all; reports no compile times.")
 ]
@@ -169,6 +172,7 @@ def run(
     jobs: Jobs = 1,
     tuners: Tuners = 1,
     ahead: Ahead = 1,
+    tune_once: TuneOnce = False,
     one_cache: OneCache = False,
     budget: Budget = None,
     timeout: Timeout = "300s",
@@ -200,6 +204,7 @@ def run(
         jobs=jobs,
         tuners=tuners,
         ahead=ahead,
+        tune_once=tune_once,
         budget_s=_seconds("--budget", budget) if budget else float("inf"),
         step_s=_seconds("--timeout", timeout),
         shard=shard_of(shard),

@@ -118,8 +118,12 @@ def _settle(job: Job) -> None:
     torch.set_grad_enabled(job.mode != "fwd")
 
 
-def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
-    """Compile one peer and return its cost; `cold` empties its cache first."""
+def compile_peer(tell: Tell, job: Job, name: str, cold: bool, after: str = "") -> Compiled:
+    """Compile one peer and return its cost.
+
+    `cold` empties its cache first. `after` is a peer whose cache it starts with instead, so that its seconds are none
+    of a cold compile.
+    """
     tell(name)
     study = job.study()
     study.prepare()
@@ -127,6 +131,8 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
     folder = job.folder(peer.cache or name)
     if cold:
         shutil.rmtree(folder, ignore_errors=True)
+    if after:
+        shutil.copytree(job.folder(after), folder)
     _start_compilers([peer], job)
     if peers.uses_inductor(peer):
         restart_workers(folder)
@@ -136,7 +142,8 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
         with contextlib.suppress(Exception):  # a profiler that cannot start is not the peer's fault
             trial.compiled.kernels = kernels_per_call(trial.step, study.device)
     made = trial.compiled
-    seconds = {"cold_s": made.cold_s} if cold else {"cold_s": None, "warm_s": made.cold_s}
+    measured = {"cold_s": made.cold_s} if cold else {"cold_s": None, "warm_s": made.cold_s}
+    seconds: dict[str, Any] = {"cold_s": None} if after else measured
     return Compiled(dataclasses.replace(made, fresh=True, **seconds), trial.status, trial.reason, trial.decided)
 
 

@@ -240,6 +240,16 @@ def test_groups_ahead_compile_before_any_is_timed(tmp_path):
     assert kinds == ["environment", *["compile"] * 6, *["cell"] * 4, "group", *["cell"] * 4, "group"]
 
 
+def test_what_one_mode_tuned_is_there_for_the_next(tmp_path):
+    """With --tune-once max-autotune begins with the cache of max-autotune-no-cudagraphs; its seconds are not cold."""
+    first = Peer("max-autotune-no-cudagraphs", "mode", "inductor", "max-autotune-no-cudagraphs")
+    given = {"modes": ("fwd",), "globs": ("eager", "max-autotune"), "beside": False, "tune_once": True}
+    plan = plan_of(tmp_path / "r.jsonl", DOUBLE, extra=(first,), **given)
+    made = {cell.peer: cell.compile for cell in run(plan).cells if cell.passed}
+    assert made["max-autotune-no-cudagraphs"].cold_s > 0
+    assert (made["max-autotune"].cold_s, made["max-autotune"].kernels) == (None, made[first.name].kernels)
+
+
 def hold(tell, lock, log, seconds):
     with process.taking_turns(Path(lock), lambda: None) as alone:
         _note(log, "compiles")
