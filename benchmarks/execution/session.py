@@ -45,9 +45,9 @@ class Plan:
     `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has its own process,
     `jobs` at a time for peers that time nothing meanwhile, `tuners` for those that time kernels, then autos one by one;
     the peers of `ahead` groups compile before the first of these groups is timed. With `tune_once`, modes that tune the
-    same kernels tune them once, so that the compile time of the later one is not reported. `beside` compiles only in the timing
-    process; with `one_cache` all share one cache, so that compile times are not reported. `shard` is (i, n), from 1;
-    `also` are files whose groups count as done. `step_s` limits one peer's compile, or the timing of a group;
+    same kernels tune them once, so that the compile time of the later one is not reported. `beside` compiles only in
+    the timing process; with `one_cache` all share one cache, so that compile times are not reported. `shard` is (i, n),
+    from 1; `also` are files whose groups count as done. `step_s` limits one peer's compile, or the timing of a group;
     `budget_s` the run.
     """
 
