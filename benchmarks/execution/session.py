@@ -45,10 +45,10 @@ class Plan:
     `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has its own process,
     `jobs` at a time for peers that time nothing meanwhile, `tuners` for those that time kernels, then autos one by one;
     the peers of `ahead` groups compile before the first of these groups is timed. With `tune_once`, modes that tune the
-    same kernels tune them once, so that the compile time of the later one is not reported. `beside` compiles only in
-    the timing process; with `one_cache` all share one cache, so that compile times are not reported. `shard` is (i, n),
-    from 1; `also` are files whose groups count as done. `step_s` limits one peer's compile, or the timing of a group;
-    `budget_s` the run.
+    same kernels tune them once, so that the compile time of the later one is not reported. Without `warm`, nothing
+    compiles a second time to learn what that takes with stored code. `beside` compiles only in the timing process; with
+    `one_cache` all share one cache, so that compile times are not reported. `shard` is (i, n), from 1; `also` are files
+    whose groups count as done. `step_s` limits one peer's compile, or the timing of a group; `budget_s` the run.
     """
 
     cases: tuple[Case, ...]
@@ -68,6 +68,7 @@ class Plan:
     tuners: int = 1
     ahead: int = 1
     tune_once: bool = False
+    warm: bool = True
     budget_s: float = float("inf")
     step_s: float = 300.0
     shard: tuple[int, int] = (1, 1)
@@ -356,7 +357,7 @@ class _Run:
     def _wants_warm(self, one: "_Compile", made: Compiled) -> bool:
         there = made.status == "pass" and made.compile.warm_s is None and one.job.folder(one.peer.name).is_dir()
         # For real models the modes' warm compiles would take minutes, and no goal uses them.
-        return there and not one.job.run and (self.plan.suite != MODELS or one.peer.kind == "auto")
+        return self.plan.warm and there and not one.job.run and (self.plan.suite != MODELS or one.peer.kind == "auto")
 
     def _stage(self, *parts: tuple[Callable[["_Compile"], None], list["_Compile"], int]) -> None:
         """Call a function on each of a list, so many at a time; several lists in parallel if groups compile ahead."""

@@ -137,8 +137,10 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool, after: str = "") -
     if peers.uses_inductor(peer):
         restart_workers(folder)
     trial = PeerTrial(study, peer, folder)
+    tell(f"{name}: first call")
     trial.attempt(trial.build)
     if trial.passed:
+        tell(f"{name}: kernels")
         with contextlib.suppress(Exception):  # a profiler that cannot start is not the peer's fault
             trial.compiled.kernels = kernels_per_call(trial.step, study.device)
     made = trial.compiled

@@ -240,6 +240,17 @@ def test_groups_ahead_compile_before_any_is_timed(tmp_path):
     assert kinds == ["environment", *["compile"] * 6, *["cell"] * 4, "group", *["cell"] * 4, "group"]
 
 
+def test_without_warm_compiles(tmp_path):
+    """With --no-warm each peer compiles once, with nothing stored."""
+    aot = Peer("aot", "control", "aot_eager")
+    given = {"modes": ("fwd",), "globs": ("eager",), "beside": False, "extra": (aot,)}
+    warm = []
+    for name, plan in (("a", {}), ("b", {"warm": False})):
+        made = {c.peer: c.compile for c in run(plan_of(tmp_path / f"{name}.jsonl", DOUBLE, **given, **plan)).cells}
+        warm.append(made["aot"].warm_s is not None)
+    assert warm == [True, False]
+
+
 def test_what_one_mode_tuned_is_there_for_the_next(tmp_path):
     """With --tune-once max-autotune begins with the cache of max-autotune-no-cudagraphs; its seconds are not cold."""
     first = Peer("max-autotune-no-cudagraphs", "mode", "inductor", "max-autotune-no-cudagraphs")
