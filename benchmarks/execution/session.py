@@ -347,8 +347,8 @@ class _Run:
         modes = [one for one in tuners if one not in autos and one not in again]
         self._stage((cold, [one for one in left if one not in tuners], self.plan.jobs), (cold, modes, self.plan.tuners))
         self._stage((tuned, again, self.plan.tuners))
-        # An auto decides by its timing, so nothing else of this shard runs meanwhile.
-        self._stage((cold, autos, 1))
+        # An auto decides by its timing, so nothing else of this shard runs meanwhile, except for the start of the next.
+        self._stage((cold, autos, min(self.plan.ahead, 2)))
         warm_left = [one for one in wanted if one.key in made and self._wants_warm(one, made[one.key])]
         self._stage((warm, warm_left, self.plan.jobs))
         kept = [one for one in wanted if one.peer.compiles or made[one.key].status == "pass"]

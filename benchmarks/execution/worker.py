@@ -15,7 +15,7 @@ from backend_kwargs import measure
 from backend_kwargs.harness.isolation import start_inductor
 from backend_kwargs.harness.trial import UnavailableError, learn
 from backend_kwargs.measure import Status
-from benchmarks.execution import controls, device_timer
+from benchmarks.execution import controls, device_timer, process
 from benchmarks.execution.ceilings import measure_ceilings
 from benchmarks.execution.controls import BASELINE, Slowed
 from benchmarks.execution.process import Tell, taking_turns
@@ -70,7 +70,7 @@ class Job:
     `cache` is the folder in which each peer has its own cache, or which all share if `one_cache` is set. `apart`: peers
     compile in their own processes first, with results in `compiled`, by peer; those that failed or hung before are not
     tried again. `extra` are peers besides the table's. While a group with a `lock` file is timed, no other group
-    compiles or is timed.
+    compiles or is timed; while an auto with one races, no other races.
     """
 
     case: Case
@@ -137,8 +137,9 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool, after: str = "") -
     if peers.uses_inductor(peer):
         restart_workers(folder)
     trial = PeerTrial(study, peer, folder)
-    tell(f"{name}: first call")
-    trial.attempt(trial.build)
+    with process.alone(job.lock, partial(tell, name)) if peer.kind == "auto" else contextlib.nullcontext():
+        tell(f"{name}: first call")
+        trial.attempt(trial.build)
     if trial.passed:
         tell(f"{name}: kernels")
         with contextlib.suppress(Exception):  # a profiler that cannot start is not the peer's fault

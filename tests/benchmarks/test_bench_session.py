@@ -270,9 +270,26 @@ def hold(tell, lock, log, seconds):
         _note(log, "ends")
 
 
+def race(tell, lock, log, seconds):
+    _note(log, "starts")
+    with process.alone(Path(lock), lambda: None):
+        _note(log, "begins")
+        time.sleep(seconds)
+        _note(log, "ends")
+
+
 def _note(log, what):
     with Path(log).open("a") as file:
         file.write(what + "\n")
+
+
+def test_races_do_not_overlap(tmp_path):
+    """Two processes start at the same time, but their step under the lock comes one after the other."""
+    with ThreadPoolExecutor(2) as pool:
+        given = (str(tmp_path / "lock"), str(tmp_path / "log"), 1.0)
+        outcomes = [pool.submit(process.run, race, *given, step_s=60) for _ in range(2)]
+    assert all(outcome.result().passed for outcome in outcomes)
+    assert [line for line in (tmp_path / "log").read_text().split() if line != "starts"] == ["begins", "ends"] * 2
 
 
 def test_turns_do_not_overlap(tmp_path):
