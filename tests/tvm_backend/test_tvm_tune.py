@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import json
 import logging
 import shutil
 import subprocess
@@ -199,6 +200,29 @@ def test_broken_records_are_passed_over(kept, tmp_path, broken):
     search = copied(kept, tmp_path)
     (search / "database_tuning_record.json").write_text(broken)
     assert tuned(tmp_path, trials=0).tuned == 0
+
+
+def test_only_the_fastest_record_is_read_and_once(kept, tmp_path, monkeypatch):
+    """The many records of a long search are not all parsed, nor again for each part of a graph."""
+    search = copied(kept, tmp_path)
+    lines = [json.loads(line) for line in (search / "database_tuning_record.json").read_text().splitlines()]
+    read = []
+    from_json = tune.ms.database.TuningRecord.from_json
+
+    def reads(record, workload):
+        read.append(record[1])
+        return from_json(record, workload)
+
+    monkeypatch.setattr(tune.ms.database.TuningRecord, "from_json", reads)
+    assert [tuned(tmp_path, trials=0).tuned for _ in range(2)] == [1, 1]
+    assert len(lines) > 1
+    assert read == [min(seconds for _, (_, seconds, *_) in lines)]
+
+
+def test_what_a_later_search_measures_is_read_too(tmp_path):
+    assert tuned(tmp_path, trials=0).tuned == 0
+    tuned(tmp_path, trials=2)
+    assert tuned(tmp_path, trials=0).tuned == 1
 
 
 def test_two_searches_in_one_work_dir_keep_apart(kept, tmp_path):

@@ -16,8 +16,9 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -100,27 +101,49 @@ class Known:
         return known
 
     def add(self, workloads: Iterable[Any], records: Iterable[Any], trials: int) -> None:
-        """Add the records that ran; `trials` is each workload's number of trials, 0 if the search was interrupted."""
+        """Add the best records; `trials` is each workload's number of trials, 0 if the search was interrupted."""
         for workload in workloads:
             key = tvm_ffi.structural_hash(workload.mod)
             self.trials[key] = max(trials, self.trials.get(key, 0))
         for each in records:
-            if each.run_secs and max(float(s) for s in each.run_secs) < FAILED_S:
-                workload = self.database.commit_workload(each.workload.mod)
-                self.database.commit_tuning_record(
-                    ms.database.TuningRecord(each.trace, workload, each.run_secs, each.target, each.args_info)
-                )
+            workload = self.database.commit_workload(each.workload.mod)
+            self.database.commit_tuning_record(
+                ms.database.TuningRecord(each.trace, workload, each.run_secs, each.target, each.args_info)
+            )
 
 
-def _records(directory: Path) -> tuple[list[Any], list[Any]]:
-    workloads = [_parsed(line, ms.database.Workload.from_json) for line in _lines(directory / WORKLOADS)]
-    records = [_parsed(line, partial(_record, workloads)) for line in _lines(directory / RECORDS)]
-    return [w for w in workloads if w is not None], [r for r in records if r is not None]
+def _records(search: Path) -> tuple[list[Any], list[Any]]:
+    """Return a search's workloads, and the record of the fastest schedule for each."""
+    files = [search / WORKLOADS, search / RECORDS]
+    stats = [file.stat() if file.is_file() else None for file in files]
+    return _parsed_records(search, tuple(each and (each.st_size, each.st_mtime_ns) for each in stats))
 
 
-def _record(workloads: Sequence[Any], parsed: Any) -> Any:
-    at, body = parsed
-    return ms.database.TuningRecord.from_json(body, workloads[at])
+@lru_cache(maxsize=1024)
+def _parsed_records(search: Path, stamp: object) -> tuple[list[Any], list[Any]]:
+    """Return `_records` of files whose sizes and times are `stamp`: each part of each graph asks for them."""
+    workloads = [_parsed(line, ms.database.Workload.from_json) for line in _lines(search / WORKLOADS)]
+    found = [_parsed(line, _timed) for line in _lines(search / RECORDS)]
+    timed = sorted((each for each in found if each is not None), key=itemgetter(0))
+    best: dict[int, Any] = {}
+    for _, at, record in timed:
+        # TVM takes 2 ms to read the schedule of a record, so those of slower ones are not read.
+        if at not in best and (fastest := _record(workloads, at, record)) is not None:
+            best[at] = fastest
+    return [w for w in workloads if w is not None], list(best.values())
+
+
+def _timed(parsed: Any) -> tuple[float, int, Any]:
+    """Return a record's seconds, the place of its workload, and the record; raise if it did not run."""
+    at, record = parsed
+    seconds = [float(each) for each in record[1]]
+    if max(seconds) >= FAILED_S:
+        raise ValueError("a failed run")
+    return sum(seconds) / len(seconds), int(at), record
+
+
+def _record(workloads: Sequence[Any], at: int, record: Any) -> Any:
+    return _attempted(lambda: ms.database.TuningRecord.from_json(record, workloads[at]))
 
 
 def _lines(file: Path) -> list[str]:
@@ -128,8 +151,12 @@ def _lines(file: Path) -> list[str]:
 
 
 def _parsed(line: str, read: Callable[[Any], Any]) -> Any:
+    return _attempted(lambda: read(json.loads(line)))
+
+
+def _attempted(read: Callable[[], Any]) -> Any:
     try:
-        return read(json.loads(line))
+        return read()
     except Exception:  # noqa: BLE001 - an incomplete line, or one of another TVM: its schedule is skipped
         return None
 
