@@ -169,7 +169,7 @@ def _search(mod: tvm.IRModule, settings: Settings, target: Target, known: Known,
         raise BackendKwargsError(
             f"TVM option 'cost_model' of 'xgb' needs: pip install {' '.join(XGB_NEEDS)}, or take 'random'."
         )
-    tasks = [task for task in ms.relax_integration.extract_tasks(mod, target) if _has_sum(task)]
+    tasks = [task for task in ms.relax_integration.extract_tasks(mod, target) if _is_searched(task)]
     share = _share(settings, tasks)
     tasks = [task for task in tasks if known.trials.get(tvm_ffi.structural_hash(task.dispatched[0]), 0) < share]
     if not tasks:
@@ -197,10 +197,15 @@ def _share(settings: Settings, tasks: Sequence[Any]) -> int:
     return int(settings.max_trials_per_task or -(-settings.trials // max(len(tasks), 1)))
 
 
-def _has_sum(task: Any) -> bool:
-    """Return whether a search can gain: without sums a function is memory-bound, and ours is as good as any."""
+def _is_searched(task: Any) -> bool:
+    """Return whether a search can gain: without sums a function is memory-bound, and ours is as good as any.
+
+    A function of symbolic sizes cannot be measured.
+    """
     sch = Schedule(task.dispatched[0])
-    return any(sch.get(block).init is not None for block in sch.get_child_blocks(sch.get_sblock("root")))
+    blocks = [sch.get(block) for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    sizes = [size for block in blocks for region in (*block.reads, *block.writes) for size in region.source.shape]
+    return all(isinstance(size, tirx.IntImm) for size in sizes) and any(block.init is not None for block in blocks)
 
 
 def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
