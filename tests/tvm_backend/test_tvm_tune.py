@@ -123,7 +123,7 @@ def test_gpus_are_told_apart_and_their_hosts_are_not():
     assert directory("sm_80", 1) == directory("sm_80", 2) != directory("sm_90", 2)
 
 
-def test_a_failed_search_keeps_nothing(tmp_path, monkeypatch):
+def test_a_failed_search_keeps_no_candidates(tmp_path, monkeypatch):
     """Candidates that were built but not run are freed with the builder."""
     built = []
 
@@ -138,10 +138,26 @@ def test_a_failed_search_keeps_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tvm, "compile", compiles)
     monkeypatch.setattr(tune.ms, "tune_tasks", fails)
-    with pytest.raises(RuntimeError, match="no luck"):
+    with pytest.warns(BackendKwargsWarning, match="no luck"):
         tuned(tmp_path)
     gc.collect()
     assert [each() for each in built] == [None, None]
+
+
+def test_what_a_failed_search_measured_is_used_and_searched_again(tmp_path, monkeypatch):
+    """TVM's search fails at some functions: the kernel keeps our own schedule, which was measured first."""
+
+    def fails(**_):
+        raise RuntimeError("no luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tune.ms, "tune_tasks", fails)
+        with pytest.warns(BackendKwargsWarning) as warned:
+            built = tuned(tmp_path)
+    assert (built.tuned, built.notes) == (1, ("measured 1 schedules",))
+    message = "TVM's search failed, and what it had measured is used: RuntimeError: no luck."
+    assert [str(each.message) for each in warned] == [message]
+    assert tuned(tmp_path).notes == ("measured 5 schedules",)
 
 
 def in_a_process(work_dir, call: str) -> subprocess.Popen:

@@ -37,7 +37,7 @@ from tvm.target import Target
 from backend_kwargs.compilers.tvm.checks import TUNING
 from backend_kwargs.compilers.tvm.no_fast_math import exact_math
 from backend_kwargs.compilers.tvm.settings import Settings
-from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 FINISHED = "finished"  # a file with each function's number of trials, written when a search has ended
@@ -183,10 +183,10 @@ def _search(mod: tvm.IRModule, settings: Settings, target: Target, known: Known,
             builder = InProcessBuilder()
             runner = InProcessRunner(builder.kept, advance)
             measured = [_measure_ours(task, ours, builder, runner, database) for task in tasks]
-            _tune(_slow(tasks, measured), settings, builder, runner, database)
-        (directory / FINISHED).write_text(str(share))
-        workloads, records = _records(directory)
-        known.add(workloads, records, share)
+            completed = _tune(_slow(tasks, measured), settings, builder, runner, database)
+        if completed:
+            (directory / FINISHED).write_text(str(share))
+        known.add(*_records(directory), share if completed else 0)
     finally:
         if settings.work_dir is None:
             shutil.rmtree(parent, ignore_errors=True)
@@ -215,7 +215,8 @@ def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
     return [task for task, each in zip(tasks, spent, strict=True) if each is None or each >= least]
 
 
-def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, database: Any) -> None:
+def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, database: Any) -> bool:
+    """Search, and return whether the search was completed: TVM fails at some functions, after some measurements."""
     share = _share(settings, tasks)
     states = ms.utils.fork_seed(settings.seed, n=len(tasks))
     contexts = [
@@ -231,19 +232,24 @@ def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, datab
         ).clone()
         for task, state in zip(tasks, states, strict=True)
     ]
-    ms.tune_tasks(
-        tasks=contexts,
-        task_weights=[task.weight for task in tasks],
-        work_dir="",
-        max_trials_global=settings.trials,
-        max_trials_per_task=share,
-        num_trials_per_iter=min(settings.num_trials_per_iter, share),
-        builder=builder,
-        runner=runner,
-        database=database,
-        cost_model=settings.cost_model,
-        measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
-    )
+    try:
+        ms.tune_tasks(
+            tasks=contexts,
+            task_weights=[task.weight for task in tasks],
+            work_dir="",
+            max_trials_global=settings.trials,
+            max_trials_per_task=share,
+            num_trials_per_iter=min(settings.num_trials_per_iter, share),
+            builder=builder,
+            runner=runner,
+            database=database,
+            cost_model=settings.cost_model,
+            measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
+        )
+    except Exception as error:  # noqa: BLE001 - TVM may raise any exception
+        warn_once(f"TVM's search failed, and what it had measured is used: {error_text(error)}.")
+        return False
+    return True
 
 
 def _space(target: Target) -> Any:
