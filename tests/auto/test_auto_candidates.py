@@ -304,17 +304,17 @@ def test_what_inductor_has_padded(graphs, padded):
 
 
 COUNTED = {
-    "a product": (lambda x: x @ x, "1 ops, 1 GEMM"),
+    "a product": (lambda x: x @ x, "1 op, 1 GEMM"),
     "products": (lambda x: (x @ x) @ x + 1, "3 ops, 2 GEMMs"),
-    "a convolution": (lambda x: torch.nn.functional.conv1d(x[None], x[:, :, None]), "1 ops, 1 convolution"),
+    "a convolution": (lambda x: torch.nn.functional.conv1d(x[None], x[:, :, None]), "1 op, 1 convolution"),
     "reductions": (lambda x: x.sum() + x.amax(), "3 ops, 2 reductions"),
-    "a softmax": (lambda x: x.softmax(-1), "1 ops, 1 reduction"),
+    "a softmax": (lambda x: x.softmax(-1), "1 op, 1 reduction"),
     "norms": (
         lambda x: torch.nn.functional.layer_norm(x, (8,)) + torch.nn.functional.group_norm(x, 2),
         "3 ops, 2 reductions",
     ),
-    "views": (lambda x: x.t().unsqueeze(0)[0].neg(), "1 ops"),
-    "random": (torch.bernoulli, "1 ops, random"),
+    "views": (lambda x: x.t().unsqueeze(0)[0].neg(), "1 op"),
+    "random": (torch.bernoulli, "1 op, random"),
 }
 
 

@@ -101,6 +101,12 @@ SPENT = "the budget of 100 s is spent"
             "it is predicted to exceed the budget: about 10 s of compiling, 9 s are left",
             id="too long for what it could save",
         ),
+        pytest.param(
+            {"spent": 90.04},
+            replace(STEP, shares={"generated": 0.2}),
+            "it is predicted to exceed the budget: about 10 s of compiling, 9.9 s are left",
+            id="a little too long",
+        ),
         pytest.param({"spent": 89.0}, STEP, "", id="just short enough"),
         pytest.param(
             {}, replace(STEP, shares={"generated": 0.07}), "it could save 2.8% at most", id="less than three per cent"

@@ -79,9 +79,9 @@ class GraphStats:
 
     def __str__(self) -> str:
         counts = [(self.gemms, "GEMM"), (self.convolutions, "convolution"), (self.reductions, "reduction")]
-        parts = [f"{n} {what}{'s' if n > 1 else ''}" for n, what in counts if n]
+        parts = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in [(self.ops, "op"), *counts] if n or what == "op"]
         marks = [word for word in ("training", "random", "writes", "dynamic") if getattr(self, word)]
-        return ", ".join([f"{self.ops} ops", *parts, *marks])
+        return ", ".join([*parts, *marks])
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -297,7 +297,9 @@ class _Race:
         if (predicted := self._predicted_s(candidate)) > self._left_s:
             gain = self._gain(candidate, champion) if self.base else 0.0
             worth = f"; it could save {gain:.0%}, so raise budget_s" if gain >= WORTH_A_LARGER_BUDGET else ""
-            return f"{OVER_BUDGET}: about {predicted:.0f} s of compiling, {self._left_s:.0f} s are left{worth}"
+            # Rounded apart, so that the first figure is the larger one.
+            needed, left = math.ceil(predicted * 10) / 10, math.floor(self._left_s * 10) / 10
+            return f"{OVER_BUDGET}: about {needed:g} s of compiling, {left:g} s are left{worth}"
         if "precision" in options and isinstance(self._precise, str):
             return f"its error cannot be measured in float64: {self._precise}"
         if self._named or self.settings.objective == "memory":
