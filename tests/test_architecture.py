@@ -34,7 +34,7 @@ compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lo
 compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.graph
 compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers.tvm.target
 compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
-compilers.tvm.build compilers.tvm.runtime compilers.tvm.compile_graph compilers.tvm.compiler
+compilers.tvm.build compilers.tvm.runtime compilers.tvm.against_eager compilers.tvm.compile_graph compilers.tvm.compiler
 compilers.engines compilers.engines.summary compilers.engines.engine compilers.engines.outputs
 compilers.engines.compile_graph compilers.engines.lowered compilers.engines.onnx_settings compilers.engines.onnx_session
 compilers.engines.onnxruntime compilers.engines.openvino_settings compilers.engines.openvino_model

@@ -57,7 +57,7 @@ KEPT = {AUTO: 0.36, AUTO_BF16: 0.12, TUNED: 0.12}
 KEPT_BEFORE_AUTO = 0.58
 MOST = 0.2  # of all seconds for one compiler
 MEASURING_S = 90  # of the process that compares tuned and untuned kernels
-ENDLESS = 1_000_000  # trials: the search is ended by its time
+SEARCHES = (16, 64, 1_000_000)  # trials for each part: first a few for all parts; the last is ended by its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,19 @@ def tune(tell: Tell, spec: str, scratch: Path, core: int) -> None:
     import backend_kwargs as bk
 
     model, inputs = _settled(spec, scratch, core)
-    tell("searching")
-    searching = bk.make_backend(
-        "tmpl-tvm", scheduler="meta_schedule", trials=ENDLESS, work_dir=str(scratch / "tuning"), seed=0
-    )
-    compiled = torch.compile(model, backend=searching)
-    with torch.no_grad():
-        compiled(**inputs) if isinstance(inputs, Mapping) else compiled(*inputs)
+    for trials in SEARCHES:
+        tell(f"searching, {trials} trials for each part")
+        searching = bk.make_backend(
+            "tmpl-tvm",
+            scheduler="meta_schedule",
+            trials=trials,
+            work_dir=str(scratch / "tuning"),
+            seed=trials,  # the same one would measure the same schedules again
+        )
+        torch.compiler.reset()
+        compiled = torch.compile(model, backend=searching)
+        with torch.no_grad():
+            compiled(**inputs) if isinstance(inputs, Mapping) else compiled(*inputs)
 
 
 def tuned(tell: Tell, spec: str, rounds: int, scratch: Path, core: int) -> dict[str, Any]:

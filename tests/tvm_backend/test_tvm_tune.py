@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import json
 import logging
 import shutil
 import subprocess
@@ -122,7 +123,7 @@ def test_gpus_are_told_apart_and_their_hosts_are_not():
     assert directory("sm_80", 1) == directory("sm_80", 2) != directory("sm_90", 2)
 
 
-def test_a_failed_search_keeps_nothing(tmp_path, monkeypatch):
+def test_a_failed_search_keeps_no_candidates(tmp_path, monkeypatch):
     """Candidates that were built but not run are freed with the builder."""
     built = []
 
@@ -137,10 +138,26 @@ def test_a_failed_search_keeps_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tvm, "compile", compiles)
     monkeypatch.setattr(tune.ms, "tune_tasks", fails)
-    with pytest.raises(RuntimeError, match="no luck"):
+    with pytest.warns(BackendKwargsWarning, match="no luck"):
         tuned(tmp_path)
     gc.collect()
     assert [each() for each in built] == [None, None]
+
+
+def test_what_a_failed_search_measured_is_used_and_searched_again(tmp_path, monkeypatch):
+    """TVM's search fails at some functions: the kernel keeps our own schedule, which was measured first."""
+
+    def fails(**_):
+        raise RuntimeError("no luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tune.ms, "tune_tasks", fails)
+        with pytest.warns(BackendKwargsWarning) as warned:
+            built = tuned(tmp_path)
+    assert (built.tuned, built.notes) == (1, ("measured 1 schedules",))
+    message = "TVM's search failed, and what it had measured is used: RuntimeError: no luck."
+    assert [str(each.message) for each in warned] == [message]
+    assert tuned(tmp_path).notes == ("measured 5 schedules",)
 
 
 def in_a_process(work_dir, call: str) -> subprocess.Popen:
@@ -199,6 +216,29 @@ def test_broken_records_are_passed_over(kept, tmp_path, broken):
     search = copied(kept, tmp_path)
     (search / "database_tuning_record.json").write_text(broken)
     assert tuned(tmp_path, trials=0).tuned == 0
+
+
+def test_only_the_fastest_record_is_read_and_once(kept, tmp_path, monkeypatch):
+    """The many records of a long search are not all parsed, nor again for each part of a graph."""
+    search = copied(kept, tmp_path)
+    lines = [json.loads(line) for line in (search / "database_tuning_record.json").read_text().splitlines()]
+    read = []
+    from_json = tune.ms.database.TuningRecord.from_json
+
+    def reads(record, workload):
+        read.append(record[1])
+        return from_json(record, workload)
+
+    monkeypatch.setattr(tune.ms.database.TuningRecord, "from_json", reads)
+    assert [tuned(tmp_path, trials=0).tuned for _ in range(2)] == [1, 1]
+    assert len(lines) > 1
+    assert read == [min(seconds for _, (_, seconds, *_) in lines)]
+
+
+def test_what_a_later_search_measures_is_read_too(tmp_path):
+    assert tuned(tmp_path, trials=0).tuned == 0
+    tuned(tmp_path, trials=2)
+    assert tuned(tmp_path, trials=0).tuned == 1
 
 
 def test_two_searches_in_one_work_dir_keep_apart(kept, tmp_path):

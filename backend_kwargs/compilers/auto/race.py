@@ -19,6 +19,7 @@ from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import (
     DEFAULT,
     EAGER,
+    PADDED,
     UNFROZEN,
     RaceCandidate,
     candidates_for,
@@ -30,7 +31,7 @@ from backend_kwargs.compilers.auto.candidates import (
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.eligibility import recomputes
-from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats
+from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats, padded_in
 from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
 from backend_kwargs.compilers.auto.request import RESTARTS, Request, Tools
 from backend_kwargs.compilers.auto.rewritten import candidates_of_rewrites, lowered_anew
@@ -316,6 +317,8 @@ class _Race:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
         if candidate.name == UNFROZEN and not self.stats.frozen:
             return "no parameter is frozen here"
+        if candidate.name == PADDED and padded_in(self.lowered):
+            return "Inductor has padded all products by itself"
         fixed = standing(self.tools.fixed, options)
         limits = self.tools.limits({**options, **fixed})
         inert = {name: limit.reason for name, limit in limits.items()}

@@ -26,6 +26,7 @@ from backend_kwargs.compilers.parts import (
     split,
     writes_in_place,
 )
+from backend_kwargs.compilers.tvm.against_eager import why_eager
 from backend_kwargs.compilers.tvm.build import build
 from backend_kwargs.compilers.tvm.capture import capture, constants_of
 from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
@@ -45,7 +46,8 @@ class _InEagerError(Exception):
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings) -> Callable[..., Any]:
     """Compile dynamo's `gm` with `settings`; the callable returned has its `TVMSummary` as `tvm_summary`.
 
-    Results are eager's within rounding: what TVM does not support, or fails at, runs in eager as `fallback` allows.
+    Results are eager's within rounding: what TVM does not support, or fails at, runs in eager as `fallback` allows. So
+    does a tuned graph that is faster in eager, unless it is trained.
     """
     steps = Steps(settings)
     freezes = settings.freeze and not torch.is_grad_enabled()
@@ -54,8 +56,17 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], settings: Sett
     whole = settings.aten_ops if settings.aten_ops is not None else ATEN_OPS["cpu"]
     captured = partial(capture, steps.compile, whole, freezes)
     compiled = compile_frozen(gm, example_inputs, captured) if freezes else captured(gm, example_inputs)
+    raced = steps.summary.partitions and _is_raced(settings, example_inputs)
+    if raced and (reason := why_eager(gm, example_inputs, compiled)):
+        compiled = partial(gm.forward)
+        steps.summary = TVMSummary(fallbacks={"the graph": reason})
     compiled.tvm_summary = innermost_fn(compiled).tvm_summary = steps.summary  # type: ignore[attr-defined]
     return compiled
+
+
+def _is_raced(settings: Settings, example_inputs: Sequence[Any]) -> bool:
+    trains = torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in example_inputs)
+    return settings.scheduler == "meta_schedule" and settings.fallback != "error" and not trains
 
 
 class Steps:

@@ -16,8 +16,9 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -36,7 +37,7 @@ from tvm.target import Target
 from backend_kwargs.compilers.tvm.checks import TUNING
 from backend_kwargs.compilers.tvm.no_fast_math import exact_math
 from backend_kwargs.compilers.tvm.settings import Settings
-from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 FINISHED = "finished"  # a file with each function's number of trials, written when a search has ended
@@ -100,27 +101,49 @@ class Known:
         return known
 
     def add(self, workloads: Iterable[Any], records: Iterable[Any], trials: int) -> None:
-        """Add the records that ran; `trials` is each workload's number of trials, 0 if the search was interrupted."""
+        """Add the best records; `trials` is each workload's number of trials, 0 if the search was interrupted."""
         for workload in workloads:
             key = tvm_ffi.structural_hash(workload.mod)
             self.trials[key] = max(trials, self.trials.get(key, 0))
         for each in records:
-            if each.run_secs and max(float(s) for s in each.run_secs) < FAILED_S:
-                workload = self.database.commit_workload(each.workload.mod)
-                self.database.commit_tuning_record(
-                    ms.database.TuningRecord(each.trace, workload, each.run_secs, each.target, each.args_info)
-                )
+            workload = self.database.commit_workload(each.workload.mod)
+            self.database.commit_tuning_record(
+                ms.database.TuningRecord(each.trace, workload, each.run_secs, each.target, each.args_info)
+            )
 
 
-def _records(directory: Path) -> tuple[list[Any], list[Any]]:
-    workloads = [_parsed(line, ms.database.Workload.from_json) for line in _lines(directory / WORKLOADS)]
-    records = [_parsed(line, partial(_record, workloads)) for line in _lines(directory / RECORDS)]
-    return [w for w in workloads if w is not None], [r for r in records if r is not None]
+def _records(search: Path) -> tuple[list[Any], list[Any]]:
+    """Return a search's workloads, and the record of the fastest schedule for each."""
+    files = [search / WORKLOADS, search / RECORDS]
+    stats = [file.stat() if file.is_file() else None for file in files]
+    return _parsed_records(search, tuple(each and (each.st_size, each.st_mtime_ns) for each in stats))
 
 
-def _record(workloads: Sequence[Any], parsed: Any) -> Any:
-    at, body = parsed
-    return ms.database.TuningRecord.from_json(body, workloads[at])
+@lru_cache(maxsize=1024)
+def _parsed_records(search: Path, stamp: object) -> tuple[list[Any], list[Any]]:
+    """Return `_records` of files whose sizes and times are `stamp`: each part of each graph asks for them."""
+    workloads = [_parsed(line, ms.database.Workload.from_json) for line in _lines(search / WORKLOADS)]
+    found = [_parsed(line, _timed) for line in _lines(search / RECORDS)]
+    timed = sorted((each for each in found if each is not None), key=itemgetter(0))
+    best: dict[int, Any] = {}
+    for _, at, record in timed:
+        # TVM takes 2 ms to read the schedule of a record, so those of slower ones are not read.
+        if at not in best and (fastest := _record(workloads, at, record)) is not None:
+            best[at] = fastest
+    return [w for w in workloads if w is not None], list(best.values())
+
+
+def _timed(parsed: Any) -> tuple[float, int, Any]:
+    """Return a record's seconds, the place of its workload, and the record; raise if it did not run."""
+    at, record = parsed
+    seconds = [float(each) for each in record[1]]
+    if max(seconds) >= FAILED_S:
+        raise ValueError("a failed run")
+    return sum(seconds) / len(seconds), int(at), record
+
+
+def _record(workloads: Sequence[Any], at: int, record: Any) -> Any:
+    return _attempted(lambda: ms.database.TuningRecord.from_json(record, workloads[at]))
 
 
 def _lines(file: Path) -> list[str]:
@@ -128,8 +151,12 @@ def _lines(file: Path) -> list[str]:
 
 
 def _parsed(line: str, read: Callable[[Any], Any]) -> Any:
+    return _attempted(lambda: read(json.loads(line)))
+
+
+def _attempted(read: Callable[[], Any]) -> Any:
     try:
-        return read(json.loads(line))
+        return read()
     except Exception:  # noqa: BLE001 - an incomplete line, or one of another TVM: its schedule is skipped
         return None
 
@@ -142,7 +169,7 @@ def _search(mod: tvm.IRModule, settings: Settings, target: Target, known: Known,
         raise BackendKwargsError(
             f"TVM option 'cost_model' of 'xgb' needs: pip install {' '.join(XGB_NEEDS)}, or take 'random'."
         )
-    tasks = [task for task in ms.relax_integration.extract_tasks(mod, target) if _has_sum(task)]
+    tasks = [task for task in ms.relax_integration.extract_tasks(mod, target) if _is_searched(task)]
     share = _share(settings, tasks)
     tasks = [task for task in tasks if known.trials.get(tvm_ffi.structural_hash(task.dispatched[0]), 0) < share]
     if not tasks:
@@ -156,10 +183,10 @@ def _search(mod: tvm.IRModule, settings: Settings, target: Target, known: Known,
             builder = InProcessBuilder()
             runner = InProcessRunner(builder.kept, advance)
             measured = [_measure_ours(task, ours, builder, runner, database) for task in tasks]
-            _tune(_slow(tasks, measured), settings, builder, runner, database)
-        (directory / FINISHED).write_text(str(share))
-        workloads, records = _records(directory)
-        known.add(workloads, records, share)
+            completed = _tune(_slow(tasks, measured), settings, builder, runner, database)
+        if completed:
+            (directory / FINISHED).write_text(str(share))
+        known.add(*_records(directory), share if completed else 0)
     finally:
         if settings.work_dir is None:
             shutil.rmtree(parent, ignore_errors=True)
@@ -170,10 +197,15 @@ def _share(settings: Settings, tasks: Sequence[Any]) -> int:
     return int(settings.max_trials_per_task or -(-settings.trials // max(len(tasks), 1)))
 
 
-def _has_sum(task: Any) -> bool:
-    """Return whether a search can gain: without sums a function is memory-bound, and ours is as good as any."""
+def _is_searched(task: Any) -> bool:
+    """Return whether a search can gain: without sums a function is memory-bound, and ours is as good as any.
+
+    A function of symbolic sizes cannot be measured.
+    """
     sch = Schedule(task.dispatched[0])
-    return any(sch.get(block).init is not None for block in sch.get_child_blocks(sch.get_sblock("root")))
+    blocks = [sch.get(block) for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    sizes = [size for block in blocks for region in (*block.reads, *block.writes) for size in region.source.shape]
+    return all(isinstance(size, tirx.IntImm) for size in sizes) and any(block.init is not None for block in blocks)
 
 
 def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
@@ -183,7 +215,8 @@ def _slow(tasks: Sequence[Any], seconds: Sequence[float | None]) -> list[Any]:
     return [task for task, each in zip(tasks, spent, strict=True) if each is None or each >= least]
 
 
-def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, database: Any) -> None:
+def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, database: Any) -> bool:
+    """Search, and return whether the search was completed: TVM fails at some functions, after some measurements."""
     share = _share(settings, tasks)
     states = ms.utils.fork_seed(settings.seed, n=len(tasks))
     contexts = [
@@ -199,19 +232,24 @@ def _tune(tasks: list[Any], settings: Settings, builder: Any, runner: Any, datab
         ).clone()
         for task, state in zip(tasks, states, strict=True)
     ]
-    ms.tune_tasks(
-        tasks=contexts,
-        task_weights=[task.weight for task in tasks],
-        work_dir="",
-        max_trials_global=settings.trials,
-        max_trials_per_task=share,
-        num_trials_per_iter=min(settings.num_trials_per_iter, share),
-        builder=builder,
-        runner=runner,
-        database=database,
-        cost_model=settings.cost_model,
-        measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
-    )
+    try:
+        ms.tune_tasks(
+            tasks=contexts,
+            task_weights=[task.weight for task in tasks],
+            work_dir="",
+            max_trials_global=settings.trials,
+            max_trials_per_task=share,
+            num_trials_per_iter=min(settings.num_trials_per_iter, share),
+            builder=builder,
+            runner=runner,
+            database=database,
+            cost_model=settings.cost_model,
+            measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
+        )
+    except Exception as error:  # noqa: BLE001 - TVM may raise any exception
+        warn_once(f"TVM's search failed, and what it had measured is used: {error_text(error)}.")
+        return False
+    return True
 
 
 def _space(target: Target) -> Any:
