@@ -89,3 +89,33 @@ def test_two_threads():
         thread.join()
     assert len(errors) == 40
     assert max(errors) < BOUND
+
+
+NONE = {
+    "no layer": (torch.relu, "it has no linear layer"),
+    "float64": (
+        lambda x, held=torch.nn.Linear(64, 4).double(): held(x.double()),
+        "the weight of its linear layer is of torch.float64",
+    ),
+    "computed": (
+        lambda x, held=torch.nn.Linear(64, 4): torch.nn.functional.linear(x, held.weight * 2),
+        "the weight of its linear layer is not a parameter, or the graph writes it",
+    ),
+    "several": (
+        lambda x, held=torch.ones(64, 64): torch.nn.functional.linear(torch.nn.functional.linear(x, held), held),
+        "the weight of the first of its 2 linear layers is not a parameter, or the graph writes it",
+    ),
+    "a vector": (
+        lambda x, held=torch.nn.Bilinear(1, 1, 64): torch.nn.functional.linear(x, held.bias),
+        "the weight of its linear layer has 1 dimensions, not 2",
+    ),
+}
+
+
+@torchao
+@pytest.mark.parametrize(("model", "why"), NONE.values(), ids=NONE)
+def test_why_no_layer_is_quantised(model, why):
+    """The warning says what about the graph, or about its first linear layer, rules the precision out."""
+    with torch.no_grad(), pytest.warns(BackendKwargsWarning) as warned:
+        in_precision(model, "int8-dynamic")(rows())
+    assert str(warned[0].message) == f"A graph is compiled without precision 'int8-dynamic': {why}."

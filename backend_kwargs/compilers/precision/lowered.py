@@ -101,13 +101,13 @@ def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lower
     # Outside dynamo no guard checks the identity of a parameter.
     lifted = lifted_parameters(gm, example_inputs) if TracingContext.try_get() else {}
     if precision.kind == "quantised":
-        from backend_kwargs.compilers.precision.quantised import quantise_linears
+        from backend_kwargs.compilers.precision.quantised import quantise_linears, why_none_quantised
 
         if any(value.is_inference() for value in lifted.values()):
             raise UnfitPrecisionError("a weight is an inference tensor, which has no version counter")
         lifted = _only_read(lowered.gm, lifted)
         lowered.products = quantise_linears(lowered.gm, lifted, asked.precision, lowered.held)
-        nothing = "no linear layer has a floating parameter as its weight"
+        nothing = "" if lowered.products else why_none_quantised(gm, lifted, asked.precision)
     else:
         if has_transforms(gm):
             raise UnfitPrecisionError("it has a transform of torch.func, such as vmap")

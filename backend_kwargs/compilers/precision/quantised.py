@@ -59,6 +59,26 @@ def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precis
     return count
 
 
+def why_none_quantised(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precision: str) -> str:
+    """Return why `quantise_linears` changes no linear layer of `gm`, in terms of the first one."""
+    layers = gm.graph.find_nodes(op="call_function", target=functional.linear)
+    if not layers:
+        return "it has no linear layer"
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    weight = _arguments(layers[0])[1]
+    value = lifted.get(placeholders.index(weight)) if weight in placeholders else None
+    if value is None:
+        why = "is not a parameter, or the graph writes it"
+    elif value.dtype not in FLOATS:
+        why = f"is of {value.dtype}"
+    elif value.dim() != 2:
+        why = f"has {value.dim()} dimensions, not 2"
+    else:
+        why = f"has the sizes {tuple(value.shape)}, which are not multiples of {FP8_BLOCK}"
+    which = "its linear layer" if len(layers) == 1 else f"the first of its {len(layers)} linear layers"
+    return f"the weight of {which} {why}"
+
+
 def _arguments(node: Node) -> tuple[Any, Any, Any]:
     given = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
     return given["input"], given["weight"], given.get("bias")
