@@ -107,6 +107,16 @@ def test_which_elements_have_an_error(result, reference, error):
     assert found.passed is math.isfinite(error)
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf], ids=str)
+def test_without_a_finite_result_there_is_no_error(odd):
+    """A bound is not kept by results that are all nan or infinite; one finite result is enough."""
+    nothing = ONES * odd
+    assert check_error([nothing, nothing], [nothing, nothing], [WIDE * odd, WIDE * odd], 0.5) == Accuracy(
+        "fail_accuracy", "its error cannot be measured: no result is finite"
+    )
+    assert check_error([nothing, ONES], [nothing, ONES], [WIDE * odd, WIDE], 0.5) == Accuracy(error=0.0, bound=0.5)
+
+
 def test_no_finite_result_where_the_reference_is():
     """An overflow in eager and in the result is an infinite error where the reference is finite."""
     overflow = torch.tensor([math.inf, 1.0])

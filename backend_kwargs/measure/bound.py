@@ -12,13 +12,14 @@ def check_error(result: Any, eager: Any, reference: Any, max_error: float, *, wh
     """Compare a pytree with `reference`: pass if the relative error of every floating leaf is at most `max_error`.
 
     The relative error is the RMSE over the RMS of the reference. Structure, dtypes, shapes, devices, other values, and
-    the positions of NaN and infinity must equal eager's. The `error` of the result is the largest of all leaves.
+    the positions of NaN and infinity must equal eager's. The `error` of the result is the largest of all leaves; there
+    is none, and the check fails, if no floating leaf has a finite value.
     """
     results, expected, precise = (dict(walk(what, tree)) for tree in (result, eager, reference))
     if results.keys() != expected.keys() or precise.keys() != expected.keys():
         odd = min(results.keys() ^ expected.keys() or precise.keys() ^ expected.keys())
         return Accuracy("fail_accuracy", f"the structure of the result differs from eager's at {odd}")
-    largest, where = 0.0, what
+    largest, where, finite = 0.0, what, list[bool]()
     for path in results:
         leaf, of_eager, wanted = (_as_tensor(leaves[path]) for leaves in (results, expected, precise))
         if reason := _differs(leaf, of_eager):
@@ -26,6 +27,9 @@ def check_error(result: Any, eager: Any, reference: Any, max_error: float, *, wh
         if is_number(leaf):
             error = relative_error([leaf], [wanted])
             largest, where = (error, path) if error > largest else (largest, where)
+            finite += [bool(wanted.isfinite().any())] if wanted.numel() else []
+    if finite and not any(finite):  # as at a first call with inputs that are nan: the bound would hold of nothing
+        return Accuracy("fail_accuracy", "its error cannot be measured: no result is finite")
     return judged(largest, max_error, where)
 
 
