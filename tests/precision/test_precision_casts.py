@@ -191,8 +191,6 @@ def test_transforms_of_torch_func_are_refused(precision):
     """A graph that contains a transform of torch.func is compiled in its own precision, with the reason."""
     model, x = net(), rows()
     compiled = in_precision(lambda x: torch.func.vmap(model)(x), precision)  # noqa: PLW0108 - vmap inside the graph
-    why = (
-        f"A graph is compiled without precision {precision!r}: it has a transform of torch.func, such as vmap."
-    )
+    why = f"A graph is compiled without precision {precision!r}: it has a transform of torch.func, such as vmap."
     with torch.no_grad(), pytest.warns(BackendKwargsWarning, match=re.escape(why)):
         torch.testing.assert_close(compiled(x), model(x))

@@ -91,24 +91,21 @@ def test_two_threads():
     assert max(errors) < BOUND
 
 
+linear = torch.nn.functional.linear
+DOUBLE, LINEAR, BILINEAR = torch.nn.Linear(64, 4).double(), torch.nn.Linear(64, 4), torch.nn.Bilinear(1, 1, 64)
+SQUARE = torch.ones(64, 64)
 NONE = {
     "no layer": (torch.relu, "it has no linear layer"),
-    "float64": (
-        lambda x, held=torch.nn.Linear(64, 4).double(): held(x.double()),
-        "the weight of its linear layer is of torch.float64",
-    ),
+    "float64": (lambda x: DOUBLE(x.double()), "the weight of its linear layer is of torch.float64"),
     "computed": (
-        lambda x, held=torch.nn.Linear(64, 4): torch.nn.functional.linear(x, held.weight * 2),
+        lambda x: linear(x, LINEAR.weight * 2),
         "the weight of its linear layer is not a parameter, or the graph writes it",
     ),
     "several": (
-        lambda x, held=torch.ones(64, 64): torch.nn.functional.linear(torch.nn.functional.linear(x, held), held),
+        lambda x: linear(linear(x, SQUARE), SQUARE),
         "the weight of the first of its 2 linear layers is not a parameter, or the graph writes it",
     ),
-    "a vector": (
-        lambda x, held=torch.nn.Bilinear(1, 1, 64): torch.nn.functional.linear(x, held.bias),
-        "the weight of its linear layer has 1 dimensions, not 2",
-    ),
+    "a vector": (lambda x: linear(x, BILINEAR.bias), "the weight of its linear layer has 1 dimensions, not 2"),
 }
 
 
