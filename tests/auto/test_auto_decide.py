@@ -11,7 +11,7 @@ from torch._inductor import config
 
 import backend_kwargs
 from backend_kwargs.compare import Candidate, compare
-from backend_kwargs.compilers.auto import decide, race
+from backend_kwargs.compilers.auto import cache_key, decide, race
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.settings import Settings
@@ -266,6 +266,32 @@ def test_always_means_always(auto, races):
         auto(chain, race="always", most_races=1)(torch.randn(8, 64))
         torch._dynamo.reset()
     assert races.count == 3
+
+
+def test_a_decision_for_other_sizes_is_named(auto, races, log):
+    """With race="never", the log says that the computation was raced, but at other sizes."""
+    auto(chain, most_races=1)(torch.randn(8, 64))
+    torch._dynamo.reset()
+    decide.forget_process()
+    auto(chain, race="never", most_races=1)(torch.randn(9, 64))
+    why = "race='never', and a decision is stored only for other sizes"
+    assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
+
+
+def test_a_decision_for_another_machine_is_named(auto, races, log, monkeypatch):
+    """With race="never", the log says in what the machine of a stored decision differs from this one."""
+    here = decide.machine()
+    for change in ({"threads": 77, "driver": "1.2"}, {"threads": 77}):
+        with monkeypatch.context() as there:
+            for module in (cache_key, decide):
+                there.setattr(module, "machine", lambda change=change: here | change)
+            auto(chain)(torch.randn(8, 64))
+        torch._dynamo.reset()
+        decide.forget_process()
+    auto(chain, race="never")(torch.randn(8, 64))
+    threads = here["threads"]
+    why = f"race='never', and a decision is stored only for another machine: threads 77 (here {threads})"
+    assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 
 def test_a_race_has_what_the_process_has_left(auto, races, store, monkeypatch):

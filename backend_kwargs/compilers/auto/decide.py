@@ -173,7 +173,7 @@ class _Question:
         if ranks() > 1 and may_communicate(gm):
             return self.default("it has an operator that is not torch's, which may communicate with other ranks")
         if settings.race == "never":
-            return self.remembered() or self.default("race='never', and no decision is stored")
+            return self.remembered() or self.default(f"race='never', and {self._what_is_stored()}")
         stand_in = self.default("timed out waiting for the racing rank")
         # Agree before using anything that only this rank knows: a rank without it would wait for the others.
         decision = agreed(self.key, self._of_this_rank, stand_in, settings)
@@ -263,6 +263,19 @@ class _Question:
         if found is None or not self._trusts(found.winner, found):
             return None
         return memory().decisions.setdefault(self.slot, found)
+
+    def _what_is_stored(self) -> str:
+        """Return that no decision is stored, or how those for the same computation differ."""
+        here = machine()
+        others = [each for each in self.store.of_computation(self.graph) if each.key != self.key]
+        if not others:
+            return "no decision is stored"
+        differing = [[name for name in here if each.machine.get(name) != here[name]] for each in others]
+        nearest, names = min(zip(others, differing, strict=True), key=lambda pair: len(pair[1]))
+        if not names:
+            return "a decision is stored only for other sizes"
+        there = ", ".join(f"{name} {nearest.machine.get(name)!r} (here {here[name]!r})" for name in names)
+        return f"a decision is stored only for another machine: {printable(there)}"
 
     def winner_of(self, others: list[Decision], why: str) -> Decision:
         """Return the winner of the latest of `others`, or default."""

@@ -92,6 +92,10 @@ class Store:
         """Return the decision for `key`, None if there is none."""
         return next(iter(self._sound(self._rows("WHERE key = ?", (key,)))), None)
 
+    def of_computation(self, graph: str) -> list[Decision]:
+        """Return the decisions for this computation at any sizes, on any machine."""
+        return self._sound(self._rows("WHERE graph = ?", (graph,)))
+
     def all(self, prefix: str = "") -> list[Decision]:
         """Return the decisions whose keys begin with `prefix`, latest first."""
         return self._sound(self._rows(BEGINS, (len(prefix), prefix)))
