@@ -97,6 +97,10 @@ Beside = Annotated[
 Jobs = Annotated[int, typer.Option(min=1, help="Parallel compiles of peers that time no kernels.")]
 Tuners = Annotated[int, typer.Option(min=1, help="Parallel compiles of torch's modes that time kernels.")]
 Ahead = Annotated[int, typer.Option(min=1, help="Groups to compile before the first of them is timed.")]
+TuneOnce = Annotated[
+    bool, typer.Option("--tune-once", help="max-autotune begins with what max-autotune-no-cudagraphs has tuned.")
+]
+NoWarm = Annotated[bool, typer.Option("--no-warm", help="Without the seconds of compiles that find stored code.")]
 OneCache = Annotated[
     bool, typer.Option("--one-cache", help="As --beside, with one cache for all; reports no compile times.")
 ]
@@ -169,6 +173,8 @@ def run(
     jobs: Jobs = 1,
     tuners: Tuners = 1,
     ahead: Ahead = 1,
+    tune_once: TuneOnce = False,
+    no_warm: NoWarm = False,
     one_cache: OneCache = False,
     budget: Budget = None,
     timeout: Timeout = "300s",
@@ -200,6 +206,8 @@ def run(
         jobs=jobs,
         tuners=tuners,
         ahead=ahead,
+        tune_once=tune_once,
+        warm=not no_warm,
         budget_s=_seconds("--budget", budget) if budget else float("inf"),
         step_s=_seconds("--timeout", timeout),
         shard=shard_of(shard),

@@ -13,9 +13,12 @@ for file in "$out"/*.jsonl; do
     [[ -e $file ]] && also+=(--also "$file")
 done
 running=()
+mapfile -t cpus < <(python -c 'import os; print(*sorted(os.sched_getaffinity(0)), sep="\n")')
+each=$((${#cpus[@]} / shards)) # each shard has its own, so that the races of one are not disturbed by compiles of another
 for at in "${!gpus[@]}"; do
     name=$out/shard-$((at + 1))-of-$shards
-    CUDA_VISIBLE_DEVICES=${gpus[at]} python -m benchmarks run --device cuda --shard "$((at + 1))/$shards" \
+    own=$(IFS=, && echo "${cpus[*]:$((at * each)):$each}")
+    CUDA_VISIBLE_DEVICES=${gpus[at]} taskset -c "$own" python -m benchmarks run --device cuda --shard "$((at + 1))/$shards" \
         --budget "${budget}s" --resume "${also[@]}" --out "$name.jsonl" "$@" >>"$name.txt" 2>&1 &
     running+=($!)
 done

@@ -84,6 +84,11 @@ def test_each_size_is_decided_and_served(tune, tmp_path):
             "--option budget_s has no effect, since tune takes --budget-s.",
             id="its own option",
         ),
+        pytest.param(
+            ["--option", "effort=full"],
+            "--option effort has no effect, since tune takes --effort.",
+            id="an option with a default",
+        ),
         pytest.param(["--option", "auto=false"], "--option auto has no effect, since tune always races.", id="no race"),
     ],
 )
@@ -92,6 +97,14 @@ def test_what_is_wrong_is_one_line(tune, arguments, message):
     ran = tune(*arguments)
     assert (ran.exit_code, isinstance(ran.exception, SystemExit | bk.BackendKwargsError)) == (1, True)
     assert message in " ".join((ran.output + str(ran.exception)).split())
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_the_import_goes_to_the_store_that_serves(tune):
+    """If the options name a store, so does the printed command; it can be pasted into a shell."""
+    ran = tune("--option", "store=my decisions.sqlite", "--candidates", "", "--budget-s", "20")
+    assert ran.exit_code == 0, ran.output
+    assert "\nbackend-kwargs decisions import decisions.toml --store 'my decisions.sqlite'\n" in ran.output
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

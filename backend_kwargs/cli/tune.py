@@ -1,5 +1,6 @@
 """`backend-kwargs tune`: race one model at the sizes that it will serve, and write the decisions to a file."""
 
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ SET_HERE: Mapping[str, str] = {
     "auto": "always races",
     "race": "always races",
     "budget_s": "takes --budget-s",
+    "effort": "takes --effort",
     "process_budget_s": "races every size",
     "most_races": "races every size",
 }
@@ -222,7 +224,9 @@ def _why_none(decisions: list["Decision"]) -> str:
 def _print_lines(backend: Backend, output: Path, count: int, *, fixed_sizes: bool) -> None:
     say = partial(console().print, soft_wrap=True, markup=False)
     say(f"{count} decision{'' if count == 1 else 's'} written to {output}. On the machine that serves the model:")
-    say(f"\nbackend-kwargs decisions import {output}\n")
+    store = backend.options.get("store")
+    command = ["backend-kwargs", "decisions", "import", str(output), *(["--store", store] if store else [])]
+    say(f"\n{shlex.join(command)}\n")
     own = {name: value for name, value in backend.options.items() if name != "auto"}
     say(f"import backend_kwargs as bk\n\nbackend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})")
     dynamic = ", dynamic=False" if fixed_sizes else ""

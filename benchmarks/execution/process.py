@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from backend_kwargs.measure import Status, status_of
 
@@ -116,19 +116,30 @@ def taking_turns(lock: Path | None, wait_on: Callable[[], None]) -> Iterator[Cal
         yield lambda: None
         return
     with lock.open("a") as file:
+        _take(file, fcntl.LOCK_SH, wait_on)
+        yield lambda: _take(file, fcntl.LOCK_EX, wait_on)
 
-        def take(how: int) -> None:
+
+@contextlib.contextmanager
+def alone(lock: Path | None, wait_on: Callable[[], None]) -> Iterator[None]:
+    """Have the file `lock` exclusively, without a share before: others wait meanwhile, but only for this step."""
+    if lock is None:
+        yield
+        return
+    with lock.open("a") as file:
+        _take(file, fcntl.LOCK_EX, wait_on)
+        yield
+
+
+def _take(file: IO[str], how: int, wait_on: Callable[[], None]) -> None:
+    last = time.monotonic()
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(file, how | fcntl.LOCK_NB)
+        if time.monotonic() - last > TELL_S:
             last = time.monotonic()
-            while True:
-                with contextlib.suppress(BlockingIOError):
-                    return fcntl.flock(file, how | fcntl.LOCK_NB)
-                if time.monotonic() - last > TELL_S:
-                    last = time.monotonic()
-                    wait_on()
-                time.sleep(POLL_S)
-
-        take(fcntl.LOCK_SH)
-        yield lambda: take(fcntl.LOCK_EX)
+            wait_on()
+        time.sleep(POLL_S)
 
 
 def _ending(code: int | None) -> str:

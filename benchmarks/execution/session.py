@@ -44,10 +44,11 @@ class Plan:
 
     `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has its own process,
     `jobs` at a time for peers that time nothing meanwhile, `tuners` for those that time kernels, then autos one by one;
-    the peers of `ahead` groups compile before the first of these groups is timed. `beside` compiles only in the timing
-    process; with `one_cache` all share one cache, so that compile times are not reported. `shard` is (i, n), from 1;
-    `also` are files whose groups count as done. `step_s` limits one peer's compile, or the timing of a group;
-    `budget_s` the run.
+    the peers of `ahead` groups compile before the first of these groups is timed. With `tune_once`, modes that tune the
+    same kernels tune them once, so that the compile time of the later one is not reported. Without `warm`, nothing
+    compiles a second time to learn what that takes with stored code. `beside` compiles only in the timing process; with
+    `one_cache` all share one cache, so that compile times are not reported. `shard` is (i, n), from 1; `also` are files
+    whose groups count as done. `step_s` limits one peer's compile, or the timing of a group; `budget_s` the run.
     """
 
     cases: tuple[Case, ...]
@@ -66,6 +67,8 @@ class Plan:
     jobs: int = 1
     tuners: int = 1
     ahead: int = 1
+    tune_once: bool = False
+    warm: bool = True
     budget_s: float = float("inf")
     step_s: float = 300.0
     shard: tuple[int, int] = (1, 1)
@@ -85,9 +88,10 @@ class Plan:
             )
         if self.clocks == ("events",) and self.device == "cpu":
             raise BackendKwargsError("--timer events requires a GPU: on a CPU the wall's clock is the only one.")
-        if max(self.jobs, self.tuners, self.ahead) > 1 and not self.apart:
+        if (self.tune_once or max(self.jobs, self.tuners, self.ahead) > 1) and not self.apart:
             raise BackendKwargsError(
-                "--jobs, --tuners and --ahead need --apart: with --beside, peers compile one after the other."
+                "--jobs, --tuners, --ahead and --tune-once need --apart: with --beside, peers compile one after the "
+                "other."
             )
 
     @property
@@ -320,6 +324,11 @@ class _Run:
         def cold(one: _Compile) -> None:
             note(one, self._compile_once(one.job, one.peer.name, cold=True))
 
+        def tuned(one: _Compile) -> None:
+            first = peers.TUNED_AS[one.peer.name]
+            after = first if one.job.folder(first).is_dir() else ""
+            note(one, self._compile_once(one.job, one.peer.name, cold=True, after=after))
+
         def warm(one: _Compile) -> None:
             found = made[one.key]
             if self.plan.suite == MODELS and found.decided:
@@ -334,10 +343,12 @@ class _Run:
         left = [one for one in wanted if one.key not in made]
         tuners = [one for one in left if peers.tunes(one.peer)]
         autos = [one for one in tuners if one.peer.kind == "auto"]
-        modes = [one for one in tuners if one not in autos]
+        again = [one for one in tuners if self.plan.tune_once and one.peer.name in peers.TUNED_AS]
+        modes = [one for one in tuners if one not in autos and one not in again]
         self._stage((cold, [one for one in left if one not in tuners], self.plan.jobs), (cold, modes, self.plan.tuners))
-        # An auto decides by its timing, so nothing else of this shard runs meanwhile.
-        self._stage((cold, autos, 1))
+        self._stage((tuned, again, self.plan.tuners))
+        # An auto decides by its timing, so nothing else of this shard runs meanwhile, except for the start of the next.
+        self._stage((cold, autos, min(self.plan.ahead, 2)))
         warm_left = [one for one in wanted if one.key in made and self._wants_warm(one, made[one.key])]
         self._stage((warm, warm_left, self.plan.jobs))
         kept = [one for one in wanted if one.peer.compiles or made[one.key].status == "pass"]
@@ -346,7 +357,7 @@ class _Run:
     def _wants_warm(self, one: "_Compile", made: Compiled) -> bool:
         there = made.status == "pass" and made.compile.warm_s is None and one.job.folder(one.peer.name).is_dir()
         # For real models the modes' warm compiles would take minutes, and no goal uses them.
-        return there and not one.job.run and (self.plan.suite != MODELS or one.peer.kind == "auto")
+        return self.plan.warm and there and not one.job.run and (self.plan.suite != MODELS or one.peer.kind == "auto")
 
     def _stage(self, *parts: tuple[Callable[["_Compile"], None], list["_Compile"], int]) -> None:
         """Call a function on each of a list, so many at a time; several lists in parallel if groups compile ahead."""
@@ -362,12 +373,12 @@ class _Run:
     def _warm_s(self, job: Job, name: str) -> float | None:
         return self._compile_once(job, name, cold=False).compile.warm_s
 
-    def _compile_once(self, job: Job, name: str, *, cold: bool) -> Compiled:
+    def _compile_once(self, job: Job, name: str, *, cold: bool, after: str = "") -> Compiled:
         doing = f"{job.case.name} {job.mode}, compile {'cold' if cold else 'warm'}"
         with self.lock:
             beside, self.compiling = self.compiling, self.compiling + 1
         try:
-            outcome = self._process(worker.compile_peer, job, name, cold, doing=doing)
+            outcome = self._process(worker.compile_peer, job, name, cold, after, doing=doing)
         finally:
             with self.lock:
                 self.compiling -= 1

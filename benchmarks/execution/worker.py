@@ -15,7 +15,7 @@ from backend_kwargs import measure
 from backend_kwargs.harness.isolation import start_inductor
 from backend_kwargs.harness.trial import UnavailableError, learn
 from backend_kwargs.measure import Status
-from benchmarks.execution import controls, device_timer
+from benchmarks.execution import controls, device_timer, process
 from benchmarks.execution.ceilings import measure_ceilings
 from benchmarks.execution.controls import BASELINE, Slowed
 from benchmarks.execution.process import Tell, taking_turns
@@ -70,7 +70,7 @@ class Job:
     `cache` is the folder in which each peer has its own cache, or which all share if `one_cache` is set. `apart`: peers
     compile in their own processes first, with results in `compiled`, by peer; those that failed or hung before are not
     tried again. `extra` are peers besides the table's. While a group with a `lock` file is timed, no other group
-    compiles or is timed.
+    compiles or is timed; while an auto with one races, no other races.
     """
 
     case: Case
@@ -118,8 +118,12 @@ def _settle(job: Job) -> None:
     torch.set_grad_enabled(job.mode != "fwd")
 
 
-def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
-    """Compile one peer and return its cost; `cold` empties its cache first."""
+def compile_peer(tell: Tell, job: Job, name: str, cold: bool, after: str = "") -> Compiled:
+    """Compile one peer and return its cost.
+
+    `cold` empties its cache first. `after` is a peer whose cache it starts with instead, so that its seconds are none
+    of a cold compile.
+    """
     tell(name)
     study = job.study()
     study.prepare()
@@ -127,16 +131,22 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool) -> Compiled:
     folder = job.folder(peer.cache or name)
     if cold:
         shutil.rmtree(folder, ignore_errors=True)
+    if after:
+        shutil.copytree(job.folder(after), folder)
     _start_compilers([peer], job)
     if peers.uses_inductor(peer):
         restart_workers(folder)
     trial = PeerTrial(study, peer, folder)
-    trial.attempt(trial.build)
+    with process.alone(job.lock, partial(tell, name)) if peer.kind == "auto" else contextlib.nullcontext():
+        tell(f"{name}: first call")
+        trial.attempt(trial.build)
     if trial.passed:
+        tell(f"{name}: kernels")
         with contextlib.suppress(Exception):  # a profiler that cannot start is not the peer's fault
             trial.compiled.kernels = kernels_per_call(trial.step, study.device)
     made = trial.compiled
-    seconds = {"cold_s": made.cold_s} if cold else {"cold_s": None, "warm_s": made.cold_s}
+    measured = {"cold_s": made.cold_s} if cold else {"cold_s": None, "warm_s": made.cold_s}
+    seconds: dict[str, Any] = {"cold_s": None} if after else measured
     return Compiled(dataclasses.replace(made, fresh=True, **seconds), trial.status, trial.reason, trial.decided)
 
 

@@ -5,11 +5,12 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from torch._inductor import list_mode_options
-from torch.nn.functional import linear
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import linear, pad
 
 from backend_kwargs.catalogue import inductor_options
 from backend_kwargs.compilers.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
-from backend_kwargs.compilers.auto.graph_stats import GraphStats, observed_stats
+from backend_kwargs.compilers.auto.graph_stats import GraphStats, observed_stats, padded_in
 from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.errors import BackendKwargsError
@@ -277,18 +278,43 @@ def test_which_rows_are_unaligned(run, unaligned):
         assert facts_of(run).unaligned == unaligned
 
 
+def lowered(fn, *args, dynamic=False):
+    return make_fx(fn, tracing_mode="symbolic" if dynamic else "fake")(*args)
+
+
+ODD, EVEN = (tensor(16, 23), tensor(23, 8)), (tensor(16, 24), tensor(24, 8))
+
+
+@pytest.mark.parametrize(
+    ("graphs", "padded"),
+    [
+        pytest.param(lambda: [lowered(torch.mm, *EVEN)], True, id="aligned"),
+        pytest.param(lambda: [lowered(torch.mm, *ODD)], False, id="unaligned"),
+        pytest.param(lambda: [lowered(lambda a, b: pad(a, (0, 1)) @ pad(b, (0, 0, 0, 1)), *ODD)], True, id="padded"),
+        pytest.param(lambda: [lowered(lambda a, b: a @ pad(b, (0, 0, 0, 0)), *ODD)], False, id="padded by nothing"),
+        pytest.param(lambda: [lowered(torch.mm, *EVEN), lowered(torch.mm, *ODD)], False, id="one of two"),
+        pytest.param(lambda: [lowered(torch.mm, *EVEN, dynamic=True)], False, id="sizes are unknown"),
+        pytest.param(lambda: [lowered(torch.relu, *EVEN[:1])], False, id="no product"),
+        pytest.param(list, False, id="no graph"),
+    ],
+)
+def test_what_inductor_has_padded(graphs, padded):
+    """Padding is of no more use where all products of the lowered graphs are aligned."""
+    assert padded_in(graphs()) is padded
+
+
 COUNTED = {
-    "a product": (lambda x: x @ x, "1 ops, 1 GEMM"),
+    "a product": (lambda x: x @ x, "1 op, 1 GEMM"),
     "products": (lambda x: (x @ x) @ x + 1, "3 ops, 2 GEMMs"),
-    "a convolution": (lambda x: torch.nn.functional.conv1d(x[None], x[:, :, None]), "1 ops, 1 convolution"),
+    "a convolution": (lambda x: torch.nn.functional.conv1d(x[None], x[:, :, None]), "1 op, 1 convolution"),
     "reductions": (lambda x: x.sum() + x.amax(), "3 ops, 2 reductions"),
-    "a softmax": (lambda x: x.softmax(-1), "1 ops, 1 reduction"),
+    "a softmax": (lambda x: x.softmax(-1), "1 op, 1 reduction"),
     "norms": (
         lambda x: torch.nn.functional.layer_norm(x, (8,)) + torch.nn.functional.group_norm(x, 2),
         "3 ops, 2 reductions",
     ),
-    "views": (lambda x: x.t().unsqueeze(0)[0].neg(), "1 ops"),
-    "random": (torch.bernoulli, "1 ops, random"),
+    "views": (lambda x: x.t().unsqueeze(0)[0].neg(), "1 op"),
+    "random": (torch.bernoulli, "1 op, random"),
 }
 
 

@@ -293,6 +293,38 @@ def test_a_process_that_has_spent_its_budget_takes_what_is_stored(auto, races, s
     assert (races.count, logged(log)) == (1, "auto: eager for 3 ops (0.1 s)")
 
 
+def test_the_rest_of_a_process_is_no_larger_budget(auto, races, store, log):
+    """What a race found within 5 s is not raced again for 2 s, the rest of the process's budget."""
+    x = torch.randn(8, 64)
+    races.cut = True
+    auto(chain, budget_s=5)(x)
+    torch._dynamo.reset()
+    decide.forget_process()
+    decide.memory().race_seconds.append(58.0)
+    auto(chain, budget_s=30, process_budget_s=60)(x)
+    assert races.count == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "kept"),
+    [
+        pytest.param((False, 5), (True, 300), "eager", id="cut, after one that ended"),
+        pytest.param((True, 5), (True, 0.1), "eager", id="cut earlier"),
+        pytest.param((True, 5), (True, 300), "default", id="cut later"),
+        pytest.param((True, 5), (False, 0.1), "default", id="not cut"),
+    ],
+)
+def test_a_race_with_less_time_replaces_no_other(auto, races, store, first, then, kept):
+    """Under race='always', a race that was cut short does not replace the decision of one that had more time."""
+    x = torch.randn(8, 64)
+    for winner, (cut, budget_s) in (("eager", first), ("default", then)):
+        races.winner, races.cut = winner, cut
+        auto(chain, race="always", budget_s=budget_s)(x)
+        torch._dynamo.reset()
+    (decision,) = Store(store).all()
+    assert (races.count, decision.winner) == (2, kept)
+
+
 def checkpointed(p):
     def part(x):
         return torch.nn.functional.dropout((x * 2).sin(), p)

@@ -9,7 +9,7 @@ import torch
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto import race
-from backend_kwargs.compilers.auto.candidates import Costs, RaceCandidate
+from backend_kwargs.compilers.auto.candidates import STEPS, Costs, RaceCandidate
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.graph_stats import GraphStats
 from backend_kwargs.compilers.auto.head_to_head import Runner
@@ -101,6 +101,12 @@ SPENT = "the budget of 100 s is spent"
             "it is predicted to exceed the budget: about 10 s of compiling, 9 s are left",
             id="too long for what it could save",
         ),
+        pytest.param(
+            {"spent": 90.04},
+            replace(STEP, shares={"generated": 0.2}),
+            "it is predicted to exceed the budget: about 10 s of compiling, 9.9 s are left",
+            id="a little too long",
+        ),
         pytest.param({"spent": 89.0}, STEP, "", id="just short enough"),
         pytest.param(
             {}, replace(STEP, shares={"generated": 0.07}), "it could save 2.8% at most", id="less than three per cent"
@@ -154,6 +160,14 @@ def test_what_is_worth_its_time(raced, given, candidate, why):
     """The reason in a skipped row, or none."""
     given = {**given, "state": {"base": (1.0, SLACK), **given.get("state", {})}}
     assert raced(**given)._not_worth(candidate, runner()) == why
+
+
+def test_what_inductor_has_padded_is_not_padded_again(raced, monkeypatch):
+    """Default's lowered graphs show it, so that the candidate is not compiled."""
+    monkeypatch.setattr(race, "padded_in", lambda lowered: lowered == ["all"])
+    (step,) = (each for each in STEPS if each.name == "padded")
+    reasons = [raced(state={"lowered": [kind]})._not_worth(step, runner()) for kind in ("all", "some")]
+    assert reasons == ["Inductor has padded all products by itself", ""]
 
 
 def test_compiling_takes_half_a_second_at_least(raced):

@@ -88,7 +88,7 @@ def test_no_part_of_the_slack_exceeds_the_call():
 
 def test_an_opaque_graph_may_save_all():
     """All time of a graph with a higher-order operator counts as slack, since its operators are unknown."""
-    assert slack_of(pytest.fail, 2.0, facts_of(lambda: None, opaque=True), {}, CPU) == Slack(2.0, 2.0, 2.0)
+    assert slack_of(pytest.fail, 2.0, facts_of(lambda: None, opaque=True), {}, CPU) == Slack(2.0, 2.0, 2.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,16 @@ def test_a_library_kernel_faster_than_its_least_takes_nothing_from_the_others(mo
     slow, fast = product(flops=300.0), replace(product(flops=300.0), layout="fast")
     facts = facts_of(lambda: None, device="cuda", bytes_read=5.0, products=(slow, fast))
     assert slack_of(pytest.fail, 10.0, facts, {slow: 4.0, fast: 2.0}, CUDA).library == 1.0
+
+
+def test_what_padding_could_save(monkeypatch):
+    """Only products whose rows are unaligned count for padding, however far others are from their least time."""
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: CEILINGS)
+    monkeypatch.setattr(measure, "device_seconds", lambda call, device: 20.0)
+    aligned, unaligned = product(flops=300.0), replace(product(flops=300.0), layout="unaligned", unaligned=True)
+    facts = facts_of(lambda: None, device="cuda", products=(aligned, unaligned))
+    slack = slack_of(pytest.fail, 20.0, facts, {aligned: 9.0, unaligned: 5.0}, CUDA)
+    assert (slack.library, slack.unaligned) == (8.0, 2.0)
 
 
 def refused(x):
@@ -169,7 +179,7 @@ def test_slack_in_words():
 
 def test_slack_of_faster_kernels():
     """Kernels that take half the time leave half to save; the gaps between them stay."""
-    assert Slack(1.0, 10.0, 100.0).scaled(0.5) == Slack(1.0, 5.0, 50.0)
+    assert Slack(1.0, 10.0, 100.0, 4.0).scaled(0.5) == Slack(1.0, 5.0, 50.0, 2.0)
 
 
 def test_seconds_of_traffic(monkeypatch):

@@ -51,7 +51,7 @@ persistent_reductions: generated 0.15; 0.65 0 0; quick, 1; triton.multi_kernel=3
 mix_order_reductions: generated 0.15; 0.65 0 0; quick, 1; \
 triton.mix_order_reduction_autotune_split_size=True triton.mix_order_reduction_allow_multi_stages=True
 two_pass_softmax: generated 0.3; 0.65 0 0; quick, 1; online_softmax=False
-padded: library 0.3; 1 0 0; quick, 1; force_shape_pad=True
+padded: unaligned 0.3; 1 0 0; quick, 1; force_shape_pad=True
 eager_numerics: generated 0.05; 0.65 0 0; quick, 1; \
 emulate_precision_casts=True eager_numerics.division_rounding=True eager_numerics.disable_ftz=True
 coordinate_descent: generated 0.3; 1 0.3 0; quick, 2; max_autotune_pointwise=True coordinate_descent_tuning=True

@@ -240,6 +240,27 @@ def test_groups_ahead_compile_before_any_is_timed(tmp_path):
     assert kinds == ["environment", *["compile"] * 6, *["cell"] * 4, "group", *["cell"] * 4, "group"]
 
 
+def test_without_warm_compiles(tmp_path):
+    """With --no-warm each peer compiles once, with nothing stored."""
+    aot = Peer("aot", "control", "aot_eager")
+    given = {"modes": ("fwd",), "globs": ("eager",), "beside": False, "extra": (aot,)}
+    warm = []
+    for name, plan in (("a", {}), ("b", {"warm": False})):
+        made = {c.peer: c.compile for c in run(plan_of(tmp_path / f"{name}.jsonl", DOUBLE, **given, **plan)).cells}
+        warm.append(made["aot"].warm_s is not None)
+    assert warm == [True, False]
+
+
+def test_what_one_mode_tuned_is_there_for_the_next(tmp_path):
+    """With --tune-once max-autotune begins with the cache of max-autotune-no-cudagraphs; its seconds are not cold."""
+    first = Peer("max-autotune-no-cudagraphs", "mode", "inductor", "max-autotune-no-cudagraphs")
+    given = {"modes": ("fwd",), "globs": ("eager", "max-autotune"), "beside": False, "tune_once": True}
+    plan = plan_of(tmp_path / "r.jsonl", DOUBLE, extra=(first,), **given)
+    made = {cell.peer: cell.compile for cell in run(plan).cells if cell.passed}
+    assert made["max-autotune-no-cudagraphs"].cold_s > 0
+    assert (made["max-autotune"].cold_s, made["max-autotune"].kernels) == (None, made[first.name].kernels)
+
+
 def hold(tell, lock, log, seconds):
     with process.taking_turns(Path(lock), lambda: None) as alone:
         _note(log, "compiles")
@@ -249,9 +270,26 @@ def hold(tell, lock, log, seconds):
         _note(log, "ends")
 
 
+def race(tell, lock, log, seconds):
+    _note(log, "starts")
+    with process.alone(Path(lock), lambda: None):
+        _note(log, "begins")
+        time.sleep(seconds)
+        _note(log, "ends")
+
+
 def _note(log, what):
     with Path(log).open("a") as file:
         file.write(what + "\n")
+
+
+def test_races_do_not_overlap(tmp_path):
+    """Two processes start at the same time, but their step under the lock comes one after the other."""
+    with ThreadPoolExecutor(2) as pool:
+        given = (str(tmp_path / "lock"), str(tmp_path / "log"), 1.0)
+        outcomes = [pool.submit(process.run, race, *given, step_s=60) for _ in range(2)]
+    assert all(outcome.result().passed for outcome in outcomes)
+    assert [line for line in (tmp_path / "log").read_text().split() if line != "starts"] == ["begins", "ends"] * 2
 
 
 def test_turns_do_not_overlap(tmp_path):

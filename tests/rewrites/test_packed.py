@@ -1,5 +1,7 @@
 """Linear layers that share an input as one product: changes of weights, refusals, and cost."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -90,6 +92,46 @@ def test_two_modules_of_one_code():
     with torch.no_grad():
         for model in (one, other, one, other):
             torch.testing.assert_close(compiled(model, x), model(x))
+
+
+def test_two_modules_of_one_code_in_two_threads():
+    """Threads that call two modules of one code do not pack into each other's buffer."""
+    x, models = torch.randn(256, 8), [Heads(), Heads()]
+    torch._dynamo.reset()
+    for model in models:
+        model.compile(backend=backend_kwargs.make_backend("tmpl-inductor", rewrites=("packed",)))
+    with torch.no_grad():
+        wants = [model(x) for model in models]
+    for want, model in zip(wants, models, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(want, model.forward(x))
+
+    def wrong(at):
+        with torch.no_grad():
+            return sum(not torch.equal(models[at](x)[0], wants[at][0]) for _ in range(2000))
+
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(wrong, range(2))] == [0, 0]
+
+
+def test_a_change_while_packing_is_packed_at_the_next_call(monkeypatch):
+    """A weight that another thread changes while it is packed is packed again."""
+    tensors = [nn.Parameter(torch.zeros(2, 3)) for _ in range(2)]
+    pack, cat = Pack((0, 1), tensors), torch.cat
+
+    def changing(*args, **kwargs):
+        whole = cat(*args, **kwargs)
+        with torch.no_grad():
+            tensors[1].fill_(2)
+        return whole
+
+    with torch.no_grad():
+        tensors[0].fill_(1)
+    monkeypatch.setattr(torch, "cat", changing)
+    pack.refresh(tensors)
+    monkeypatch.undo()
+    pack.refresh(tensors)
+    assert torch.equal(pack.buffer, torch.tensor([[1.0] * 3] * 2 + [[2.0] * 3] * 2))
 
 
 def test_packs_stay_where_they_are():

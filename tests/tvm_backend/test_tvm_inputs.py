@@ -235,27 +235,3 @@ def test_dynamic_shapes_compile_once(compiled, fn, calls):
         assert_same(call(*args), fn(*args))
     assert len(call.summaries) == 1
     assert call.operators
-
-
-@pytest.mark.parametrize(
-    ("rows", "dynamic", "allocator"),
-    [
-        pytest.param(64, False, "naive", id="as torch does"),
-        pytest.param(4096, False, "pooled", id="large"),
-        pytest.param(4096, True, "naive", id="large of any size"),
-    ],
-)
-def test_who_keeps_memory_for_the_next_call(compiled, monkeypatch, rows, dynamic, allocator):
-    """TVM keeps only large memory for the next call: the C library returns it to the system, and keeps other memory."""
-    runtime = pytest.importorskip("backend_kwargs.compilers.tvm.runtime")
-    used = []
-
-    class Noting(runtime._Main):
-        def __init__(self, library, device, allocator):
-            used.append(allocator)
-            super().__init__(library, device, allocator)
-
-    monkeypatch.setattr(runtime, "_Main", Noting)
-    x = torch.randn(rows, 1024)
-    assert_close(compiled(lambda x: x.relu() + 1, dynamic=dynamic)(x), x.relu() + 1)
-    assert used == [allocator]

@@ -21,6 +21,7 @@ Effort = Literal["quick", "full"]
 EAGER = "eager"
 DEFAULT = "default"
 UNFROZEN = "unfrozen"
+PADDED = "padded"
 # Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
 PERMITTING: Mapping[str, tuple[Any, Any]] = MappingProxyType({"freezing": (True, False)})
 
@@ -134,7 +135,7 @@ STEPS: tuple[RaceCandidate, ...] = (
     ),
     # Inductor pads by default if its own timing of the product alone favours it, and often it decides against it.
     RaceCandidate(
-        "padded", {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), shares={"library": 0.3}
+        PADDED, {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned), shares={"unaligned": 0.3}
     ),
     RaceCandidate("eager_numerics", ROUNDED, _gpu_fused, shares={"generated": 0.05}, costs=ONCE),
     RaceCandidate("coordinate_descent", TUNED, _gpu_fused, shares={"generated": 0.3}, costs=TUNES, rank=2),

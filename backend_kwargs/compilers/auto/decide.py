@@ -188,10 +188,9 @@ class _Question:
 
     def settled(self) -> Decision | None:
         """Return the remembered decision, unless `race="always"` or a larger budget may improve it."""
-        settings = self.request.settings
-        if settings.race == "always" or (found := self.remembered()) is None:
+        if self.request.settings.race == "always" or (found := self.remembered()) is None:
             return None
-        return None if 0 < found.cut_s < settings.budget_s else found
+        return None if 0 < found.cut_s < self.budget_s else found
 
     def ineligible(self) -> Decision | None:
         """Return default if the graph cannot be raced."""
@@ -218,12 +217,11 @@ class _Question:
         """Race the graph; return default if the race fails."""
         from backend_kwargs.compilers.auto.race import UnfitError, race
 
-        began, spent = time.perf_counter(), memory().race_seconds
-        settings = self.request.settings
-        budget_s = min(settings.budget_s, settings.process_budget_s - sum(spent))
+        began, budget_s = time.perf_counter(), self.budget_s
         try:
             with progress() as tick:
-                result = race(replace(self.real_request, settings=replace(settings, budget_s=budget_s)), tick)
+                settings = replace(self.request.settings, budget_s=budget_s)
+                result = race(replace(self.real_request, settings=settings), tick)
         except RESTARTS:
             raise
         except UnfitError as error:
@@ -233,7 +231,10 @@ class _Question:
             warn_once(f"A graph is compiled under default: {why}")
             return self.default(why)
         finally:
-            spent.append(time.perf_counter() - began)
+            memory().race_seconds.append(time.perf_counter() - began)
+        # Only under race="always": a race that was cut short knows less than one that had more time.
+        if result.cut and (found := self.remembered()) and (not found.cut_s or found.cut_s > budget_s):
+            return found
         decision = Decision(
             key=self.key,
             graph=self.graph,
@@ -294,6 +295,12 @@ class _Question:
         return replace(decision, winner=best.name, options=best.options, compiler="")
 
     # ---- the question
+
+    @property
+    def budget_s(self) -> float:
+        """The seconds for this graph's race: its budget, or what is left of the process's."""
+        settings = self.request.settings
+        return min(settings.budget_s, settings.process_budget_s - sum(memory().race_seconds))
 
     @cached_property
     def real_request(self) -> Request:

@@ -2,11 +2,12 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -23,7 +24,8 @@ class Product:
     """A product, convolution or attention of one layout: how often it runs, its flops and bytes.
 
     `activations` are the bytes exchanged with other kernels: all that it reads and writes except inputs of the graph.
-    `call` is the operator with its arguments; their tensors are on the meta device.
+    `call` is the operator with its arguments; their tensors are on the meta device. `unaligned`: its rows do not begin
+    at multiples of 16 bytes, so that padding may help.
     """
 
     layout: str
@@ -33,6 +35,7 @@ class Product:
     activations: float
     itemsize: int
     call: tuple[Any, tuple[Any, ...], dict[str, Any]] = field(compare=False, repr=False)
+    unaligned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,9 @@ class GraphStats:
 
     def __str__(self) -> str:
         counts = [(self.gemms, "GEMM"), (self.convolutions, "convolution"), (self.reductions, "reduction")]
-        parts = [f"{n} {what}{'s' if n > 1 else ''}" for n, what in counts if n]
+        parts = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in [(self.ops, "op"), *counts] if n or what == "op"]
         marks = [word for word in ("training", "random", "writes", "dynamic") if getattr(self, word)]
-        return ", ".join([f"{self.ops} ops", *parts, *marks])
+        return ", ".join([*parts, *marks])
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -90,7 +93,6 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.names: Counter[str] = Counter()
         self.tags: Counter[torch.Tag] = Counter()
         self.flops = 0.0
-        self.unaligned = 0
         self.opaque = False
         self.products: dict[str, Product] = {}
 
@@ -111,8 +113,6 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Attention is tagged as random because of its dropout; the generators show whether it drew.
             attends = any(part in packet.__name__ for part in ATTENTIONS)
             self.tags.update(tag for tag in func.tags if not (attends and tag == torch.Tag.nondeterministic_seeded))
-        if packet.__name__ in PADDED:
-            self.unaligned += any(map(_is_unaligned, (*args, result)))
         if (
             packet.__name__ in GEMMS | NARROW
             or packet.__name__.startswith(CONVOLUTIONS)
@@ -139,6 +139,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             float(sum(t.nbytes for t in (*given, *made) if t.untyped_storage()._cdata not in self.inputs)),
             min(t.itemsize for t in operands),
             (func, *on_meta),
+            unaligned=name in PADDED and any(map(_is_unaligned, (*args, result))),
         )
         seen = self.products.get(layout, once)
         self.products[layout] = replace(seen, count=seen.count + 1)
@@ -171,7 +172,7 @@ def observed_stats(
     stats = GraphStats(
         ops=sum(named.values()),
         gemms=count(lambda name: name in GEMMS),
-        unaligned=seen.unaligned,
+        unaligned=sum(product.count for product in seen.products.values() if product.unaligned),
         convolutions=count(lambda name: name.startswith(CONVOLUTIONS)),
         reductions=seen.tags[torch.Tag.reduction] + count(_is_composite_reduction),
         softmaxes=count(lambda name: "softmax" in name),
@@ -185,6 +186,18 @@ def observed_stats(
         **known,
     )
     return result, stats
+
+
+def padded_in(lowered: Iterable[GraphModule]) -> bool:
+    """Return whether Inductor has padded all products of these graphs that need it, which its own timing decides."""
+    products = [
+        n for gm in lowered for n in gm.graph.nodes if getattr(n.target, "__name__", "").split(".")[0] in PADDED
+    ]
+    values = [each.meta.get("val") for n in products for each in (n, *n.all_input_nodes)]
+    fixed = all(
+        isinstance(side, int) for v in values if isinstance(v, torch.Tensor) for side in (*v.shape, *v.stride())
+    )
+    return bool(products) and fixed and not any(map(_is_unaligned, values))
 
 
 def _is_composite_reduction(name: str) -> bool:

@@ -19,6 +19,7 @@ from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import (
     DEFAULT,
     EAGER,
+    PADDED,
     UNFROZEN,
     RaceCandidate,
     candidates_for,
@@ -30,7 +31,7 @@ from backend_kwargs.compilers.auto.candidates import (
 from backend_kwargs.compilers.auto.deadline import OutOfTime, capped
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.eligibility import recomputes
-from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats
+from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats, padded_in
 from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
 from backend_kwargs.compilers.auto.request import RESTARTS, Request, Tools
 from backend_kwargs.compilers.auto.rewritten import candidates_of_rewrites, lowered_anew
@@ -296,7 +297,9 @@ class _Race:
         if (predicted := self._predicted_s(candidate)) > self._left_s:
             gain = self._gain(candidate, champion) if self.base else 0.0
             worth = f"; it could save {gain:.0%}, so raise budget_s" if gain >= WORTH_A_LARGER_BUDGET else ""
-            return f"{OVER_BUDGET}: about {predicted:.0f} s of compiling, {self._left_s:.0f} s are left{worth}"
+            # Rounded apart, so that the first figure is the larger one.
+            needed, left = math.ceil(predicted * 10) / 10, math.floor(self._left_s * 10) / 10
+            return f"{OVER_BUDGET}: about {needed:g} s of compiling, {left:g} s are left{worth}"
         if "precision" in options and isinstance(self._precise, str):
             return f"its error cannot be measured in float64: {self._precise}"
         if self._named or self.settings.objective == "memory":
@@ -314,6 +317,8 @@ class _Race:
             return why_not_raced(candidate, self.stats, frozen=self.request.frozen)
         if candidate.name == UNFROZEN and not self.stats.frozen:
             return "no parameter is frozen here"
+        if candidate.name == PADDED and padded_in(self.lowered):
+            return "Inductor has padded all products by itself"
         fixed = standing(self.tools.fixed, options)
         limits = self.tools.limits({**options, **fixed})
         inert = {name: limit.reason for name, limit in limits.items()}

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product
 
-Part = Literal["launches", "library", "generated"]
+Part = Literal["launches", "library", "generated", "unaligned"]
 LAUNCH_S = 2e-6  # per kernel on a CPU, from Python; on a GPU the gaps between kernels are measured
 
 
@@ -22,13 +22,15 @@ class Slack:
     """The seconds that a call could save at most, by the part that a candidate improves.
 
     `launches` is the time in which the device waits for the host; `library` the time of products, convolutions and
-    attention beyond what their flops and bytes need; `generated` that of all other kernels beyond what the graph's
-    bytes need. `saves` sums the parts in `shares`, each times its share.
+    attention beyond what their flops and bytes need, `unaligned` what unaligned products contribute to it; `generated`
+    that of all other kernels beyond what the graph's bytes need. `saves` sums the parts in `shares`, each times its
+    share.
     """
 
     launches: float
     library: float
     generated: float
+    unaligned: float = 0.0
 
     def __str__(self) -> str:
         parts = ("launches", "library", "generated")
@@ -36,7 +38,7 @@ class Slack:
 
     def scaled(self, factor: float) -> "Slack":
         """Return the slack of the same graph with kernels that take `factor` of their time."""
-        return Slack(self.launches, self.library * factor, self.generated * factor)
+        return Slack(self.launches, self.library * factor, self.generated * factor, self.unaligned * factor)
 
     def saves(self, shares: Mapping[Part, float]) -> float:
         """Return the seconds saved by a candidate that removes these shares."""
@@ -90,18 +92,19 @@ def slack_of(
     is unknown.
     """
     if stats.opaque:  # its operators are not known
-        return Slack(seconds, seconds, seconds)
+        return Slack(seconds, seconds, seconds, seconds)
     spent = sum(product.count * each for product, each in library.items())
     if device.type != "cuda":
         launches = min(stats.ops * LAUNCH_S, seconds)
         return Slack(launches, min(spent, seconds), max(seconds - spent, 0.0))
     busy = min(measure.device_seconds(call, device), seconds)
     ceilings = _ceilings(device)
-    excess = sum(max(each - ceilings.product_s(p), 0.0) * p.count for p, each in library.items())
+    excess = {p: max(each - ceilings.product_s(p), 0.0) * p.count for p, each in library.items()}
+    unaligned = sum(each for p, each in excess.items() if p.unaligned)
     # Except for inputs of the graph, all that products read and write passes through other kernels and memory.
     moved = sum(product.activations * product.count for product in stats.products) / ceilings.copy
     generated = min(busy - spent - moved, busy - limit_of(stats, device))
-    return Slack(seconds - busy, min(excess, busy), max(generated, 0.0))
+    return Slack(seconds - busy, min(sum(excess.values()), busy), max(generated, 0.0), min(unaligned, busy))
 
 
 def time_library(products: Iterable[Product], device: torch.device) -> dict[Product, float]:

@@ -8,7 +8,6 @@ import torch
 import tvm
 import tvm_ffi
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_leaves
 from torch.utils.dlpack import from_dlpack
 from tvm import relax
 
@@ -18,7 +17,6 @@ Run = Callable[[Sequence[Any]], Any]
 
 # TVM's code loads whole vectors from addresses aligned as in its own tensors; other addresses crash the process.
 ALIGNMENT = 64
-LARGE = 16 << 20  # bytes; the C library may return such memory to the system, which takes long to hand it out again
 
 _last_streams: dict[torch.device, torch.cuda.Stream] = {}
 _launching = threading.Lock()
@@ -44,8 +42,7 @@ def runner(
     taken = [names.index(name) for name in lowered.inputs]
     sizes = [_reader(source, names) for source in lowered.shape_sources]
     # A pool would keep memory for each size that ever occurred.
-    allocator = "naive" if sizes else _allocator(part, device)
-    main = _Main(executable.jit(), tvm.device(device.type, device.index or 0), allocator)
+    main = _Main(executable.jit(), tvm.device(device.type, device.index or 0), "naive" if sizes else "pooled")
     brings_stream = any(isinstance(placeholders[name], torch.Tensor) for name in lowered.inputs)
     run = _on_stream(device, main, brings_stream=brings_stream)
     finish = _Finish(part, observed)
@@ -65,15 +62,6 @@ def runner(
             return part(*args)
 
     return call
-
-
-def _allocator(part: GraphModule, device: torch.device) -> str:
-    """Return how the VM allocates: on a CPU like torch, whose memory that was just freed is still in cache."""
-    values = tree_leaves([node.meta.get("val") for node in part.graph.nodes])
-    bytes_of = [value.numel() * value.itemsize for value in values if isinstance(value, torch.Tensor)]
-    # Symbolic ones are not compared, which would add a guard, and recompile for other sizes.
-    large = any(isinstance(size, int) and size >= LARGE for size in bytes_of)
-    return "naive" if device.type == "cpu" and not large else "pooled"
 
 
 def _ready(value: Any) -> Any:

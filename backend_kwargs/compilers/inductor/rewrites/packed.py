@@ -2,10 +2,12 @@
 
 Weights are inputs of the graph, so the caller may change them. Each call compares the identity, address and version of
 every weight with those of the packed one, and packs again into the same buffer if any differs. Writes through `.data`
-change no version, so they go unnoticed.
+change no version, so they go unnoticed. A guard compiles the graph again for other weights: if two modules shared the
+buffer, a thread that calls one would pack while another thread runs the other.
 """
 
 import logging
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -14,8 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch._dynamo.source import ConstantSource
+from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
+from backend_kwargs.compilers.freezing import guard_identity
 from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, has_memory, may_be_written
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
 from backend_kwargs.compilers.inductor.rewrites.traced import Change
@@ -23,6 +27,7 @@ from backend_kwargs.compilers.inductor.rewrites.traced import Change
 logger = logging.getLogger("backend_kwargs.rewrites")
 
 LINEAR = (F.linear, torch._C._nn.linear)
+_lock = threading.Lock()
 
 
 class Pack:
@@ -31,11 +36,13 @@ class Pack:
     def __init__(self, positions: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         self.positions = tuple(positions)
         with torch.no_grad(), torch._C._DisableTorchDispatch():
+            known = self._state(tensors)
             self.buffer = torch.cat([tensor.detach() for tensor in tensors])
-        self._note(tensors)
+        self.known = known
 
-    def _note(self, tensors: Sequence[torch.Tensor]) -> None:
-        self.known = [
+    def _state(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, Any, int, int]]:
+        """Return what identifies the values of `tensors`; ask before reading them, since a thread may change them."""
+        return [
             (position, weakref.ref(tensor), tensor.data_ptr(), tensor._version)
             for position, tensor in zip(self.positions, tensors, strict=True)
         ]
@@ -49,9 +56,10 @@ class Pack:
         else:
             return
         tensors = [inputs[position] for position in self.positions]
-        with torch.no_grad():
+        with _lock, torch.no_grad():
+            known = self._state(tensors)
             torch.cat([tensor.detach() for tensor in tensors], out=self.buffer)
-        self._note(tensors)
+            self.known = known
 
 
 def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
@@ -68,6 +76,10 @@ def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     packs = []
     for group in groups:
         packs += _pack_group(packed, group, positions, example_inputs)
+    if TracingContext.try_get():  # else the graph was not captured by dynamo, which checks no guards for it
+        for at in sorted({position for each in packs for position in each.positions}):
+            if source := getattr(placeholders[at], "_dynamo_source", None):
+                guard_identity(source)
     kept = [at for at, node in enumerate(placeholders) if node.users]
     for node in placeholders:
         if not node.users:
