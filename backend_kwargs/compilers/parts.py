@@ -24,7 +24,7 @@ COPIES = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh_
 def split(gm: GraphModule, taken: Iterable[Node]) -> None:
     """Move the nodes `taken` into submodules "part_...", each on one device; parts that compute nothing stay."""
     devices: dict[torch.device, str] = {}
-    for node in _without_views_for_eager(gm, set(taken)):
+    for node in _without_inputs_of_eager(gm, set(taken)):
         # A mark in `meta`, since the partitioner copies the nodes.
         node.meta[MARK] = devices.setdefault(device_of(node), f"{PREFIX}{len(devices)}_")
     with _random_in_order(gm):
@@ -112,13 +112,14 @@ def _is_view(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
-def _without_views_for_eager(gm: GraphModule, taken: set[Node]) -> set[Node]:
-    """Return `taken` without the views that feed eager nodes; one that feeds both sides is copied.
+def _without_inputs_of_eager(gm: GraphModule, taken: set[Node]) -> set[Node]:
+    """Return `taken` without the views and constants that feed eager nodes; one that feeds both sides is copied.
 
     So a part never returns a view: views run in eager, where they share memory and have strides as the caller expects.
+    Nor does it return a constant, which would be written long before eager reads it.
     """
     for node in reversed(gm.graph.nodes):
-        if node in taken and _is_view(node):
+        if node in taken and (_is_view(node) or not node.all_input_nodes):
             in_eager = [user for user in node.users if user not in taken]
             if len(in_eager) == len(node.users):
                 taken.discard(node)

@@ -141,6 +141,21 @@ def test_what_is_only_created_is_eagers(compiled):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    ("fn", "operators"),
+    [
+        pytest.param(lambda x, at: torch.zeros(4, 3).index_add(0, at, x.exp() + 1), 2, id="eager alone"),
+        pytest.param(lambda x, at: (y := torch.full((2, 3), 2.0)).index_add(0, at, x * y), 2, id="eager and TVM"),
+    ],
+)
+def test_a_constant_that_eager_reads_is_eagers(compiled, fn, operators):
+    """TVM makes a constant only for its own operators, beside eager's if both read it."""
+    call, args = compiled(fn), (torch.randn(2, 3), torch.tensor([0, 1]))
+    assert_close(call(*args), fn(*args))
+    assert call.operators == operators
+
+
+@torch.no_grad()
 def test_graph_leaves_the_graph_to_eager(compiled):
     call, x = compiled(with_noise, fallback="graph"), torch.randn(4)
     assert_close(call(x), with_noise(x))
