@@ -97,10 +97,13 @@ Beside = Annotated[
 Jobs = Annotated[int, typer.Option(min=1, help="Parallel compiles of peers that time no kernels.")]
 Tuners = Annotated[int, typer.Option(min=1, help="Parallel compiles of torch's modes that time kernels.")]
 Ahead = Annotated[int, typer.Option(min=1, help="Groups to compile before the first of them is timed.")]
-TuneOnce = Annotated[
-    bool, typer.Option("--tune-once", help="max-autotune begins with what max-autotune-no-cudagraphs has tuned.")
+FewerCompiles = Annotated[
+    bool,
+    typer.Option(
+        "--fewer-compiles",
+        help="max-autotune begins with what max-autotune-no-cudagraphs has tuned, and nothing compiles a second time.",
+    ),
 ]
-NoWarm = Annotated[bool, typer.Option("--no-warm", help="Without the seconds of compiles that find stored code.")]
 OneCache = Annotated[
     bool, typer.Option("--one-cache", help="As --beside, with one cache for all; reports no compile times.")
 ]
@@ -137,7 +140,7 @@ def env(device: Device = None) -> None:
     from backend_kwargs.measure import environment
     from benchmarks.execution.session import about
 
-    print_json({**environment(torch.device(device_of(device))), **about(" ".join(sys.argv))})
+    print_json({**environment(torch.device(device_of(device))), **about()})
 
 
 @app.command()
@@ -173,8 +176,7 @@ def run(
     jobs: Jobs = 1,
     tuners: Tuners = 1,
     ahead: Ahead = 1,
-    tune_once: TuneOnce = False,
-    no_warm: NoWarm = False,
+    fewer_compiles: FewerCompiles = False,
     one_cache: OneCache = False,
     budget: Budget = None,
     timeout: Timeout = "300s",
@@ -206,8 +208,7 @@ def run(
         jobs=jobs,
         tuners=tuners,
         ahead=ahead,
-        tune_once=tune_once,
-        warm=not no_warm,
+        fewer_compiles=fewer_compiles,
         budget_s=_seconds("--budget", budget) if budget else float("inf"),
         step_s=_seconds("--timeout", timeout),
         shard=shard_of(shard),
@@ -215,7 +216,6 @@ def run(
         also=tuple(also or ()),
         ceilings=not no_ceilings,
         one_cache=one_cache,
-        command=" ".join(["python -m benchmarks", *sys.argv[1:]]),
     )
     _run(plan, strict=strict)
 

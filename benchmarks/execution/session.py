@@ -44,11 +44,11 @@ class Plan:
 
     `compiles` is how often each peer is compiled and timed: 3 times for a headline. Each compile has its own process,
     `jobs` at a time for peers that time nothing meanwhile, `tuners` for those that time kernels, then autos one by one;
-    the peers of `ahead` groups compile before the first of these groups is timed. With `tune_once`, modes that tune the
-    same kernels tune them once, so that the compile time of the later one is not reported. Without `warm`, nothing
-    compiles a second time to learn what that takes with stored code. `beside` compiles only in the timing process; with
-    `one_cache` all share one cache, so that compile times are not reported. `shard` is (i, n), from 1; `also` are files
-    whose groups count as done. `step_s` limits one peer's compile, or the timing of a group; `budget_s` the run.
+    the peers of `ahead` groups compile before the first of these groups is timed. With `fewer_compiles`, modes that
+    tune the same kernels tune them once, and nothing compiles a second time to learn what that takes with stored code:
+    those compile times are not reported. `beside` compiles only in the timing process; with `one_cache` all share one
+    cache, so that compile times are not reported. `shard` is (i, n), from 1; `also` are files whose groups count as
+    done. `step_s` limits one peer's compile, or the timing of a group; `budget_s` the run.
     """
 
     cases: tuple[Case, ...]
@@ -67,15 +67,13 @@ class Plan:
     jobs: int = 1
     tuners: int = 1
     ahead: int = 1
-    tune_once: bool = False
-    warm: bool = True
+    fewer_compiles: bool = False
     budget_s: float = float("inf")
     step_s: float = 300.0
     shard: tuple[int, int] = (1, 1)
     resume: bool = False
     also: tuple[Path, ...] = ()
     ceilings: bool = True
-    command: str = ""
     extra: tuple[Peer, ...] = ()
     one_cache: bool = False
 
@@ -88,10 +86,9 @@ class Plan:
             )
         if self.clocks == ("events",) and self.device == "cpu":
             raise BackendKwargsError("--timer events requires a GPU: on a CPU the wall's clock is the only one.")
-        if (self.tune_once or max(self.jobs, self.tuners, self.ahead) > 1) and not self.apart:
+        if (self.fewer_compiles or max(self.jobs, self.tuners, self.ahead) > 1) and not self.apart:
             raise BackendKwargsError(
-                "--jobs, --tuners, --ahead and --tune-once need --apart: with --beside, peers compile one after the "
-                "other."
+                "--jobs, --tuners, --ahead and --fewer-compiles need --apart: with --beside, peers compile in turn."
             )
 
     @property
@@ -261,7 +258,7 @@ class _Run:
             found = self._process(worker.environment, self.plan.device, doing="environment")
         if not found.passed:
             raise BackendKwargsError(f"Cannot run on {self.plan.device!r}: {found.reason}")
-        here = {**found.value, **about(self.plan.command)}
+        here = {**found.value, **about()}
         _check_continues(here, held.environments)
         lines = [{"record": "environment", "version": records.VERSION, **here}]
         if self.plan.ceilings:
@@ -343,7 +340,7 @@ class _Run:
         left = [one for one in wanted if one.key not in made]
         tuners = [one for one in left if peers.tunes(one.peer)]
         autos = [one for one in tuners if one.peer.kind == "auto"]
-        again = [one for one in tuners if self.plan.tune_once and one.peer.name in peers.TUNED_AS]
+        again = [one for one in tuners if self.plan.fewer_compiles and one.peer.name in peers.TUNED_AS]
         modes = [one for one in tuners if one not in autos and one not in again]
         self._stage((cold, [one for one in left if one not in tuners], self.plan.jobs), (cold, modes, self.plan.tuners))
         self._stage((tuned, again, self.plan.tuners))
@@ -357,7 +354,8 @@ class _Run:
     def _wants_warm(self, one: "_Compile", made: Compiled) -> bool:
         there = made.status == "pass" and made.compile.warm_s is None and one.job.folder(one.peer.name).is_dir()
         # For real models the modes' warm compiles would take minutes, and no goal uses them.
-        return self.plan.warm and there and not one.job.run and (self.plan.suite != MODELS or one.peer.kind == "auto")
+        there = there and not self.plan.fewer_compiles and not one.job.run
+        return there and (self.plan.suite != MODELS or one.peer.kind == "auto")
 
     def _stage(self, *parts: tuple[Callable[["_Compile"], None], list["_Compile"], int]) -> None:
         """Call a function on each of a list, so many at a time; several lists in parallel if groups compile ahead."""
@@ -460,10 +458,10 @@ def _lost(job: Job, peer: Peer, outcome: Outcome) -> Cell:
 # ---- the environment
 
 
-def about(command: str) -> dict[str, Any]:
+def about() -> dict[str, Any]:
     """Return the conditions besides torch's environment: revision, package, driver and clocks, command, time."""
     return {
-        "command": command or " ".join(sys.argv),
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "revision": _said("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"),
         "backend_kwargs": version("backend-kwargs"),

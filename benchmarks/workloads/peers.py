@@ -183,7 +183,7 @@ def compiler_key(peer: Peer) -> str:
     return f"{family} {sorted(resolved(peer).items(), key=str)}"
 
 
-# Modes that tune the same kernels: with --tune-once the first compiles with what the second has tuned.
+# Modes that tune the same kernels: with --fewer-compiles the first compiles with what the second has tuned.
 TUNED_AS: Mapping[str, str] = {"max-autotune": "max-autotune-no-cudagraphs"}
 TUNERS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
 

@@ -41,7 +41,7 @@ def test_env():
         ),
         (
             ("--suite", "dev", "--jobs", "2"),
-            "--jobs, --tuners, --ahead and --tune-once need --apart: with --beside, peers compile one after the other.",
+            "--jobs, --tuners, --ahead and --fewer-compiles need --apart: with --beside, peers compile in turn.",
         ),
         (("--peers", "x"), "No peer is called 'x': `python -m benchmarks list` shows all."),
         (("--shard", "0/2"), "--shard must be I/N, from 1/N to N/N, got '0/2' (str)."),

@@ -84,14 +84,15 @@ def test_faulty_peers_fail_alone(tmp_path):
     }
 
 
-def test_file_begins_with_the_environment(tmp_path):
+def test_file_begins_with_the_environment(tmp_path, monkeypatch):
     """A file starts with environment and command, and each group ends with its mark."""
-    run(plan_of(tmp_path / "r.jsonl", MUTATING, command="the command"))
+    monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/__main__.py", "run", "--rounds", "3"])
+    run(plan_of(tmp_path / "r.jsonl", MUTATING))
     lines = lines_of(tmp_path / "r.jsonl")
     assert [line["record"] for line in lines] == ["environment", *["cell"] * 5, "group"]
     wanted = {"torch", "triton", "device_name", "driver", "revision", "backend_kwargs", "command", "clocks", "time"}
     assert wanted <= lines[0].keys()
-    assert lines[0]["command"] == "the command"
+    assert lines[0]["command"] == "python -m benchmarks run --rounds 3"
 
 
 def test_ceilings_are_in_the_file_and_limits_in_the_cells(tmp_path):
@@ -240,21 +241,21 @@ def test_groups_ahead_compile_before_any_is_timed(tmp_path):
     assert kinds == ["environment", *["compile"] * 6, *["cell"] * 4, "group", *["cell"] * 4, "group"]
 
 
-def test_without_warm_compiles(tmp_path):
-    """With --no-warm each peer compiles once, with nothing stored."""
+def test_nothing_is_compiled_twice(tmp_path):
+    """With --fewer-compiles each peer compiles once, with nothing stored."""
     aot = Peer("aot", "control", "aot_eager")
     given = {"modes": ("fwd",), "globs": ("eager",), "beside": False, "extra": (aot,)}
     warm = []
-    for name, plan in (("a", {}), ("b", {"warm": False})):
+    for name, plan in (("a", {}), ("b", {"fewer_compiles": True})):
         made = {c.peer: c.compile for c in run(plan_of(tmp_path / f"{name}.jsonl", DOUBLE, **given, **plan)).cells}
         warm.append(made["aot"].warm_s is not None)
     assert warm == [True, False]
 
 
 def test_what_one_mode_tuned_is_there_for_the_next(tmp_path):
-    """With --tune-once max-autotune begins with the cache of max-autotune-no-cudagraphs; its seconds are not cold."""
+    """With --fewer-compiles max-autotune begins with the cache of max-autotune-no-cudagraphs; its time is not cold."""
     first = Peer("max-autotune-no-cudagraphs", "mode", "inductor", "max-autotune-no-cudagraphs")
-    given = {"modes": ("fwd",), "globs": ("eager", "max-autotune"), "beside": False, "tune_once": True}
+    given = {"modes": ("fwd",), "globs": ("eager", "max-autotune"), "beside": False, "fewer_compiles": True}
     plan = plan_of(tmp_path / "r.jsonl", DOUBLE, extra=(first,), **given)
     made = {cell.peer: cell.compile for cell in run(plan).cells if cell.passed}
     assert made["max-autotune-no-cudagraphs"].cold_s > 0

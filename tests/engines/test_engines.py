@@ -180,16 +180,39 @@ DROPPED = {  # by the exporter, without a word
         "special_erfcx",
         "the exporter's formula overflows",
     ),
+    "atan2": (
+        lambda x: torch.atan2(0 * x, x - 0.5),
+        "atan2",
+        "the exporter's formula has the other sign at zero",
+    ),
 }
 
 
 @pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
 @pytest.mark.parametrize(("fn", "op", "reason"), DROPPED.values(), ids=DROPPED)
 def test_what_the_exporter_translates_wrongly_runs_in_eager(fn, op, reason):
-    """Statistics of a batch, a divisor, and a formula that overflows."""
+    """Statistics of a batch, a divisor, a formula that overflows, and one with the wrong sign."""
     compiled = torch.compile(fn, backend=bk.make_backend("onnxruntime"))
     check(compiled, fn, X)
     assert bk.report(compiled).graphs[0].engine.fallbacks == {op: reason}
+
+
+TINY = {
+    "added": lambda x: (0 * x + 1e-12).rsqrt(),
+    "subtracted": lambda x: (0 * x - 1e-9).abs().log(),
+    "added to an integer": lambda x: (0 * x).to(torch.int64) + 1e-12,
+    "a factor": lambda x: x * (1 + 1e-6),
+    "a divisor": lambda x: x / (1 + 1e-6),
+    "a norm": lambda x: 1e-12 * x / ((0 * x).square().sum(-1, keepdim=True).sqrt() + 1e-12),
+}
+
+
+@both
+@pytest.mark.parametrize("fn", TINY.values(), ids=TINY)
+def test_tiny_constants_are_kept(engine, fn):
+    """A small epsilon is added, and a factor near one multiplies: the exporter's own optimizer drops both."""
+    given = torch.compile(fn, backend=bk.make_backend(engine))(X)
+    torch.testing.assert_close(given, fn(X), rtol=5e-7, atol=0)
 
 
 LARGE = torch.tensor([2**53 + 1, -(2**40) - 5, 2**31, 2**61 + 1, -7, 2**24 + 1])
