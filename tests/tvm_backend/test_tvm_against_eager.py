@@ -95,6 +95,21 @@ def test_timing_draws_no_random_numbers_of_the_user(slow, compiled):
     assert_close(found, draws(x), rtol=0, atol=0)
 
 
+def test_operators_that_are_not_torchs_run_once(slow, compiled):
+    """A graph with a user's operator is not timed, since each call would repeat it."""
+    calls = []
+
+    @torch.library.custom_op("against_eager::counted", mutates_args=())
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return x.clone()
+
+    counted.register_fake(torch.empty_like)
+    call = compiled(lambda x: counted(x * 2) + 1, **TUNED)
+    call(torch.randn(8, 8))
+    assert (calls, bool(call.graphs)) == ([8], True)
+
+
 @pytest.mark.parametrize("options", [{"dynamic": True}, {"freeze": True}], ids=["dynamic", "frozen"])
 def test_other_calls_of_a_graph_left_to_eager_are_right(slow, compiled, options):
     """Dynamic sizes and frozen parameters stay right in eager."""

@@ -8,8 +8,10 @@ from torch._guards import tracing
 from torch.fx import GraphModule
 
 from backend_kwargs import measure
+from backend_kwargs.compilers.auto.eligibility import communicates, why_never
+from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, cuda_devices
-from backend_kwargs.compilers.graphs import copy_of_graph, has_memory
+from backend_kwargs.compilers.graphs import copy_of_graph
 
 ROUNDS, BUDGET_S = 30, 1.0
 
@@ -17,12 +19,12 @@ ROUNDS, BUDGET_S = 30, 1.0
 def why_eager(gm: GraphModule, example_inputs: Sequence[Any], compiled: Callable[..., Any]) -> str:
     """Return why dynamo's graph runs faster in eager than `compiled`, with both times; "" if it does not.
 
-    Both are called as the compiled function is, without gradients, and on copies of inputs that a call changes. Inputs
-    without memory, such as fake ones, and tensor subclasses cannot be timed.
+    Both are called as the compiled function is, without gradients, and on copies of inputs that a call changes. What
+    `auto` would not race is not timed either, nor are operators that are not torch's: each call would repeat them.
     """
-    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
-    if not tensors or not all(map(has_memory, tensors)):
+    if communicates(gm) or why_never(gm, example_inputs, Settings(race_custom_ops=False)):
         return ""
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     # The calls are not part of dynamo's compile, whose context AOTAutograd would change.
     with tracing(None), torch.random.fork_rng(cuda_devices()):
         task = Task.of(copy_of_graph(gm), example_inputs)
