@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from backend_kwargs import measure
+from backend_kwargs.cli.compare import _print
 from backend_kwargs.compare import Candidate, Comparison, Row, compare, drawing, fastest, plot, rows, to_json
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval
@@ -231,3 +232,12 @@ def test_fastest(rows, wanted):
     """The fastest row beyond the noise is named; among ties, the one with the shortest compile."""
     found = fastest(Comparison(rows, {}, None, "eager", "inference", []))
     assert (found and found.label) == wanted
+
+
+def test_the_noise_that_nothing_beats(capsys):
+    """The last line says how far the baseline is from itself, which explains rows that look faster."""
+    environment = {"mode": "inference", "device_name": "CPU", "torch": "2.13.0"}
+    comparison = Comparison([Row("eager", None)], environment, Interval(1.0, 0.25, 4.5), "eager", "inference", [])
+    _print(comparison, None, reports=False)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "Nothing beats eager beyond the noise: timed against itself it is at 0.25x to 4.50x."

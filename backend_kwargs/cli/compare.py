@@ -216,7 +216,9 @@ def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> 
     if comparison.baseline is None:
         say("No candidate ran.")
     elif best is None:
-        say(f"Nothing beats {comparison.baseline} beyond the noise.")
+        noise = comparison.noise
+        against_itself = f": timed against itself it is at {noise.low:.2f}x to {noise.high:.2f}x" if noise else ""
+        say(f"Nothing beats {comparison.baseline} beyond the noise{against_itself}.")
     else:
         say(RULE)
         say("\n".join(lines_to_paste(best) or [f"{best!r}, which cannot be written as text."]))
