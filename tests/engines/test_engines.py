@@ -215,6 +215,22 @@ def test_tiny_constants_are_kept(engine, fn):
     torch.testing.assert_close(given, fn(X), rtol=5e-7, atol=0)
 
 
+SCALARS = {
+    "repeat": lambda x: x.repeat(()),
+    "tile": lambda x: x.tile(()),
+    "logsumexp": lambda x: torch.logsumexp(x, 0),
+}
+
+
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+@pytest.mark.parametrize("fn", SCALARS.values(), ids=SCALARS)
+def test_results_that_are_inputs(fn):
+    """ONNX Runtime writes a result that is an input's own value."""
+    x = torch.tensor(-8.4783)
+    given = torch.compile(fn, backend=bk.make_backend("onnxruntime"))(x)
+    torch.testing.assert_close(given, fn(x))
+
+
 LARGE = torch.tensor([2**53 + 1, -(2**40) - 5, 2**31, 2**61 + 1, -7, 2**24 + 1])
 INTEGERS = {
     "sum": lambda x: (x + 1).sum(),

@@ -129,10 +129,14 @@ def _argument(node: fx.Node) -> Any:
 
 
 def _model(program: ExportedProgram) -> bytes:
+    from onnx_ir.passes.common import OutputFixPass
+
     with warnings.catch_warnings(), _without_lines_about_torchvision():
         warnings.simplefilter("ignore")  # about the exporter's own code
-        # The exporter's optimizer drops the addition of 1e-8 and less, and factors within 1e-5 of one.
+        # The exporter's optimizer would drop the addition of 1e-8 and less, and factors within 1e-5 of one. This one of
+        # its steps is needed: ONNX Runtime does not write a result that is an input, such as `repeat` of a scalar.
         found: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False, optimize=False)
+        OutputFixPass()(found.model)
     return found.model_proto.SerializeToString()  # type: ignore[no-any-return]
 
 
