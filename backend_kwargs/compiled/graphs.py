@@ -15,14 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.compiled.libraries import library, provide
@@ -138,7 +136,7 @@ class GraphBackend:
         used: dict[str, Any] = {}
 
         def compile_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-            used.update(options=kwargs["config_patches"], weights=_has_tensors(args[0]))
+            used.update(options=kwargs["config_patches"], weights=[*args[0].parameters(), *args[0].buffers()])
             kwargs["config_patches"] = {**kwargs["config_patches"], **CACHEABLE}
             with torch._functorch.config.patch(BUNDLED):
                 made.append(compile_fx(*args, **kwargs))
@@ -161,7 +159,7 @@ class GraphBackend:
             self.graphs[key] = Graph(why=f"auto chose {compiler} for it, whose code is not kept")
         else:
             # In a race, the winner is compiled last.
-            why = OWN_WEIGHTS if used.get("weights") else ""
+            why = OWN_WEIGHTS if used.get("weights") else ""  # AOTAutograd's saved code would miss them as arguments
             self.graphs[key] = _kept(made[-1] if made else None, decision, why)
             if made and compiled is made[-1]:
                 self.unwrapped[key] = used["options"]
@@ -246,11 +244,6 @@ def _decided(backend: Backend) -> dict[str, Any] | None:
 
 
 # ---- keeping
-
-
-def _has_tensors(gm: GraphModule) -> bool:
-    """Return whether `gm` has parameters or buffers; AOTAutograd's saved code would miss them among its arguments."""
-    return any(True for _ in chain(gm.parameters(), gm.buffers()))
 
 
 def _kept(compiled: Callable[..., Any] | None, decision: Mapping[str, Any] | None, why: str) -> Graph:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import backend_kwargs
 from backend_kwargs.compilers.inductor.rewrites.packed import Pack
@@ -114,22 +115,29 @@ def test_two_modules_of_one_code_in_two_threads():
         assert [*pool.map(wrong, range(2))] == [0, 0]
 
 
-def test_a_change_while_packing_is_packed_at_the_next_call(monkeypatch):
+class ChangedWhilePacked(TorchFunctionMode):
+    """Changes a tensor right after a concatenation, as another thread may."""
+
+    def __init__(self, tensor):
+        super().__init__()
+        self.tensor = tensor
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.cat:
+            with torch.no_grad():
+                self.tensor.fill_(2)
+        return result
+
+
+def test_a_change_while_packing_is_packed_at_the_next_call():
     """A weight that another thread changes while it is packed is packed again."""
     tensors = [nn.Parameter(torch.zeros(2, 3)) for _ in range(2)]
-    pack, cat = Pack((0, 1), tensors), torch.cat
-
-    def changing(*args, **kwargs):
-        whole = cat(*args, **kwargs)
-        with torch.no_grad():
-            tensors[1].fill_(2)
-        return whole
-
+    pack = Pack((0, 1), tensors)
     with torch.no_grad():
         tensors[0].fill_(1)
-    monkeypatch.setattr(torch, "cat", changing)
-    pack.refresh(tensors)
-    monkeypatch.undo()
+    with ChangedWhilePacked(tensors[1]):
+        pack.refresh(tensors)
     pack.refresh(tensors)
     assert torch.equal(pack.buffer, torch.tensor([[1.0] * 3] * 2 + [[2.0] * 3] * 2))
 
