@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -34,6 +35,7 @@ Say = Callable[[str, float], None]
 ROUNDS = {"smoke": 5, "dev": 30, "start": 30, "full": 30, MODELS: 30}
 CEILING_ROUNDS = {"smoke": 3}
 HEADLINE_COMPILES = 3
+PAIRS = 5  # first calls of a stored decision and of its winner alone, in turn
 SHARED = "all"  # the folder for compiled code of groups that share one cache
 ROOT = Path(__file__).parents[2]
 
@@ -330,9 +332,9 @@ class _Run:
             found = made[one.key]
             if self.plan.suite == MODELS and found.decided:
                 alone = replace(one.job, extra=(*one.job.extra, peers.winner(found.decided, one.peer)))
-                both = [(self._warm_s(one.job, one.peer.name), self._warm_s(alone, peers.WINNER)) for _ in range(2)]
                 # Cold compiles first: they must not find graphs that a race has compiled.
-                seconds = {"warm_s": _least(warm for warm, _ in both), "alone_s": _least(its for _, its in both)}
+                both = [(self._warm_s(one.job, one.peer.name), self._warm_s(alone, peers.WINNER)) for _ in range(PAIRS)]
+                seconds = {"warm_s": _middle(warm for warm, _ in both), "alone_s": _middle(its for _, its in both)}
             else:
                 seconds = {"warm_s": self._warm_s(one.job, one.peer.name)}
             note(one, found, **seconds)
@@ -425,8 +427,9 @@ class _Compile:
     key: str
 
 
-def _least(seconds: Iterable[float | None]) -> float | None:
-    return min((each for each in seconds if each is not None), default=None)
+def _middle(seconds: Iterable[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return median(known) if known else None
 
 
 def _compiles(job: Job) -> list[_Compile]:
