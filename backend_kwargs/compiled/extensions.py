@@ -7,8 +7,9 @@ from pathlib import Path
 from backend_kwargs.atomic_write import write_whole
 
 MAPS = Path("/proc/self/maps")
-# As in Triton's cache: the folder is a hash of the source and of the compiler.
-EXTENSION = re.compile(r"/([A-Z2-7]{20,80}/(?:cuda_utils|__triton_launcher)[\w.\-]*\.so)$")
+# As in Triton's cache: the folder is a hash of the source. A mapped file is deleted where another process, which also
+# found the cache empty, has put its own there.
+EXTENSION = re.compile(r"(/.*/([A-Z2-7]{20,80}/(?:cuda_utils|__triton_launcher)[\w.\-]*\.so))(?: \(deleted\))?$")
 
 
 def loaded_extensions() -> dict[str, Path]:
@@ -17,8 +18,8 @@ def loaded_extensions() -> dict[str, Path]:
         lines = MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return {}
-    found = ((EXTENSION.search(line), line) for line in lines)
-    return {match[1]: Path(line[line.index("/") :]) for match, line in found if match}
+    found = {match[2]: Path(match[1]) for match in map(EXTENSION.search, lines) if match}
+    return {place: path for place, path in found.items() if path.exists()}
 
 
 def install(extensions: Mapping[str, bytes]) -> None:
