@@ -185,13 +185,18 @@ DROPPED = {  # by the exporter, without a word
         "atan2",
         "the exporter's formula has the other sign at zero",
     ),
+    "scatter_reduce": (
+        lambda x: x.scatter_reduce(0, torch.zeros(4, 3, 8, 8, dtype=torch.int64), x, "mean", include_self=False),
+        "scatter_reduce",
+        "the exporter writes the last value instead of the mean",
+    ),
 }
 
 
 @pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
 @pytest.mark.parametrize(("fn", "op", "reason"), DROPPED.values(), ids=DROPPED)
 def test_what_the_exporter_translates_wrongly_runs_in_eager(fn, op, reason):
-    """Statistics of a batch, a divisor, a formula that overflows, and one with the wrong sign."""
+    """Statistics of a batch, a divisor, a formula that overflows, one with the wrong sign, and means of groups."""
     compiled = torch.compile(fn, backend=bk.make_backend("onnxruntime"))
     check(compiled, fn, X)
     assert bk.report(compiled).graphs[0].engine.fallbacks == {op: reason}
@@ -213,6 +218,56 @@ def test_tiny_constants_are_kept(engine, fn):
     """A small epsilon is added, and a factor near one multiplies: the exporter's own optimizer drops both."""
     given = torch.compile(fn, backend=bk.make_backend(engine))(X)
     torch.testing.assert_close(given, fn(X), rtol=5e-7, atol=0)
+
+
+IN_TWO_WAYS = {
+    "linear": (lambda x, w: F.linear(F.linear(x, w).sin(), w.T), (8, 8)),
+    "a transpose of a transpose": (lambda x, w: (x @ w.T).sin() @ w.T.T, (8, 8)),
+    "batches": (lambda x, w: torch.bmm(torch.bmm(x[0], w).sin(), w.mT), (3, 8, 8)),
+    "convolutions": (lambda x, w: F.conv_transpose2d(F.conv2d(x, w).sin(), w), (3, 3, 3, 3)),
+    "slices": (lambda x, w: F.linear(x, w[:8]) + F.linear(x, w[8:]) + x @ w[:8], (16, 8)),
+    "a bias": (lambda x, w: F.linear(x, w, w[0]) + x @ w, (8, 8)),
+    "both operands": (lambda x, w: x @ (w @ w) + x @ (w.T @ w), (8, 8)),
+}
+
+
+class Reads(nn.Module):
+    """A function of an input and a parameter."""
+
+    def __init__(self, fn, sizes):
+        super().__init__()
+        self.fn, self.weight = fn, nn.Parameter(torch.randn(sizes, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x):
+        return self.fn(x, self.weight)
+
+
+@both
+@pytest.mark.parametrize(("fn", "sizes"), IN_TWO_WAYS.values(), ids=IN_TWO_WAYS)
+def test_a_parameter_is_read_in_two_ways(engine, fn, sizes):
+    """Each product reads a shared parameter in its own layout: OpenVINO packs a constant once for each address."""
+    model = Reads(fn, sizes)
+    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    check(compiled, model, X)
+    assert bk.report(compiled).graphs[0].engine.fallbacks == {}
+
+
+@pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
+def test_a_parameter_that_is_read_in_one_way_has_no_copy():
+    """A layer that is called several times has its weight in memory once."""
+    from backend_kwargs.compilers.engines.openvino_model import _separate_constants
+
+    graph = torch.fx.Graph()
+    x, weight = graph.placeholder("x"), graph.get_attr("weight")
+    for _ in range(3):
+        moved = graph.call_function(torch.ops.aten.permute.default, (weight, [1, 0]))
+        x = graph.call_function(torch.ops.aten.mm.default, (x, moved))
+    graph.output((x,))
+    root = nn.Module()
+    root.register_buffer("weight", torch.ones(8, 8))
+    part = torch.fx.GraphModule(root, graph)
+    _separate_constants(part)
+    assert [name for name, _ in part.named_buffers()] == ["weight"]
 
 
 SCALARS = {
