@@ -333,6 +333,16 @@ def test_the_exporter_does_not_list_the_operators_of_torchvision():
     assert output.endswith("torchvision is not installed. Skipping torchvision::nms")
 
 
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+def test_the_exporter_does_not_warn_about_its_own_constants(caplog):
+    """It has an empty constant for a write at indices, as in a mixture of experts."""
+    rows = torch.tensor([0, 2])
+    compiled = torch.compile(lambda x: x.index_put((rows, rows), x[:2, 0]), backend=bk.make_backend("onnxruntime"))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(compiled(x), x.index_put((rows, rows), x[:2, 0]))
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 @both
 def test_inputs_that_change_and_views_are_eagers(engine):
     """A graph may write to an input, and may return a view of one."""

@@ -112,12 +112,13 @@ def _separate_constants(part: fx.GraphModule) -> None:
                 with part.graph.inserting_after(constant):
                     ways[way] = part.graph.get_attr(name)
                 ways[way].meta = dict(constant.meta)
-            if (source := ways[way]) is not constant:
-                copied: dict[fx.Node, fx.Node] = {constant: source}
-                with part.graph.inserting_before(product):
-                    for move in moves:
-                        copied[move] = part.graph.node_copy(move, lambda node, copied=copied: copied.get(node, node))
-                product.replace_input_with(operand, copied[operand])
+            if (source := ways[way]) is constant:
+                continue
+            copied = {node: node for node in part.graph.nodes} | {constant: source}
+            with part.graph.inserting_before(product):
+                for move in moves:
+                    copied[move] = part.graph.node_copy(move, copied.__getitem__)
+            product.replace_input_with(operand, copied[operand])
     part.graph.eliminate_dead_code()
     part.recompile()
 
