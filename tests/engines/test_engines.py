@@ -242,6 +242,18 @@ class Reads(nn.Module):
         return self.fn(x, self.weight)
 
 
+class Tied(nn.Module):
+    """Two parameters in the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.empty(8, 8))
+        self.second.data = self.first.data
+
+    def forward(self, x):
+        return F.linear(x, self.first).sin() @ self.second
+
+
 @both
 @pytest.mark.parametrize(("fn", "sizes"), IN_TWO_WAYS.values(), ids=IN_TWO_WAYS)
 def test_a_parameter_is_read_in_two_ways(engine, fn, sizes):
@@ -250,6 +262,14 @@ def test_a_parameter_is_read_in_two_ways(engine, fn, sizes):
     compiled = torch.compile(model, backend=bk.make_backend(engine))
     check(compiled, model, X)
     assert bk.report(compiled).graphs[0].engine.fallbacks == {}
+
+
+@both
+def test_two_parameters_in_one_memory_are_read_in_two_ways(engine):
+    """Weights tied by `.data` are one constant of OpenVINO's by their address."""
+    tied = Tied()
+    compiled = torch.compile(tied, backend=bk.make_backend(engine))
+    check(compiled, tied, X)
 
 
 @pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")

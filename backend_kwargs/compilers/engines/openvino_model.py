@@ -96,23 +96,23 @@ def _separate_constants(part: fx.GraphModule) -> None:
     OpenVINO keeps packed constants by address and sizes. So of `x @ w.T` and `y @ w` with a square `w`, or of a
     convolution and a transposed one, it would compute the second with the constant as packed for the first.
     """
+    by_address: dict[int, dict[str, fx.Node | None]] = {}  # None: the memory that there is
     for constant in part.graph.find_nodes(op="get_attr"):
-        ways: dict[str, fx.Node] = {}
+        value = part.get_buffer(str(constant.target))
+        ways = by_address.setdefault(value.data_ptr(), {})
         for product, moves in list(_products_of(constant, ())):
             operand = moves[-1] if moves else constant
             permuting = [move for move in moves if op_name(move) in PERMUTING]
             read = [(node.target, [a for a in node.args if not isinstance(a, fx.Node)]) for node in permuting]
             others = [each for each in product.args if not isinstance(each, fx.Node)]
-            way = str((product.target, product.args.index(operand), others, read))
-            if not ways:
-                ways[way] = constant
-            elif way not in ways:
+            way = str((value.shape, product.target, product.args.index(operand), others, read))
+            if ways and way not in ways:
                 name = f"{constant.target}_{len(ways)}"
-                part.register_buffer(name, part.get_buffer(str(constant.target)).clone(), persistent=False)
+                part.register_buffer(name, value.clone(), persistent=False)
                 with part.graph.inserting_after(constant):
-                    ways[way] = part.graph.get_attr(name)
-                ways[way].meta = dict(constant.meta)
-            if (source := ways[way]) is constant:
+                    made = ways[way] = part.graph.get_attr(name)
+                made.meta = dict(constant.meta)
+            if (source := ways.setdefault(way, None)) is None:
                 continue
             copied = {node: node for node in part.graph.nodes} | {constant: source}
             with part.graph.inserting_before(product):
