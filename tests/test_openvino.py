@@ -56,6 +56,40 @@ def test_compiled_by_openvino(model, aot):
 
 
 @here
+@pytest.mark.parametrize("aot", [False, True], ids=["dynamo's graph", "AOTAutograd's graph"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(lambda x: (x @ x.mT).relu() + 1, id="a result"),
+        pytest.param(lambda x: ((x @ x.mT).relu(), x.sin() + 1), id="two results"),
+        pytest.param(lambda x: ((x @ x.mT).relu() + 1).as_strided((2, 2), (2, 1)), id="a view of a result"),
+    ],
+)
+def test_results_stay_as_they_are(fn, aot):
+    """A call leaves the results of earlier calls alone, also where eager views them."""
+    compiled = torch.compile(fn, backend=bk.make_backend("openvino", config=EXACT, aot_autograd=aot))
+    given = [torch.randn(4, 4) for _ in range(3)]
+    with torch.no_grad():
+        kept = [compiled(x) for x in given]
+    for result, x in zip(kept, given, strict=True):
+        torch.testing.assert_close(result, fn(x), rtol=1e-4, atol=1e-4)
+    assert bk.report(compiled).graphs[0].openvino.partitions
+
+
+@here
+def test_gradients_of_two_calls():
+    """A second call leaves alone what the first keeps for its backward pass."""
+
+    def fn(x):
+        return (x * 2 + 1).relu().sum()
+
+    compiled = torch.compile(fn, backend=bk.make_backend("openvino", aot_autograd=True, config=EXACT))
+    x, y = (torch.randn(4, 8, requires_grad=True) for _ in range(2))
+    first, _ = compiled(x), compiled(y)
+    torch.testing.assert_close(torch.autograd.grad(first, x), torch.autograd.grad(fn(x), x))
+
+
+@here
 def test_a_convolution_leaves_no_guards_without_a_source():
     """OpenVINO's own backend fails there: it traces with symbols of its own in dynamo's shape environment."""
     torch.manual_seed(0)

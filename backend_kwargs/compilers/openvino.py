@@ -1,10 +1,11 @@
 """OpenVINO: the dynamo backend that OpenVINO provides, with checked options and reported fallbacks.
 
 That backend hands a graph that it cannot compile to Inductor, and runs a partition that fails in eager. It logs both
-below its loggers' level.
+below its loggers' level. The next call overwrites the memory of its partitions' results, so they are copied here.
 """
 
 import inspect
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -113,10 +114,29 @@ class Attempt:
         nodes = self._gm.graph.nodes if self._gm is not None else ()
         return tuple(dict.fromkeys(str(node.target) for node in nodes if hasattr(node.target, "_schema")))
 
+    def copy_results(self) -> None:
+        """Copy what partitions return to eager operators and to the caller, since their next call overwrites it."""
+        import torch
+
+        if self._gm is None:
+            return
+        graph = self._gm.graph
+        for call in filter(_is_partition, list(graph.nodes)):
+            for value in [user for user in call.users if user.target is operator.getitem] or [call]:
+                if not all(map(_is_partition, value.users)):
+                    with graph.inserting_after(value):
+                        copied = graph.call_function(torch.clone, (value,))
+                    value.replace_all_uses_with(copied, delete_user_cb=lambda user, copied=copied: user is not copied)
+        self._gm.recompile()
+
     def _pieces(self) -> list[Any]:
         # Read each time, since OpenVINO replaces them at the first call.
         children = self._gm.named_children() if self._gm is not None else ()
         return [child for name, child in children if name.startswith(PARTITION)]
+
+
+def _is_partition(node: Any) -> bool:
+    return node.op == "call_module" and str(node.target).startswith(PARTITION)
 
 
 def _attempt(
@@ -131,6 +151,7 @@ def _attempt(
         with _own_sizes(gm, options):
             call = theirs.fx_openvino(gm, list(example_inputs), given)
     attempts.append(attempt := Attempt(call))
+    attempt.copy_results()
     if attempt.by_inductor:
         warn_once(f"OpenVINO failed to compile a graph, which Inductor compiled instead; {LOG}.")
         return call  # type: ignore[no-any-return]
