@@ -80,8 +80,28 @@ def test_break_before_any_operation_is_told():
         ),
         pytest.param(
             [(torch.ones(3), True), (torch.ones(3), False)],
-            "flag was True and changed once -> pass it as a tensor, or torch.compile(..., dynamic=True)",
-            id="python_value",
+            "flag was True and changed once -> keep it at one value: each value has a graph of its own",
+            id="python_bool",
+        ),
+        pytest.param(
+            [(torch.ones(3), "a b"), (torch.ones(3), "c")],
+            "flag was 'a b' and changed once -> keep it at one value: each value has a graph of its own",
+            id="python_text",
+        ),
+        pytest.param(
+            [(torch.ones(3), None), (torch.ones(3), True)],
+            "flag was None and changed once -> keep it at one value: each value has a graph of its own",
+            id="python_none",
+        ),
+        pytest.param(
+            [(torch.ones(3), 2), (torch.ones(3), 3)],
+            "flag was 2 and changed once -> pass it as a tensor, or torch.compile(..., dynamic=True)",
+            id="python_number",
+        ),
+        pytest.param(
+            [(torch.ones(3), (1,)), (torch.ones(3), (1, 2))],
+            "len(flag) == 1 failed once -> keep it as it was at the first call",
+            id="python_tuple",
         ),
     ],
 )
@@ -93,6 +113,35 @@ def test_recompile_is_told_with_the_guard_that_failed(calls, advice):
 
     found = bk.report(_compiled(varies, *calls, spec="eager"))
     assert (len(found.graphs), len(found.recompiles), found.advice) == (2, 1, (advice,))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dynamic"),
+    [
+        pytest.param((1, 3), None, id="from_one"),
+        pytest.param((3, 1), None, id="to_one"),
+        pytest.param((3, 0), True, id="dynamic_to_zero"),
+    ],
+)
+def test_recompile_for_a_size_of_zero_or_one_is_not_blamed_on_static_sizes(sizes, dynamic):
+    """The sizes 0 and 1 have graphs of their own whatever `dynamic` is, so the advice is another; it works."""
+
+    def sized(x):
+        return x + 1
+
+    compiled = torch.compile(sized, backend=bk.make_backend("eager"), dynamic=dynamic)
+    for size in sizes:
+        compiled(torch.ones(size))
+    assert bk.report(compiled).advice == (
+        "x.size(0) changed once, and 0 and 1 have graphs of their own -> "
+        "avoid these sizes, or torch._dynamo.decorators.mark_unbacked(x, 0) before the first call",
+    )
+    torch.compiler.reset()
+    for size in sizes:
+        x = torch.ones(size)
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        compiled(x)
+    assert len(bk.report(compiled).graphs) == 1
 
 
 def test_limit_of_recompiles_is_told():

@@ -1,5 +1,6 @@
 """Report after compiling: what was generated, why, and what to change."""
 
+import gc
 import inspect
 import re
 import types
@@ -103,6 +104,7 @@ def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None =
 
     """
     owner = _owner(compiled)
+    gc.collect()  # a graph in eager is part of a reference cycle, so it would outlive torch.compiler.reset()
     found, notes = _records_of(owner)
     if not found:
         return Report((), (f"no graph reached a backend: {_why_no_graph(owner)}",))

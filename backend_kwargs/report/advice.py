@@ -8,11 +8,22 @@ from backend_kwargs.report.graphs import Graph, number, seconds_of, times
 
 SLOW_S = 30.0
 COMPILE_ID = re.compile(r"^\d+/\d+(?:_\d+)?: ")
+SIZE_CHANGED = "{name}.size({dim}) changed {times}"
+# Not dynamic=True: a dynamic size is at least 2.
+ZERO_OR_ONE = (
+    f"{SIZE_CHANGED}, and 0 and 1 have graphs of their own",
+    "avoid these sizes, or torch._dynamo.decorators.mark_unbacked({name}, {dim}) before the first call",
+)
 # A pattern for a guard that failed, the cause, and the remedy.
 RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (
+        re.compile(r"tensor '(?P<name>.+)' size mismatch at index (?P<dim>\d+)\. expected (?:[01],|\d+, actual [01]$)"),
+        *ZERO_OR_ONE,
+    ),
+    (re.compile(r"^2 <= (?P<name>[^ ]+)\.size\(\)\[(?P<dim>\d+)\]"), *ZERO_OR_ONE),
+    (
         re.compile(r"tensor '(?P<name>.+)' size mismatch at index (?P<dim>\d+)"),
-        "{name}.size({dim}) changed {times}",
+        SIZE_CHANGED,
         "torch.compile(..., dynamic=True), or torch._dynamo.mark_dynamic({name}, {dim}) before the first call",
     ),
     (
@@ -24,6 +35,11 @@ RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         re.compile(r"GLOBAL_STATE changed: *(?P<what>\w+)"),
         "{what} changed {times}",
         "call it in one such state, for instance always under torch.no_grad()",
+    ),
+    (
+        re.compile(r"^(?P<name>[\w.\[\]'\"]+) (?:==|is) (?P<value>True|False|None|'.*?'|\".*?\")(?: |$)"),
+        "{name} was {value} and changed {times}",
+        "keep it at one value: each value has a graph of its own",
     ),
     (
         re.compile(r"^(?P<name>[\w.\[\]'\"]+) == (?P<value>[^ ]+)"),
@@ -82,7 +98,7 @@ def _cause(guard: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
         if match := pattern.search(guard):
             # Recompiles with one cause differ only in the expected value.
             return seen, change, tuple(match.groupdict().items())
-    return "{guard} failed {times}", "keep it as it was at the first call", (("guard", guard),)
+    return "{guard} failed {times}", "keep it as it was at the first call", (("guard", guard.partition("  #")[0].rstrip()),)
 
 
 def _cudagraphs_advice(graphs: Sequence[Graph]) -> Iterator[str]:
