@@ -132,15 +132,44 @@ def test_recompile_for_a_size_of_zero_or_one_is_not_blamed_on_static_sizes(sizes
     compiled = torch.compile(sized, backend=bk.make_backend("eager"), dynamic=dynamic)
     for size in sizes:
         compiled(torch.ones(size))
-    assert bk.report(compiled).advice == (
-        "x.size(0) changed once, and 0 and 1 have graphs of their own -> "
-        "avoid these sizes, or torch._dynamo.decorators.mark_unbacked(x, 0) before the first call",
-    )
+    (advice,) = bk.report(compiled).advice
+    cause, _, change = advice.partition(" -> ")
+    assert cause == "x.size(0) changed once, and 0 and 1 have graphs of their own"
+    assert change == "avoid these sizes, or torch._dynamo.decorators.mark_unbacked(x, 0) before the first call"
     torch.compiler.reset()
     for size in sizes:
         x = torch.ones(size)
         torch._dynamo.decorators.mark_unbacked(x, 0)
         compiled(x)
+    assert len(bk.report(compiled).graphs) == 1
+
+
+def test_modules_that_share_torch_code_are_not_blamed_for_each_other():
+    """torch calls its own modules through one function: the guard of another one's graph gives no advice."""
+    backend = bk.make_backend("eager")
+    modules = (torch.nn.Sequential(torch.nn.Linear(n, n)) for n in (2, 3, 4))
+    first, second, third = (torch.compile(module, backend=backend) for module in modules)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        first(torch.ones(1, 2))
+        second(torch.ones(1, 3))
+        third(torch.ones(1, 4))
+        assert "size mismatch" in bk.report(second).graphs[0].recompiled
+        assert bk.report(second).advice == ()
+        (note,) = bk.report(third).notes
+    first_part, _, second_part = note.partition(" too where ")
+    assert first_part == "Compiled for another torch.compile of the same code: these graphs serve this one"
+    assert second_part == "their guards hold. Elsewhere it runs in eager, if the recompile limit is reached."
+
+
+def test_graph_in_eager_from_before_a_reset_is_left_out():
+    """After torch.compiler.reset(), the report has the new graphs alone, also of a graph in a reference cycle."""
+
+    def reset(x):
+        return x.sin() + 43
+
+    compiled = _compiled(reset, (torch.ones(3),), spec="eager")
+    torch.compiler.reset()
+    compiled(torch.ones(3))
     assert len(bk.report(compiled).graphs) == 1
 
 

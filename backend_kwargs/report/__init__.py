@@ -34,6 +34,11 @@ from backend_kwargs.tables import as_html
 
 __all__ = ["Break", "Code", "EngineShare", "Graph", "OpenVINO", "Partition", "Race", "Ran", "Relax", "Report", "report"]
 
+SHARED = (
+    "Compiled for another torch.compile of the same code: these graphs serve this one too where their guards "
+    "hold. Elsewhere it runs in eager, if the recompile limit is reached."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -133,7 +138,7 @@ def _records_of(owner: Any) -> tuple[list[Record], tuple[str, ...]]:
     code = _code(owner)
     shared = [record for record in everything if code is not None and _code(record.owner()) is code]
     if shared:
-        return shared, ("Compiled for another torch.compile of the same code, whose graphs serve this one too.",)
+        return shared, (SHARED,)
     return [], ()
 
 

@@ -76,7 +76,10 @@ def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
 
 
 def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
-    guards = Counter(COMPILE_ID.sub("", graph.recompiled).partition("\n")[0] for graph in graphs if graph.recompiled)
+    # The first graph of a frame can be a recompile only after a graph of another torch.compile of the same code.
+    firsts = {_frame(graph): graph for graph in reversed(graphs)}
+    own = (graph for graph in graphs if graph.recompiled and graph is not firsts[_frame(graph)])
+    guards = Counter(COMPILE_ID.sub("", graph.recompiled).partition("\n")[0] for graph in own)
     causes = Counter[tuple[str, str, tuple[tuple[str, str], ...]]]()
     for guard, count in guards.items():
         causes[_cause(guard)] += count
@@ -84,8 +87,7 @@ def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
         yield f"{seen.format_map({**dict(words), 'times': times(count)})} -> {change.format_map(dict(words))}"
     from torch._dynamo import config
 
-    frames = Counter(graph.compile_id.partition("/")[0] for graph in graphs)
-    for frame, count in frames.items():
+    for frame, count in Counter(map(_frame, graphs)).items():
         if count >= config.recompile_limit:
             yield (
                 f"{count} variants of frame {frame}: the limit; further ones run in eager -> make it vary less, "
@@ -93,12 +95,17 @@ def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
             )
 
 
+def _frame(graph: Graph) -> str:
+    return graph.compile_id.partition("/")[0]
+
+
 def _cause(guard: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
     for pattern, seen, change in RECOMPILES:
         if match := pattern.search(guard):
             # Recompiles with one cause differ only in the expected value.
             return seen, change, tuple(match.groupdict().items())
-    return "{guard} failed {times}", "keep it as it was at the first call", (("guard", guard.partition("  #")[0].rstrip()),)
+    code, _, _ = guard.partition("  #")  # a comment with the line of the user's code follows
+    return "{guard} failed {times}", "keep it as it was at the first call", (("guard", code.rstrip()),)
 
 
 def _cudagraphs_advice(graphs: Sequence[Graph]) -> Iterator[str]:
