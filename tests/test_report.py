@@ -1,5 +1,7 @@
 """`report` on a compiled callable, compared with what torch really did."""
 
+import contextlib
+import functools
 import gc
 import json
 import os
@@ -113,6 +115,43 @@ def test_recompile_is_told_with_the_guard_that_failed(calls, advice):
 
     found = bk.report(_compiled(varies, *calls, spec="eager"))
     assert (len(found.graphs), len(found.recompiles), found.advice) == (2, 1, (advice,))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "advice"),
+    [
+        pytest.param(
+            torch.no_grad,
+            torch.enable_grad,
+            "grad_mode changed once -> call it in one such state, for instance always under torch.no_grad()",
+            id="grad",
+        ),
+        pytest.param(
+            functools.partial(torch.autocast, "cpu", torch.bfloat16),
+            contextlib.nullcontext,
+            "autocast changed once -> call it in one such state",
+            id="autocast",
+        ),
+        pytest.param(
+            torch.inference_mode,
+            torch.no_grad,
+            "the dispatch key set of x changed once, as in torch.inference_mode() -> "
+            "call it always in torch.inference_mode(), or never",
+            id="inference",
+        ),
+    ],
+)
+def test_recompile_in_another_state_names_the_state(first, second, advice):
+    """A recompile for another state of torch says which state to keep."""
+
+    def in_a_state(x):
+        return x + 2
+
+    x, compiled = torch.ones(3), torch.compile(in_a_state, backend=bk.make_backend("eager"))
+    for state in (first, second):
+        with state():
+            compiled(x)
+    assert bk.report(compiled).advice == (advice,)
 
 
 @pytest.mark.parametrize(

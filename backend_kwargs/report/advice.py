@@ -27,14 +27,24 @@ RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "torch.compile(..., dynamic=True), or torch._dynamo.mark_dynamic({name}, {dim}) before the first call",
     ),
     (
+        re.compile(r"tensor '(?P<name>.+)' dispatch key set mismatch\. .*Autograd"),
+        "the dispatch key set of {name} changed {times}, as in torch.inference_mode()",
+        "call it always in torch.inference_mode(), or never",
+    ),
+    (
         re.compile(r"tensor '(?P<name>.+)' (?P<what>dtype|rank|stride|requires_grad|dispatch key set) mismatch"),
         "the {what} of {name} changed {times}",
         "pass tensors of one {what}",
     ),
     (
+        re.compile(r"GLOBAL_STATE changed: *grad_mode"),
+        "grad_mode changed {times}",
+        "call it in one such state, for instance always under torch.no_grad()",
+    ),
+    (
         re.compile(r"GLOBAL_STATE changed: *(?P<what>\w+)"),
         "{what} changed {times}",
-        "call it in one such state, for instance always under torch.no_grad()",
+        "call it in one such state",
     ),
     (
         re.compile(r"^(?P<name>[\w.\[\]'\"]+) (?:==|is) (?P<value>True|False|None|'.*?'|\".*?\")(?: |$)"),
