@@ -185,13 +185,18 @@ DROPPED = {  # by the exporter, without a word
         "atan2",
         "the exporter's formula has the other sign at zero",
     ),
+    "scatter_reduce": (
+        lambda x: x.scatter_reduce(0, torch.zeros(4, 3, 8, 8, dtype=torch.int64), x, "mean", include_self=False),
+        "scatter_reduce",
+        "the exporter writes the last value instead of the mean",
+    ),
 }
 
 
 @pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
 @pytest.mark.parametrize(("fn", "op", "reason"), DROPPED.values(), ids=DROPPED)
 def test_what_the_exporter_translates_wrongly_runs_in_eager(fn, op, reason):
-    """Statistics of a batch, a divisor, a formula that overflows, and one with the wrong sign."""
+    """Statistics of a batch, a divisor, a formula that overflows, one with the wrong sign, and means of groups."""
     compiled = torch.compile(fn, backend=bk.make_backend("onnxruntime"))
     check(compiled, fn, X)
     assert bk.report(compiled).graphs[0].engine.fallbacks == {op: reason}
@@ -213,6 +218,76 @@ def test_tiny_constants_are_kept(engine, fn):
     """A small epsilon is added, and a factor near one multiplies: the exporter's own optimizer drops both."""
     given = torch.compile(fn, backend=bk.make_backend(engine))(X)
     torch.testing.assert_close(given, fn(X), rtol=5e-7, atol=0)
+
+
+IN_TWO_WAYS = {
+    "linear": (lambda x, w: F.linear(F.linear(x, w).sin(), w.T), (8, 8)),
+    "a transpose of a transpose": (lambda x, w: (x @ w.T).sin() @ w.T.T, (8, 8)),
+    "batches": (lambda x, w: torch.bmm(torch.bmm(x[0], w).sin(), w.mT), (3, 8, 8)),
+    "convolutions": (lambda x, w: F.conv_transpose2d(F.conv2d(x, w).sin(), w), (3, 3, 3, 3)),
+    "slices": (lambda x, w: F.linear(x, w[:8]) + F.linear(x, w[8:]) + x @ w[:8], (16, 8)),
+    "a bias": (lambda x, w: F.linear(x, w, w[0]) + x @ w, (8, 8)),
+    "both operands": (lambda x, w: x @ (w @ w) + x @ (w.T @ w), (8, 8)),
+}
+
+
+class Reads(nn.Module):
+    """A function of an input and a parameter."""
+
+    def __init__(self, fn, sizes):
+        super().__init__()
+        self.fn, self.weight = fn, nn.Parameter(torch.randn(sizes, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x):
+        return self.fn(x, self.weight)
+
+
+class Tied(nn.Module):
+    """Two parameters in the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.empty(8, 8))
+        self.second.data = self.first.data
+
+    def forward(self, x):
+        return F.linear(x, self.first).sin() @ self.second
+
+
+@both
+@pytest.mark.parametrize(("fn", "sizes"), IN_TWO_WAYS.values(), ids=IN_TWO_WAYS)
+def test_a_parameter_is_read_in_two_ways(engine, fn, sizes):
+    """Each product reads a shared parameter in its own layout: OpenVINO packs a constant once for each address."""
+    model = Reads(fn, sizes)
+    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    check(compiled, model, X)
+    assert bk.report(compiled).graphs[0].engine.fallbacks == {}
+
+
+@both
+def test_two_parameters_in_one_memory_are_read_in_two_ways(engine):
+    """Weights tied by `.data` are one constant of OpenVINO's by their address."""
+    tied = Tied()
+    compiled = torch.compile(tied, backend=bk.make_backend(engine))
+    check(compiled, tied, X)
+
+
+@pytest.mark.skipif(not find_spec("openvino"), reason="no OpenVINO")
+def test_a_parameter_that_is_read_in_one_way_has_no_copy():
+    """A layer that is called several times has its weight in memory once."""
+    from backend_kwargs.compilers.engines.openvino_model import _separate_constants
+
+    graph = torch.fx.Graph()
+    x, weight = graph.placeholder("x"), graph.get_attr("weight")
+    for _ in range(3):
+        moved = graph.call_function(torch.ops.aten.permute.default, (weight, [1, 0]))
+        x = graph.call_function(torch.ops.aten.mm.default, (x, moved))
+    graph.output((x,))
+    root = nn.Module()
+    root.register_buffer("weight", torch.ones(8, 8))
+    part = torch.fx.GraphModule(root, graph)
+    _separate_constants(part)
+    assert [name for name, _ in part.named_buffers()] == ["weight"]
 
 
 SCALARS = {
@@ -276,6 +351,16 @@ def test_the_exporter_does_not_list_the_operators_of_torchvision():
     assert ran.stdout == "[]\n"
     (output,) = ran.stderr.splitlines()
     assert output.endswith("torchvision is not installed. Skipping torchvision::nms")
+
+
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+def test_the_exporter_does_not_warn_about_its_own_constants(caplog):
+    """It has an empty constant for a write at indices, as in a mixture of experts."""
+    rows = torch.tensor([0, 2])
+    compiled = torch.compile(lambda x: x.index_put((rows, rows), x[:2, 0]), backend=bk.make_backend("onnxruntime"))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(compiled(x), x.index_put((rows, rows), x[:2, 0]))
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 @both

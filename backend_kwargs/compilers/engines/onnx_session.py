@@ -50,6 +50,7 @@ DENIED: Mapping[str, str] = MappingProxyType(
         "special_erfcx": "the exporter's formula overflows",
         "atan2": "the exporter's formula has the other sign at zero",
         "topk": "ONNX Runtime orders equal values differently",
+        "scatter_reduce": "the exporter writes the last value instead of the mean",
     }
 )
 # The results are rounded or saturated where floating-point numbers cannot represent them.
@@ -59,6 +60,14 @@ UNTRANSLATED: Mapping[str, str] = MappingProxyType(
     {
         "training": "ONNX Runtime's norm has the statistics of inference",
         "divisor_override": "ONNX has no divisor_override",
+    }
+)
+# Warnings that the exporter logs at each export, by logger: torchvision's operators, if it lacks them, and a constant
+# without elements, such as one of `index_put`'s.
+LINES: Mapping[str, str] = MappingProxyType(
+    {
+        "torch.onnx._internal.exporter._registration": "torchvision is not installed",
+        "onnx_ir._convenience": "Attribute type is ambiguous because it is an empty sequence",
     }
 )
 
@@ -131,7 +140,7 @@ def _argument(node: fx.Node) -> Any:
 def _model(program: ExportedProgram) -> bytes:
     from onnx_ir.passes.common import OutputFixPass
 
-    with warnings.catch_warnings(), _without_lines_about_torchvision():
+    with warnings.catch_warnings(), _without_lines_of_the_exporter():
         warnings.simplefilter("ignore")  # about the exporter's own code
         # The exporter's optimizer would drop the addition of 1e-8 and less, and factors within 1e-5 of one. This one of
         # its steps is needed: ONNX Runtime does not write a result that is an input, such as `repeat` of a scalar.
@@ -144,26 +153,26 @@ def _model(program: ExportedProgram) -> bytes:
 def _registry() -> Any:
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    with _without_lines_about_torchvision():
+    with _without_lines_of_the_exporter():
         return ONNXRegistry.from_torchlib()
 
 
 @contextmanager
-def _without_lines_about_torchvision() -> Iterator[None]:
-    """Drop this thread's lines about torchvision's operators, which the exporter lists at each export if it lacks them.
-
-    Other threads' lines, and all others of this one, are logged as before.
-    """
-    logger, thread = logging.getLogger("torch.onnx._internal.exporter._registration"), threading.get_ident()
+def _without_lines_of_the_exporter() -> Iterator[None]:
+    """Drop this thread's lines in LINES; other threads' lines, and all others of this one, are logged as before."""
+    thread = threading.get_ident()
 
     def keep(record: logging.LogRecord) -> bool:
-        return record.thread != thread or not str(record.msg).startswith("torchvision is not installed")
+        return record.thread != thread or not str(record.msg).startswith(LINES[record.name])
 
-    logger.addFilter(keep)
+    loggers = [logging.getLogger(name) for name in LINES]
+    for logger in loggers:
+        logger.addFilter(keep)
     try:
         yield
     finally:
-        logger.removeFilter(keep)
+        for logger in loggers:
+            logger.removeFilter(keep)
 
 
 def _options(settings: Settings) -> Any:

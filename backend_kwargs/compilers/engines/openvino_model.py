@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from torch import fx
 from backend_kwargs.compilers.engines.engine import Run
 from backend_kwargs.compilers.engines.openvino_settings import Settings
 from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
-from backend_kwargs.compilers.parts import calls_of
+from backend_kwargs.compilers.parts import calls_of, op_name
 
 # No integers: on a CPU OpenVINO computes int64 in 32 bits, and saturates or rounds int32, without an error.
 TYPES = {torch.float32: "f32", torch.bool: "boolean"}
@@ -24,6 +24,10 @@ DENIED: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "OpenVINO orders equal values differently")
     | dict.fromkeys(("var", "var_mean", "std", "std_mean"), "OpenVINO ignores the correction")
 )
+# OpenVINO packs a constant for these.
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "convolution"})
+PERMUTING = frozenset({"permute", "t", "transpose"})
+MOVING = PERMUTING | {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "slice", "select", "expand", "clone"}
 
 
 class OpenVINO:
@@ -50,6 +54,7 @@ class OpenVINO:
         return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in kept}
 
     def build(self, part: fx.GraphModule) -> Run:
+        _separate_constants(part)
         model = _converted(part)
         copies = _without_copies(model)
         if not model.outputs or not calls_of(part):
@@ -83,6 +88,48 @@ def _translated() -> frozenset[str]:
 
     named = OperatorSupport({})._support_dict
     return frozenset(name.removeprefix("torch.ops.") for name in named)
+
+
+def _separate_constants(part: fx.GraphModule) -> None:
+    """Give each constant memory of its own for each way in which products read it.
+
+    OpenVINO keeps packed constants by address and sizes. So of `x @ w.T` and `y @ w` with a square `w`, or of a
+    convolution and a transposed one, it would compute the second with the constant as packed for the first.
+    """
+    by_address: dict[int, dict[str, fx.Node | None]] = {}  # None: the memory that there is
+    for constant in part.graph.find_nodes(op="get_attr"):
+        value = part.get_buffer(str(constant.target))
+        ways = by_address.setdefault(value.data_ptr(), {})
+        for product, moves in list(_products_of(constant, ())):
+            operand = moves[-1] if moves else constant
+            permuting = [move for move in moves if op_name(move) in PERMUTING]
+            read = [(node.target, [a for a in node.args if not isinstance(a, fx.Node)]) for node in permuting]
+            others = [each for each in product.args if not isinstance(each, fx.Node)]
+            way = str((value.shape, product.target, product.args.index(operand), others, read))
+            if ways and way not in ways:
+                name = f"{constant.target}_{len(ways)}"
+                part.register_buffer(name, value.clone(), persistent=False)
+                with part.graph.inserting_after(constant):
+                    made = ways[way] = part.graph.get_attr(name)
+                made.meta = dict(constant.meta)
+            if (source := ways.setdefault(way, None)) is None:
+                continue
+            copied = {node: node for node in part.graph.nodes} | {constant: source}
+            with part.graph.inserting_before(product):
+                for move in moves:
+                    copied[move] = part.graph.node_copy(move, copied.__getitem__)
+            product.replace_input_with(operand, copied[operand])
+    part.graph.eliminate_dead_code()
+    part.recompile()
+
+
+def _products_of(value: fx.Node, moves: tuple[fx.Node, ...]) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
+    """Yield the products that read `value`, each with the nodes that move its elements before."""
+    for user in value.users:
+        if op_name(user) in PRODUCTS:
+            yield user, moves
+        elif op_name(user) in MOVING:
+            yield from _products_of(user, (*moves, user))
 
 
 def _converted(part: fx.GraphModule) -> Any:
