@@ -117,7 +117,7 @@ def _with_environment(backend: Backend) -> Backend:
     template, text = os.environ.get(TEMPLATE_VARIABLE), os.environ.get(OPTIONS_VARIABLE)
     try:
         options = json.loads(text) if text else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         options = text
     if not isinstance(options, dict):
         raise wrong_value(f"The environment variable {OPTIONS_VARIABLE}", "a JSON object", options)

@@ -22,7 +22,7 @@ def read_templates(path: str | Path) -> dict[str, Template]:
         raise wrong_value("A templates file", "a str or a Path", path)
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BackendKwargsError(f"Cannot read templates from {str(path)!r}: {error_text(error)}.") from None
     tables = _inner(document, "tool", "backend_kwargs", "templates") or _inner(document, "templates")
     if not tables:

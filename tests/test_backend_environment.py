@@ -82,6 +82,11 @@ def test_environment_is_written(environment, monkeypatch):
             id="no-object",
         ),
         pytest.param(
+            {"options": "[" * 100_000},
+            f"The environment variable BACKEND_KWARGS_OPTIONS must be a JSON object, got '{'[' * 76}... (str).",
+            id="nested",
+        ),
+        pytest.param(
             {"options": '{"freezin": 1}'}, "Unknown Inductor option 'freezin'. Did you mean 'freezing'?", id="option"
         ),
     ],

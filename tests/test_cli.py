@@ -12,6 +12,7 @@ import pytest
 
 import backend_kwargs as bk
 from backend_kwargs.cli import compare as compare_command
+from backend_kwargs.cli.console import print_table
 from backend_kwargs.cli.modules import importable
 from backend_kwargs.compare import Comparison, Row, fastest
 from backend_kwargs.compilers.inductor.compiler import OWN
@@ -212,6 +213,7 @@ def test_mistakes(arguments, message, tmp_path):
         pytest.param(["compare", "f.py:f", "--rounds", "0"], "Invalid value for '--rounds': ", "compare ", id="range"),
         pytest.param(["explain"], "Missing argument '", "explain ", id="argument"),
         pytest.param(["lst"], "No such command 'lst'.", "", id="command"),
+        pytest.param(["decisions"], "Missing command.", "decisions ", id="subcommand"),
         pytest.param(["list", "--jso"], "No such option", "list ", id="flag"),
     ],
 )
@@ -243,6 +245,24 @@ def test_reader_that_leaves(flags):
     with child("options", "*", *flags, stdout=subprocess.PIPE) as ran:
         ran.stdout.close()
         assert (ran.stderr.read(), ran.wait()) == ("", 0)
+
+
+def test_output_fits_the_encoding(monkeypatch):
+    """On a stream whose encoding lacks a character of a table, it is printed as a question mark."""
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    with child("explain", "tmpl-inductor:tma", stdout=subprocess.PIPE) as ran:
+        assert ran.stdout is not None
+        assert ran.stderr is not None
+        assert "?????" in ran.stdout.read()
+        assert (ran.stderr.read(), ran.wait()) == ("", 0)
+
+
+def test_narrow_terminal_shows_names_whole(monkeypatch, capsys):
+    """A name wider than its column continues on the next line, so no character of it is lost."""
+    monkeypatch.setattr(sys.modules[print_table.__module__], "PIPE_WIDTH", 20)
+    print_table(("name", "summary"), [("tmpl-inductor:max_autotune", "three short words")])
+    rows = [line.partition("   ")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    assert "tmpl-inductor:max_autotune" in "".join(rows)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

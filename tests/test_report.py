@@ -1,5 +1,7 @@
 """`report` on a compiled callable, compared with what torch really did."""
 
+import contextlib
+import functools
 import gc
 import json
 import os
@@ -80,8 +82,28 @@ def test_break_before_any_operation_is_told():
         ),
         pytest.param(
             [(torch.ones(3), True), (torch.ones(3), False)],
-            "flag was True and changed once -> pass it as a tensor, or torch.compile(..., dynamic=True)",
-            id="python_value",
+            "flag was True and changed once -> keep it at one value: each value has a graph of its own",
+            id="python_bool",
+        ),
+        pytest.param(
+            [(torch.ones(3), "a b"), (torch.ones(3), "c")],
+            "flag was 'a b' and changed once -> keep it at one value: each value has a graph of its own",
+            id="python_text",
+        ),
+        pytest.param(
+            [(torch.ones(3), None), (torch.ones(3), True)],
+            "flag was None and changed once -> keep it at one value: each value has a graph of its own",
+            id="python_none",
+        ),
+        pytest.param(
+            [(torch.ones(3), 2), (torch.ones(3), 3)],
+            "flag was 2 and changed once -> pass it as a tensor, or torch.compile(..., dynamic=True)",
+            id="python_number",
+        ),
+        pytest.param(
+            [(torch.ones(3), (1,)), (torch.ones(3), (1, 2))],
+            "len(flag) == 1 failed once -> keep it as it was at the first call",
+            id="python_tuple",
         ),
     ],
 )
@@ -93,6 +115,101 @@ def test_recompile_is_told_with_the_guard_that_failed(calls, advice):
 
     found = bk.report(_compiled(varies, *calls, spec="eager"))
     assert (len(found.graphs), len(found.recompiles), found.advice) == (2, 1, (advice,))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "advice"),
+    [
+        pytest.param(
+            torch.no_grad,
+            torch.enable_grad,
+            "grad_mode changed once -> call it in one such state, for instance always under torch.no_grad()",
+            id="grad",
+        ),
+        pytest.param(
+            functools.partial(torch.autocast, "cpu", torch.bfloat16),
+            contextlib.nullcontext,
+            "autocast changed once -> call it in one such state",
+            id="autocast",
+        ),
+        pytest.param(
+            torch.inference_mode,
+            torch.no_grad,
+            "the dispatch key set of x changed once, as in torch.inference_mode() -> "
+            "call it always in torch.inference_mode(), or never",
+            id="inference",
+        ),
+    ],
+)
+def test_recompile_in_another_state_names_the_state(first, second, advice):
+    """A recompile for another state of torch says which state to keep."""
+
+    def in_a_state(x):
+        return x + 2
+
+    x, compiled = torch.ones(3), torch.compile(in_a_state, backend=bk.make_backend("eager"))
+    for state in (first, second):
+        with state():
+            compiled(x)
+    assert bk.report(compiled).advice == (advice,)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dynamic"),
+    [
+        pytest.param((1, 3), None, id="from_one"),
+        pytest.param((3, 1), None, id="to_one"),
+        pytest.param((3, 0), True, id="dynamic_to_zero"),
+    ],
+)
+def test_recompile_for_a_size_of_zero_or_one_is_not_blamed_on_static_sizes(sizes, dynamic):
+    """The sizes 0 and 1 have graphs of their own whatever `dynamic` is, so the advice is another; it works."""
+
+    def sized(x):
+        return x + 1
+
+    compiled = torch.compile(sized, backend=bk.make_backend("eager"), dynamic=dynamic)
+    for size in sizes:
+        compiled(torch.ones(size))
+    (advice,) = bk.report(compiled).advice
+    cause, _, change = advice.partition(" -> ")
+    assert cause == "x.size(0) changed once, and 0 and 1 have graphs of their own"
+    assert change == "avoid these sizes, or torch._dynamo.decorators.mark_unbacked(x, 0) before the first call"
+    torch.compiler.reset()
+    for size in sizes:
+        x = torch.ones(size)
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        compiled(x)
+    assert len(bk.report(compiled).graphs) == 1
+
+
+def test_modules_that_share_torch_code_are_not_blamed_for_each_other():
+    """torch calls its own modules through one function: the guard of another one's graph gives no advice."""
+    backend = bk.make_backend("eager")
+    modules = (torch.nn.Sequential(torch.nn.Linear(n, n)) for n in (2, 3, 4))
+    first, second, third = (torch.compile(module, backend=backend) for module in modules)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        first(torch.ones(1, 2))
+        second(torch.ones(1, 3))
+        third(torch.ones(1, 4))
+        assert "size mismatch" in bk.report(second).graphs[0].recompiled
+        assert bk.report(second).advice == ()
+        (note,) = bk.report(third).notes
+    first_part, _, second_part = note.partition(" too where ")
+    assert first_part == "Compiled for another torch.compile of the same code: these graphs serve this one"
+    assert second_part == "their guards hold. Elsewhere it runs in eager, if the recompile limit is reached."
+
+
+def test_graph_in_eager_from_before_a_reset_is_left_out():
+    """After torch.compiler.reset(), the report has the new graphs alone, also of a graph in a reference cycle."""
+
+    def reset(x):
+        return x.sin() + 43
+
+    compiled = _compiled(reset, (torch.ones(3),), spec="eager")
+    torch.compiler.reset()
+    compiled(torch.ones(3))
+    assert len(bk.report(compiled).graphs) == 1
 
 
 def test_limit_of_recompiles_is_told():

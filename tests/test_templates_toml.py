@@ -37,6 +37,7 @@ def test_no_path(path, message):
             "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
             id="no-utf-8",
         ),
+        pytest.param(b"x = " + b"[" * 20_000, "RecursionError: maximum recursion depth exceeded", id="nested"),
     ],
 )
 def test_no_toml(tmp_path, content, reason):

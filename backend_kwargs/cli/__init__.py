@@ -1,5 +1,6 @@
 """The command line `backend-kwargs`: commands that parse, call and print."""
 
+import io
 import sys
 import warnings
 from importlib.metadata import version
@@ -55,6 +56,8 @@ def callback(
 def main() -> None:
     """Run a command; print a user's mistake as one line and exit with 2."""
     warnings.showwarning = _note
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # cp1252, a pipe's encoding on Windows, lacks the lines of tables
     try:
         # Not standalone: typer would draw a box around the message.
         sys.exit(app(sys.argv[1:] or ["--help"], prog_name=app.info.name, standalone_mode=False))

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from backend_kwargs.errors import BackendKwargsError, shown
 
@@ -89,7 +89,9 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str
     rows = list(rows)
     if not rows:
         return
-    table = Table(*header, box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    # Folded: a name with an ellipsis could not be copied from a narrow terminal.
+    columns = (Column(name, overflow="fold") for name in header)
+    table = Table(*columns, box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
     for line in _lines(table):

@@ -17,7 +17,7 @@ from backend_kwargs.compilers.auto.store import open_store
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.registry import decided
 
-app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.", no_args_is_help=True)
+app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.")
 
 Where = Annotated[str | None, typer.Option("--store", help="The file of decisions, if not the default one.")]
 Key = Annotated[str, typer.Argument(help="A decision's key, or its first digits.")]

@@ -33,6 +33,7 @@ from backend_kwargs.compiled.manifest import (
     signer,
 )
 from backend_kwargs.compiled.running import Built
+from backend_kwargs.compiled.samples import InputCheck
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once, wrong_value
 
 MANIFEST, PARTS, SIGNATURES, LOCK = "manifest.json", "parts", "signatures", ".lock"
@@ -233,6 +234,10 @@ def _loaded(
         notes=manifest.notes,
         keep_alive=folder,
     )
+    try:
+        InputCheck(built.samples, device, dynamic=bool(built.dynamic), values=True)
+    except Exception as error:  # noqa: BLE001 - they are any JSON values
+        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid samples: {error_text(error)}.") from None
     notes = _why_anew(manifest, device, trusted=trusted)
     read = _Parts(path / PARTS)
     if not notes:

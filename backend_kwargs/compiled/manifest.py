@@ -47,7 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: dict[str, str]
     device: str
     module: str
-    samples: list[Any]
+    samples: Annotated[list[Any], msgspec.Meta(min_length=1)]
     output_dtypes: list[str | None]
     weights: Part
     shared_weights: dict[str, str] = {}
@@ -89,7 +89,7 @@ def decoded(content: bytes, path: Path) -> Manifest:
                 f"Bundle {str(path)!r} has schema {schema}, this release reads {SCHEMA}; update backend-kwargs."
             )
         return msgspec.json.decode(content, type=Manifest)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BackendKwargsError(f"Bundle {str(path)!r} has no valid manifest: {error_text(error)}.") from None
 
 

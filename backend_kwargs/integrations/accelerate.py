@@ -20,6 +20,8 @@ class TorchDynamoPlugin(_TorchDynamoPlugin):  # type: ignore[misc]
         self.compiler_fn = make_backend("tmpl-inductor" if self.backend is None else self.backend)
         self.backend = "inductor"
         super().__post_init__()
+        mode = {} if self.mode == "default" else {"mode": self.mode}
+        self.compiler_fn.bind("TorchDynamoPlugin", {**(self.options or {}), **mode})  # raises if one is wrong
 
     def to_kwargs(self) -> dict[str, Any]:
         """Return the keyword arguments of torch.compile."""

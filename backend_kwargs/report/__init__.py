@@ -1,5 +1,6 @@
 """Report after compiling: what was generated, why, and what to change."""
 
+import gc
 import inspect
 import re
 import types
@@ -32,6 +33,11 @@ from backend_kwargs.report.uncaptured import why_no_graph
 from backend_kwargs.tables import as_html
 
 __all__ = ["Break", "Code", "EngineShare", "Graph", "OpenVINO", "Partition", "Race", "Ran", "Relax", "Report", "report"]
+
+SHARED = (
+    "Compiled for another torch.compile of the same code: these graphs serve this one too where their guards "
+    "hold. Elsewhere it runs in eager, if the recompile limit is reached."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,7 @@ def report(compiled: Callable[..., Any], *, against: Callable[..., Any] | None =
 
     """
     owner = _owner(compiled)
+    gc.collect()  # a graph in eager is part of a reference cycle, so it would outlive torch.compiler.reset()
     found, notes = _records_of(owner)
     if not found:
         return Report((), (f"no graph reached a backend: {_why_no_graph(owner)}",))
@@ -131,7 +138,7 @@ def _records_of(owner: Any) -> tuple[list[Record], tuple[str, ...]]:
     code = _code(owner)
     shared = [record for record in everything if code is not None and _code(record.owner()) is code]
     if shared:
-        return shared, ("Compiled for another torch.compile of the same code, whose graphs serve this one too.",)
+        return shared, (SHARED,)
     return [], ()
 
 

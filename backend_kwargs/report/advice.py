@@ -8,12 +8,28 @@ from backend_kwargs.report.graphs import Graph, number, seconds_of, times
 
 SLOW_S = 30.0
 COMPILE_ID = re.compile(r"^\d+/\d+(?:_\d+)?: ")
+SIZE_CHANGED = "{name}.size({dim}) changed {times}"
+# Not dynamic=True: a dynamic size is at least 2.
+ZERO_OR_ONE = (
+    f"{SIZE_CHANGED}, and 0 and 1 have graphs of their own",
+    "avoid these sizes, or torch._dynamo.decorators.mark_unbacked({name}, {dim}) before the first call",
+)
 # A pattern for a guard that failed, the cause, and the remedy.
 RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (
+        re.compile(r"tensor '(?P<name>.+)' size mismatch at index (?P<dim>\d+)\. expected (?:[01],|\d+, actual [01]$)"),
+        *ZERO_OR_ONE,
+    ),
+    (re.compile(r"^2 <= (?P<name>[^ ]+)\.size\(\)\[(?P<dim>\d+)\]"), *ZERO_OR_ONE),
+    (
         re.compile(r"tensor '(?P<name>.+)' size mismatch at index (?P<dim>\d+)"),
-        "{name}.size({dim}) changed {times}",
+        SIZE_CHANGED,
         "torch.compile(..., dynamic=True), or torch._dynamo.mark_dynamic({name}, {dim}) before the first call",
+    ),
+    (
+        re.compile(r"tensor '(?P<name>.+)' dispatch key set mismatch\. .*Autograd"),
+        "the dispatch key set of {name} changed {times}, as in torch.inference_mode()",
+        "call it always in torch.inference_mode(), or never",
     ),
     (
         re.compile(r"tensor '(?P<name>.+)' (?P<what>dtype|rank|stride|requires_grad|dispatch key set) mismatch"),
@@ -21,9 +37,19 @@ RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "pass tensors of one {what}",
     ),
     (
+        re.compile(r"GLOBAL_STATE changed: *grad_mode"),
+        "grad_mode changed {times}",
+        "call it in one such state, for instance always under torch.no_grad()",
+    ),
+    (
         re.compile(r"GLOBAL_STATE changed: *(?P<what>\w+)"),
         "{what} changed {times}",
-        "call it in one such state, for instance always under torch.no_grad()",
+        "call it in one such state",
+    ),
+    (
+        re.compile(r"^(?P<name>[\w.\[\]'\"]+) (?:==|is) (?P<value>True|False|None|'.*?'|\".*?\")(?: |$)"),
+        "{name} was {value} and changed {times}",
+        "keep it at one value: each value has a graph of its own",
     ),
     (
         re.compile(r"^(?P<name>[\w.\[\]'\"]+) == (?P<value>[^ ]+)"),
@@ -60,7 +86,10 @@ def advice_on(graphs: Sequence[Graph]) -> Iterator[str]:
 
 
 def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
-    guards = Counter(COMPILE_ID.sub("", graph.recompiled).partition("\n")[0] for graph in graphs if graph.recompiled)
+    # The first graph of a frame can be a recompile only after a graph of another torch.compile of the same code.
+    firsts = {_frame(graph): graph for graph in reversed(graphs)}
+    own = (graph for graph in graphs if graph.recompiled and graph is not firsts[_frame(graph)])
+    guards = Counter(COMPILE_ID.sub("", graph.recompiled).partition("\n")[0] for graph in own)
     causes = Counter[tuple[str, str, tuple[tuple[str, str], ...]]]()
     for guard, count in guards.items():
         causes[_cause(guard)] += count
@@ -68,8 +97,7 @@ def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
         yield f"{seen.format_map({**dict(words), 'times': times(count)})} -> {change.format_map(dict(words))}"
     from torch._dynamo import config
 
-    frames = Counter(graph.compile_id.partition("/")[0] for graph in graphs)
-    for frame, count in frames.items():
+    for frame, count in Counter(map(_frame, graphs)).items():
         if count >= config.recompile_limit:
             yield (
                 f"{count} variants of frame {frame}: the limit; further ones run in eager -> make it vary less, "
@@ -77,12 +105,17 @@ def _recompiles_advice(graphs: Sequence[Graph]) -> Iterator[str]:
             )
 
 
+def _frame(graph: Graph) -> str:
+    return graph.compile_id.partition("/")[0]
+
+
 def _cause(guard: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
     for pattern, seen, change in RECOMPILES:
         if match := pattern.search(guard):
             # Recompiles with one cause differ only in the expected value.
             return seen, change, tuple(match.groupdict().items())
-    return "{guard} failed {times}", "keep it as it was at the first call", (("guard", guard),)
+    code, _, _ = guard.partition("  #")  # a comment with the line of the user's code follows
+    return "{guard} failed {times}", "keep it as it was at the first call", (("guard", code.rstrip()),)
 
 
 def _cudagraphs_advice(graphs: Sequence[Graph]) -> Iterator[str]:

@@ -126,6 +126,7 @@ def test_import_refuses_what_is_no_number(tmp_path, number):
             id="no table",
         ),
         pytest.param("[decisions", "Cannot read decisions from ", id="syntax"),
+        pytest.param("x = " + "[" * 20_000, "RecursionError: maximum recursion depth exceeded", id="nested"),
     ],
 )
 def test_import_says_what_is_wrong(tmp_path, text, message):

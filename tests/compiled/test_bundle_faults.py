@@ -191,6 +191,13 @@ def escape_by_extension(manifest):
         pytest.param(lambda m: m.update(wings=2), "has no valid manifest: ValidationError", id="unknown field"),
         pytest.param(lambda m: m.update(kind="aoti"), "contradicts itself: kind 'aoti', 'inductor'.", id="two kinds"),
         pytest.param(lambda m: m["weights"].update(size=-1), "has no valid manifest: ValidationError", id="size"),
+        pytest.param(lambda m: m.update(samples=[]), "has no valid manifest: ValidationError", id="no sample"),
+        pytest.param(lambda m: m.update(samples=[[]]), "has no valid samples: AttributeError: ", id="sample"),
+        pytest.param(
+            lambda m: m.update(samples=[{"tuple": [{"tensor": [[2], [1], "torch.none", "cpu", "torch.strided"]}]}]),
+            "has no valid samples: AttributeError: ",
+            id="dtype of a sample",
+        ),
     ],
 )
 def test_a_hostile_manifest_is_an_error(change, words, bundle):
@@ -198,6 +205,13 @@ def test_a_hostile_manifest_is_an_error(change, words, bundle):
     with pytest.raises(BackendKwargsError) as raised:
         CompiledModule.load(bundle, scaled(), trust=True)
     assert str(raised.value).startswith(f"Bundle {str(bundle)!r} {words}")
+
+
+def test_a_manifest_that_is_not_utf8_is_an_error(bundle):
+    file = bundle / "manifest.json"
+    file.write_bytes(file.read_bytes().replace(b'"cpu"', b'"\xff"'))
+    with pytest.raises(BackendKwargsError, match=r"^Bundle '.*' has no valid manifest: UnicodeDecodeError: "):
+        CompiledModule.load(bundle, scaled(), trust=True)
 
 
 def test_weights_that_name_unknown_tensors_are_an_error(bundle):

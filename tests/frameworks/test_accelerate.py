@@ -73,13 +73,33 @@ def test_plugin_is_a_real_one():
     assert TorchDynamoPlugin().to_kwargs() == {"backend": bk.make_backend("tmpl-inductor")}
 
 
-def test_wrong_backend_is_an_error_at_once():
-    """The plugin raises as `make_backend` does."""
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        pytest.param(
+            {"backend": "tmpl-inductor:max_autotun"},
+            "Unknown template 'max_autotun'. Did you mean 'max_autotune'?",
+            id="backend",
+        ),
+        pytest.param(
+            {"backend": "tmpl-inductor:auto", "options": {"budget": 3}},
+            "Unknown option 'budget'. Did you mean 'budget_s'?",
+            id="options",
+        ),
+        pytest.param(
+            {"backend": "tmpl-inductor", "mode": "max-autotun"},
+            "Unknown mode 'max-autotun'. Did you mean 'max-autotune'?",
+            id="mode",
+        ),
+    ],
+)
+def test_wrong_values_are_errors_at_once(given, message):
+    """The plugin raises as `make_backend` does, before the model is prepared."""
     from backend_kwargs.integrations.accelerate import TorchDynamoPlugin
 
     with pytest.raises(bk.BackendKwargsError) as raised:
-        TorchDynamoPlugin(backend="tmpl-inductor:max_autotun")
-    assert str(raised.value) == "Unknown template 'max_autotun'. Did you mean 'max_autotune'?"
+        TorchDynamoPlugin(**given)
+    assert str(raised.value) == message
 
 
 @pytest.mark.parametrize(

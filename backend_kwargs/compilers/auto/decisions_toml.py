@@ -72,7 +72,7 @@ def read_decisions(path: Path, options_of: Callable[[str], Mapping[str, Any]]) -
     """Return the decisions in a TOML file; raise if one has an option that no candidate sets."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BackendKwargsError(f"Cannot read decisions from {str(path)!r}: {error_text(error)}.") from None
     tables = document.get("decisions")
     if not isinstance(tables, dict) or not tables:
