@@ -91,6 +91,7 @@ def rewrites(
     cases: Annotated[str, typer.Option(help="Only those whose name contains this.")] = "",
     one: Annotated[str, typer.Option(metavar="CASE", help="This case in this process; --out is a file.")] = "",
     suite: Annotated[bool, typer.Option("--suite", help="The suite's own cases too.")] = False,
+    model: Annotated[list[str] | None, typer.Option(help="A model as `run` takes it, instead; repeatable.")] = None,
     patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, without races.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Run nothing; print what --out holds as Markdown.")] = False,
     shard: Shard = "1/1",
@@ -102,7 +103,7 @@ def rewrites(
 ) -> None:
     """Time rewrites of the graph: each alone inside a compiled graph, or raced on whole cases.
 
-    On a CPU cases are small, which only tries the study.
+    On a CPU cases are small, which only tries the study; models have their own sizes, in float32.
     """
     from benchmarks.studies import rewrites as study
 
@@ -116,7 +117,8 @@ def rewrites(
         study.race_one(one, out, rounds, race_s, tuple(filter(None, modes.split(","))), place)
     else:
         options = [f"--rounds={rounds}", f"--race-s={race_s}", f"--modes={modes}", f"--device={place.device}"]
-        if study.race_shard(out, cases, shard_of(shard), (budget_s, each_s), options, suite=suite):
+        names = model or study.names_of(cases, suite=suite)
+        if study.race_shard(out, names, shard_of(shard), (budget_s, each_s), options):
             raise typer.Exit(3)
 
 

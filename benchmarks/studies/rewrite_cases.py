@@ -218,6 +218,12 @@ def suite_cases() -> dict[str, RewriteCase]:
     return {case.name: _of_suite(case) for case in SUITE.values() if case.modes[0] in ("fwd", "fwd_bwd", "train")}
 
 
+def case_of_model(spec: str) -> RewriteCase:
+    """Return a user's model in eval mode; raise if `spec` names none."""
+    case = model_case(spec)
+    return RewriteCase(lambda place: of_problem(case.build(place.device, place.dtype, place.scale)))
+
+
 def _of_suite(case: Case) -> RewriteCase:
     def make(place: Place) -> Made:
         problem = case.build(place.device, case.dtype if place.full else place.dtype, place.scale)

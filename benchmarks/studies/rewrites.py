@@ -28,7 +28,7 @@ from backend_kwargs import make_backend, measure
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compare import Candidate, compare, to_json
 from backend_kwargs.errors import error_text
-from benchmarks.studies.rewrite_cases import CASES, PATTERNS, Made, Place, RewriteCase, suite_cases
+from benchmarks.studies.rewrite_cases import CASES, PATTERNS, Made, Place, RewriteCase, case_of_model, suite_cases
 
 WITH, WITHOUT, DEFAULT = "auto with", "auto without", "default"
 Record = dict[str, Any]
@@ -78,8 +78,13 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 # ---- whole cases
 
 
+def names_of(only: str, *, suite: bool) -> list[str]:
+    """Return the names of the cases that contain `only`, with the suite's own if `suite` is set."""
+    return [name for name in {**CASES, **(suite_cases() if suite else {})} if only in name]
+
+
 def race_shard(
-    out: Path, only: str, which: tuple[int, int], limits: tuple[float, float], options: list[str], *, suite: bool
+    out: Path, names: list[str], which: tuple[int, int], limits: tuple[float, float], options: list[str]
 ) -> int:
     """Race every case of a shard in its own process, until a time; return how many are left.
 
@@ -89,9 +94,7 @@ def race_shard(
     started, left = time.monotonic(), 0
     budget_s, each_s = limits
     number, count = which
-    every = {**CASES, **(suite_cases() if suite else {})}
     out.mkdir(parents=True, exist_ok=True)
-    names = [name for name in every if only in name]
     for name in names[number - 1 :: count]:
         file = out / (re.sub(r"\W+", "_", name) + ".json")
         if file.exists():
@@ -108,8 +111,8 @@ def race_shard(
 
 
 def race_one(name: str, out: Path, rounds: int, race_s: float, modes: tuple[str, ...], place: Place) -> None:
-    """Race one case without and with rewrites and write the result; then time torch's modes too."""
-    case = {**CASES, **suite_cases()}[name]
+    """Race one case, or a user's model, without and with rewrites and write the result; then time torch's modes too."""
+    case = {**CASES, **suite_cases()}.get(name) or case_of_model(name)
     torch.manual_seed(0)
     fn, args = case.make(place)
     record: Record = {"case": name, "bar": case.bar, "estimate": case.estimate, "race_s": race_s or case.race_s}

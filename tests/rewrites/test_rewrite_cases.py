@@ -11,7 +11,7 @@ from lowering import Changed, Rewriting
 import backend_kwargs
 from backend_kwargs.rewrites import find_rewrite
 from benchmarks.studies.rewrite_cases import CASES
-from benchmarks.studies.rewrites import place_of, race_one, race_shard, report
+from benchmarks.studies.rewrites import names_of, place_of, race_one, race_shard, report
 
 LIBRARIES = {"ResNet-50": "timm", "RegNetY": "timm", "Swin": "timm", "GPT-2": "transformers"}
 
@@ -49,6 +49,30 @@ def test_a_race_is_recorded(tmp_path, fresh_dynamo):
     assert "Geometric mean of `auto` with over `auto` without: " in text
 
 
+MODEL = """
+import torch
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU()), torch.randn(4, 8)
+"""
+
+
+def test_a_users_model_is_raced(tmp_path, fresh_dynamo):
+    """A model that is no case is built as `run` and `compare` build it, in its own size."""
+    (tmp_path / "mine.py").write_text(MODEL)
+    spec, file = f"{tmp_path}/mine.py:build", tmp_path / "mine.json"
+    race_one(spec, file, 2, 5.0, (), place_of("cpu"))
+    record = json.loads(file.read_text())
+    assert (record["case"], record["bar"]) == (spec, None)
+    assert [row["status"] for row in record["auto"]["candidates"]] == ["pass"] * 3
+
+
+def test_names_of_cases():
+    """Cases are chosen by a part of their names; the suite's own join them."""
+    assert names_of("GPT-2", suite=False) == ["GPT-2, 8 x 1024 tokens"]
+    assert set(names_of("", suite=False)) == set(CASES) < set(names_of("", suite=True))
+
+
 def test_a_case_that_fails_leaves_the_others(tmp_path, monkeypatch):
     """A case that is stopped, or not begun, is one line; what has a file is done."""
     begun = []
@@ -59,7 +83,8 @@ def test_a_case_that_fails_leaves_the_others(tmp_path, monkeypatch):
 
     monkeypatch.setattr("benchmarks.studies.rewrites.subprocess.run", run)
     (tmp_path / "GPT_2_8_x_1024_tokens.json").write_text("{}")
-    shards = [race_shard(tmp_path, "", (number, 3), (60.0, 1.0), [], suite=False) for number in (1, 2, 3)]
+    names = names_of("", suite=False)
+    shards = [race_shard(tmp_path, names, (number, 3), (60.0, 1.0), []) for number in (1, 2, 3)]
     assert shards == [0, 0, 0]
     assert sorted(begun) == sorted(name for name in CASES if not name.startswith("GPT-2"))
-    assert race_shard(tmp_path, "", (1, 1), (-1.0, 1.0), [], suite=False) == len(CASES) - 1
+    assert race_shard(tmp_path, names, (1, 1), (-1.0, 1.0), []) == len(CASES) - 1
