@@ -15,7 +15,7 @@ import torch
 from tiny_cases import DOUBLE, FAULTY, MUTATING, SEVERAL
 
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
-from benchmarks.execution import process, records
+from benchmarks.execution import process, records, session
 from benchmarks.execution.session import SHARED, Plan, groups, key_of, run, select
 from benchmarks.workloads.peers import Peer
 
@@ -305,8 +305,9 @@ def test_turns_do_not_overlap(tmp_path):
     assert [word for word in words if word != "compiles"] == ["begins", "ends"] * 2
 
 
-def test_a_real_models_auto_is_held_against_its_winner(tmp_path):
+def test_a_real_models_auto_is_held_against_its_winner(tmp_path, monkeypatch):
     """For real models auto's first call with a stored decision is measured together with its winner's alone."""
+    monkeypatch.setattr(session, "PAIRS", 1)
     case = replace(SEVERAL, suites=frozenset({"models"}))
     given = {"suite": "models", "globs": ("eager", "tmpl-inductor:auto"), "modes": ("fwd",)}
     auto = next(cell for cell in run(plan_of(tmp_path / "r.jsonl", case, **given)).cells if cell.kind == "auto")
