@@ -202,6 +202,21 @@ def test_what_the_exporter_translates_wrongly_runs_in_eager(fn, op, reason):
     assert bk.report(compiled).graphs[0].engine.fallbacks == {op: reason}
 
 
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+@pytest.mark.parametrize("include_self", [True, False], ids=["with self", "without self"])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin"])
+def test_other_reductions_of_groups_run_in_onnx_runtime(reduce, include_self):
+    """Only means of groups are translated wrongly: sums, as in message passing, run in ONNX Runtime."""
+    index = torch.randint(3, (4, 3, 8, 8), generator=torch.Generator().manual_seed(0))
+
+    def grouped(x):
+        return x.scatter_reduce(1, index, x * 2, reduce, include_self=include_self)
+
+    compiled = torch.compile(grouped, backend=bk.make_backend("onnxruntime"))
+    check(compiled, grouped, X)
+    assert bk.report(compiled).graphs[0].engine.fallbacks == {}
+
+
 TINY = {
     "added": lambda x: (0 * x + 1e-12).rsqrt(),
     "subtracted": lambda x: (0 * x - 1e-9).abs().log(),

@@ -50,17 +50,15 @@ DENIED: Mapping[str, str] = MappingProxyType(
         "special_erfcx": "the exporter's formula overflows",
         "atan2": "the exporter's formula has the other sign at zero",
         "topk": "ONNX Runtime orders equal values differently",
-        "scatter_reduce": "the exporter writes the last value instead of the mean",
     }
 )
 # The results are rounded or saturated where floating-point numbers cannot represent them.
 IN_FLOATING_POINT = frozenset({"sum", "prod", "div", "pow"})
-# What the exporter drops without a word.
-UNTRANSLATED: Mapping[str, str] = MappingProxyType(
-    {
-        "training": "ONNX Runtime's norm has the statistics of inference",
-        "divisor_override": "ONNX has no divisor_override",
-    }
+# Arguments that the exporter drops without a word, and the values that it drops.
+UNTRANSLATED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("training", bool, "ONNX Runtime's norm has the statistics of inference"),
+    ("divisor_override", bool, "ONNX has no divisor_override"),
+    ("reduce", lambda value: value == "mean", "the exporter writes the last value instead of the mean"),
 )
 # Warnings that the exporter logs at each export, by logger: torchvision's operators, if it lacks them, and a constant
 # without elements, such as one of `index_put`'s.
@@ -88,7 +86,7 @@ class ONNXRuntime:
         value = node.meta["val"]
         if op_name(node) in IN_FLOATING_POINT and not value.is_floating_point():
             return "ONNX Runtime computes it in floating point for integers"
-        return next((reason for name, reason in UNTRANSLATED.items() if argument(node, name)), "")
+        return next((reason for name, dropped, reason in UNTRANSLATED if dropped(argument(node, name))), "")
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         from torch._decomp import core_aten_decompositions
