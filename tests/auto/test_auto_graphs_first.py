@@ -133,3 +133,21 @@ def test_without_a_gpu_nothing_is_recorded_and_default_wins(store, monkeypatch, 
     (decision,) = Store(store).all()
     assert [row.name for row in decision.rows][:3] == ["eager", "cudagraphs", "default"]
     assert {row.name: row.status for row in decision.rows}["default"] == "pass"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("gain", "status"), [(0.5, "pass"), (0.01, "skipped")], ids=["worth it", "not worth it"])
+def test_a_race_that_cuda_graphs_lead(store, monkeypatch, default_wins, gain, status):
+    """After CUDA graphs default is one of the candidates, raced only if it may gain enough; the winner is stored."""
+    monkeypatch.setattr(race._Race, "_graphs_first", lambda self, eager: True)
+    monkeypatch.setattr(race.Runner, "replayed", True)  # as on a GPU
+    monkeypatch.setattr(race, "gain_without_graphs", lambda *_: gain)
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(2, 8)
+    compiled = torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor:auto", budget_s=30))
+    torch.testing.assert_close(compiled(x), model(x))
+    (decision,) = Store(store).all()
+    rows = {row.name: row for row in decision.rows}
+    assert [*rows][:2] == ["eager", "cudagraphs"]
+    assert rows["default"].status == status, rows["default"]
+    assert ("triton.cudagraphs" in decision.options) is (status == "skipped")  # default wins if it is raced
+    assert decision.lasting
