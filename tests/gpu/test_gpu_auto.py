@@ -71,6 +71,42 @@ def test_cudagraphs_win_where_launches_bind(store):
 
 
 @torch.no_grad()
+def test_cudagraphs_come_first_where_eager_waits_for_launches(store):
+    """Of forty small layers CUDA graphs are compiled first, and default only if it may gain what a replay takes."""
+    model, x = mlp(layers=40, width=64), normal(8, 64)
+    assert torch.allclose(auto(model)(x), model(x), atol=1e-2)
+    rows = rows_of(store)
+    assert [*rows][:2] == ["eager", "cudagraphs"]
+    assert rows["cudagraphs"].won
+    assert rows["cudagraphs"].against == "eager"
+    assert rows["default"].status == "skipped" or rows["default"].against == "cudagraphs"
+
+
+@torch.no_grad()
+def test_default_comes_first_where_kernels_take_the_time(store):
+    """Large products keep the device busy in eager: default is compiled first."""
+    model, x = mlp(layers=4, width=4096), normal(8192, 4096)
+    assert torch.allclose(auto(model)(x), model(x), atol=2e-2)
+    assert [*rows_of(store)][:2] == ["eager", "default"]
+
+
+@torch.no_grad()
+def test_default_follows_where_torch_records_nothing(store):
+    """A graph that changes its input is not recorded: then default is compiled too, and CUDA graphs never win."""
+    layers, state = mlp(layers=20, width=64), normal(8, 64)
+
+    def step(state):
+        state.copy_(layers(state))
+        return state + 1
+
+    expected = layers(state.clone()) + 1
+    assert torch.allclose(auto(step)(state), expected, atol=1e-2)
+    rows = rows_of(store)
+    assert rows["default"].status in ("pass", "same code")
+    assert not rows["cudagraphs"].won
+
+
+@torch.no_grad()
 def test_reductions_win_where_memory_binds(store):
     """For a large softmax the persistent reduction wins, if it is the only candidate."""
     x = normal(8192, 8192)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -232,6 +232,8 @@ STEPS: tuple[RaceCandidate, ...] = (
         rank=3,
     ),
 )
+# Compiled before default where eager waits for launches.
+GRAPHS_FIRST = replace(next(step for step in STEPS if step.options == CUDAGRAPHS), over=False)
 
 
 def candidates_for(

@@ -17,8 +17,11 @@ from torch.fx import GraphModule
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.candidates import (
+    AGAIN,
+    CUDAGRAPHS,
     DEFAULT,
     EAGER,
+    GRAPHS_FIRST,
     PADDED,
     UNFROZEN,
     RaceCandidate,
@@ -35,7 +38,13 @@ from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, obser
 from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
 from backend_kwargs.compilers.auto.request import RESTARTS, Request, Tools
 from backend_kwargs.compilers.auto.rewritten import candidates_of_rewrites, lowered_anew
-from backend_kwargs.compilers.auto.roofline import Slack, slack_of, time_library
+from backend_kwargs.compilers.auto.roofline import (
+    Slack,
+    gain_without_graphs,
+    slack_of,
+    time_library,
+    waits_for_launches,
+)
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
@@ -64,6 +73,7 @@ LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up 
 REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
 GRACE = 1.1  # times the budget: a candidate compiled just before the end is still timed
 SLOWER_IN_PRECISION = 10
+FEW_CALLS = 10  # of eager, to tell whether it waits for launches
 
 
 class UnfitError(Exception):
@@ -165,7 +175,7 @@ class _Race:
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
         self.reference = self._reference()
-        champion = self._meet(eager, RaceCandidate(DEFAULT, over=False, rank=0))
+        champion = self._first(eager)
         champion = self._climb(champion)
         champion = self._not_slower(champion, eager)
         if champion.row.status != "pass":
@@ -183,6 +193,34 @@ class _Race:
         if not any(row is each for each in self.rows):
             self.rows.append(row)
 
+    def _first(self, eager: Runner) -> Runner:
+        """Return the better of eager and default, or CUDA graphs where eager waits for launches.
+
+        They run default's kernels, and compiling both takes nearly twice as long as one of them.
+        """
+        if self._graphs_first(eager):
+            champion = self._meet(eager, GRAPHS_FIRST)
+            if champion is not eager and champion.replayed:
+                return champion
+            self.codes.clear()  # its code is that of default if torch recorded nothing
+        return self._meet(eager, RaceCandidate(DEFAULT, over=False, rank=0))
+
+    def _graphs_first(self, eager: Runner) -> bool:
+        if self.device.type != "cuda" or self._named or self.settings.objective == "memory":
+            return False
+        # Random graphs are checked against default; each symbolic size would record a graph of its own.
+        if self.stats.random or self.stats.dynamic or self._unfit(GRAPHS_FIRST, CUDAGRAPHS):
+            return False
+        return FEW_CALLS * self.eager_s < self._left_s and waits_for_launches(eager.call, self.device)
+
+    def _default_later(self, champion: Runner) -> list[RaceCandidate]:
+        """Return default as a candidate if CUDA graphs came first."""
+        if champion.candidate is not GRAPHS_FIRST:
+            return []
+        codes = [code for code, _ in champion.code]
+        gain = 1.0 if self.base is None else gain_without_graphs(*self.base, codes, self.stats, self.device)
+        return [RaceCandidate(DEFAULT, over=False, rank=0, costs=AGAIN, gain=gain)]
+
     def _climb(self, champion: Runner) -> Runner:
         """Return the fastest after trying all candidates worth their time, by highest expected gain per second."""
         named, options_of = self.settings.candidates, self.tools.options_of
@@ -190,7 +228,7 @@ class _Race:
         candidates = candidates_for(self.stats, settings.effort, named, options_of, frozen=frozen)
         compilers = [each.name for each in candidates if each.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
-        left = [*candidates, *self._rewrites(), *precise]
+        left = [*self._default_later(champion), *candidates, *self._rewrites(), *precise]
         count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
@@ -387,7 +425,8 @@ class _Race:
 
     def _prepared(self, candidate: RaceCandidate, champion: Runner) -> Runner | None:
         options = self._options(candidate, champion)
-        first, row = candidate.name == DEFAULT, RaceRow(candidate.name, options, compiler=candidate.compiler)
+        first = not self.default_s or (candidate.name == DEFAULT and candidate.gain is None)
+        row = RaceRow(candidate.name, options, compiler=candidate.compiler)
         row.predicted_s = None if first else self._predicted_s(candidate)
         runner, began = None, time.perf_counter()
         try:
@@ -415,7 +454,8 @@ class _Race:
         return None
 
     def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Callable[..., Any]:
-        noting = noting_lowered() if not options and not self.lowered else nullcontext(self.lowered)
+        first = options in ({}, CUDAGRAPHS) and not self.lowered
+        noting = noting_lowered() if first else nullcontext(self.lowered)
         # The error under a lower precision is measured here, on what the compiled graph returns.
         options = {**options, **({"max_error": None} if "precision" in options else {})}
         with get_metrics_context(), noting as self.lowered:
@@ -473,7 +513,7 @@ class _Race:
     def _beats(self, challenger: Runner, champion: Runner) -> bool:
         self._list(champion.row)
         self._list(challenger.row)
-        if not self._may_time:
+        if not self._may_time and challenger.candidate is not GRAPHS_FIRST:
             return challenger.candidate.name == DEFAULT
         failed = self._timed(challenger, champion)
         return "challenger" not in failed if failed else better(challenger, champion, self.settings.objective)

@@ -1,0 +1,153 @@
+"""CUDA graphs before default, where eager waits for launches."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_auto_race_steps import NOW, STATS, runner
+
+import backend_kwargs
+from backend_kwargs.compilers.auto import race, roofline
+from backend_kwargs.compilers.auto.candidates import CUDAGRAPHS, GRAPHS_FIRST
+from backend_kwargs.compilers.auto.decision import RaceRow
+from backend_kwargs.compilers.auto.head_to_head import Runner
+from backend_kwargs.compilers.auto.request import Request, Tools
+from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, gain_without_graphs
+from backend_kwargs.compilers.auto.settings import Settings
+from backend_kwargs.compilers.auto.store import Store
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+GPU = replace(STATS, device="cuda")
+
+
+@pytest.fixture
+def raced(monkeypatch):
+    """Return a race on a GPU whose eager call waits for launches, and the candidates that it meets."""
+    monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: NOW))
+    monkeypatch.setattr(race, "waits_for_launches", lambda call, device: True)
+
+    def make(*, stats=GPU, device=CUDA, eager_s=0.01, fixed=None, limits=None, meets=None, **settings):
+        tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {})
+        request = Request(None, (), Settings(**{"budget_s": 30.0} | settings), pytest.fail, tools)
+        made = race._Race(request, lambda *_: None, 0.0, NOW, None, device, stats, eager_s=eager_s, expected={})
+        met = []
+
+        def meet(champion, candidate):
+            met.append(candidate.name)
+            return (meets or {}).get(candidate.name) or champion
+
+        monkeypatch.setattr(made, "_meet", meet, raising=False)
+        return made, met
+
+    return make
+
+
+def graphs(*, recorded):
+    return Runner(GRAPHS_FIRST, RaceRow("cudagraphs", dict(CUDAGRAPHS), seconds=1e-3), None, (("code", recorded),))
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [
+        pytest.param({}, ["cudagraphs"], id="waits for launches"),
+        pytest.param({"device": CPU}, ["default"], id="on a CPU"),
+        pytest.param({"stats": replace(GPU, random=True)}, ["default"], id="random"),
+        pytest.param({"stats": replace(GPU, dynamic=True)}, ["default"], id="symbolic sizes"),
+        pytest.param({"eager_s": 3.0}, ["default"], id="too slow to tell"),
+        pytest.param({"objective": "memory"}, ["default"], id="memory"),
+        pytest.param({"candidates": ("combo_kernels",)}, ["default"], id="named candidates"),
+        pytest.param({"fixed": {"triton.cudagraphs": False}}, ["default"], id="the user's option"),
+    ],
+)
+def test_what_is_compiled_first(raced, given, first):
+    """CUDA graphs come first only if they may be recorded, and default's own results are not needed."""
+    meets = {"cudagraphs": graphs(recorded=True), "default": runner("default")}
+    limits = {"triton.cudagraphs": SimpleNamespace(reason="planted")} if given.get("fixed") else {}
+    made, met = raced(meets=meets, limits=limits, **given)
+    assert made._first(runner("eager")) is meets[first[0]]
+    assert met == first
+
+
+@pytest.mark.parametrize(
+    "of_graphs",
+    [
+        pytest.param(None, id="fails, or slower than eager"),
+        pytest.param(graphs(recorded=False), id="nothing recorded"),
+    ],
+)
+def test_default_is_compiled_if_cuda_graphs_cannot_win(raced, of_graphs):
+    """Default meets eager where CUDA graphs fail, lose, or record nothing."""
+    made, met = raced(meets={"cudagraphs": of_graphs, "default": runner("default")})
+    made.codes = {("code",): "cudagraphs"}
+    assert made._first(runner("eager")).row.name == "default"
+    assert (met, made.codes) == (["cudagraphs", "default"], {})
+
+
+def test_default_is_a_candidate_after_cuda_graphs(raced, monkeypatch):
+    """Default is raced later for what it may gain: all, if the slack is unknown."""
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: Ceilings(copy=4.0, fill=5.0, half=100.0, single=10.0))
+    made, _ = raced()
+    assert made._default_later(runner("default")) == []
+    (unknown,) = made._default_later(graphs(recorded=True))
+    assert (unknown.name, unknown.options, unknown.gain, unknown.rank) == ("default", {}, 1.0, 0)
+    made.base = (1e-3, Slack(launches=1e-4, library=0.0, generated=0.0))
+    (known,) = made._default_later(graphs(recorded=True))
+    assert known.gain == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("written", "kernels", "gain"),
+    [
+        pytest.param(0, 1, 0.1, id="the replay"),
+        pytest.param(4, 1, 0.3, id="the replay and copies"),
+        pytest.param(4, 220_000, 0.12, id="launches take time"),
+        pytest.param(4, 500_000, -1.0, id="launches take longer"),
+    ],
+)
+def test_what_is_gained_without_graphs(monkeypatch, written, kernels, gain):
+    """Without CUDA graphs neither copies nor the replay take time, but each kernel's launch does."""
+    monkeypatch.setattr(roofline, "_ceilings", lambda device: Ceilings(copy=4.0, fill=5.0, half=100.0, single=10.0))
+    stats = replace(GPU, bytes_written=written / 10)
+    codes = ["kernel.run(x)\nextern_kernels.mm(y)\n" * (kernels // 2), "kernel.run(x)" * (kernels % 2)]
+    found = gain_without_graphs(1.0, Slack(launches=0.1, library=0.0, generated=0.0), codes, stats, CUDA)
+    assert found == pytest.approx(gain)
+
+
+def test_cuda_graphs_are_timed_whatever_the_budget(raced, monkeypatch):
+    """CUDA graphs that were compiled first never replace eager untimed, as default does."""
+    made, _ = raced(budget_s=0.0)
+    monkeypatch.setattr(race, "interleaved", lambda *_, **__: {"champion": [2.0] * 9, "challenger": [1.0] * 9})
+    challenger = graphs(recorded=True)
+    assert made._beats(challenger, runner("eager", seconds=None))
+    assert challenger.row.speedup.median == 2
+
+
+@torch.no_grad()
+def test_without_a_gpu_nothing_is_recorded_and_default_wins(store, monkeypatch, default_wins):
+    """A graph that torch does not record, as on a CPU, is decided between eager and default."""
+    monkeypatch.setattr(race._Race, "_graphs_first", lambda self, eager: True)
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(2, 8)
+    compiled = torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor:auto", budget_s=20))
+    torch.testing.assert_close(compiled(x), model(x))
+    (decision,) = Store(store).all()
+    assert [row.name for row in decision.rows][:3] == ["eager", "cudagraphs", "default"]
+    assert {row.name: row.status for row in decision.rows}["default"] == "pass"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("gain", "status"), [(0.5, "pass"), (0.01, "skipped")], ids=["worth it", "not worth it"])
+def test_a_race_that_cuda_graphs_lead(store, monkeypatch, default_wins, gain, status):
+    """After CUDA graphs default is one of the candidates, raced only if it may gain enough; the winner is stored."""
+    monkeypatch.setattr(race._Race, "_graphs_first", lambda self, eager: True)
+    monkeypatch.setattr(race.Runner, "replayed", True)  # as on a GPU
+    monkeypatch.setattr(race, "gain_without_graphs", lambda *_: gain)
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(2, 8)
+    compiled = torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor:auto", budget_s=30))
+    torch.testing.assert_close(compiled(x), model(x))
+    (decision,) = Store(store).all()
+    rows = {row.name: row for row in decision.rows}
+    assert [*rows][:2] == ["eager", "cudagraphs"]
+    assert rows["default"].status == status, rows["default"]
+    assert ("triton.cudagraphs" in decision.options) is (status == "skipped")  # default wins if it is raced
+    assert decision.lasting
