@@ -121,7 +121,7 @@ class Study:
             seen["gradients"] = {name: _kept(leaf.grad) for name, leaf in _leaves(model).items()}
             _update(optimizer, _leaves(model).values())
         seen["state"] = {name: tensor for name, tensor in _state(model, inputs).items() if name in self.changed}
-        return {what: pytree.tree_map(_kept, tree) for what, tree in seen.items()}
+        return {what: map_tensors(_kept, tree) for what, tree in seen.items()}
 
     def gradients(self, output: Any, leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of `leaves` without changing their `.grad`."""
