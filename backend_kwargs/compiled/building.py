@@ -65,6 +65,10 @@ def build(
             raise
         if made.backend:
             keep_frame(made.backend, twin)
+            if not made.backend.compiled:
+                note = "no graph of the module was compiled, so it runs in eager"
+                built.notes.append(note)
+                warn_once(f"{note[0].upper()}{note[1:]}: TORCH_LOGS=graph_breaks shows why.")
         bound = made if built.package else rebound(made, module)
     built.notes += [f"a graph's code is not in the bundle: {graph.why}" for graph in built.graphs.values() if graph.why]
     return built, bound

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.measure import Accuracy
+from backend_kwargs.measure.trees import map_tensors
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]

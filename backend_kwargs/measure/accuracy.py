@@ -79,7 +79,9 @@ def reference(fn: Callable[..., Any], args: Any, run: Callable[[Any, Any], Any] 
 
 def _upcast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     # Module.to() would make complex parameters real.
-    return copy.deepcopy(module)._apply(lambda tensor: in_precision(tensor, dtype))
+    copied: Any = copy.deepcopy(module)
+    copied._apply(lambda tensor: in_precision(tensor, dtype))
+    return copied  # type: ignore[no-any-return]
 
 
 def check(

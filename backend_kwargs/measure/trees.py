@@ -56,5 +56,6 @@ def parts_of(leaf: Any) -> dict[Any, Any]:
     if isinstance(leaf, Mapping):
         return dict(leaf)
     # A function or a bound object is itself; others without an `==` of their own would differ from each copy.
-    by_identity = type(leaf).__eq__ is object.__eq__ and not callable(leaf)
+    kind: Any = type(leaf)
+    by_identity = kind.__eq__ is object.__eq__ and not callable(leaf)
     return dict(getattr(leaf, "__dict__", {})) if by_identity else {}

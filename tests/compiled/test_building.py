@@ -277,6 +277,16 @@ def test_an_error_of_the_module_leaves_gradients_on(module, x):
     assert torch.is_grad_enabled()
 
 
+def test_a_module_of_which_nothing_is_compiled_warns():
+    """dynamo compiles no recurrent network: the user learns that it runs in eager."""
+    with pytest.warns(bk.BackendKwargsWarning) as warned:
+        compiled = bk.CompiledModule().build(torch.nn.LSTM(8, 8), [torch.randn(2, 3, 8)])
+    assert [str(each.message) for each in warned if each.category is bk.BackendKwargsWarning] == [
+        "No graph of the module was compiled, so it runs in eager: TORCH_LOGS=graph_breaks shows why."
+    ]
+    assert "note: no graph of the module was compiled, so it runs in eager" in compiled.describe()
+
+
 def test_deactivate_frees_its_own_code_alone(x):
     """Freeing the code of one module does not recompile another one of the same class."""
     one, other = Counting(), Counting()
