@@ -53,10 +53,10 @@ def graphs(*, recorded):
     ("given", "first"),
     [
         pytest.param({}, ["cudagraphs"], id="waits for launches"),
-        pytest.param({"idle": 0.3}, ["default"], id="waits little"),
-        pytest.param({"idle": 0.3, "stats": MANY}, ["cudagraphs"], id="waits little, long to compile"),
+        pytest.param({"idle": 0.15}, ["default"], id="waits little"),
+        pytest.param({"idle": 0.15, "stats": MANY}, ["cudagraphs"], id="waits little, long to compile"),
         pytest.param({"idle": 0.05, "stats": MANY}, ["default"], id="busy, long to compile"),
-        pytest.param({"idle": 0.3, "stats": MANY, "budget_s": 90.0}, ["default"], id="a larger budget"),
+        pytest.param({"idle": 0.15, "stats": MANY, "budget_s": 90.0}, ["default"], id="a larger budget"),
         pytest.param({"device": CPU}, ["default"], id="on a CPU"),
         pytest.param({"stats": replace(GPU, random=True)}, ["default"], id="random"),
         pytest.param({"stats": replace(GPU, dynamic=True)}, ["default"], id="symbolic sizes"),

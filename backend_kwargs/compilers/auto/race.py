@@ -70,7 +70,7 @@ SLOWER_IN_PRECISION = 10
 FEW_CALLS = 10  # of eager, to tell whether it waits for launches
 # Of an eager call: where the device is idle for longer, CUDA graphs are compiled first; for less if default takes more
 # than half of the budget to compile, since nothing is compiled after it then.
-IDLE, LITTLE_IDLE = 0.4, 0.1
+IDLE, LITTLE_IDLE = 0.2, 0.1
 OP_S = 0.02  # predicted for default's compile, per operator: 0.015 to 0.06 on six models (16 cores)
 
 
@@ -211,8 +211,9 @@ class _Race:
             return False
         if FEW_CALLS * self.eager_s >= self._left_s:
             return False
-        long = OP_S * self.stats.ops > self.settings.budget_s / 2
-        return idle_share(eager.call, self.device) >= (LITTLE_IDLE if long else IDLE)
+        idle = idle_share(eager.call, self.device)
+        logger.info("Eager leaves the device idle for %.0f%% of a call.", 100 * idle)
+        return idle >= (LITTLE_IDLE if OP_S * self.stats.ops > self.settings.budget_s / 2 else IDLE)
 
     def _default_later(self, champion: Runner) -> list[RaceCandidate]:
         """Return default as a candidate if CUDA graphs came first."""
