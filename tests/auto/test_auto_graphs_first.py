@@ -194,3 +194,10 @@ def test_what_the_next_candidates_extend(raced, monkeypatch, champion, wins, lea
     race._Race._meet(made, runner(champion), DEFAULTS)
     assert slack_of == ([challenger] if learned else [])
     assert made.best_row is (challenger.row if learned else None)
+
+
+def test_the_share_in_which_the_device_is_idle(monkeypatch):
+    """The rest of the shortest call, beside the time that the kernels take with their launches queued."""
+    monkeypatch.setattr(roofline.measure, "device_seconds", lambda call, device: 0.6)
+    monkeypatch.setattr(roofline.measure, "interleave", lambda calls, **_: {"call": [1.2, 0.8, 2.0]})
+    assert roofline.idle_share(print, CUDA) == pytest.approx(0.25)
