@@ -67,9 +67,10 @@ LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up 
 REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
 GRACE = 1.1  # times the budget: a candidate compiled just before the end is still timed
 SLOWER_IN_PRECISION = 10
-FEW_CALLS = 10  # of eager, to tell whether it waits for launches
+IDLE_CALLS = 100  # eager calls that must fit into what is left to measure how long they leave the device idle
 # Of an eager call: where the device is idle for longer, CUDA graphs are compiled first; for less if default takes more
-# than half of the budget to compile, since nothing is compiled after it then.
+# than half of the budget to compile, since nothing is compiled after it then. (Such graphs also have more launches than
+# the driver queues ahead, about 1000, so that the device is idle for longer than it seems.)
 IDLE, LITTLE_IDLE = 0.2, 0.1
 OP_S = 0.02  # predicted for default's compile, per operator: 0.015 to 0.06 on six models (16 cores)
 
@@ -209,7 +210,7 @@ class _Race:
         # Random graphs are checked against default; each symbolic size would record a graph of its own.
         if self.stats.random or self.stats.dynamic or self._unfit(GRAPHS_FIRST, CUDAGRAPHS):
             return False
-        if FEW_CALLS * self.eager_s >= self._left_s:
+        if IDLE_CALLS * self.eager_s >= self._left_s:
             return False
         idle = idle_share(eager.call, self.device)
         logger.info("Eager leaves the device idle for %.0f%% of a call.", 100 * idle)
