@@ -13,6 +13,7 @@ from pathlib import Path
 import forks
 import pytest
 import torch
+from full_disk import full_disk
 from small_module import scaled
 
 import backend_kwargs as bk
@@ -332,3 +333,13 @@ def test_threads_may_save_and_infer_at_once(tmp_path):
     for thread in threads:
         thread.join()
     assert seed_of(tmp_path / "bundle") == 3
+
+
+def test_a_library_on_a_full_disk_is_not_loaded_later(tmp_path):
+    """A library of which only a part could be written is written again, instead of loaded as it is."""
+    from backend_kwargs.compiled import libraries
+
+    with full_disk(), pytest.raises(BackendKwargsError, match="File too large"):
+        libraries.provide("ab" * 32, b"x" * 5000, tmp_path)
+    libraries.provide("ab" * 32, b"x" * 5000, tmp_path)
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [5000]
