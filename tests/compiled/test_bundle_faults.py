@@ -1,5 +1,6 @@
 """Faults of a bundle: kills, full disks, flipped bits, hostile files, and concurrent processes."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -343,3 +344,16 @@ def test_a_library_on_a_full_disk_is_not_loaded_later(tmp_path):
         libraries.provide("ab" * 32, b"x" * 5000, tmp_path)
     libraries.provide("ab" * 32, b"x" * 5000, tmp_path)
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [5000]
+
+
+def test_a_package_that_cannot_be_copied_is_an_error_of_one_line(tmp_path):
+    """A full folder for temporary files is named."""
+    from backend_kwargs.compiled.bundle import _Parts
+    from backend_kwargs.compiled.manifest import Part
+
+    content = b"x" * 5000
+    part = Part(hashlib.sha256(content).hexdigest(), len(content))
+    (tmp_path / part.sha256).write_bytes(content)
+    with full_disk(), pytest.raises(BackendKwargsError) as raised:
+        _Parts(tmp_path).copy(part, tmp_path / "model.pt2")
+    assert str(raised.value) == f"Cannot write {str(tmp_path / 'model.pt2')!r}: File too large."
