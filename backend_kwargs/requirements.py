@@ -4,6 +4,7 @@ import ctypes
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -97,6 +98,21 @@ def _has_package(name: str, here: Machine) -> bool:
     return name in here.packages
 
 
+@cache
+def _scripts_graphs() -> bool:
+    """Return whether TorchScript compiles a graph of the class that dynamo makes, which it does not in torch 2.13."""
+    import torch
+    from torch.fx import _lazy_graph_module
+
+    with _lazy_graph_module._use_lazy_graph_module(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.jit.script(torch.fx.symbolic_trace(torch.nn.ReLU()))
+        except Exception:  # noqa: BLE001 - whatever it lacks
+            return False
+    return True
+
+
 REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
     {
         "gpu": Requirement(
@@ -124,6 +140,9 @@ REQUIREMENTS: Mapping[str, Requirement] = MappingProxyType(
         ),
         "torch_xla": Requirement(
             lambda m: "torch_xla" in m.packages, "torch_xla is not importable", "pip install torch_xla"
+        ),
+        "torchscript": Requirement(
+            lambda _: _scripts_graphs(), "torch.jit.script fails on dynamo's graphs in this torch", "take aot_eager"
         ),
         "torch_tensorrt": Requirement(
             partial(_has_package, "torch_tensorrt"), "torch_tensorrt is not importable", "pip install torch-tensorrt"
@@ -196,6 +215,7 @@ class CannotWorkError(BackendKwargsError):
 
 DYNAMO_BACKENDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cudagraphs": ("gpu",), "openxla": ("torch_xla",), "openxla_eval": ("torch_xla",), "tvm": ("tvm",)}
+    | {"ts": ("torchscript",), "aot_ts": ("torchscript",)}
 )
 
 Lookup = Callable[[str], Any]  # an option's final value by its name, Inductor's default if it is not set

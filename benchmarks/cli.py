@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.cli.console import complain, console, print_json, print_table
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from benchmarks.arguments import Device, Shard, device_of, shard_of
@@ -271,7 +272,7 @@ def report(
     if not out and not hud:
         raise BackendKwargsError("report requires --out FILE.md or --hud FILE.json.")
     if hud:
-        hud.write_text(json.dumps(records.to_hud(records.read(*files)), indent=1) + "\n")
+        write_whole(hud, json.dumps(records.to_hud(records.read(*files)), indent=1) + "\n")
     if out:
         from benchmarks.analysis.report import write_report
 

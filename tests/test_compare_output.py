@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from full_disk import full_disk
 from torch import nn
 
 from backend_kwargs import measure
@@ -108,7 +109,7 @@ def test_plot_draws_every_row(made, tmp_path, name):
         ),
         pytest.param(
             "/nodir/x.png",
-            "Cannot write '/nodir/x.png': FileNotFoundError: [Errno 2] No such file or directory: '/nodir/x.png'.",
+            "Cannot write '/nodir/x.png': No such file or directory.",
             id="directory",
         ),
     ],
@@ -241,3 +242,15 @@ def test_the_noise_that_nothing_beats(capsys):
     _print(comparison, None, reports=False)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "Nothing beats eager beyond the noise: timed against itself it is at 0.25x to 4.50x."
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf", "eps"])
+def test_a_plot_on_a_full_disk_leaves_the_old_file(made, suffix, tmp_path):
+    """A plot that cannot be written whole is reported in one line, and replaces nothing."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"x.{suffix}"
+    path.write_text("old")
+    with full_disk(), pytest.raises(BackendKwargsError) as raised:
+        plot(made, path)
+    assert str(raised.value) == f"Cannot write {str(path)!r}: File too large."
+    assert (path.read_text(), [*tmp_path.iterdir()]) == ("old", [path])

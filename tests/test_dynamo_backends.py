@@ -10,6 +10,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.compilers.tvm.versions import unfit
+from backend_kwargs.explain import verdict
 
 if TYPE_CHECKING:
     from nowhere import Unknown
@@ -233,6 +234,19 @@ def test_partial_is_a_value():
     assert first == second == bk.make_backend(named, level=2)
     compile_and_run(first)
     assert len(compile_and_run(second)) == 1
+
+
+@pytest.mark.parametrize("name", ["ts", "aot_ts"])
+@pytest.mark.filterwarnings("ignore")  # TorchScript's own
+def test_the_verdict_on_torchscript_is_torchs(name):
+    """`ts` cannot work where torch itself fails to compile a graph with it."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    try:
+        torch.compile(model, backend=name)(torch.ones(2, 4))
+        wanted = "works"
+    except torch._dynamo.exc.BackendCompilerFailed:
+        wanted = "cannot: torch.jit.script fails on dynamo's graphs in this torch"
+    assert str(verdict(bk.make_backend(name))) == wanted
 
 
 def test_partial_of_positions_stays_whole():

@@ -29,7 +29,7 @@ Found = TypeVar("Found")
 @app.command("list")
 def show_all(store: Where = None, json: AsJson = False) -> None:
     """List the decisions, latest first."""
-    held = open_store(store)
+    held = open_store(store, strict=True)
     found = held.all()
     rows = [{"key": each.key[:12], "winner": each.winner, "graph": each.facts, "made": _day(each)} for each in found]
     if json:
@@ -46,7 +46,7 @@ def show_one(key: Key, store: Where = None, json: AsJson = False, as_: As = None
 
     from backend_kwargs.compilers.auto.reporting import table
 
-    (decision,) = _found(open_store(store).all, [key], one=True)
+    (decision,) = _found(open_store(store, strict=True).all, [key], one=True)
     if as_:
         return print_config(
             decided(decision.winner, decision.options, decision.fixed, decision.compiler).inductor_config()
@@ -66,7 +66,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="The TOML file to write.")], keys: Keys = None, store: Where = None
 ) -> None:
     """Write decisions to a TOML file, where each winner can also be used as a template."""
-    held = open_store(store)
+    held = open_store(store, strict=True)
     decisions = _found(held.all, keys) if keys else held.all()
     if not decisions:
         raise BackendKwargsError(f"No decisions in {str(held.path)!r}; compile with tmpl-inductor:auto first.")
@@ -82,7 +82,7 @@ def export(
 def import_(file: Annotated[Path, typer.Argument(help="The TOML file to read.")], store: Where = None) -> None:
     """Add the decisions in a TOML file to the store."""
     decisions = read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options)
-    held = open_store(store)
+    held = open_store(store, strict=True)
     held.add(*decisions)
     console().print(f"{len(decisions)} added to {str(held.path)!r}.", soft_wrap=True, markup=False)
 
@@ -94,7 +94,7 @@ def forget(
     store: Where = None,
 ) -> None:
     """Delete decisions, so that their graphs are raced again."""
-    held = open_store(store)
+    held = open_store(store, strict=True)
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
     count = held.forget(_found(held.keys, keys)) if keys else held.clear()

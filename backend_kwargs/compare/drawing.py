@@ -1,8 +1,10 @@
 """A plot of a comparison's speedups."""
 
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compare.rows import Comparison, Row
 from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
 
@@ -28,10 +30,14 @@ def plot(comparison: Comparison, path: str | Path) -> None:
     axes.set_xlabel(f"speedup over {comparison.baseline or 'nothing'}, median and 95 % interval{band}")
     where = comparison.environment
     axes.set_title(f"{comparison.mode} on {where['device_name']}, torch {where['torch']}", fontsize=10, loc="left")
+    suffix = Path(path).suffix[1:].lower()
+    # Not into the file: on a full disk matplotlib's writers leave it open, or raise errors of their own.
+    image = StringIO() if suffix == "pgf" else BytesIO()
     try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
+        figure.savefig(image, format=suffix, dpi=150)
+    except (OSError, RuntimeError, ValueError) as error:  # pgf: no LaTeX
         raise BackendKwargsError(f"Cannot write {str(path)!r}: {error_text(error)}.") from error
+    write_whole(Path(path), image.getvalue())
 
 
 def check_drawable(path: str | Path) -> None:

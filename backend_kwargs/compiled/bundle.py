@@ -311,8 +311,11 @@ class _Parts:
 
     def copy(self, part: Part, to: Path) -> None:
         """Copy a part, and verify the bytes written."""
-        with to.open("wb") as copied:
-            copied.writelines(self._blocks(part))
+        try:
+            with to.open("wb") as copied:
+                copied.writelines(self._blocks(part))
+        except OSError as error:
+            raise BackendKwargsError(f"Cannot write {str(to)!r}: {error.strerror}.") from None
 
     def _blocks(self, part: Part) -> Iterator[bytes]:
         """Yield a part's content; raise at the end if it does not match the manifest."""

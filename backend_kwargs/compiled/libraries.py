@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from backend_kwargs.atomic_write import write_whole
+
 _paths: dict[str, Path] = {}
 
 
@@ -14,7 +16,7 @@ def provide(digest: str, content: bytes, folder: Path) -> None:
     """Write a verified library into `folder`, from which it is loaded."""
     path = folder / f"{digest}.so"
     if not path.exists():
-        path.write_bytes(content)
+        write_whole(path, content)
     _paths[digest] = path
 
 

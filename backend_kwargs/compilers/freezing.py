@@ -1,5 +1,6 @@
 """Give Inductor parameters to freeze: dynamo passes them as inputs, and Inductor freezes only attributes."""
 
+import copy
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -152,6 +153,19 @@ def guard_versions(source: Source, parameters: list[torch.Tensor]) -> None:
 
 def _guard(guard: Guard) -> None:
     TracingContext.get().guards_context.dynamo_guards.add(guard)
+
+
+def dropping_guards() -> Callable[[], None]:
+    """Return a function that drops the guards that are added from now on, for when nothing was frozen after all."""
+    if (context := TracingContext.try_get()) is None:
+        return lambda: None
+    guards = context.guards_context.dynamo_guards
+    before = copy.copy(guards.inner)
+
+    def drop() -> None:
+        guards.inner = before
+
+    return drop
 
 
 def _same_memory(parameters: list[torch.Tensor], *, versions: bool = False) -> Callable[[GuardBuilder, Guard], None]:

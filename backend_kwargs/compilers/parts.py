@@ -21,20 +21,48 @@ Boxed = Callable[[list[Any]], Any]
 COPIES = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh_copy"})
 
 
-def split(gm: GraphModule, taken: Iterable[Node]) -> None:
-    """Move the nodes `taken` into submodules "part_...", each on one device; parts that compute nothing stay."""
-    devices: dict[torch.device, str] = {}
-    for node in _without_inputs_of_eager(gm, set(taken)):
-        # A mark in `meta`, since the partitioner copies the nodes.
-        node.meta[MARK] = devices.setdefault(device_of(node), f"{PREFIX}{len(devices)}_")
+def split(
+    gm: GraphModule, taken: Iterable[Node], too_small: Callable[[Sequence[Node]], bool] | None = None
+) -> list[Node]:
+    """Move the nodes `taken` into submodules "part_...", each on one device; parts that compute nothing stay.
+
+    So do parts whose computing nodes are `too_small`; these nodes are returned.
+    """
+    left: list[Node] = []
     with _random_in_order(gm):
+        devices = _mark(gm, set(taken))
+        while too_small and (small := [part for part in _proposed(gm, devices) if too_small(computing(part.nodes))]):
+            left += [node for part in small for node in computing(part.nodes)]
+            # Anew, since views that feed these nodes now feed eager.
+            inside = {node for part in small for node in part.nodes}
+            devices = _mark(gm, {node for node in gm.graph.nodes if MARK in node.meta} - inside)
         for prefix in devices.values():
-            support = create_op_support(partial(_is_marked, prefix))
-            partitioner = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
-            worthwhile = [part for part in partitioner.propose_partitions() if _computes(part)]
+            partitioner = _partitioner(gm, prefix)
+            worthwhile = [part for part in partitioner.propose_partitions() if computing(part.nodes)]
             partitioner.fuse_partitions(worthwhile, prefix=prefix)
     for call in parts_of(gm):
         _hand_in_sizes(gm, call)
+    return left
+
+
+def _mark(gm: GraphModule, taken: set[Node]) -> dict[torch.device, str]:
+    """Mark the nodes that parts may have by the prefix of their device's parts; return the prefixes."""
+    devices: dict[torch.device, str] = {}
+    for node in gm.graph.nodes:
+        node.meta.pop(MARK, None)
+    for node in _without_inputs_of_eager(gm, taken):
+        # A mark in `meta`, since the partitioner copies the nodes.
+        node.meta[MARK] = devices.setdefault(device_of(node), f"{PREFIX}{len(devices)}_")
+    return devices
+
+
+def _partitioner(gm: GraphModule, prefix: str) -> CapabilityBasedPartitioner:
+    support = create_op_support(partial(_is_marked, prefix))
+    return CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
+
+
+def _proposed(gm: GraphModule, devices: Mapping[torch.device, str]) -> list[Partition]:
+    return [part for prefix in devices.values() for part in _partitioner(gm, prefix).propose_partitions()]
 
 
 def _hand_in_sizes(gm: GraphModule, call: Node) -> None:
@@ -131,8 +159,13 @@ def _without_inputs_of_eager(gm: GraphModule, taken: set[Node]) -> set[Node]:
     return taken
 
 
-def _computes(part: Partition) -> bool:
-    return any(not _is_view(node) and op_name(node) not in COPIES and node.all_input_nodes for node in part.nodes)
+def computing(nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes that compute: not views, copies, constants, or items of a result."""
+    return [node for node in nodes if not _is_free(node) and op_name(node) not in COPIES and node.all_input_nodes]
+
+
+def _is_free(node: Node) -> bool:
+    return node.target is operator.getitem or _is_view(node)
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.verdicts import DEFAULT, RIVALS, Clock, Entry, Key, PeerSummary, clock_name
@@ -53,12 +55,12 @@ def draw(tables: Tables, out: Path) -> dict[str, Path]:
     for suffix, (title, make) in makers.items():
         figure = make(tables)
         path = out.with_name(f"{out.stem}_{suffix}.png")
-        path.unlink(missing_ok=True)
-        if figure is not None:
-            try:
-                figure.savefig(path)
-            except OSError as error:
-                raise BackendKwargsError(f"Cannot write {str(path)!r}: {error_text(error)}.") from error
+        if figure is None:
+            path.unlink(missing_ok=True)  # of an earlier report
+        else:
+            image = BytesIO()
+            figure.savefig(image, format="png")
+            write_whole(path, image.getvalue())
             drawn[title] = path
     return drawn
 

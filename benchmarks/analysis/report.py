@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval, percentile
 from benchmarks.analysis import verdicts
@@ -92,8 +93,8 @@ def write_report(files: Sequence[Path], out: Path, *, plots: bool = True) -> Pat
     earlier = out.read_text() if out.exists() else ""
     reading = READING + earlier.partition(f"\n{READING}")[2] if f"\n{READING}" in earlier else f"{READING}\n\nNone yet."
     each = cases_of(out)
-    out.write_text("\n".join([*_lines(results, tables, drawn, each), "", reading.rstrip(), ""]))
-    each.write_text("\n".join([_title("Each case", results), "", CASES, *_cases(tables), ""]))
+    write_whole(out, "\n".join([*_lines(results, tables, drawn, each), "", reading.rstrip(), ""]))
+    write_whole(each, "\n".join([_title("Each case", results), "", CASES, *_cases(tables), ""]))
     return out
 
 

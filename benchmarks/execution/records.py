@@ -95,14 +95,22 @@ class Results:
 
 
 def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Append records to a file and wait until they are on disk."""
+    """Append records to a file, all or none, and wait until they are on disk."""
     text = "".join(json.dumps(line, default=str) + "\n" for line in lines)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    # Unbuffered: what a full disk refuses must not be written again when the file is closed.
+    with path.open("a+b", buffering=0) as file:
         # An incomplete line of a killed run must not swallow the next one.
-        file.write((b"" if _ends_whole(path) else b"\n") + text.encode())
-        file.flush()
-        os.fsync(file.fileno())
+        content = (b"" if _ends_whole(path) else b"\n") + text.encode()
+        size = os.fstat(file.fileno()).st_size
+        try:
+            while content:
+                content = content[file.write(content) :]
+            os.fsync(file.fileno())
+        except OSError as error:
+            file.truncate(size)
+            why = f"{error.strerror}; make room, and continue with --resume"
+            raise BackendKwargsError(f"Cannot write {str(path)!r}: {why}.") from None
 
 
 def _ends_whole(path: Path) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from backend_kwargs.atomic_write import write_whole
+
 STARTS = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system")
 COMPILERS = ("g++", "gcc", "c++", "cc", "clang", "clang++", "nvcc", "ptxas")
 CASES = {
@@ -144,7 +146,7 @@ def measure_bundles(device: str, only: Sequence[str], out: Path | None) -> None:
         row: dict[str, Any] = {"model": model, "kind": kind, "mode": mode, **_measured(device, model, kind, mode)}
         rows.append(row)
         if out:
-            out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            write_whole(out, json.dumps(rows, indent=1) + "\n")
         for served, guards in (("served", "guards"), ("served_without_guards", "no guards")):
             if served == "served" or served in row:
                 print(f"{model:6} {kind:9} {mode or '':16} {guards:10} {_line(row, served)}", flush=True)

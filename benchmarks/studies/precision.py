@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from backend_kwargs import make_backend
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compare import Candidate, Comparison, compare
 from benchmarks.workloads.nets.llama import Prefill, Shape
 
@@ -96,4 +97,4 @@ def write_page(device: str, tokens: int, rounds: int, budget_s: float, out: Path
     text = page(run(device, tokens, rounds, budget_s), device, tokens) + "\n"
     print(text)
     if out:
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)

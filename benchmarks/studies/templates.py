@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compare import Candidate, Comparison, Row, compare, to_json
 
 COMMANDS = """\
@@ -227,5 +228,5 @@ def write_page(out: Path, evidence: Path | None, rounds: int, wanted: str, budge
     for name, comparison in measure(rounds, wanted, budget_s):
         found[name] = comparison
         raw = {name: to_json(comparison) for name, comparison in found.items()}
-        (out / "templates.json").write_text(json.dumps(raw) + "\n")
-        written.write_text(page(found, seen, reading))
+        write_whole(out / "templates.json", json.dumps(raw) + "\n")
+        write_whole(written, page(found, seen, reading))

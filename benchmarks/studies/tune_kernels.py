@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from backend_kwargs import measure
+from backend_kwargs.atomic_write import write_whole
 from benchmarks.execution import device_timer
 from benchmarks.workloads.case import Case, Problem, Work
 from benchmarks.workloads.cases import attention, elementwise, gemm, norms
@@ -71,7 +72,7 @@ Line = dict[str, Any]
 
 def write_report(found: Path, out: Path) -> None:
     """Write the results of `tune` as Markdown."""
-    out.write_text(markdown(json.loads(found.read_text())))
+    write_whole(out, markdown(json.loads(found.read_text())))
 
 
 def tune(out: Path, case: str, scale: str, jobs: int, budget: float, each: float) -> None:
@@ -88,8 +89,8 @@ def tune(out: Path, case: str, scale: str, jobs: int, budget: float, each: float
                 rows.append({"case": name, "error": "not started: the budget was spent"})
                 continue
             rows += worker.run(name, device, scale, each)
-            out.write_text(
-                json.dumps({"environment": measure.environment(torch.device(device)), "rows": rows}, indent=1)
+            write_whole(
+                out, json.dumps({"environment": measure.environment(torch.device(device)), "rows": rows}, indent=1)
             )
             print(table([row for row in rows if row["case"] == name]), flush=True)
     print(f"{time.monotonic() - started:.0f} s")

@@ -22,6 +22,7 @@ from torch import nn
 from torch._dynamo.eval_frame import innermost_fn
 
 import backend_kwargs as bk
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.measure import environment, interleave, median_interval, ratio_interval, status_of
 
 IN_ATEN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
@@ -171,4 +172,4 @@ def write_table(asked: Asked, models: Sequence[str], out: Path | None) -> None:
     table = "\n".join([f"`python -m benchmarks {' '.join(sys.argv[1:])}`", "", *lines, "", where, ""])
     print(table)
     if out:
-        out.write_text(table)
+        write_whole(out, table)

@@ -269,3 +269,36 @@ def test_the_whole_file(tmp_path):
         f'\n["decisions"."{"ef" * 32}"."fixed"]\n'
         f'\n["decisions"."{"ef" * 32}"."machine"]\n'
     )
+
+
+UNREADABLE = {
+    "another file": (lambda path: path.write_text("mine" * 100), "it is not a store of decisions and was not changed"),
+    "a folder": (lambda path: path.mkdir(), "it is not a regular file"),
+}
+
+
+@pytest.mark.parametrize(
+    "command", [("list",), ("list", "--json"), ("show", "ab"), ("export", "d.toml"), ("forget", "ab")]
+)
+@pytest.mark.parametrize(("make", "why"), UNREADABLE.values(), ids=UNREADABLE)
+def test_command_line_fails_on_what_is_no_store(make, why, command, tmp_path):
+    """A store that cannot be read is an error of one line, not an empty list."""
+    store = tmp_path / "store"
+    make(store)
+    done = forks.run("-m", "backend_kwargs", "decisions", *command, "--store", store)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: Cannot read {str(store)!r}: {why}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_command_line_lists_what_is_left_of_a_damaged_store(store):
+    """The decisions that can still be read are listed, with a warning."""
+    Store(store).add(*(replace(MADE, key=f"{at:064}", facts="x" * 400) for at in range(40)))
+    held = bytearray(store.read_bytes())
+    page = int.from_bytes(held[16:18], "big")
+    held[-page:] = b"\xff" * page
+    store.write_bytes(held)
+    done = forks.run("-m", "backend_kwargs", "decisions", "list", "--json")
+    assert done.returncode == 0
+    assert 0 < len(json.loads(done.stdout)) < 40
+    assert "cannot be read" in done.stderr

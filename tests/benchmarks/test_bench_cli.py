@@ -66,7 +66,7 @@ def test_mistakes(tmp_path, monkeypatch, capsys, args, message):
     ("args", "message"),
     [
         pytest.param(("env", "--device", "nosuch"), "--device must be 'cpu'", id="device"),
-        pytest.param(("report", "{here}", "--hud", "{here}/no/h.json"), "[Errno ", id="folder"),
+        pytest.param(("report", "{here}", "--hud", "{here}/no/h.json"), "Cannot write ", id="folder"),
     ],
 )
 def test_no_traceback(tmp_path, monkeypatch, capsys, args, message):

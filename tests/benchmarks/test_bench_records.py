@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from full_disk import full_disk
 
 from backend_kwargs.errors import BackendKwargsError
 from benchmarks.execution import records
@@ -139,3 +140,14 @@ def test_hud_records(file):
     assert (first["benchmark"]["mode"], first["benchmark"]["dtype"]) == ("inference", "bfloat16")
     assert (first["model"]["name"], first["dependencies"]["torch"]) == ("softmax", {"version": "2.13.0"})
     json.dumps(hud)
+
+
+def test_records_on_a_full_disk_leave_the_file_as_it_was(tmp_path):
+    """Records that do not fit are an error in one line, and none of them is in the file."""
+    path = tmp_path / "r.jsonl"
+    records.append(path, [ENVIRONMENT])
+    before = path.read_bytes()
+    with full_disk(), pytest.raises(BackendKwargsError) as raised:
+        records.append(path, [records.line_of(PASSED)] * 5)
+    assert str(raised.value) == f"Cannot write {str(path)!r}: File too large; make room, and continue with --resume."
+    assert path.read_bytes() == before

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from bench_cells import cell, write
+from full_disk import full_disk
 
 from backend_kwargs.errors import BackendKwargsError
 from benchmarks.analysis.report import cases_of, write_report
@@ -379,3 +380,13 @@ def test_files_that_hold_no_results(tmp_path):
     with pytest.raises(BackendKwargsError) as error:
         write_report([tmp_path / "other.jsonl"], tmp_path / "out.md")
     assert str(error.value) == "report requires JSON lines of `run --out`, got files without any."
+
+
+def test_a_report_on_a_full_disk_leaves_the_old_one(results, tmp_path):
+    """A page that cannot be written whole is reported in one line, and replaces nothing."""
+    page = tmp_path / "full.md"
+    page.write_text("old")
+    with full_disk(), pytest.raises(BackendKwargsError) as raised:
+        write_report([results], page, plots=False)
+    assert str(raised.value) == f"Cannot write {str(page)!r}: File too large."
+    assert page.read_text() == "old"

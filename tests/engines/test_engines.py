@@ -30,6 +30,11 @@ def net():
     ).eval()
 
 
+def backend(engine, **options):
+    """Return an engine's backend that compiles parts of any size."""
+    return bk.make_backend(engine, options, min_block_size=1)
+
+
 def check(compiled, wanted, *args):
     with torch.no_grad():
         torch.testing.assert_close(compiled(*args), wanted(*args), rtol=1e-4, atol=1e-4)
@@ -39,7 +44,7 @@ def check(compiled, wanted, *args):
 def test_a_model_is_one_part(engine):
     """A model is one part with its parameters as constants, and the report names the engine."""
     model = net()
-    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    compiled = torch.compile(model, backend=backend(engine))
     check(compiled, model, X)
     reported = bk.report(compiled)
     (graph,) = reported.graphs
@@ -63,7 +68,7 @@ class Copies(nn.Module):
 def test_a_copy_of_an_input_is_a_result(engine, dynamic):
     """A part may return copies of inputs and parameters; the inputs stay as they are, and results are the caller's."""
     model = Copies().eval()
-    compiled = torch.compile(model, backend=bk.make_backend(engine), dynamic=dynamic)
+    compiled = torch.compile(model, backend=backend(engine), dynamic=dynamic)
     for rows in (3, 5):
         x, y = torch.randn(rows, 4), torch.randn(rows, 4)
         given = x.clone(), y.clone()
@@ -97,7 +102,7 @@ def test_a_step_of_an_optimizer_is_right(engine):
         return [*model.parameters()]
 
     with pytest.warns(BackendKwargsWarning, match="compiles for inference only"):
-        got = trained(lambda step: torch.compile(step, backend=bk.make_backend(engine)))
+        got = trained(lambda step: torch.compile(step, backend=backend(engine)))
     torch.testing.assert_close(got, trained(lambda step: step))
 
 
@@ -105,7 +110,7 @@ def test_a_step_of_an_optimizer_is_right(engine):
 def test_another_parameter_compiles_anew(engine):
     """A replaced parameter, another module of the class, and a replaced `.data` are compiled again."""
     model = net()
-    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    compiled = torch.compile(model, backend=backend(engine))
     check(compiled, model, X)
     with torch.no_grad():
         model[4].weight = nn.Parameter(model[4].weight * 2)
@@ -121,7 +126,7 @@ def test_a_copy_of_a_module_has_its_own_constants(engine):
     with torch.no_grad():
         second[4].bias.add_(1)
     for model in (first, second, copy.deepcopy(second)):
-        check(torch.compile(model, backend=bk.make_backend(engine)), model, X)
+        check(torch.compile(model, backend=backend(engine)), model, X)
 
 
 @both
@@ -129,7 +134,7 @@ def test_a_copy_of_a_module_has_its_own_constants(engine):
 def test_sizes_stay_symbols(engine, dynamic):
     """One graph serves batches of other sizes."""
     model = net()
-    compiled = torch.compile(model, backend=bk.make_backend(engine), dynamic=dynamic)
+    compiled = torch.compile(model, backend=backend(engine), dynamic=dynamic)
     for batch in (4, 6, 7, 9):
         check(compiled, model, X.repeat(3, 1, 1, 1)[:batch])
     assert len(bk.report(compiled).graphs) == (1 if dynamic else 2)
@@ -139,7 +144,7 @@ def test_sizes_stay_symbols(engine, dynamic):
 def test_gradients_are_left_to_eager(engine):
     """A graph that records gradients runs in eager, with a warning that says why."""
     model = nn.Linear(4, 4)
-    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    compiled = torch.compile(model, backend=backend(engine))
     with pytest.warns(BackendKwargsWarning, match="compiles for inference only. A graph runs in eager, since"):
         compiled(torch.randn(2, 4)).sum().backward()
     assert model.weight.grad is not None
@@ -153,7 +158,7 @@ def test_what_it_has_not_runs_in_eager(engine):
     def fn(x):
         return torch.relu(torch.relu(x * 2 + 1) + torch.rand_like(x)) * 3
 
-    compiled = torch.compile(fn, backend=bk.make_backend(engine))
+    compiled = torch.compile(fn, backend=backend(engine))
     torch.manual_seed(0)
     given = compiled(X)
     torch.manual_seed(0)
@@ -197,7 +202,7 @@ DROPPED = {  # by the exporter, without a word
 @pytest.mark.parametrize(("fn", "op", "reason"), DROPPED.values(), ids=DROPPED)
 def test_what_the_exporter_translates_wrongly_runs_in_eager(fn, op, reason):
     """Statistics of a batch, a divisor, a formula that overflows, one with the wrong sign, and means of groups."""
-    compiled = torch.compile(fn, backend=bk.make_backend("onnxruntime"))
+    compiled = torch.compile(fn, backend=backend("onnxruntime"))
     check(compiled, fn, X)
     assert bk.report(compiled).graphs[0].engine.fallbacks == {op: reason}
 
@@ -212,7 +217,7 @@ def test_other_reductions_of_groups_run_in_onnx_runtime(reduce, include_self):
     def grouped(x):
         return x.scatter_reduce(1, index, x * 2, reduce, include_self=include_self)
 
-    compiled = torch.compile(grouped, backend=bk.make_backend("onnxruntime"))
+    compiled = torch.compile(grouped, backend=backend("onnxruntime"))
     check(compiled, grouped, X)
     assert bk.report(compiled).graphs[0].engine.fallbacks == {}
 
@@ -231,7 +236,7 @@ TINY = {
 @pytest.mark.parametrize("fn", TINY.values(), ids=TINY)
 def test_tiny_constants_are_kept(engine, fn):
     """A small epsilon is added, and a factor near one multiplies: the exporter's own optimizer drops both."""
-    given = torch.compile(fn, backend=bk.make_backend(engine))(X)
+    given = torch.compile(fn, backend=backend(engine))(X)
     torch.testing.assert_close(given, fn(X), rtol=5e-7, atol=0)
 
 
@@ -274,7 +279,7 @@ class Tied(nn.Module):
 def test_a_parameter_is_read_in_two_ways(engine, fn, sizes):
     """Each product reads a shared parameter in its own layout: OpenVINO packs a constant once for each address."""
     model = Reads(fn, sizes)
-    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    compiled = torch.compile(model, backend=backend(engine))
     check(compiled, model, X)
     assert bk.report(compiled).graphs[0].engine.fallbacks == {}
 
@@ -283,7 +288,7 @@ def test_a_parameter_is_read_in_two_ways(engine, fn, sizes):
 def test_two_parameters_in_one_memory_are_read_in_two_ways(engine):
     """Weights tied by `.data` are one constant of OpenVINO's by their address."""
     tied = Tied()
-    compiled = torch.compile(tied, backend=bk.make_backend(engine))
+    compiled = torch.compile(tied, backend=backend(engine))
     check(compiled, tied, X)
 
 
@@ -317,7 +322,7 @@ SCALARS = {
 def test_results_that_are_inputs(fn):
     """ONNX Runtime writes a result that is an input's own value."""
     x = torch.tensor(-8.4783)
-    given = torch.compile(fn, backend=bk.make_backend("onnxruntime"))(x)
+    given = torch.compile(fn, backend=backend("onnxruntime"))(x)
     torch.testing.assert_close(given, fn(x))
 
 
@@ -341,7 +346,7 @@ INTEGERS = {
 @pytest.mark.parametrize("fn", INTEGERS.values(), ids=INTEGERS)
 def test_integers_are_exact(engine, fn):
     """Integers that floats, or 32 bits, cannot represent give eager's results."""
-    given = torch.compile(fn, backend=bk.make_backend(engine))(LARGE)
+    given = torch.compile(fn, backend=backend(engine))(LARGE)
     torch.testing.assert_close(given, fn(LARGE), rtol=0, atol=0)
 
 
@@ -372,7 +377,7 @@ def test_the_exporter_does_not_list_the_operators_of_torchvision():
 def test_the_exporter_does_not_warn_about_its_own_constants(caplog):
     """It has an empty constant for a write at indices, as in a mixture of experts."""
     rows = torch.tensor([0, 2])
-    compiled = torch.compile(lambda x: x.index_put((rows, rows), x[:2, 0]), backend=bk.make_backend("onnxruntime"))
+    compiled = torch.compile(lambda x: x.index_put((rows, rows), x[:2, 0]), backend=backend("onnxruntime"))
     x = torch.randn(4, 3)
     torch.testing.assert_close(compiled(x), x.index_put((rows, rows), x[:2, 0]))
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
@@ -386,7 +391,7 @@ def test_inputs_that_change_and_views_are_eagers(engine):
         y.add_(torch.relu(x))
         return x.view(-1), y * 2
 
-    compiled = torch.compile(fn, backend=bk.make_backend(engine))
+    compiled = torch.compile(fn, backend=backend(engine))
     x, y, z = torch.randn(4, 4), torch.zeros(4, 4), torch.zeros(4, 4)
     view, doubled = compiled(x, y)
     _, wanted = fn(x, z)
@@ -401,7 +406,7 @@ def test_results_have_eagers_strides_and_memory_of_their_own(engine):
     def fn(x):
         return torch.relu(x).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) + 1
 
-    compiled = torch.compile(fn, backend=bk.make_backend(engine))
+    compiled = torch.compile(fn, backend=backend(engine))
     first = compiled(X)
     kept = first.clone()
     compiled(X * 2)
@@ -413,7 +418,7 @@ def test_results_have_eagers_strides_and_memory_of_their_own(engine):
 def test_two_threads_at_once(engine):
     """Two threads can call one compiled function at the same time."""
     model = net()
-    compiled = torch.compile(model, backend=bk.make_backend(engine))
+    compiled = torch.compile(model, backend=backend(engine))
     check(compiled, model, X)
     inputs = [X + i for i in range(4)]
     with torch.no_grad():
@@ -437,9 +442,61 @@ def test_two_threads_at_once(engine):
 def test_operators_can_be_left_to_aten(engine):
     """Operators named in `aten_ops` run in eager, and the report says so."""
     model = net()
-    compiled = torch.compile(model, backend=bk.make_backend(engine, aten_ops=("convolution",)))
+    compiled = torch.compile(model, backend=backend(engine, aten_ops=("convolution",)))
     check(compiled, model, X)
     assert bk.report(compiled).graphs[0].engine.fallbacks == {"convolution": "left to ATen by aten_ops"}
+
+
+def short(x):
+    return torch.relu(x * 2) + torch.rand_like(x)
+
+
+def long(x):
+    for _ in range(9):
+        x = torch.sin(x) + 1
+    return x + torch.rand_like(x)
+
+
+def product(x):
+    return torch.mm(x, x.T).relu() + torch.rand(1)
+
+
+LEAST = {"onnxruntime": 4, "openvino-native": 8}
+BLOCKS = [
+    pytest.param(short, (8, 8), 0, id="few operators"),
+    pytest.param(short, (1024, 1024), 1, id="many elements"),
+    pytest.param(product, (128, 128), 1, id="a large product"),
+    pytest.param(product, (16, 16), 0, id="a small product"),
+    pytest.param(long, (8, 8), 1, id="many operators"),
+]
+
+
+@both
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed sizes", "dynamic sizes"])
+@pytest.mark.parametrize(("fn", "sizes", "parts"), BLOCKS)
+def test_a_part_that_costs_more_than_eager_runs_in_eager(engine, fn, sizes, parts, dynamic):
+    """A part of few operators and little work is left to eager, and the report says why."""
+    compiled = torch.compile(fn, backend=bk.make_backend(engine), dynamic=dynamic)
+    x = torch.randn(sizes)
+    torch.manual_seed(0)
+    given = compiled(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(given, fn(x), rtol=1e-4, atol=1e-4)
+    (graph,) = bk.report(compiled).graphs
+    assert len(graph.engine.partitions) == parts
+    why = f"a part of fewer than {LEAST[engine]} operators and little work costs more than eager"
+    assert graph.engine.fallbacks.get("relu") == (None if parts else why)
+
+
+@both
+def test_without_a_part_modules_share_a_graph(engine):
+    """Where nothing is compiled no parameter is a constant, so a second module needs no second graph."""
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    compiled = torch.compile(lambda model, x: model(x), backend=bk.make_backend(engine))
+    x = torch.randn(2, 4)
+    for model in (first, second):
+        check(compiled, lambda model, x: model(x), model, x)
+    assert len(bk.report(compiled).graphs) == 1
 
 
 @both
@@ -449,12 +506,16 @@ def test_is_raced_where_the_caller_froze_the_parameters(engine, tmp_path):
     for freezing, status in ((False, "skipped"), (True, "pass")):
         torch._dynamo.reset()
         backend = bk.make_backend(
-            "tmpl-inductor:auto", candidates=[engine], freezing=freezing, budget_s=300.0, store=str(tmp_path / "store")
+            "tmpl-inductor:auto",
+            candidates=[f"{engine}[min_block_size=1]"],
+            freezing=freezing,
+            budget_s=300.0,
+            store=str(tmp_path / "store"),
         )
         compiled = torch.compile(model, backend=backend)
         check(compiled, model, X)
         row = bk.report(compiled).graphs[0].race.rows[-1]
-        assert (row.name, row.compiler, row.status) == (engine, engine, status)
+        assert (row.name, row.compiler, row.status) == (f"{engine}[min_block_size=1]", engine, status)
 
 
 WRONG = {
@@ -512,7 +573,7 @@ def test_a_graph_that_cannot_be_traced_runs_in_eager():
     def attend(q):
         return torch.nn.functional.scaled_dot_product_attention(q, keys, keys, attn_mask=seen).view(1, 4, 1, 16)
 
-    compiled = torch.compile(attend, backend=bk.make_backend("openvino-native"))
+    compiled = torch.compile(attend, backend=backend("openvino-native"))
     with pytest.warns(BackendKwargsWarning) as caught:
         torch.testing.assert_close(compiled(rows), attend(rows))
     assert str(caught[0].message).startswith(

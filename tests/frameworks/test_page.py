@@ -36,7 +36,7 @@ def test_aotinductor_snippet_runs():
 def test_another_compiler_runs_the_snippet(capsys):
     """The model is one part of ONNX Runtime's, with eager's numbers."""
     pytest.importorskip("onnxruntime")
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.randn(2, 8)
+    model, x = nn.Sequential(nn.Linear(512, 512), nn.GELU()), torch.randn(4, 512)
     with torch.no_grad():
         wanted = model(x)
     result = run("OpenVINO, ONNX Runtime, TensorRT", model=model, x=x, torch=torch)["result"]

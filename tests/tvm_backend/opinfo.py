@@ -94,7 +94,9 @@ def _sample(op: OpInfo, sample: Any, verdict: Verdict, gradients: bool) -> str:
         return op.op(value, *args, **kwargs)
 
     summaries: list[Any] = []
-    backend = bk.make_backend(backend_name[0])
+    # Else engines would leave parts of one operator to eager.
+    options = {} if backend_name[0] == "tvm" else {"min_block_size": 1}
+    backend = bk.make_backend(backend_name[0], options)
 
     def recorded(gm: Any, inputs: Any, **kwargs: Any) -> Any:
         compiled = backend(gm, inputs, **kwargs)

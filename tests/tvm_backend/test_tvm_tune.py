@@ -241,6 +241,23 @@ def test_what_a_later_search_measures_is_read_too(tmp_path):
     assert tuned(tmp_path, trials=0).tuned == 1
 
 
+@pytest.mark.parametrize("left", [0, 3000], ids=["nothing fits", "a part fits"])
+def test_a_search_on_a_full_disk_serves_this_process(tmp_path, left):
+    """What was measured is used, with a warning, and what was stored in part is searched again."""
+    from full_disk import full_disk  # not in the processes that import this file
+
+    with full_disk(left), pytest.warns(BackendKwargsWarning) as warned:
+        made = tuned(tmp_path, rows=24)
+    assert made.tuned == 1
+    (search,) = tmp_path.glob("*/search-*")
+    why = "TVM wrote only a part of them, as on a full disk"
+    assert [str(each.message) for each in warned] == [
+        f"TVM's results cannot be stored in {str(search)!r}: {why}. They serve this process only."
+    ]
+    assert not (search / "finished").exists()
+    assert tuned(tmp_path, rows=24).notes == ("measured 5 schedules",)
+
+
 def test_two_searches_in_one_work_dir_keep_apart(kept, tmp_path):
     """Two searches share a work_dir, and each function's results are found again."""
     copied(kept, tmp_path)

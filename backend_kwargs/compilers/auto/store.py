@@ -64,17 +64,21 @@ def store_path(given: str | None = None) -> Path:
     return open_store(given).path
 
 
-def open_store(given: str | None = None) -> "Store":
-    """Return the store at `given`, or at BACKEND_KWARGS_STORE, or in the user's data directory."""
+def open_store(given: str | None = None, *, strict: bool = False) -> "Store":
+    """Return the store at `given`, or at BACKEND_KWARGS_STORE, or in the user's data directory.
+
+    A `strict` one raises if it cannot be read; others warn, since `auto` can race again.
+    """
     if named := given or os.environ.get(VARIABLE):
-        return Store(Path(os.path.expanduser(named)))  # noqa: PTH111 - pathlib's raises if a home is unknown
+        path = Path(os.path.expanduser(named))  # noqa: PTH111 - pathlib's raises if a home is unknown
+        return Store(path, strict=strict)
     from platformdirs import user_data_path
 
     try:
         folder = user_data_path("backend_kwargs", appauthor=False)
     except RuntimeError:  # platformdirs finds no home; its earlier releases return "~/..."
         folder = Path("~")
-    return Store(folder / FILE, private=True)
+    return Store(folder / FILE, private=True, strict=strict)
 
 
 class Store:
@@ -84,9 +88,10 @@ class Store:
     and cannot be read from a read-only folder. If `private`, files are created readable by the user only.
     """
 
-    def __init__(self, path: Path, *, private: bool = False) -> None:
+    def __init__(self, path: Path, *, private: bool = False, strict: bool = False) -> None:
         self.path = path
         self.private = private
+        self.strict = strict
 
     def find(self, key: str) -> Decision | None:
         """Return the decision for `key`, None if there is none."""
@@ -138,15 +143,14 @@ class Store:
             with self._connected("rw", "BEGIN") as connection:
                 return _selected(connection, where, values)
         except TROUBLE as error:
+            salvaged = _readable(self.path) if _is_damage(error) else []
+            if self.strict and not salvaged:
+                raise BackendKwargsError(f"Cannot read {str(self.path)!r}: {_why(error)}.") from error
             self._warn(f"Decisions in {str(self.path)!r} cannot be read: {_why(error)}. auto continues without them.")
-            return self._salvaged(where, values) if _is_damage(error) else []
-
-    def _salvaged(self, where: str, values: Sequence[Any]) -> list[Held]:
-        """Return the rows that `where` selects among those that are still readable."""
-        with _connection(":memory:", 0) as connection:
-            connection.execute(f"CREATE TABLE decisions ({', '.join(COLUMNS)})")
-            connection.executemany(INSERT, map(_values, _readable(self.path)))
-            return _selected(connection, where, values)
+            with _connection(":memory:", 0) as connection:
+                connection.execute(f"CREATE TABLE decisions ({', '.join(COLUMNS)})")
+                connection.executemany(INSERT, map(_values, salvaged))
+                return _selected(connection, where, values)
 
     def _sound(self, rows: list[Held]) -> list[Decision]:
         """Return the valid decisions among `rows`; one warning names the others."""

@@ -12,10 +12,10 @@ from torch._dynamo.eval_frame import innermost_fn
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from backend_kwargs.compilers.engines.engine import Engine, why_not
+from backend_kwargs.compilers.engines.engine import Engine, is_too_small, why_not
 from backend_kwargs.compilers.engines.outputs import finished
 from backend_kwargs.compilers.engines.summary import EnginePart, EngineSummary
-from backend_kwargs.compilers.freezing import compile_frozen
+from backend_kwargs.compilers.freezing import compile_frozen, dropping_guards
 from backend_kwargs.compilers.parts import (
     Boxed,
     boxed,
@@ -58,6 +58,7 @@ def compile_graph(
         )
         return capture(gm, list(inputs))
 
+    drop_guards = dropping_guards()
     try:
         frozen = not torch.is_grad_enabled()
         compiled = compile_frozen(gm, example_inputs, captured) if frozen else captured(gm, example_inputs)
@@ -67,7 +68,12 @@ def compile_graph(
         reason = f"AOTAutograd cannot trace it with {engine.name}'s decompositions: {_line(error)}"
         warn_once(f"{engine.name} compiles nothing of a graph, which runs in eager: {reason}.")
         summary.fallbacks["the graph"] = reason
+        summary.partitions.clear()
+    if not summary.partitions:
+        # Dynamo's own graph: AOTAutograd's has more operators, and each call goes through its wrappers. Nothing is a
+        # constant there, so another module of the class needs no graph of its own.
         compiled = partial(_called, gm)
+        drop_guards()
     return _with_summary(compiled, summary)
 
 
@@ -107,7 +113,10 @@ class _Steps:
         for node, reason in found.items():
             if reason and node.target is not operator.getitem:
                 self._leave(op_name(node), reason)
-        split(gm, [node for node, reason in found.items() if not reason])
+        least = self.engine.min_block_size
+        taken = [node for node, reason in found.items() if not reason]
+        for node in split(gm, taken, partial(is_too_small, min_block_size=least)):
+            self._leave(op_name(node), f"a part of fewer than {least} operators and little work costs more than eager")
         for call in parts_of(gm):
             self._compile_part(gm, call, constants)
 

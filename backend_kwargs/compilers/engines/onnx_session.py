@@ -79,6 +79,7 @@ class ONNXRuntime:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.min_block_size = settings.min_block_size
 
     def lacks(self, node: fx.Node) -> str:
         if not _registry().is_registered(node.target):

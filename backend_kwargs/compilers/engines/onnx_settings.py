@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from backend_kwargs.options import Where, declared
 from backend_kwargs.trust import ONNX_RUNTIME_DATA
 
+Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
 Threads = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
 
 
@@ -24,6 +25,9 @@ class Settings:
     allow_spinning: Annotated[bool, "let idle threads spin, which keeps their cores busy"] = False
     enable_mem_pattern: Annotated[bool, "plan memory ahead, for inputs of the same sizes"] = True
     enable_cpu_mem_arena: Annotated[bool, "keep memory between calls"] = True
+    min_block_size: Annotated[
+        Count, "the least number of operators in a part of little work; smaller ones run in eager"
+    ] = 4
     aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm'"] = ()
     session_config: Annotated[dict[str, str] | None, "further entries of SessionOptions.add_session_config_entry"] = (
         None

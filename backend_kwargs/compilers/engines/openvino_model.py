@@ -39,6 +39,7 @@ class OpenVINO:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.min_block_size = settings.min_block_size
 
     def lacks(self, node: fx.Node) -> str:
         if str(node.target) not in _translated():
@@ -211,7 +212,7 @@ class _Model:
         for i, made in enumerate(given):
             if made is not None:
                 request.set_output_tensor(i, Tensor(made.numpy(), shared_memory=True))
-        request.infer()
+        request.infer(share_outputs=True)  # by default it also copies each result into a new array
         computed = [
             torch.from_numpy(request.get_output_tensor(i).data.copy()) if made is None else made
             for i, made in enumerate(given)

@@ -8,6 +8,7 @@ from backend_kwargs.options import Where, declared
 from backend_kwargs.trust import OPENVINO_NATIVE_DATA
 
 Hint = Literal["f32", "bf16", "f16"]
+Count = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
 Threads = Annotated[int, Where("of at least 1", lambda count: count >= 1)]
 
 
@@ -28,6 +29,9 @@ class Settings:
     performance_hint: Annotated[Literal["LATENCY", "THROUGHPUT"], "the goal of OpenVINO's scheduling of threads"] = (
         "LATENCY"
     )
+    min_block_size: Annotated[
+        Count, "the least number of operators in a part of little work; smaller ones run in eager"
+    ] = 8
     aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm'"] = ()
     config: Annotated[dict[str, Any] | None, "OpenVINO's own properties, such as {'ENABLE_CPU_PINNING': True}"] = None
 

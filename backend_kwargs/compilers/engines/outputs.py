@@ -40,6 +40,8 @@ def dense(value: Any) -> Any:
     """Return an argument in the form that engines read: contiguous, detached, without a pending negation."""
     if not isinstance(value, torch.Tensor):
         return torch.tensor(int(value))
+    if value.is_contiguous() and not (value.requires_grad or value.is_neg()):
+        return value
     return value.detach().resolve_neg().contiguous()
 
 

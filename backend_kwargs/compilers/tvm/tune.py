@@ -34,6 +34,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
+from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compilers.tvm.checks import TUNING
 from backend_kwargs.compilers.tvm.no_fast_math import exact_math
 from backend_kwargs.compilers.tvm.settings import Settings
@@ -184,13 +185,48 @@ def _search(mod: tvm.IRModule, settings: Settings, target: Target, known: Known,
             runner = InProcessRunner(builder.kept, advance)
             measured = [_measure_ours(task, ours, builder, runner, database) for task in tasks]
             completed = _tune(_slow(tasks, measured), settings, builder, runner, database)
-        if completed:
-            (directory / FINISHED).write_text(str(share))
-        known.add(*_records(directory), share if completed else 0)
+        records = _records(directory)
+        if why := _why_incomplete(directory, database, share if completed else None):
+            warn_once(f"TVM's results cannot be stored in {str(directory)!r}: {why}. They serve this process only.")
+            records = _best(database)
+        known.add(*records, share if completed else 0)
     finally:
         if settings.work_dir is None:
             shutil.rmtree(parent, ignore_errors=True)
     return runner.measured
+
+
+def _why_incomplete(directory: Path, database: ms.database.JSONDatabase, trials: int | None) -> str:
+    """Write that a search of `trials` has ended, and return why its files are incomplete, "" if they are whole.
+
+    TVM's database does not notice a full disk.
+    """
+    if sum(_parsed(line, _is_record) or False for line in _lines(directory / RECORDS)) < len(database):
+        return "TVM wrote only a part of them, as on a full disk"
+    try:
+        if trials is not None:
+            write_whole(directory / FINISHED, str(trials))
+    except BackendKwargsError as error:
+        return str(error).removesuffix(".")
+    return ""
+
+
+def _is_record(parsed: Any) -> bool:
+    return isinstance(parsed, list)
+
+
+def _best(database: ms.database.JSONDatabase) -> tuple[list[Any], list[Any]]:
+    """Return `_records` of a database in memory."""
+    best: dict[int, tuple[float, Any]] = {}
+    workloads: dict[int, Any] = {}
+    for record in database.get_all_tuning_records():
+        key = tvm_ffi.structural_hash(record.workload.mod)
+        workloads[key] = record.workload
+        seconds = [float(each) for each in record.run_secs or [FAILED_S]]
+        mean = sum(seconds) / len(seconds)
+        if max(seconds) < FAILED_S and mean < best.get(key, (FAILED_S, None))[0]:
+            best[key] = mean, record
+    return [*workloads.values()], [record for _, record in best.values()]
 
 
 def _share(settings: Settings, tasks: Sequence[Any]) -> int:
