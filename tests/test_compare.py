@@ -193,6 +193,27 @@ def test_recompile_is_caught():
     assert compiled.latency is None
 
 
+class State:
+    """An object that torch's pytrees do not know, such as a decoder's cache."""
+
+    def __init__(self, *values):
+        self.values = list(values)
+
+
+class WithState(nn.Module):
+    def forward(self, x):
+        return State(x.sin(), State(x.cos()))
+
+
+@pytest.mark.parametrize(
+    ("backend", "status"), [("inductor", "pass"), (wrong, "fail_accuracy")], ids=["right", "wrong"]
+)
+def test_tensors_in_objects_are_compared(backend, status):
+    """A result may be an object: its attributes are compared, not its identity."""
+    (row,) = rows_of(WithState(), [Candidate("c", backend)], (torch.randn(64),))
+    assert row.status == status
+
+
 def test_silent_eager_is_caught():
     """A model that dynamo skips is reported, and not timed as compiled."""
     model = mlp()
