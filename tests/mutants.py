@@ -89,10 +89,11 @@ TESTS: Mapping[str, str] = {
     " auto/test_auto_ranks.py",
     "*/auto/rewritten.py": "auto/test_auto_rewrites.py",
     "*/head_to_head.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
-    "*/auto/roofline.py": "auto/test_auto_roofline.py auto/test_auto_worth.py auto/test_auto_head_to_head.py",
+    "*/auto/roofline.py": "auto/test_auto_roofline.py auto/test_auto_worth.py auto/test_auto_head_to_head.py"
+    " auto/test_auto_graphs_first.py",
     "*/race.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"
     " auto/test_auto_head_to_head.py auto/test_auto_deadline.py auto/test_auto_traces.py auto/test_auto_precision.py"
-    " auto/test_auto_compilers.py auto/test_auto_rewrites.py",
+    " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_graphs_first.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
     "*/decide.py": "auto/test_auto_decide_steps.py auto/test_auto_decide.py auto/test_auto_cache_key.py"

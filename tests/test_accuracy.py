@@ -1,6 +1,7 @@
 """The accuracy check: right and wrong results, the reference, fresh inputs and cotangents."""
 
 import math
+from collections import UserDict
 from dataclasses import dataclass
 
 import pytest
@@ -17,6 +18,17 @@ class Output:
     """An output class that torch's pytrees do not know."""
 
     logits: torch.Tensor
+
+
+class Cache:
+    """An object such as a decoder's cache: tensors in attributes, in lists of other objects, and itself."""
+
+    def __init__(self, *layers):
+        self.layers, self.owner, self.dtype = list(layers), self, torch.float32
+
+
+class Fields(UserDict):
+    """A mapping that torch's pytrees do not know."""
 
 
 ONE = torch.tensor([1.0, 2.0, 3.0])
@@ -41,6 +53,8 @@ INF = torch.tensor([1.0, math.inf, 3.0])
         pytest.param(1.0, 1.0 + 1e-9, id="float"),
         pytest.param(None, None, id="none"),
         pytest.param(Output(ONE), Output(ONE.clone()), id="dataclass"),
+        pytest.param([Cache(ONE, Cache(ONE))], [Cache(ONE.clone(), Cache(ONE.clone()))], id="objects"),
+        pytest.param(Fields(a=ONE), Fields(a=ONE.clone()), id="mapping"),
         pytest.param(ONE + 1e-5, ONE, id="close"),
     ],
 )
@@ -53,6 +67,12 @@ def test_right_results_pass(result, eager):
 @pytest.mark.parametrize(
     ("result", "eager", "reason"),
     [
+        pytest.param(
+            [Cache(ONE, Cache(2 * ONE))],
+            [Cache(ONE, Cache(ONE))],
+            "output[0].layers[1].layers[0]: RMS 4.32, eager's is 2.16",
+            id="object",
+        ),
         pytest.param(ONE[:2], ONE, "output: eager's shape is (3,), this one's (2,)", id="shape"),
         pytest.param(ONE.double(), ONE, "output: eager's dtype is torch.float32, this one's torch.float64", id="dtype"),
         pytest.param([ONE], [ONE, ONE], "the structure of the result differs from eager's at output[1]", id="length"),
@@ -457,3 +477,19 @@ def test_a_number_in_place_of_a_tensor_fails():
     """A Python float does not pass for a tensor of its value, nor a tensor for a float."""
     one = torch.tensor(1.0, dtype=torch.float64)
     assert check(1.0, one).status == check(one, 1.0).status == "fail_accuracy"
+
+
+def test_the_reference_of_complex_parameters_is_complex():
+    """The reference keeps imaginary parts; a real one would be far from eager, and wrong results near enough to it."""
+    module = torch.nn.Linear(3, 2, dtype=torch.complex64)
+    x = torch.randn(4, 3, dtype=torch.complex64)
+    precise = reference(module, (x,))
+    assert precise.dtype is torch.complex128
+    torch.testing.assert_close(precise.to(torch.complex64), module(x).detach())
+
+
+def test_the_reference_gets_a_copy_of_an_object_in_its_precision():
+    """A call may change the tensors in an object, such as a cache, which must not change the caller's."""
+    cache = Cache(ONE.clone())
+    precise = reference(lambda cache: cache.layers[0].add_(1), (cache,))
+    assert (precise.dtype, cache.layers[0].tolist()) == (torch.float64, ONE.tolist())

@@ -546,3 +546,18 @@ def test_clone_outputs_refuses_to_be_saved():
 def test_without_cuda_graphs_clone_outputs_is_saved():
     """Without CUDA graphs nothing is copied, so the result can be saved."""
     aot_compiled(bk.make_backend("tmpl-inductor", clone_outputs=True)).save_compiled_function(os.devnull)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(8, 8), (8, 1 << 21), (1 << 21, 8, 1 << 21), (8,)], ids=["small", "one large", "mixed", "one"]
+)
+def test_copies_of_outputs(sizes):
+    """Each copy has the values, dtype and strides of its output, in memory of its own, in the same order."""
+    from backend_kwargs.compilers.inductor.cudagraph_outputs import _copies
+
+    outputs = [
+        torch.randn(2, size // 2).t().to(torch.float16 if at % 2 else torch.float32) for at, size in enumerate(sizes)
+    ]
+    made = _copies(outputs)
+    torch.testing.assert_close(made, outputs, rtol=0, atol=0, check_stride=True)
+    assert not {out.data_ptr() for out in outputs} & {copy.data_ptr() for copy in made}

@@ -1,5 +1,6 @@
 """`kind="aoti"`: an ahead-of-time package, which runs without dynamo and without generated Python code."""
 
+import inspect
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.compiled.running import Built, entry
-from backend_kwargs.compiled.samples import Sample
+from backend_kwargs.compiled.samples import Sample, shapes_of
 from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.errors import BackendKwargsError, error_text
 
@@ -25,10 +26,13 @@ class _Entry(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
         self.module = module
-        self.call = call
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(self.module, *args, **kwargs)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return call(module, *args, **kwargs)
+
+        # torch.export does not find the dynamic sizes of arguments that it sees as **kwargs.
+        forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+        self.forward = forward
 
 
 def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Path:
@@ -40,7 +44,7 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
     path = built.folder / PACKAGE
     try:
         program = torch.export.export(
-            _Entry(module, call), sample.args, sample.kwargs, dynamic_shapes=_dynamic_shapes(built, sample)
+            _Entry(module, call), sample.args, sample.kwargs, dynamic_shapes=_dynamic_shapes(built, module, sample)
         )
         with torch.no_grad():
             made = torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
@@ -66,13 +70,11 @@ def load_elsewhere(package: Path) -> None:
         )
 
 
-def _dynamic_shapes(built: Built, sample: Sample) -> Any:
+def _dynamic_shapes(built: Built, module: torch.nn.Module, sample: Sample) -> Any:
     """Return the sizes of each argument that may vary: those that differ between samples, or all of a single sample."""
     if not built.dynamic:
         return None
-    each = [pytree.tree_leaves(metadata, is_leaf=_is_tensor) for metadata in built.samples]
-    sizes = [[leaf["tensor"][0] for leaf in leaves if _is_tensor(leaf)] for leaves in each]
-    tensors = iter(zip(*sizes, strict=True))
+    tensors = iter(zip(*map(shapes_of, built.samples), strict=True))
     auto = torch.export.Dim.AUTO
 
     def varied(leaf: Any) -> Any:
@@ -81,11 +83,5 @@ def _dynamic_shapes(built: Built, sample: Sample) -> Any:
         shapes = next(tensors)
         return {at: auto for at in range(leaf.ndim) if len(shapes) == 1 or len({shape[at] for shape in shapes}) > 1}
 
-    return {
-        "args": pytree.tree_map(varied, sample.args),
-        "kwargs": pytree.tree_map(varied, sample.kwargs),
-    }
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, dict) and len(value) == 1 and "tensor" in value
+    args, kwargs = pytree.tree_map(varied, tuple(sample))
+    return dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)

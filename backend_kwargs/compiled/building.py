@@ -2,14 +2,14 @@
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from backend_kwargs.compiled.config import CompileConfig
-from backend_kwargs.compiled.frames import keep_frame
+from backend_kwargs.compiled.frames import keep_frame, structure_of
 from backend_kwargs.compiled.graphs import Folder
 from backend_kwargs.compiled.running import (
     Built,
@@ -21,9 +21,10 @@ from backend_kwargs.compiled.running import (
     running,
     without_gradients,
 )
-from backend_kwargs.compiled.samples import Sample, cloned, described, samples_of
+from backend_kwargs.compiled.samples import Sample, cloned, described, one_signature, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
 from backend_kwargs.measure import accuracy, check_error
+from backend_kwargs.measure.trees import map_tensors
 
 
 def build(
@@ -37,12 +38,14 @@ def build(
     if not isinstance(module, torch.nn.Module):
         raise wrong_value("build's `module`", "a torch.nn.Module", module)
     samples = samples_of(data)
+    metadata = [described(tuple(sample)) for sample in samples]
+    if config.kind == "aoti" and not one_signature(metadata):
+        raise BackendKwargsError("kind='aoti' must have samples that differ only in the sizes of tensors.")
     where = device_of(module, device)
     import_compiler()
     folder, keep_alive = _folder(cache_dir)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), torch.no_grad():
         wanted, dtypes, changed = _eager(config, module, samples, where)
-        metadata = [described(tuple(sample)) for sample in samples]
         built = Built(config, module, where, metadata, dtypes, folder, keep_alive=keep_alive)
         twin = _copied(module, with_parameters=changed)
         if config.kind == "aoti":
@@ -62,6 +65,10 @@ def build(
             raise
         if made.backend:
             keep_frame(made.backend, twin)
+            if not made.backend.compiled:
+                note = "no graph of the module was compiled, so it runs in eager"
+                built.notes.append(note)
+                warn_once(f"{note[0].upper()}{note[1:]}: TORCH_LOGS=graph_breaks shows why.")
         bound = made if built.package else rebound(made, module)
     built.notes += [f"a graph's code is not in the bundle: {graph.why}" for graph in built.graphs.values() if graph.why]
     return built, bound
@@ -87,7 +94,7 @@ def _results(made: Running, samples: Sequence[Sample], built: Built, began: floa
 
 
 def _kept(result: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, result)
+    return map_tensors(torch.Tensor.clone, result)
 
 
 def _folder(cache_dir: str | Path | None) -> tuple[Path, Any]:
@@ -137,12 +144,18 @@ def _eager(
     Each runs on its own copy of the module, since each must be a first call.
     """
     cast = config.autocast_enabled or config.output_dtype is not None
-    if config.check_numbers == "off" and not cast:
+    if config.check_numbers == "off" and not cast and config.kind != "aoti":
         return None, (), False
     twin = _copied(module, with_parameters=True)
-    versions = [parameter._version for parameter in twin.parameters()]
+    versions, state = _versions(twin.named_parameters()), (_versions(twin.named_buffers()), structure_of(twin))
     results = run_all(twin, [cloned(sample) for sample in samples])
-    changed = versions != [parameter._version for parameter in twin.parameters()]
+    changed = versions != _versions(twin.named_parameters())
+    if config.kind == "aoti" and state != (_versions(twin.named_buffers()), structure_of(twin)):
+        # torch 2.13's packages lose some changes of buffers, and all of Python's attributes.
+        raise BackendKwargsError(
+            "kind='aoti' must have a module that changes neither its buffers nor its attributes in a call: use "
+            "kind='inductor'."
+        )
     dtypes = first_output_dtypes(config, results[0])
     if config.check_numbers == "off":
         return None, dtypes, changed
@@ -152,6 +165,11 @@ def _eager(
         results = [function(twin, *sample.args, **sample.kwargs) for sample in map(cloned, samples)]
     del twin
     return (results, accuracy.reference(module, list(map(tuple, samples)), _run_pairs)), dtypes, changed
+
+
+def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
+    """Return what changes if one of the tensors is replaced or written to; inference tensors have no version."""
+    return [(name, id(tensor), None if tensor.is_inference() else tensor._version) for name, tensor in tensors]
 
 
 def _run_pairs(module: Any, samples: Any) -> list[Any]:

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 
 from backend_kwargs.compiled.ahead import compile_package
-from backend_kwargs.compiled.running import Built, FirstCalls, Running, checked, running, seconds_of
-from backend_kwargs.compiled.samples import InputCheck, Sample, made
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.compiled.frames import structure_of
+from backend_kwargs.compiled.running import Built, FirstCalls, Running, checked, input_check, running, seconds_of
+from backend_kwargs.compiled.samples import InputCheck, Sample, leaves_of, made
+from backend_kwargs.errors import BackendKwargsError, warn_once
 
 SHARED_POOL = (
     "CUDA graphs: modules on one device share torch's memory pool, which is freed when the last of them is deactivated"
 )
+CHANGES = "the module changes its own attributes when it is called, so it is served with dynamo's guards"
 
 
 def deployed(
@@ -22,13 +24,49 @@ def deployed(
     """Return what runs, what to call, and notes; `swap` is called with the replacement of the first callable."""
     if not guards and any(sample != built.samples[0] for sample in built.samples):
         raise BackendKwargsError("deploy(guards=False) must have samples that are all alike: build with one sample.")
-    ahead = built.package is not None
-    check = InputCheck(built.samples, built.device, dynamic=bool(built.dynamic) and guards, values=ahead or not guards)
+    others = [value for sample in built.samples for kind, value in leaves_of(sample) if kind == "other"]
+    if not guards and others:
+        raise BackendKwargsError(
+            f"deploy(guards=False) must have samples of tensors, numbers and texts, got one with a {others[0]}, which "
+            "only dynamo's guards can check."
+        )
+    check = input_check(built, guards=guards)
     made_ready = running(built, built.module, keep=False, guards="local" if guards else "none")
-    lean = checked(made_ready.call, check)
+    lean = made_ready.call if built.package is not None else checked(made_ready.call, check)
     structures = len({str(sample) for sample in built.samples})
-    call = FirstCalls(lean, structures, swap) if made_ready.backend else lean
-    return made_ready, call, [*made_ready.notes, f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]
+    call: Callable[..., Any] = FirstCalls(lean, structures, swap) if made_ready.backend else lean
+    if not guards:
+        call = _watched(built, made_ready, call, check, swap)
+    cost = [] if others else [f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]
+    return made_ready, call, [*made_ready.notes, *cost]
+
+
+def _watched(
+    built: Built,
+    made_ready: Running,
+    first: Callable[..., Any],
+    check: InputCheck,
+    swap: Callable[[Callable[..., Any]], None],
+) -> Callable[..., Any]:
+    """Return `first` for the first call; if that call changes attributes of the module, guards are used from then on.
+
+    Without guards each later call would compute what the first one did.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = structure_of(built.module)
+        result = first(*args, **kwargs)
+        if structure_of(built.module) != before:
+            warn_once(f"{CHANGES}.")
+            built.notes.append(CHANGES)
+            guarded = running(built, built.module, keep=False, guards="local")
+            made_ready.backend = guarded.backend
+            swap(FirstCalls(checked(guarded.call, check), 1, swap))
+        elif made_ready.backend is None:
+            swap(first)
+        return result
+
+    return call
 
 
 def compiled_anew(built: Built) -> Path:

@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +21,10 @@ import torch
 from backend_kwargs.compiled.graphs import CannotLoadError, GraphBackend, load_graph
 from backend_kwargs.errors import error_text, warn_once
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+PLAIN = (bool, int, float, complex, str, bytes, range, slice, torch.dtype, torch.device)
+PER_PROCESS = {"_original_object_hash"}  # transformers keeps Python's hash of a text in its GenerationConfig
+CODE = (FunctionType, *PLAIN)
 GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
 
 
@@ -74,29 +78,70 @@ def _frame(
 
 
 def structure_of(module: torch.nn.Module) -> str:
-    """Return a hash of a module and its submodules: their types, training flags, and attributes that are plain data.
+    """Return a hash of a module and its submodules: types with their code, training flags, hooks, plain attributes.
 
-    dynamo makes such attributes (the eps of a norm, the form of a GELU) constants of the graph.
+    dynamo makes such attributes (the eps of a norm, the form of a GELU) constants of the graph. Parameters and buffers
+    count with what new values do not change: sizes, strides, types, and which of them are the same.
     """
     own = vars(torch.nn.Module()).keys() - {"training"}  # parameters, buffers, submodules and hooks
-    parts = [
-        (name, type(each).__qualname__, {key: _data(value) for key, value in vars(each).items() if key not in own})
-        for name, each in module.named_modules()
-    ]
+    seen: dict[int, int] = {}
+    parts: list[Any] = []
+    for name, each in module.named_modules():
+        attributes = {key: _data(value, seen) for key, value in vars(each).items() if key not in own}
+        hooks = [_data(list(getattr(each, key).values()), seen) for key in HOOKS]
+        parts.append((name, type(each).__qualname__, attributes, hooks))
+    bases = dict.fromkeys(base for each in module.modules() for base in type(each).__mro__)
+    for base in bases:
+        if base.__module__.partition(".")[0] != "torch":  # torch's release is compared when a bundle is loaded
+            plain = {key: value for key, value in vars(base).items() if isinstance(value, CODE)}
+            parts.append((base.__qualname__, {key: _data(value, seen) for key, value in plain.items()}))
+    places: dict[int, int] = {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        place, strided = places.setdefault(id(tensor), len(places)), tensor.layout == torch.strided
+        kind = list(tensor.shape), tensor.stride() if strided else None, str(tensor.dtype), tensor.device.type
+        parts.append((name, place, kind))
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _data(value: Any, depth: int = 3) -> Any:
-    """Return an attribute as data: objects by their type and own attributes, functions by their name."""
-    if value is None or isinstance(value, bool | int | float | str | bytes | torch.dtype | torch.device):
+def _data(value: Any, seen: dict[int, int], depth: int = 8) -> Any:
+    """Return an attribute as data: objects by type and attributes, functions by name, code and what they close over.
+
+    A function or object that was `seen` before is only a number.
+    """
+    if value is None or isinstance(value, PLAIN):
         return repr(value)
-    if depth and isinstance(value, Mapping):
-        return sorted((repr(key), json.dumps(_data(each, depth - 1))) for key, each in value.items())
-    if depth and isinstance(value, list | tuple):
-        return [_data(each, depth - 1) for each in value]
-    kind = getattr(value, "__qualname__", type(value).__qualname__)
-    known = not depth or isinstance(value, torch.Tensor | torch.nn.Module | type) or callable(value)
-    return kind if known else [kind, _data(getattr(value, "__dict__", {}), depth - 1)]
+    if isinstance(value, list | tuple | set | frozenset | Mapping):
+        pairs = (
+            [(repr(key), value[key]) for key in value] if isinstance(value, Mapping) else [("", each) for each in value]
+        )
+        each = [json.dumps([key, _data(item, seen, depth - 1)]) for key, item in pairs] if depth else []
+        return each if isinstance(value, list | tuple) else sorted(each)
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(value, torch.Tensor | torch.nn.Module | type | ModuleType) or not depth:
+        return name
+    if id(value) in seen:
+        return seen[id(value)]
+    seen[id(value)] = len(seen)
+    inside: Any = ()
+    if isinstance(value, partial):
+        inside = (value.func, value.args, value.keywords)
+    elif isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        # Other objects in a closure, such as loggers, are not the module's.
+        kept = [each for each in cells if isinstance(each, (*CODE, list, tuple, partial))]
+        inside = (_code(value.__code__), value.__defaults__, value.__kwdefaults__, kept)
+    elif not callable(value):
+        inside = {key: each for key, each in getattr(value, "__dict__", {}).items() if key not in PER_PROCESS}
+    return [name, _data(inside, seen, depth - 1)]
+
+
+def _code(code: CodeType) -> Any:
+    """Return a function's code as data that is the same in each process."""
+    constants = [_code(each) if isinstance(each, CodeType) else each for each in code.co_consts]
+    return code.co_code.hex(), list(code.co_names), constants
 
 
 def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Any], folder: Any) -> Any | None:

@@ -1,5 +1,6 @@
 """A compiled module ready to be called: by torch.compile, with its own code object, or as an ahead-of-time package."""
 
+import inspect
 import itertools
 import threading
 import time
@@ -104,7 +105,9 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = 
     """
     if built.package is not None:
         index = -1 if built.device.index is None else built.device.index
-        return Running(torch._inductor.aoti_load_package(str(built.package), device_index=index))
+        package = torch._inductor.aoti_load_package(str(built.package), device_index=index)
+        # A package ignores arguments that are not tensors, and reads tensors of another dtype as if they were its own.
+        return Running(checked(package, input_check(built, guards=True)))
     config = built.config
     function = entry(config, built.device, built.output_dtypes, type(module).__name__)
     if guards == "none" and (call := untraced(function, module, built.graphs, built.folder)):
@@ -139,6 +142,19 @@ def without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
             switch(True)
 
     return infer
+
+
+def input_check(built: Built, *, guards: bool) -> InputCheck:
+    """Return the check of inputs against the samples, where dynamo has `guards` or not; it has none for a package."""
+    ahead = built.package is not None
+    return InputCheck(
+        built.samples,
+        built.device,
+        dynamic=bool(built.dynamic) and guards,
+        values=ahead or not guards,
+        any_order=guards and not ahead,  # dynamo's guards check the order of keys where it matters
+        named=inspect.signature(built.module.forward).parameters,
+    )
 
 
 def checked(call: Callable[..., Any], check: InputCheck) -> Callable[..., Any]:

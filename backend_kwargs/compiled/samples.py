@@ -1,6 +1,6 @@
 """Samples: the arguments of calls, their metadata as JSON, and the check of later inputs against them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import same
+from backend_kwargs.measure.trees import map_tensors
 
 
 class Sample(NamedTuple):
@@ -39,7 +40,7 @@ def _sample(given: Any) -> Sample:
 
 def cloned(sample: Sample) -> Any:
     """Return `sample` with copies of its tensors, so that a module that changes its inputs changes the copies."""
-    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, sample)
+    return map_tensors(lambda tensor: tensor.detach().clone(), sample)
 
 
 # ---- metadata
@@ -82,16 +83,41 @@ def sizes_differ(metadata: Sequence[Any]) -> bool:
     """Return whether two samples of one structure differ in the sizes of a tensor, and in nothing else."""
     seen: dict[str, Any] = {}
     for each in metadata:
-        leaves, structure = pytree.tree_flatten(each, is_leaf=_is_leaf)
-        shapes = [leaf["tensor"][0] for leaf in leaves if "tensor" in leaf]
-        kinds = repr((structure, [(len(leaf["tensor"][0]), leaf["tensor"][2:]) for leaf in leaves if "tensor" in leaf]))
-        if seen.setdefault(kinds, shapes) != shapes:
+        shapes = shapes_of(each)
+        if seen.setdefault(repr(_kinds(each)), shapes) != shapes:
             return True
     return False
 
 
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("tensor", "value", "other")
+def one_signature(metadata: Sequence[Any]) -> bool:
+    """Return whether the samples differ in nothing but the sizes of tensors."""
+    plain = [[value for kind, value in leaves_of(each) if kind == "value"] for each in metadata]
+    return all(_kinds(each) == _kinds(metadata[0]) for each in metadata) and all(same(each, plain[0]) for each in plain)
+
+
+def shapes_of(metadata: Any) -> list[list[int]]:
+    """Return the shapes of the tensors that `metadata` describes, in order."""
+    return [value[0] for kind, value in leaves_of(metadata) if kind == "tensor"]
+
+
+def leaves_of(metadata: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the kind and the description of each argument that is not a dict, list or tuple."""
+    ((kind, value),) = metadata.items()
+    if kind in ("dict", "list", "tuple"):
+        for item in value.values() if kind == "dict" else value:
+            yield from leaves_of(item)
+    else:
+        yield kind, value
+
+
+def _kinds(metadata: Any) -> Any:
+    """Return what samples that differ only in sizes and in plain values have in common."""
+    ((kind, value),) = metadata.items()
+    if kind == "tensor":
+        return len(value[0]), value[2:]
+    if kind == "dict":
+        return {key: _kinds(item) for key, item in value.items()}
+    return [kind, *map(_kinds, value)] if kind in ("list", "tuple") else kind
 
 
 # ---- the check of inputs
@@ -149,16 +175,34 @@ class InputCheck:
     """Whether a call's inputs are like one of the samples: dtype, shape, device and layout of each tensor.
 
     If sizes are `dynamic`, those in which the samples differ (all of a single sample) may have any value, and strides
-    are not compared. If `values` is true, arguments that are not tensors must equal the sample's.
+    are not compared. If `values` is true, arguments that are not tensors must equal the sample's. Keywords may come in
+    another order if all of them are in `named`, or if `any_order` is true, which includes the keys of dicts. Objects
+    other than dicts, lists and tuples are not compared.
     """
 
-    def __init__(self, metadata: Sequence[Any], device: torch.device, *, dynamic: bool, values: bool) -> None:
+    def __init__(
+        self,
+        metadata: Sequence[Any],
+        device: torch.device,
+        *,
+        dynamic: bool,
+        values: bool,
+        any_order: bool = False,
+        named: Collection[str] = (),
+    ) -> None:
+        self._any_order, self._named = any_order, frozenset(named)
         self._known: dict[Any, list[list[Like | Same | None]]] = {}
+        self._sorted: dict[Any, list[list[Like | Same | None]]] = {}
         for each in metadata:
-            leaves, structure = pytree.tree_flatten(_likes(each, device, values=values))
-            self._known.setdefault(structure, []).append(leaves)
+            likes = _likes(each, device, values=values)
+            for known, tree in ((self._known, likes), (self._sorted, self._in_order(*likes))):
+                leaves, structure = pytree.tree_flatten(tree)
+                known.setdefault(structure, []).append(leaves)
         if dynamic:
-            self._known = {structure: [_merged(leaves)] for structure, leaves in self._known.items()}
+            self._known, self._sorted = (
+                {structure: [_merged(leaves)] for structure, leaves in known.items()}
+                for known in (self._known, self._sorted)
+            )
         # The common case, tensors by position, is compared without flattening the arguments.
         structure, leaves = next(iter(self._known.items()))
         positional = structure == pytree.tree_flatten(((None,) * len(leaves[0]), {}))[1]
@@ -186,7 +230,11 @@ class InputCheck:
 
     def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         paths, structure = pytree.tree_flatten_with_path((args, kwargs))
-        problems = [_problem(paths, likes) for likes in self._known.get(structure, [])]
+        alike = self._known.get(structure)
+        if alike is None:
+            paths, in_order = pytree.tree_flatten_with_path(self._in_order(args, kwargs))
+            alike = self._sorted.get(in_order, [])
+        problems = [_problem(paths, likes) for likes in alike]
         if not problems:
             wanted = " or ".join(map(_spelled, self._known))
             raise BackendKwargsError(
@@ -195,6 +243,20 @@ class InputCheck:
             )
         if all(problems):
             raise BackendKwargsError(f"{problems[0]} Build with a sample of this kind, or with dynamic=True.")
+
+    def _in_order(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments with dicts in place of other mappings, sorted where their order does not matter."""
+        free = self._any_order or kwargs.keys() <= self._named
+        names = sorted(kwargs) if free else kwargs
+        return self._plain(args), {name: self._plain(kwargs[name]) for name in names}
+
+    def _plain(self, value: Any) -> Any:
+        if type(value) in (list, tuple):
+            return type(value)(map(self._plain, value))
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return {key: self._plain(value[key]) for key in (sorted(value) if self._any_order else value)}
+        leaves = pytree.tree_leaves(value)
+        return value if len(leaves) == 1 and leaves[0] is value else _Blank()
 
 
 def _spelled(structure: pytree.TreeSpec) -> str:

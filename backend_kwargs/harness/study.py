@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.measure import Accuracy
+from backend_kwargs.measure.trees import map_tensors
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Mode = Literal["fwd", "fwd_bwd", "train"]
@@ -121,7 +122,7 @@ class Study:
             seen["gradients"] = {name: _kept(leaf.grad) for name, leaf in _leaves(model).items()}
             _update(optimizer, _leaves(model).values())
         seen["state"] = {name: tensor for name, tensor in _state(model, inputs).items() if name in self.changed}
-        return {what: pytree.tree_map(_kept, tree) for what, tree in seen.items()}
+        return {what: map_tensors(_kept, tree) for what, tree in seen.items()}
 
     def gradients(self, output: Any, leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of `leaves` without changing their `.grad`."""

@@ -4,14 +4,14 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.utils import _pytree as pytree
 
-from backend_kwargs.measure.inputs import upcast
+from backend_kwargs.measure.inputs import in_precision, upcast
+from backend_kwargs.measure.trees import walk
 
 # "fell_back": right results, but not run by the backend; "unknown": it cannot be determined what ran.
 Status = Literal[
@@ -73,8 +73,15 @@ def reference(fn: Callable[..., Any], args: Any, run: Callable[[Any, Any], Any] 
     for dtype in REFERENCE_DTYPES:
         # Whatever prevents one reference, the next precision is tried.
         with contextlib.suppress(Exception):
-            return run((copy.deepcopy(fn).to(dtype) if isinstance(fn, torch.nn.Module) else fn), upcast(args, dtype))
+            return run(_upcast_module(fn, dtype) if isinstance(fn, torch.nn.Module) else fn, upcast(args, dtype))
     return None
+
+
+def _upcast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    # Module.to() would make complex parameters real.
+    copied: Any = copy.deepcopy(module)
+    copied._apply(lambda tensor: in_precision(tensor, dtype))
+    return copied  # type: ignore[no-any-return]
 
 
 def check(
@@ -121,17 +128,6 @@ def worst(accuracies: list[Accuracy]) -> Accuracy:
 
 def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:
     return dataclasses.replace(figures, status="fail_accuracy", reason=reason)
-
-
-def walk(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each leaf of a pytree, of dataclasses too, with its path."""
-    for keys, leaf in pytree.tree_flatten_with_path(tree)[0]:
-        name = path + pytree.keystr(keys)
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            for field in dataclasses.fields(leaf):
-                yield from walk(f"{name}.{field.name}", getattr(leaf, field.name))
-        else:
-            yield name, leaf
 
 
 def is_number(value: Any) -> bool:

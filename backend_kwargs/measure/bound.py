@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.measure.accuracy import Accuracy, is_number, mismatch, root_mean_square, walk, wide
+from backend_kwargs.measure.accuracy import Accuracy, is_number, mismatch, root_mean_square, wide
+from backend_kwargs.measure.trees import walk
 
 
 def check_error(result: Any, eager: Any, reference: Any, max_error: float, *, what: str = "output") -> Accuracy:

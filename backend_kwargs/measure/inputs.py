@@ -7,18 +7,23 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backend_kwargs.measure.trees import map_tensors
+
+
+def in_precision(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a floating tensor in `dtype`, a complex one in the complex type of that precision, others as they are."""
+    if value.is_complex():
+        return value.to(dtype.to_complex())
+    return value.to(dtype) if value.is_floating_point() else value
+
 
 def upcast(tree: Any, dtype: torch.dtype) -> Any:
-    """Return a copy of the pytree `tree` with its floating tensors in `dtype`."""
+    """Return a copy of `tree` with its floating and complex tensors in the precision of `dtype`."""
 
-    def leaf(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        copied = value.detach().clone()
-        copied = copied.to(dtype) if value.is_floating_point() else copied
-        return copied.requires_grad_(value.requires_grad)
+    def changed(value: torch.Tensor) -> torch.Tensor:
+        return in_precision(value.detach().clone(), dtype).requires_grad_(value.requires_grad)
 
-    return pytree.tree_map(leaf, tree)
+    return map_tensors(changed, tree)
 
 
 def cotangents(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from test_auto_race_steps import NOW, STATS, runner
 
 import backend_kwargs
 from backend_kwargs.compilers.auto import race, roofline
-from backend_kwargs.compilers.auto.candidates import CUDAGRAPHS, GRAPHS_FIRST
+from backend_kwargs.compilers.auto.candidates import CUDAGRAPHS, GRAPHS_FIRST, RaceCandidate
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.head_to_head import Runner
 from backend_kwargs.compilers.auto.request import Request, Tools
@@ -19,15 +19,17 @@ from backend_kwargs.compilers.auto.store import Store
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GPU = replace(STATS, device="cuda")
+MANY = replace(GPU, ops=2000)
+DEFAULTS = RaceCandidate("default", over=False, rank=0)
 
 
 @pytest.fixture
 def raced(monkeypatch):
     """Return a race on a GPU whose eager call waits for launches, and the candidates that it meets."""
     monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: NOW))
-    monkeypatch.setattr(race, "waits_for_launches", lambda call, device: True)
 
-    def make(*, stats=GPU, device=CUDA, eager_s=0.01, fixed=None, limits=None, meets=None, **settings):
+    def make(*, stats=GPU, device=CUDA, eager_s=0.01, idle=0.5, fixed=None, limits=None, meets=None, **settings):
+        monkeypatch.setattr(race, "idle_share", lambda call, device: idle)
         tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {})
         request = Request(None, (), Settings(**{"budget_s": 30.0} | settings), pytest.fail, tools)
         made = race._Race(request, lambda *_: None, 0.0, NOW, None, device, stats, eager_s=eager_s, expected={})
@@ -51,6 +53,10 @@ def graphs(*, recorded):
     ("given", "first"),
     [
         pytest.param({}, ["cudagraphs"], id="waits for launches"),
+        pytest.param({"idle": 0.15}, ["default"], id="waits little"),
+        pytest.param({"idle": 0.15, "stats": MANY}, ["cudagraphs"], id="waits little, long to compile"),
+        pytest.param({"idle": 0.05, "stats": MANY}, ["default"], id="busy, long to compile"),
+        pytest.param({"idle": 0.15, "stats": MANY, "budget_s": 90.0}, ["default"], id="a larger budget"),
         pytest.param({"device": CPU}, ["default"], id="on a CPU"),
         pytest.param({"stats": replace(GPU, random=True)}, ["default"], id="random"),
         pytest.param({"stats": replace(GPU, dynamic=True)}, ["default"], id="symbolic sizes"),
@@ -88,6 +94,7 @@ def test_default_is_a_candidate_after_cuda_graphs(raced, monkeypatch):
     """Default is raced later for what it may gain: all, if the slack is unknown."""
     monkeypatch.setattr(roofline, "_ceilings", lambda device: Ceilings(copy=4.0, fill=5.0, half=100.0, single=10.0))
     made, _ = raced()
+    made.rows = [RaceRow("eager", seconds=1e-3)]
     assert made._default_later(runner("default")) == []
     (unknown,) = made._default_later(graphs(recorded=True))
     assert (unknown.name, unknown.options, unknown.gain, unknown.rank) == ("default", {}, 1.0, 0)
@@ -97,20 +104,19 @@ def test_default_is_a_candidate_after_cuda_graphs(raced, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("written", "kernels", "gain"),
+    ("written", "eager_s", "gain"),
     [
-        pytest.param(0, 1, 0.1, id="the replay"),
-        pytest.param(4, 1, 0.3, id="the replay and copies"),
-        pytest.param(4, 220_000, 0.12, id="launches take time"),
-        pytest.param(4, 500_000, -1.0, id="launches take longer"),
+        pytest.param(0, 1.0, 0.1, id="the replay"),
+        pytest.param(4, 1.0, 0.3, id="the replay and copies"),
+        pytest.param(4, 3.6, 0.1, id="launches take time"),
+        pytest.param(4, 8.0, -1.0, id="launches take longer"),
     ],
 )
-def test_what_is_gained_without_graphs(monkeypatch, written, kernels, gain):
-    """Without CUDA graphs neither copies nor the replay take time, but each kernel's launch does."""
+def test_what_is_gained_without_graphs(monkeypatch, written, eager_s, gain):
+    """Without CUDA graphs neither copies nor the replay take time, but launches take a quarter of eager's call."""
     monkeypatch.setattr(roofline, "_ceilings", lambda device: Ceilings(copy=4.0, fill=5.0, half=100.0, single=10.0))
     stats = replace(GPU, bytes_written=written / 10)
-    codes = ["kernel.run(x)\nextern_kernels.mm(y)\n" * (kernels // 2), "kernel.run(x)" * (kernels % 2)]
-    found = gain_without_graphs(1.0, Slack(launches=0.1, library=0.0, generated=0.0), codes, stats, CUDA)
+    found = gain_without_graphs(1.0, Slack(launches=0.1, library=0.0, generated=0.0), eager_s, stats, CUDA)
     assert found == pytest.approx(gain)
 
 
@@ -151,3 +157,47 @@ def test_a_race_that_cuda_graphs_lead(store, monkeypatch, default_wins, gain, st
     assert rows["default"].status == status, rows["default"]
     assert ("triton.cudagraphs" in decision.options) is (status == "skipped")  # default wins if it is raced
     assert decision.lasting
+
+
+@pytest.mark.parametrize(
+    ("eager_s", "champion", "faster", "wins"),
+    [
+        pytest.param(0.01, "eager", 2.0, True, id="faster than eager"),
+        pytest.param(0.01, "eager", 0.8, False, id="slower than eager"),
+        pytest.param(1.0, "eager", 0.8, True, id="no time for four calls"),
+        pytest.param(0.01, "cudagraphs", 2.0, False, id="against CUDA graphs"),
+    ],
+)
+def test_default_whose_compile_took_the_budget(raced, monkeypatch, eager_s, champion, faster, wins):
+    """A few calls show whether eager is faster; default is kept untimed only against an eager call that takes long."""
+    made, _ = raced(eager_s=eager_s)
+    made.started = NOW - 40.0
+    monkeypatch.setattr(race, "interleaved", lambda *_, **__: {"champion": [faster] * 9, "challenger": [1.0] * 9})
+    assert made._beats(Runner(DEFAULTS, RaceRow("default"), None, ()), runner(champion)) is wins
+
+
+@pytest.mark.parametrize(
+    ("champion", "wins", "learned"),
+    [
+        pytest.param("eager", False, True, id="slower than eager"),
+        pytest.param("cudagraphs", False, False, id="slower than CUDA graphs"),
+        pytest.param("cudagraphs", True, True, id="faster than CUDA graphs"),
+    ],
+)
+def test_what_the_next_candidates_extend(raced, monkeypatch, champion, wins, learned):
+    """Default that loses to CUDA graphs leaves their options and slack to be extended; without them it is extended."""
+    made, _ = raced()
+    challenger, slack_of = Runner(DEFAULTS, RaceRow("default"), None, ()), []
+    monkeypatch.setattr(made, "_prepared", lambda *_: challenger, raising=False)
+    monkeypatch.setattr(made, "_beats", lambda *_: wins, raising=False)
+    monkeypatch.setattr(made, "_learn_slack", slack_of.append, raising=False)
+    race._Race._meet(made, runner(champion), DEFAULTS)
+    assert slack_of == ([challenger] if learned else [])
+    assert made.best_row is (challenger.row if learned else None)
+
+
+def test_the_share_in_which_the_device_is_idle(monkeypatch):
+    """The rest of the shortest call, beside the time that the kernels take with their launches queued."""
+    monkeypatch.setattr(roofline.measure, "device_seconds", lambda call, device: 0.6)
+    monkeypatch.setattr(roofline.measure, "interleave", lambda calls, **_: {"call": [1.2, 0.8, 2.0]})
+    assert roofline.idle_share(print, CUDA) == pytest.approx(0.25)

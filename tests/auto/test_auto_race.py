@@ -218,6 +218,7 @@ def test_what_cannot_be_timed_in_time_is_not(monkeypatch, auto, store):
     rows = rows_of(store)
     (decision,) = Store(store).all()
     assert (rows["default"].won, rows["default"].seconds, rows["eager"].seconds) == (True, None, None)
+    assert {rows[name].reason for name in ("eager", "default")} == {"the budget ended before it was timed"}
     assert decision.cut_s == 300
 
 

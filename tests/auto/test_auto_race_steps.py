@@ -369,12 +369,11 @@ def test_who_fails_loses(raced, monkeypatch, fails, wins):
     assert [each.row.status for name, each in both.items() if name != fails] == ["pass"]
 
 
-@pytest.mark.parametrize(("name", "wins"), [("default", True), ("step", False)])
-def test_without_time_default_beats_eager_alone(raced, name, wins):
-    """Nothing is timed any more: default replaces eager, and no step replaces default."""
+def test_without_time_nothing_replaces_the_best(raced):
+    """After the budget is spent a step is not timed, and the best stays; both are listed once."""
     made = raced(spent=200.0)
-    champion, challenger = runner("best"), runner(name)
-    assert made._beats(challenger, champion) is wins
+    champion, challenger = runner("best"), runner("step")
+    assert not made._beats(challenger, champion)
     assert made.rows == [champion.row, challenger.row]
     made._beats(challenger, champion)
     assert len(made.rows) == 2

@@ -248,18 +248,19 @@ def test_seconds_to_compile(costs, stats, seconds):
 
 
 @pytest.mark.parametrize(
-    ("saved_s", "shares"),
+    ("name", "saved_s", "shares", "gain"),
     [
-        pytest.param(1e-6, {"generated": 0.3}, id="known traffic"),
-        pytest.param(0.0, {"library": 0.2, "generated": 0.2}, id="unknown traffic"),
+        pytest.param("attention", 1e-6, {"generated": 0.3}, None, id="known traffic"),
+        pytest.param("attention", 0.0, {"library": 0.2, "generated": 0.2}, None, id="unknown traffic"),
+        pytest.param("packed", 1e-6, {"generated": 0.3}, None, id="known traffic, by consent"),
+        pytest.param("packed", 0.0, {"library": 0.2, "generated": 0.2}, 0.1, id="unknown traffic, by consent"),
     ],
 )
-def test_what_a_rewrite_is_expected_to_save(saved_s, shares):
-    """The seconds of the traffic that it saves, besides a share of the slack; where none tells, of products too."""
-    found = rewriting("packed", saved_s)
-    wanted = RaceCandidate(
-        "packed", {"rewrites": ["packed"]}, found.can_gain, shares=shares, costs=Costs(0.65), saved_s=saved_s
-    )
+def test_what_a_rewrite_is_expected_to_save(name, saved_s, shares, gain):
+    """The seconds of the traffic that it saves, and a share of the slack, or of the call where the user named it."""
+    found = rewriting(name, saved_s)
+    options = {"rewrites": [name]}
+    wanted = RaceCandidate(name, options, found.can_gain, shares=shares, costs=Costs(0.65), saved_s=saved_s, gain=gain)
     assert found == wanted
 
 

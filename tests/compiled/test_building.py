@@ -139,6 +139,35 @@ def test_a_sample_is_given_as_one_calls_the_module(sample, module, x):
     torch.testing.assert_close(built(module, [sample(x)])(x), module(x).detach())
 
 
+class State:
+    """A decoder's state: an object that torch's pytrees do not know."""
+
+    def __init__(self, *seen):
+        self.seen = list(seen)
+
+
+class Decoding(torch.nn.Module):
+    """A module that changes the state that it is called with, and returns it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x, state):
+        state.seen.append(self.linear(x))
+        return sum(state.seen), state
+
+
+def test_objects_of_samples_and_results_are_copied_and_compared(x):
+    """A sample may contain an object that the module changes, such as a cache, and a result may contain it."""
+    module, state = Decoding().eval(), State(x)
+    compiled = bk.CompiledModule().build(module, [(x, state)])
+    assert len(state.seen) == 1
+    total, after = compiled(x, State(x))
+    torch.testing.assert_close(total, (x + module.linear(x)).detach())
+    torch.testing.assert_close(after.seen[1], module.linear(x).detach())
+
+
 def test_the_module_is_as_it_was():
     """Buffers and Python state do not change, since samples run only on copies."""
     module, x = Remembering(), torch.randn(4, 8)
@@ -246,6 +275,16 @@ def test_an_error_of_the_module_leaves_gradients_on(module, x):
     with pytest.raises(RuntimeError):
         compiled(x[:, :3])
     assert torch.is_grad_enabled()
+
+
+def test_a_module_of_which_nothing_is_compiled_warns():
+    """dynamo compiles no recurrent network: the user learns that it runs in eager."""
+    with pytest.warns(bk.BackendKwargsWarning) as warned:
+        compiled = bk.CompiledModule().build(torch.nn.LSTM(8, 8), [torch.randn(2, 3, 8)])
+    assert [str(each.message) for each in warned if each.category is bk.BackendKwargsWarning] == [
+        "No graph of the module was compiled, so it runs in eager: TORCH_LOGS=graph_breaks shows why."
+    ]
+    assert "note: no graph of the module was compiled, so it runs in eager" in compiled.describe()
 
 
 def test_deactivate_frees_its_own_code_alone(x):
@@ -388,3 +427,81 @@ def test_a_package_that_crashes_as_it_is_loaded_is_an_error_here(tmp_path):
         "The ahead-of-time package crashes when torch loads it (SIGILL): a likely cause is a C++ compiler that links "
         "libstdc++ statically; give it libstdc++.so, or use kind='inductor'."
     )
+
+
+# ---- kind="aoti"
+
+
+class Keywords(torch.nn.Module):
+    """A module with arguments of any kind; torch 2.13 loses the change of its buffer in a package."""
+
+    def __init__(self, counts=None):
+        super().__init__()
+        self.linear, self.counts = torch.nn.Linear(8, 8), counts
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x, factor=1, *, value=None, tensor=None):
+        if self.counts == "buffer":
+            self.calls += 1
+        if self.counts == "attribute":
+            self.called = True
+        y = self.linear(x) * factor + self.calls
+        return y if value is None else y + value + tensor
+
+
+AHEAD = bk.CompileConfig(kind="aoti")
+
+
+@pytest.mark.parametrize(
+    ("counts", "data", "message"),
+    [
+        pytest.param(
+            None,
+            [(torch.ones(4, 8), 1), (torch.ones(4, 8), 2)],
+            "kind='aoti' must have samples that differ only in the sizes of tensors.",
+            id="values",
+        ),
+        pytest.param(
+            None,
+            [torch.ones(4, 8), (torch.ones(4, 8), 1)],
+            "kind='aoti' must have samples that differ only in the sizes of tensors.",
+            id="structures",
+        ),
+        *(
+            pytest.param(
+                counts,
+                [torch.ones(4, 8)],
+                "kind='aoti' must have a module that changes neither its buffers nor its attributes in a call: use "
+                "kind='inductor'.",
+                id=counts,
+            )
+            for counts in ("buffer", "attribute")
+        ),
+    ],
+)
+def test_a_package_is_refused_where_its_results_would_be_wrong(counts, data, message):
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        bk.CompiledModule(AHEAD).build(Keywords(counts).eval(), data)
+    assert str(raised.value) == message
+
+
+def test_inputs_of_a_package_are_checked_when_it_is_active(x):
+    """A package ignores values of other types than tensors, and reads other dtypes as if they were its own."""
+    module = Keywords().eval()
+    compiled = bk.CompiledModule(AHEAD).build(module, [(x, 3)])
+    torch.testing.assert_close(compiled(x, 3), module(x, 3).detach())
+    for args, message in (
+        ((x, 7), "Input args[1] must be 3, got 7. "),
+        ((x.double(), 3), "Input args[0] must be float32[4, 8] on cpu with strides (8, 1), got float64[4, 8] on cpu "),
+    ):
+        with pytest.raises(bk.BackendKwargsError, match=f"^{re.escape(message)}"):
+            compiled(*args)
+
+
+def test_a_package_has_dynamic_sizes_of_keywords(x):
+    """Keywords of any name may have dynamic sizes, and come in any order."""
+    module = Keywords().eval()
+    data = [{"tensor": x[:size], "x": x[:size], "value": x[:size]} for size in (2, 3)]
+    compiled = bk.CompiledModule(AHEAD).build(module, data)
+    kwargs = {"x": x, "value": x, "tensor": x}
+    torch.testing.assert_close(compiled(**kwargs), module(**kwargs).detach())

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from collections import OrderedDict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -274,6 +276,99 @@ def test_other_arguments_than_a_samples_are_spelled_out(args, kwargs, came, load
     assert str(raised.value) == (
         f"The arguments must have the structure of a sample, (_), got {came}. Build with a sample of this kind."
     )
+
+
+class Keywords(torch.nn.Module):
+    """A module with keywords, one of them a dict or another object."""
+
+    def forward(self, a, tensor, value=None):
+        return (a - tensor) if value is None else a - tensor * value["first"] + value["second"]
+
+
+class Point(NamedTuple):
+    """An argument of a kind that a bundle does not describe."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+    def __getitem__(self, key):
+        return getattr(self, key)
+
+
+def deployed_keywords(path, kwargs, **how):
+    CompiledModule(bk.CompileConfig(backend="eager")).build(Keywords(), [kwargs]).save(path)
+    loaded = CompiledModule.load(path, Keywords())
+    loaded.deploy(None, **how)
+    return loaded
+
+
+@pytest.mark.parametrize("guards", [True, False], ids=["guards", "no guards"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(None, id="no dict"),
+        pytest.param({"first": torch.ones(8), "second": torch.zeros(8)}, id="dict"),
+        pytest.param(OrderedDict(first=torch.ones(8), second=torch.zeros(8)), id="other mapping"),
+    ],
+)
+def test_keywords_come_in_any_order(guards, value, tmp_path, x):
+    """Keywords may come in another order than the sample's, whatever their names are."""
+    loaded = deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": value}, guards=guards)
+    kwargs = {"value": value, "tensor": 2 * x, "a": x}
+    torch.testing.assert_close(loaded(**kwargs), Keywords()(**kwargs))
+
+
+def test_keys_of_a_dict_come_in_the_samples_order_without_guards(tmp_path, x):
+    """Without guards nothing checks whether the module depends on the order of a dict's keys."""
+    wanted, other = {"first": x, "second": x}, {"second": x, "first": 2 * x}
+    loaded = deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": wanted}, guards=False)
+    with pytest.raises(BackendKwargsError, match=r"^The arguments must have the structure of a sample, "):
+        loaded(a=x, tensor=x, value=other)
+    loaded = deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": wanted})
+    torch.testing.assert_close(loaded(a=x, tensor=x, value=other), Keywords()(x, x, other))
+
+
+def test_sizes_of_keywords_named_as_in_a_manifest_are_dynamic(tmp_path, x):
+    config = bk.CompileConfig(backend="eager")
+    data = [{"a": x[:size], "tensor": x[:size]} for size in (2, 3)]
+    CompiledModule(config).build(Keywords(), data).save(tmp_path / "bundle")
+    loaded = CompiledModule.load(tmp_path / "bundle", Keywords())
+    loaded.deploy(None)
+    assert loaded(a=x, tensor=x).shape == (4, 8)
+
+
+def test_objects_are_left_to_dynamos_guards(tmp_path, x):
+    """An argument that a bundle does not describe is served with guards only."""
+    point = Point(x, x)
+    loaded = deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": point})
+    torch.testing.assert_close(loaded(a=x, tensor=x, value=point), Keywords()(x, x, point))
+    with pytest.raises(BackendKwargsError) as raised:
+        deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": point}, guards=False)
+    assert str(raised.value) == (
+        f"deploy(guards=False) must have samples of tensors, numbers and texts, got one with a {__name__}.Point, which "
+        "only dynamo's guards can check."
+    )
+
+
+class Counted(torch.nn.Module):
+    """A module that counts its calls in Python."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def test_without_guards_a_module_that_changes_itself_is_served_with_them(tmp_path, x):
+    """Without guards, each call would compute what the first one did."""
+    CompiledModule(bk.CompileConfig(backend="eager")).build(Counted(), [x]).save(tmp_path / "bundle")
+    loaded = CompiledModule.load(tmp_path / "bundle", Counted())
+    loaded.deploy(None, guards=False)
+    with pytest.warns(BackendKwargsWarning, match="it is served with dynamo's guards"):
+        results = [loaded(x) for _ in range(3)]
+    torch.testing.assert_close(results, [x, 2 * x, 3 * x])
+    assert "note: the module changes its own attributes" in loaded.describe()
 
 
 def test_dynamic_sizes_are_open_in_the_check(tmp_path):

@@ -4,6 +4,8 @@ import json
 import pickle
 import textwrap
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import forks
 import pytest
@@ -88,6 +90,10 @@ def test_a_module_of_one_graph_is_not_traced(module, fields, x, tmp_path):
         pytest.param(lambda module: setattr(module.dropout, "p", 0.25), id="another number"),
         pytest.param(lambda module: setattr(module, "sizes", {"heads": (2, 4)}), id="another mapping"),
         pytest.param(lambda module: setattr(module, "act", torch.tanh), id="another function"),
+        pytest.param(lambda module: module.linear.register_forward_hook(lambda *_: None), id="a hook"),
+        pytest.param(lambda module: setattr(module, "linear", renamed(module.linear)), id="other code of a class"),
+        pytest.param(lambda module: setattr(module.dropout, "weight", module.linear.weight), id="a shared parameter"),
+        pytest.param(lambda module: transposed(module.linear), id="other strides"),
     ],
 )
 def test_another_module_is_traced(change, x, tmp_path):
@@ -97,6 +103,65 @@ def test_another_module_is_traced(change, x, tmp_path):
     change(other)
     loaded.deploy(guards=False)
     assert UNTRACED not in loaded.describe()
+
+
+def renamed(linear):
+    """A layer whose class has the name of another class, as after an edit of its source."""
+
+    class Linear(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    Linear.__qualname__ = "Linear"
+    linear.__class__ = Linear
+    return linear
+
+
+def transposed(linear):
+    linear.weight = torch.nn.Parameter(linear.weight.detach().t().contiguous().t())
+
+
+class Choosing(torch.nn.Module):
+    """A module whose results depend on an attribute that is a function, a set, or an object in objects."""
+
+    def __init__(self, chosen):
+        super().__init__()
+        self.linear, self.chosen = torch.nn.Linear(8, 8), chosen
+
+    def forward(self, x):
+        if isinstance(self.chosen, set):
+            return self.linear(x) * (2 if "double" in self.chosen else 3)
+        return self.linear(x) * self.chosen["a"]["b"]["c"]["d"] if isinstance(self.chosen, dict) else self.chosen(x)
+
+
+def times(factor):
+    return lambda x: x * factor
+
+
+@pytest.mark.parametrize(
+    ("chosen", "other"),
+    [
+        pytest.param(lambda x: x * 2, lambda x: x * 3, id="lambda"),
+        pytest.param(times(2), times(3), id="closure"),
+        pytest.param(partial(torch.mul, other=2), partial(torch.mul, other=3), id="partial"),
+        pytest.param({"double"}, {"triple"}, id="set"),
+        pytest.param({"a": {"b": {"c": {"d": 2}}}}, {"a": {"b": {"c": {"d": 3}}}}, id="nested mapping"),
+    ],
+)
+def test_another_choice_gives_its_own_results(chosen, other, x, tmp_path):
+    """Functions are compared by their code and what they close over, sets and mappings by their items."""
+    path = saved(Choosing(chosen).eval(), x, tmp_path / "bundle")
+    same, module = Choosing(chosen).eval(), Choosing(other).eval()
+    torch.testing.assert_close(deployed(path, module)(x), module(x).detach())
+    assert UNTRACED in deployed(path, same).describe()
+
+
+def test_a_hash_of_this_process_is_not_compared(x, tmp_path):
+    """transformers keeps Python's hash of a text, which differs in each process, in each model that can generate."""
+    module, other = scaled(), scaled()
+    for each, number in ((module, 1), (other, 2)):
+        each.generation_config = SimpleNamespace(_original_object_hash=number)
+    assert UNTRACED in deployed(saved(module, x, tmp_path / "bundle"), other).describe()
 
 
 def test_a_module_that_differs_in_an_attribute_gives_its_own_results(x, tmp_path):

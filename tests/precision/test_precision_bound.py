@@ -5,6 +5,7 @@ import torch
 from precision_nets import MARKS, error, in_precision, net, rows, used
 from torch.nn import functional
 
+import backend_kwargs as bk
 from backend_kwargs import BackendKwargsWarning
 from backend_kwargs.requirements import installed_version
 
@@ -48,6 +49,22 @@ def test_no_reference(model, reason):
     with torch.no_grad(), pytest.warns(BackendKwargsWarning) as warned:
         in_precision(model, "bf16")(rows())
     assert str(warned[0].message) == f"A graph is compiled without precision 'bf16': {reason}."
+
+
+def test_results_that_are_all_zero_measure_nothing():
+    """A last layer that starts with zeros hides the errors of the layers before it, unless gradients show them."""
+    model, x = net(), rows()
+    (*_, last) = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
+    torch.nn.init.zeros_(last.weight)
+    torch.nn.init.zeros_(last.bias)
+    compiled = in_precision(model, "bf16", max_error=0.05)
+    with torch.no_grad(), pytest.warns(BackendKwargsWarning) as warned:
+        compiled(x)
+    assert str(warned[0].message) == (
+        "A graph is compiled without precision 'bf16': its error cannot be measured: all results are 0."
+    )
+    compiled(x).sum().backward()
+    assert "precision bf16: " in str(bk.report(compiled).graphs[-1].precision)
 
 
 def test_the_measure_leaves_no_trace():

@@ -38,13 +38,7 @@ from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, obser
 from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
 from backend_kwargs.compilers.auto.request import RESTARTS, Request, Tools
 from backend_kwargs.compilers.auto.rewritten import candidates_of_rewrites, lowered_anew
-from backend_kwargs.compilers.auto.roofline import (
-    Slack,
-    gain_without_graphs,
-    slack_of,
-    time_library,
-    waits_for_launches,
-)
+from backend_kwargs.compilers.auto.roofline import Slack, gain_without_graphs, idle_share, slack_of, time_library
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
@@ -73,7 +67,12 @@ LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up 
 REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
 GRACE = 1.1  # times the budget: a candidate compiled just before the end is still timed
 SLOWER_IN_PRECISION = 10
-FEW_CALLS = 10  # of eager, to tell whether it waits for launches
+IDLE_CALLS = 100  # eager calls that must fit into what is left to measure how long they leave the device idle
+# Of an eager call: where the device is idle for longer, CUDA graphs are compiled first; for less if default takes more
+# than half of the budget to compile, since nothing is compiled after it then. (Such graphs also have more launches than
+# the driver queues ahead, about 1000, so that the device is idle for longer than it seems.)
+IDLE, LITTLE_IDLE = 0.2, 0.1
+OP_S = 0.02  # predicted for default's compile, per operator: 0.015 to 0.06 on six models (16 cores)
 
 
 class UnfitError(Exception):
@@ -211,14 +210,20 @@ class _Race:
         # Random graphs are checked against default; each symbolic size would record a graph of its own.
         if self.stats.random or self.stats.dynamic or self._unfit(GRAPHS_FIRST, CUDAGRAPHS):
             return False
-        return FEW_CALLS * self.eager_s < self._left_s and waits_for_launches(eager.call, self.device)
+        if IDLE_CALLS * self.eager_s >= self._left_s:
+            return False
+        idle = idle_share(eager.call, self.device)
+        logger.info("Eager leaves the device idle for %.0f%% of a call.", 100 * idle)
+        return idle >= (LITTLE_IDLE if OP_S * self.stats.ops > self.settings.budget_s / 2 else IDLE)
 
     def _default_later(self, champion: Runner) -> list[RaceCandidate]:
         """Return default as a candidate if CUDA graphs came first."""
         if champion.candidate is not GRAPHS_FIRST:
             return []
-        codes = [code for code, _ in champion.code]
-        gain = 1.0 if self.base is None else gain_without_graphs(*self.base, codes, self.stats, self.device)
+        eager_s = next(row.seconds for row in self.rows if row.name == EAGER)
+        gain = 1.0
+        if self.base is not None and eager_s is not None:
+            gain = gain_without_graphs(*self.base, eager_s, self.stats, self.device)
         return [RaceCandidate(DEFAULT, over=False, rank=0, costs=AGAIN, gain=gain)]
 
     def _climb(self, champion: Runner) -> Runner:
@@ -228,6 +233,8 @@ class _Race:
         candidates = candidates_for(self.stats, settings.effort, named, options_of, frozen=frozen)
         compilers = [each.name for each in candidates if each.compiler]
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
+        if any(row.name == GRAPHS_FIRST.name for row in self.rows):
+            candidates = [each for each in candidates if each.name != GRAPHS_FIRST.name]
         left = [*self._default_later(champion), *candidates, *self._rewrites(), *precise]
         count = len(left)
         while left:
@@ -398,7 +405,8 @@ class _Race:
         challenger = self._prepared(candidate, champion)
         best = challenger if challenger is not None and self._beats(challenger, champion) else champion
         # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
-        improves = challenger is not None and (candidate.name == DEFAULT or best is challenger)
+        first = candidate.name == DEFAULT and champion.candidate.name == EAGER
+        improves = challenger is not None and (first or best is challenger)
         if improves and challenger is not None and not candidate.compiler:
             self.best_row = challenger.row
             self._learn_slack(challenger)
@@ -514,7 +522,10 @@ class _Race:
         self._list(champion.row)
         self._list(challenger.row)
         if not self._may_time and challenger.candidate is not GRAPHS_FIRST:
-            return challenger.candidate.name == DEFAULT
+            # To compile default can take all of the budget; a few calls then show whether eager is faster.
+            first = challenger.candidate.name == DEFAULT and champion.candidate.name == EAGER
+            if not first or LEAST_CALLS * self.eager_s > (GRACE - 1) * self.settings.budget_s:
+                return first
         failed = self._timed(challenger, champion)
         return "challenger" not in failed if failed else better(challenger, champion, self.settings.objective)
 
