@@ -168,6 +168,26 @@ def test_what_it_has_not_runs_in_eager(engine):
     assert graph.engine.partitions
 
 
+class Bags(nn.Module):
+    """Embeddings added in bags, then a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag, self.linear = nn.EmbeddingBag(20, 8, mode="mean"), nn.Linear(8, 4)
+
+    def forward(self, ids):
+        return self.linear(self.bag(ids)).relu()
+
+
+@both
+def test_bags_of_embeddings_are_eagers(engine):
+    """ONNX Runtime crashes on the exporter's translation, and with it the process."""
+    model, ids = Bags().eval(), torch.arange(12).reshape(3, 4)
+    compiled = torch.compile(model, backend=backend(engine))
+    check(compiled, model, ids)
+    assert "_embedding_bag" in bk.report(compiled).graphs[0].engine.fallbacks
+
+
 F = nn.functional
 DROPPED = {  # by the exporter, without a word
     "batch_norm": (
