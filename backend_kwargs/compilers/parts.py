@@ -1,7 +1,7 @@
 """A graph cut into the parts that a compiler takes; the rest runs in eager."""
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -159,13 +159,10 @@ def _without_inputs_of_eager(gm: GraphModule, taken: set[Node]) -> set[Node]:
     return taken
 
 
-def computing(nodes: Iterable[Node]) -> list[Node]:
+def computing(nodes: Collection[Node]) -> list[Node]:
     """Return the nodes that compute: not views, copies, constants, or items of a result."""
-    return [node for node in nodes if not _is_free(node) and op_name(node) not in COPIES and node.all_input_nodes]
-
-
-def _is_free(node: Node) -> bool:
-    return node.target is operator.getitem or _is_view(node)
+    free = {node for node in nodes if node.target is operator.getitem or _is_view(node) or op_name(node) in COPIES}
+    return [node for node in nodes if node not in free and node.all_input_nodes]
 
 
 @contextmanager

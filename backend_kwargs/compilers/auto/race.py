@@ -195,7 +195,7 @@ class _Race:
     def _first(self, eager: Runner) -> Runner:
         """Return the better of eager and default, or CUDA graphs where eager waits for launches.
 
-        They run default's kernels, and compiling both takes nearly twice as long as one of them.
+        CUDA graphs run default's kernels, and compiling both takes nearly twice as long as one of them.
         """
         if self._graphs_first(eager):
             champion = self._meet(eager, GRAPHS_FIRST)
