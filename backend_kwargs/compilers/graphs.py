@@ -1,7 +1,10 @@
-"""Dynamo's graphs: copy one for a compiler that changes it, and find which inputs it may mutate."""
+"""Dynamo's graphs: copy one for a compiler that changes it, and find what it may mutate."""
 
 import copy
-from collections.abc import Callable
+import inspect
+import operator
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +31,58 @@ def exposes_data(placeholder: Node) -> bool:
     """Return whether the graph takes `.data` of this input or of a view of it; writes to that change no version."""
     taken = placeholder.graph.find_nodes(op="call_function", target=torch._C._autograd._get_data_attr)  # type: ignore[attr-defined]
     return any(origin(node) is placeholder for node in taken)
+
+
+def writes(node: Node) -> bool:
+    """Return whether a call of torch's writes into its first argument or into `out`."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in ("setitem", "copy_")
+    augmented = getattr(operator, name, None) is node.target and name.startswith("i") and name[1:] in dir(operator)
+    inplace = node.kwargs.get("inplace") is True or True in node.args[slice(*_inplace_at(node.target))]
+    return node.op.startswith("call") and (in_place or augmented or inplace or "out" in node.kwargs)
+
+
+@cache
+def _inplace_at(function: Any) -> tuple[int, int]:
+    """Return the range of the positional arguments of a function in which `inplace` is, an empty one if in none."""
+    if getattr(function, "__module__", "") != "torch.nn.functional":
+        return 0, 0
+    names = [*inspect.signature(function).parameters]
+    return (names.index("inplace"), names.index("inplace") + 1) if "inplace" in names else (0, 0)
+
+
+def written_between(first: Node, last: Node, read: Iterable[Node]) -> bool:
+    """Return whether a call between `first` and `last`, a later node, may write into memory of the nodes `read`."""
+    storages = {each for node in read for each in storages_of(node.meta.get("example_value"))}
+    node = first
+    while (node := node.next) is not last:
+        given = node.all_input_nodes if _may_write_anywhere(node.target) else _written(node) if writes(node) else []
+        if any(storages & storages_of(each.meta.get("example_value")) for each in given):
+            return True
+    return False
+
+
+def _may_write_anywhere(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())  # type: ignore[no-untyped-call]
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def _written(node: Node) -> list[Node]:
+    given = [*node.args[:1], node.kwargs.get("input"), node.kwargs.get("out")]
+    return [each for each in torch.utils._pytree.tree_leaves(given) if isinstance(each, Node)]
+
+
+def storages_of(value: Any) -> set[int]:
+    """Return what identifies the memory of a tensor, or of those in a list."""
+    tensors = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else ()
+    return {
+        each.untyped_storage()._cdata
+        for each in tensors
+        if isinstance(each, torch.Tensor) and each.layout == torch.strided
+    }
 
 
 def origin(node: Node, passes: Callable[[Node], bool] = lambda node: True) -> Node:

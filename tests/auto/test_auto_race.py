@@ -211,6 +211,26 @@ def test_a_call_longer_than_the_budget_is_not_raced(auto, log):
     assert len(naps) == 3  # the last is the result's
 
 
+def test_a_slow_first_call_is_timed_again(monkeypatch, auto):
+    """Where the first calls in eager take long, as they do while kernels load, the time of a later one counts."""
+    calls, seen = [], []
+
+    @torch.library.custom_op("backend_kwargs_tests::loading", mutates_args=())
+    def loading(x: torch.Tensor) -> torch.Tensor:
+        calls.append(time.sleep(0.5 if len(calls) < 2 else 0))
+        return x.clone()
+
+    def first(self, eager, original=race._Race._first):
+        seen.append(self.eager_s)
+        return original(self, eager)
+
+    loading.register_fake(torch.empty_like)
+    monkeypatch.setattr(race._Race, "_first", first)
+    auto(lambda x: loading(x) + 1)(torch.randn(8, 64))
+    (eager_s,) = seen
+    assert eager_s < 0.25
+
+
 def test_what_cannot_be_timed_in_time_is_not(monkeypatch, auto, store):
     """If timing would exceed the budget, default is used untimed; a larger budget may time it."""
     monkeypatch.setattr(race, "LEAST_CALLS", 10**9)

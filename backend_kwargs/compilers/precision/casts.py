@@ -15,6 +15,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.nn import functional
 
+from backend_kwargs.compilers.graphs import storages_of, writes
+
 # The position and keyword of the argument that is added to the product: a mask may contain finfo(float32).min.
 SDPA, ADDED = (3, "attn_mask"), (0, "input")
 PRODUCTS: Mapping[Any, tuple[int, str] | None] = {
@@ -177,11 +179,11 @@ class _Cast:
                 self.narrow[node] = self.graph.create_node(node.op, node.target, args, kwargs)
 
     def _is_view(self, node: Node, of: Node) -> bool:
-        shared = _storages(node.meta.get("example_value")) & _storages(of.meta.get("example_value"))
+        shared = storages_of(node.meta.get("example_value")) & storages_of(of.meta.get("example_value"))
         return bool(shared) and node not in self.detached
 
     def _may_change(self, node: Node) -> bool:
-        return bool(_storages(node.meta.get("example_value")) & self.overwritten)
+        return bool(storages_of(node.meta.get("example_value")) & self.overwritten)
 
 
 def _overwritten(graph: torch.fx.Graph, detached: set[Node]) -> set[int]:
@@ -191,31 +193,23 @@ def _overwritten(graph: torch.fx.Graph, detached: set[Node]) -> set[int]:
     """
     readers: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
-        for storage in _storages(node.meta.get("example_value")):
+        for storage in storages_of(node.meta.get("example_value")):
             readers[storage].append(node)
     order = {node: at for at, node in enumerate(graph.nodes)}
     overwritten: set[int] = set()
     for node in graph.nodes:
-        if not _writes(node):
+        if not writes(node):
             continue
         for written in (*node.args[:1], node.kwargs.get("out")):
             if not isinstance(written, Node):
                 continue
-            storages = _storages(written.meta.get("example_value"))
+            storages = storages_of(written.meta.get("example_value"))
             earlier = [each for storage in storages for each in readers[storage] if order[each] < order[node]]
             if _dead_after(earlier, node, order) and _out_of_place(node):
                 detached.add(node)
                 continue
             overwritten |= storages
     return overwritten
-
-
-def _writes(node: Node) -> bool:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in ("setitem", "copy_")
-    augmented = getattr(operator, name, None) is node.target and name.startswith("i") and name[1:] in dir(operator)
-    inplace = node.kwargs.get("inplace") is True or (node.target is functional.relu and True in node.args[1:])
-    return node.op.startswith("call") and (in_place or augmented or inplace or "out" in node.kwargs)
 
 
 def _dead_after(earlier: Iterable[Node], node: Node, order: Mapping[Node, int]) -> bool:
@@ -237,15 +231,6 @@ def _out_of_place(node: Node) -> bool:
     else:
         return False
     return True
-
-
-def _storages(value: Any) -> set[int]:
-    tensors = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else ()
-    return {
-        each.untyped_storage()._cdata
-        for each in tensors
-        if isinstance(each, torch.Tensor) and each.layout == torch.strided
-    }
 
 
 def _dtype(gm: GraphModule, node: Node) -> torch.dtype | None:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, known_true, used_once
 from backend_kwargs.compilers.inductor.rewrites.packed import LINEAR
-from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, put_first
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example, put_first
 
 LOSS = (F.cross_entropy, torch._C._nn.cross_entropy_loss)
 NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
@@ -53,7 +53,7 @@ def _replace_loss(node: AnyNode) -> float | None:
         return None
     logits = _narrow(given["input"])
     value = example(logits)
-    if value is None or not known_true(value.stride(1) == 1):
+    if value is None or not known_true(value.stride(1) == 1) or changes_meanwhile(node, [logits, given["target"]]):
         return None
     with node.graph.inserting_before(node):
         call = node.graph.call_function(
@@ -74,6 +74,8 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
     x, weight, *bias = (*logits.args, *logits.kwargs.values())
     value, held = example(x), example(weight)
     if value is None or held is None or any(each is not None for each in bias) or value.dtype != held.dtype:
+        return None
+    if changes_meanwhile(node, [x, weight, given["target"]]):
         return None
     trains = torch.is_grad_enabled() and (value.requires_grad or held.requires_grad)
     with node.graph.inserting_before(node):

@@ -20,7 +20,7 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.freezing import guard_identity
-from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, has_memory, may_be_written
+from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, has_memory, may_be_written, written_between
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
 from backend_kwargs.compilers.inductor.rewrites.traced import Change
 
@@ -109,7 +109,7 @@ def _wrapped(packs: list[Pack], kept: list[int], count: int) -> Callable[[Callab
 
 
 def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode]]:
-    """Return the groups of two or more linear layers that share an input, in the graph's order."""
+    """Return the groups of two or more linear layers that share an input that stays the same, in the graph's order."""
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
     sharing: dict[Any, list[AnyNode]] = defaultdict(list)
     node: AnyNode
@@ -120,7 +120,8 @@ def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode
             if isinstance(x, Node) and all(_may_pack(each, values) for each in (weight, bias) if each is not None):
                 held = values[weight]
                 sharing[x, bias is None, held.dtype, held.device, held.shape[1:]].append(node)
-    return [group for group in sharing.values() if len(group) > 1]
+    groups = [group for group in sharing.values() if len(group) > 1]
+    return [group for group in groups if not written_between(group[0], group[-1], group[0].args[:1])]
 
 
 def _may_pack(node: Any, values: dict[AnyNode, Any]) -> bool:

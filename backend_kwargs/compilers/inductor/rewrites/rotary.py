@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, known_true, same_sizes, used_once
 from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define, nbytes
-from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, put
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example, put
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GAIN = 0.15  # of the kernel's traffic: Inductor reads one half of a head again, mostly from the caches
@@ -89,6 +89,8 @@ def _replace(node: AnyNode) -> float | None:
     x, cos, sin = map(example, found)
     made = example(node)
     if x is None or cos is None or sin is None or made is None or not _fits(x, cos, sin, made):
+        return None
+    if changes_meanwhile(node, found):
         return None
     # A view that needs eager's strides may follow.
     layouts = [contiguous for contiguous in (True, False) if _same_strides(_like(x, contiguous), made)]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
+from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, written_between
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, erase_dead
 from backend_kwargs.rewrites import find_rewrite, resolved
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -71,7 +71,7 @@ def changed(
     saved = [found for node in _calls(copied) if may_start(node) and (found := replace(node)) is not None]
     if not saved:
         return None
-    copied.graph.eliminate_dead_code()
+    # Not eliminate_dead_code: it takes an in-place method whose result is unused, such as a cache's update, for dead.
     copied.graph.lint()
     copied.recompile()
     return Change(copied, example_inputs, len(saved), sum(saved))
@@ -87,11 +87,27 @@ def example(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def changes_meanwhile(node: AnyNode, read: Sequence[AnyNode]) -> bool:
+    """Return whether the pattern that ends with `node` may have read other values in `read` than `node` would."""
+    pattern: set[AnyNode] = set()
+    left = [node]
+    while left:
+        each = left.pop()
+        if each not in pattern and each not in read:
+            pattern.add(each)
+            left += each.all_input_nodes
+    first = node
+    while pattern:
+        pattern.discard(first)
+        first = first.prev
+    return written_between(first, node, read)
+
+
 def put(node: AnyNode, new: AnyNode) -> None:
-    """Replace `node` by `new`."""
+    """Replace `node` by `new`, and erase the nodes that only `node` used."""
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
-    node.graph.erase_node(node)
+    erase_dead(node)
 
 
 def put_first(node: AnyNode, call: AnyNode, dtype: torch.dtype) -> None:

@@ -1,0 +1,186 @@
+"""Rewrites of dynamo's graph beside in-place operations: those stay, and a pattern whose inputs change stays too."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import backend_kwargs
+from backend_kwargs.harness.named_models import imported
+
+COS, SIN = torch.randn(5, 8), torch.randn(5, 8)
+TARGET = torch.tensor([1, 0, 3])
+Q, K = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+def rotate_half(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def turned(x):
+    return x * COS + rotate_half(x) * SIN
+
+
+def compiled(fn, rewrite):
+    torch._dynamo.reset()
+    return torch.compile(fn, backend=backend_kwargs.make_backend("tmpl-inductor", rewrites=(rewrite,)))
+
+
+def rewritten(fn):
+    return backend_kwargs.report(fn).graphs[0].rewritten
+
+
+def check(fn, rewrite, *args):
+    """Compare results and the arguments afterwards with eager's; return what was rewritten."""
+    made, theirs, ours = compiled(fn, rewrite), [a.clone() for a in args], [a.clone() for a in args]
+    torch.testing.assert_close(made(*ours), fn(*theirs), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    return rewritten(made)
+
+
+def updates_cache(x, cache):
+    cache.index_copy_(2, torch.arange(5), turned(x))
+    return cache.sum(-1)
+
+
+def counts(x, cache):
+    cache.add_(1)
+    return turned(x)
+
+
+def loss_and_count(x, cache):
+    cache.mul_(2)
+    return F.cross_entropy(x[0, 0, :3], TARGET)
+
+
+def packs_and_counts(x, cache):
+    cache.add_(1)
+    return Q(x) + K(x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "rewrite"),
+    [
+        pytest.param(updates_cache, "rotary", id="a cache's update"),
+        pytest.param(counts, "rotary", id="a counter"),
+        pytest.param(loss_and_count, "cross_entropy", id="a loss and a counter"),
+        pytest.param(packs_and_counts, "packed", id="packed layers and a counter"),
+    ],
+)
+@torch.no_grad()
+def test_in_place_operations_stay(fn, rewrite):
+    """An in-place operation whose result is unused still changes its argument."""
+    assert check(fn, rewrite, torch.randn(2, 3, 5, 8), torch.ones(2, 3, 5, 8)) == {rewrite: 1}
+
+
+def of_method(x):
+    x.add_(1)
+
+
+def of_item(x):
+    x[0] = 1.0
+
+
+def of_view(x):
+    x.flatten().mul_(2)
+
+
+def of_list(x):
+    torch._foreach_mul_([x], 2.0)
+
+
+WRITES = {"method": of_method, "item": of_item, "view": of_view, "list": of_list}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_input_changes_within_the_rotary_embedding(write, mode):
+    """An embedding whose input changes between two products stays as it is."""
+
+    def fn(x):
+        x = x * 1.5
+        turned = x * COS
+        write(x)
+        return turned + rotate_half(x) * SIN
+
+    with mode():
+        assert check(fn, "rotary", torch.randn(2, 3, 5, 8)) == {}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_input_changes_between_layers(write, mode):
+    """Layers between which their input changes are not packed."""
+
+    def fn(x):
+        x = x * 1.5
+        first = Q(x)
+        write(x)
+        return first, K(x)
+
+    with mode():
+        assert check(fn, "packed", torch.randn(2, 3, 5, 8)) == {}
+
+
+@torch.no_grad()
+def test_inplace_argument_by_position():
+    """A function that writes into its input, as its arguments by position say, also keeps a pattern as it is."""
+
+    def fn(x):
+        x = x * 1.5
+        first = Q(x)
+        F.silu(x, True)
+        return first, K(x)
+
+    assert check(fn, "packed", torch.randn(2, 3, 5, 8)) == {}
+
+
+@torch.no_grad()
+def test_another_tensor_changes_within():
+    """A write elsewhere within the pattern changes nothing."""
+
+    def fn(x, cache):
+        turned = x * COS
+        cache.add_(1)
+        return turned + rotate_half(x) * SIN
+
+    assert check(fn, "rotary", torch.randn(2, 3, 5, 8), torch.ones(3)) == {"rotary": 1}
+
+
+def test_features_change_after_the_logits():
+    """A loss whose features change after the logits were computed is not taken apart into chunks."""
+
+    def fn(x, weight, target):
+        x = x * 1.5
+        logits = F.linear(x, weight)
+        x.add_(1)
+        return F.cross_entropy(logits, target) + x.sum()
+
+    args = (torch.randn(3, 8), torch.randn(4, 8), TARGET)
+    made = compiled(fn, "linear_cross_entropy")
+    torch.testing.assert_close(made(*args), fn(*args))
+    assert rewritten(made) == {}
+
+
+@torch.no_grad()
+def test_decoding_with_a_static_cache():
+    """A decoder of transformers that updates its cache in place computes the same logits and the same cache."""
+    transformers = imported("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.MistralConfig(**sizes, num_key_value_heads=2, vocab_size=64)
+    model = transformers.MistralForCausalLM(config).eval()
+
+    def decoded(call):
+        cache = transformers.StaticCache(config=config, max_cache_len=8)
+        cache.early_initialization(2, 2, 8, torch.float32, torch.device("cpu"))
+        found = []
+        for at in range(3):
+            position = torch.tensor([at])
+            found.append(call(torch.full((2, 1), at + 1), past_key_values=cache, cache_position=position).logits)
+        return found, [layer.keys for layer in cache.layers]
+
+    made = compiled(model, "rotary")
+    torch.testing.assert_close(decoded(made), decoded(model), rtol=1e-4, atol=1e-4)
+    assert rewritten(made) == {"rotary": 4}
