@@ -351,6 +351,29 @@ def test_training_step_under_cuda_graphs():
         close(got, want, torch.bfloat16)
 
 
+@torch.no_grad()
+def test_cache_that_is_updated_in_place_under_cuda_graphs():
+    """A decoding step turns one key and writes it into the cache, also where a CUDA graph replays the kernel."""
+    cos, sin = normal(1, 1, 1, 128), normal(1, 1, 1, 128)
+
+    def fn(x, cache, at):
+        cache.index_copy_(2, at, rotated(x, cos, sin))
+        return cache.float().sum((0, 1, 3))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        fn, backend=make_backend("tmpl-inductor", rewrites=("rotary",), **{"triton.cudagraphs": True})
+    )
+    ours, theirs = (torch.zeros(4, 8, 16, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for step in range(5):
+        x, at = normal(4, 1, 8, 128).transpose(1, 2), torch.tensor([step], device="cuda")
+        got, want = compiled(x, ours, at), fn(x, theirs, at)
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=0.5)
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    assert report(compiled).graphs[0].rewritten == {"rotary": 1}
+    assert not _without_kernel
+
+
 def test_packed_under_cuda_graphs():
     """Packed weights keep their address, so a CUDA graph uses updates of the originals."""
     layers = nn.ModuleList(nn.Linear(256, n) for n in (256, 64, 64)).to("cuda", torch.bfloat16)

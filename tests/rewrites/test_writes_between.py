@@ -148,6 +148,21 @@ def test_another_tensor_changes_within():
     assert check(fn, "rotary", torch.randn(2, 3, 5, 8), torch.ones(3)) == {"rotary": 1}
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@torch.no_grad()
+def test_input_changes_outside_of_the_pattern(before):
+    """An embedding whose input changes before its first product, or after its sum, is computed by the rewrite."""
+
+    def fn(x):
+        x = x * 1.5
+        if before:
+            x.add_(1)
+        turned = x * COS + rotate_half(x) * SIN
+        return turned if before else (turned, x.add_(1))
+
+    assert check(fn, "rotary", torch.randn(2, 3, 5, 8)) == {"rotary": 1}
+
+
 def test_features_change_after_the_logits():
     """A loss whose features change after the logits were computed is not taken apart into chunks."""
 
