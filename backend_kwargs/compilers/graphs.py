@@ -12,6 +12,10 @@ from torch.fx import Graph, GraphModule, Node
 
 # The key in the `meta` of a placeholder that stays an input of the graph, also where parameters become constants.
 STAYS_INPUT = "backend_kwargs_stays_input"
+# Modules whose functions write into no argument but the first, except for the next ones: norms write into statistics,
+# and embeddings into weights, if they have `max_norm`, whose position is at least this.
+PURE = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "_operator", "builtins", "math")
+NORMS, EMBEDDINGS, MAX_NORM = ("batch_norm", "instance_norm"), ("embedding", "embedding_bag"), 3
 
 
 def may_be_written(placeholder: Node, version: int = 0) -> bool:
@@ -36,8 +40,10 @@ def exposes_data(placeholder: Node) -> bool:
 def writes(node: Node) -> bool:
     """Return whether a call of torch's writes into its first argument or into `out`."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in ("setitem", "copy_")
-    augmented = getattr(operator, name, None) is node.target and name.startswith("i") and name[1:] in dir(operator)
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in ("setitem", "copy_", "__setitem__")
+    dunder = node.op == "call_method" and name.startswith("__")
+    operation = name[2:-2] if dunder else name if getattr(operator, name, None) is node.target else ""
+    augmented = operation.startswith("i") and operation[1:] in dir(operator)
     inplace = node.kwargs.get("inplace") is True or True in node.args[slice(*_inplace_at(node.target))]
     return node.op.startswith("call") and (in_place or augmented or inplace or "out" in node.kwargs)
 
@@ -56,18 +62,26 @@ def written_between(first: Node, last: Node, read: Iterable[Node]) -> bool:
     storages = {each for node in read for each in storages_of(node.meta.get("example_value"))}
     node = first
     while (node := node.next) is not last:
-        given = node.all_input_nodes if _may_write_anywhere(node.target) else _written(node) if writes(node) else []
+        given = node.all_input_nodes if _may_write_any(node) else _written(node) if writes(node) else []
         if any(storages & storages_of(each.meta.get("example_value")) for each in given):
             return True
     return False
 
 
-def _may_write_anywhere(target: Any) -> bool:
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())  # type: ignore[no-untyped-call]
+def _may_write_any(node: Node) -> bool:
+    """Return whether a call may write into any of its arguments: all but torch's own functions and methods may."""
+    target: Any = node.target
+    if node.op != "call_function":
+        return node.op == "call_module"
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
-    return isinstance(target, torch._ops.HigherOrderOperator)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        overloads = [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
+        return any(each._schema.is_mutable for each in overloads if "out" not in each._overloadname)
+    name, module = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
+    if name in NORMS or (name in EMBEDDINGS and (len(node.args) > MAX_NORM or node.kwargs.get("max_norm"))):
+        return True
+    return module not in PURE
 
 
 def _written(node: Node) -> list[Node]:

@@ -90,7 +90,42 @@ def of_list(x):
     torch._foreach_mul_([x], 2.0)
 
 
-WRITES = {"method": of_method, "item": of_item, "view": of_view, "list": of_list}
+def of_numpy(x):
+    array = x.numpy()
+    array += 1
+
+
+def of_dunder(x):
+    x.__iadd__(1)
+
+
+def of_statistics(x):
+    F.batch_norm(torch.arange(480.0).view(2, 240), x.view(-1), torch.ones(240), training=True)
+
+
+def of_embedding(x):
+    F.embedding(torch.tensor([0, 1]), x.view(-1, 8), None, 0.01)
+
+
+@torch.compiler.allow_in_graph
+def second_is_written(one, other):
+    other.add_(one.sum())
+
+
+def of_unknown(x):
+    second_is_written(COS, x)
+
+
+WRITES = {
+    "method": of_method,
+    "item": of_item,
+    "view": of_view,
+    "list": of_list,
+    "dunder": of_dunder,
+    "statistics": of_statistics,
+    "embedding": of_embedding,
+    "unknown function": of_unknown,
+}
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
@@ -121,6 +156,83 @@ def test_input_changes_between_layers(write, mode):
 
     with mode():
         assert check(fn, "packed", torch.randn(2, 3, 5, 8)) == {}
+
+
+@torch.no_grad()
+def test_numpy_changes_the_input_within():
+    """An embedding whose input changes through an array of NumPy stays as it is."""
+
+    def fn(x):
+        x = x * 1.5
+        turned = x * COS
+        of_numpy(x)
+        return turned + rotate_half(x) * SIN
+
+    assert check(fn, "rotary", torch.randn(2, 3, 5, 8)) == {}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda: torch._foreach_mul_([K.weight], 1.5), id="foreach"),
+        pytest.param(
+            lambda: F.batch_norm(torch.arange(16.0).view(2, 8), K.bias, torch.ones(8), training=True), id="norm"
+        ),
+    ],
+)
+@torch.no_grad()
+def test_weights_that_the_graph_writes_are_not_packed(write):
+    """Layers whose weights or biases the graph itself changes are not packed, in whichever way it does."""
+
+    def fn(x):
+        first = Q(x)
+        write()
+        return first, K(x)
+
+    x, kept = torch.randn(4, 8), {name: value.clone() for name, value in K.state_dict().items()}
+    want = fn(x)
+    K.load_state_dict(kept)
+    made = compiled(fn, "packed")
+    torch.testing.assert_close(made(x), want)
+    K.load_state_dict(kept)
+    assert rewritten(made) == {}
+
+
+@torch.no_grad()
+def test_layers_under_vmap_are_left_alone():
+    """Under `torch.vmap` nothing is packed."""
+    assert check(torch.vmap(lambda row: Q(row) + K(row)), "packed", torch.randn(4, 3, 8)) == {}
+
+
+@torch.no_grad()
+def test_write_before_a_pattern_of_dynamic_sizes():
+    """Sizes that are computed from the features are no part of the pattern."""
+
+    def fn(hidden, weight, target):
+        hidden = hidden * 1.5
+        hidden.add_(1)
+        logits = F.linear(hidden, weight)
+        batch, length, width = logits.shape
+        return F.cross_entropy(logits.view(batch * length, width), target.view(-1))
+
+    args = (torch.randn(2, 3, 8), torch.randn(6, 8), torch.randint(6, (2, 3)))
+    torch._dynamo.mark_dynamic(args[0], 0)
+    torch._dynamo.mark_dynamic(args[2], 0)
+    made = compiled(fn, "linear_cross_entropy")
+    torch.testing.assert_close(made(*args), fn(*args))
+    assert rewritten(made) == {"linear_cross_entropy": 1}
+
+
+@torch.no_grad()
+def test_operator_of_aten_within():
+    """A functional operator of ATen, called by its name without an overload, writes nothing."""
+
+    def fn(x):
+        turned = x * COS
+        doubled = torch.ops.aten.mul(x, 2)
+        return turned + rotate_half(x) * SIN, doubled
+
+    assert check(fn, "rotary", torch.randn(2, 3, 5, 8)) == {"rotary": 1}
 
 
 @torch.no_grad()

@@ -173,7 +173,7 @@ class _Race:
         eager = self._entered(RaceCandidate(EAGER), self.task.copy(), RaceRow(EAGER))
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
-        if self.eager_s > SLOW_S:
+        if SLOW_S < self.eager_s < self._left_s / LEAST_CALLS:
             self.eager_s = min(self.eager_s, self._seconds_of(eager))  # the first call also loads kernels
         self.reference = self._reference()
         champion = self._first(eager)

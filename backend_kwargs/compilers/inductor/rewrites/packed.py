@@ -20,7 +20,14 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.freezing import guard_identity
-from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, has_memory, may_be_written, written_between
+from backend_kwargs.compilers.graphs import (
+    copy_of_graph,
+    exposes_data,
+    has_memory,
+    has_transforms,
+    may_be_written,
+    written_between,
+)
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
 from backend_kwargs.compilers.inductor.rewrites.traced import Change
 
@@ -67,7 +74,7 @@ def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
 
     Applies only without gradients, and to parameters that the graph does not change.
     """
-    if torch.is_grad_enabled() or not _groups(gm, example_inputs):
+    if torch.is_grad_enabled() or has_transforms(gm) or not _groups(gm, example_inputs):
         return None
     packed = copy_of_graph(gm)
     placeholders = packed.graph.find_nodes(op="placeholder")
@@ -120,8 +127,18 @@ def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode
             if isinstance(x, Node) and all(_may_pack(each, values) for each in (weight, bias) if each is not None):
                 held = values[weight]
                 sharing[x, bias is None, held.dtype, held.device, held.shape[1:]].append(node)
-    groups = [group for group in sharing.values() if len(group) > 1]
-    return [group for group in groups if not written_between(group[0], group[-1], group[0].args[:1])]
+    return [group for group in sharing.values() if len(group) > 1 and not _changes(gm, group)]
+
+
+def _changes(gm: GraphModule, group: list[AnyNode]) -> bool:
+    """Return whether the input of these layers changes between two of them, or one of their weights anywhere.
+
+    Not all writes increment a weight's version: those of `torch._foreach_mul_` and of a norm's statistics do not.
+    """
+    x: Any = group[0].args[0]
+    weights = [each for node in group for each in node.all_input_nodes if each is not x]
+    begin, end = next(iter(gm.graph.nodes)), gm.graph.output_node()
+    return written_between(group[0], group[-1], [x]) or written_between(begin, end, weights)
 
 
 def _may_pack(node: Any, values: dict[AnyNode, Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, written_between
+from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, storages_of, written_between
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, erase_dead
 from backend_kwargs.rewrites import find_rewrite, resolved
 
@@ -93,7 +93,7 @@ def changes_meanwhile(node: AnyNode, read: Sequence[AnyNode]) -> bool:
     left = [node]
     while left:
         each = left.pop()
-        if each not in pattern and each not in read:
+        if each not in pattern and each not in read and storages_of(each.meta.get("example_value")):  # not for sizes
             pattern.add(each)
             left += each.all_input_nodes
     first = node
