@@ -12,9 +12,9 @@ from torch.fx import Graph, GraphModule, Node
 
 # The key in the `meta` of a placeholder that stays an input of the graph, also where parameters become constants.
 STAYS_INPUT = "backend_kwargs_stays_input"
-# Modules whose functions write into no argument but the first, except for the next ones: norms write into statistics,
-# and embeddings into weights, if they have `max_norm`, whose position is at least this.
-PURE = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "_operator", "builtins", "math")
+# Modules whose functions write into no argument but the first and `out`. Norms also write into statistics, and
+# embeddings with `max_norm`, which is an argument at this position or later, into weights.
+OF_TORCH = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "_operator", "builtins", "math")
 NORMS, EMBEDDINGS, MAX_NORM = ("batch_norm", "instance_norm"), ("embedding", "embedding_bag"), 3
 
 
@@ -81,7 +81,7 @@ def _may_write_any(node: Node) -> bool:
     name, module = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
     if name in NORMS or (name in EMBEDDINGS and (len(node.args) > MAX_NORM or node.kwargs.get("max_norm"))):
         return True
-    return module not in PURE
+    return module not in OF_TORCH
 
 
 def _written(node: Node) -> list[Node]:

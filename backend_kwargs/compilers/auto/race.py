@@ -174,7 +174,10 @@ class _Race:
         if eager.row.status != "pass":
             raise UnfitError(f"two runs in eager differ: {eager.row.reason}")
         if SLOW_S < self.eager_s < self._left_s / LEAST_CALLS:
-            self.eager_s = min(self.eager_s, self._seconds_of(eager))  # the first call also loads kernels
+            began = time.perf_counter()
+            eager.call()
+            measure.synchronize(self.device)
+            self.eager_s = min(self.eager_s, time.perf_counter() - began)  # the first call also loads kernels
         self.reference = self._reference()
         champion = self._first(eager)
         champion = self._climb(champion)
@@ -189,12 +192,6 @@ class _Race:
         ended = (self._capped, self._out_of_time, OVER_BUDGET)
         cut = any(row.reason.startswith(ended) for row in self.rows) or not self._may_time
         return RaceResult(champion.row, tuple(self.rows), self.stats, time.perf_counter() - self.started, cut)
-
-    def _seconds_of(self, runner: Runner) -> float:
-        began = time.perf_counter()
-        runner.call()
-        measure.synchronize(self.device)
-        return time.perf_counter() - began
 
     def _list(self, row: RaceRow) -> None:
         if not any(row is each for each in self.rows):
