@@ -72,7 +72,7 @@ IDLE_CALLS = 100  # eager calls that must fit into what is left to measure how l
 # than half of the budget to compile, since nothing is compiled after it then. (Such graphs also have more launches than
 # the driver queues ahead, about 1000, so that the device is idle for longer than it seems.)
 IDLE, LITTLE_IDLE = 0.2, 0.1
-OP_S = 0.02  # predicted for default's compile, per operator: 0.015 to 0.06 on six models (16 cores)
+OP_S = 0.03  # predicted for the first compile, per operator: the median of ten models, 0.018 to 0.075 (16 cores)
 
 
 class UnfitError(Exception):
