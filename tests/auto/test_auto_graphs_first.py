@@ -56,7 +56,7 @@ def graphs(*, recorded):
         pytest.param({"idle": 0.15}, ["default"], id="waits little"),
         pytest.param({"idle": 0.15, "stats": MANY}, ["cudagraphs"], id="waits little, long to compile"),
         pytest.param({"idle": 0.05, "stats": MANY}, ["default"], id="busy, long to compile"),
-        pytest.param({"idle": 0.15, "stats": MANY, "budget_s": 90.0}, ["default"], id="a larger budget"),
+        pytest.param({"idle": 0.15, "stats": MANY, "budget_s": 200.0}, ["default"], id="a larger budget"),
         pytest.param({"device": CPU}, ["default"], id="on a CPU"),
         pytest.param({"stats": replace(GPU, random=True)}, ["default"], id="random"),
         pytest.param({"stats": replace(GPU, dynamic=True)}, ["default"], id="symbolic sizes"),

@@ -209,7 +209,8 @@ def test_training(norm):
     x.grad = None
     model.zero_grad()
     model(x).square().sum().backward()
-    torch.testing.assert_close(got, [x.grad, *(parameter.grad for parameter in model.parameters())])
+    expected = [x.grad, *(parameter.grad for parameter in model.parameters())]
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-5)  # sums in another order
     assert rewriting.counts["convolution"] == (1 if norm == "" else 0)
 
 
