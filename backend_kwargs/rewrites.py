@@ -49,6 +49,7 @@ class Rewrite:
     version: int = 1
     fitting: Callable[[Any], bool] = lambda stats: True
     objective: str = "latency"
+    early: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.patterns) == bool(self.traced):

@@ -35,8 +35,8 @@ INDUCTOR_DATA = _names(
     xpu.cutlass_op_denylist_regex
     """
 )
-# Names of what is registered in this process or installed.
-OWN_DATA = frozenset({"rewrites"})
+# Names of what is registered in this process or installed, and of products.
+OWN_DATA = frozenset({"rewrites", "tuned_products"})
 AUTO_DATA = frozenset({"candidates"})
 TVM_DATA = frozenset({"aten_ops"})
 OPENVINO_DATA = frozenset({"device"})

@@ -42,6 +42,7 @@ compilers.engines.openvino_native
 compilers.others
 compilers.inductor
 compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
+compilers.inductor.tuned_products
 compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
 compilers.inductor.rewrites.traced compilers.inductor.rewrites.row_kernels compilers.inductor.rewrites.kernels
 compilers.inductor.rewrites.operators
@@ -56,7 +57,8 @@ compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers
 compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting
 compilers.precision.lowered
 compilers.auto.ddp_buckets
-compilers.auto.sandbox compilers.auto.roofline compilers.auto.rewritten compilers.auto.head_to_head compilers.auto.race
+compilers.auto.sandbox compilers.auto.roofline compilers.auto.products
+compilers.auto.rewritten compilers.auto.head_to_head compilers.auto.race
 compilers.auto.decide
 compilers.inductor.compiler
 compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain

@@ -9,17 +9,21 @@ from test_auto_race_steps import NOW, STATS, runner
 
 import backend_kwargs
 from backend_kwargs.compilers.auto import race, roofline
-from backend_kwargs.compilers.auto.candidates import CUDAGRAPHS, GRAPHS_FIRST, RaceCandidate
+from backend_kwargs.compilers.auto.candidates import CUDAGRAPHS, GRAPHS_FIRST, RaceCandidate, rewriting
 from backend_kwargs.compilers.auto.decision import RaceRow
+from backend_kwargs.compilers.auto.graph_stats import Product
 from backend_kwargs.compilers.auto.head_to_head import Runner
 from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, gain_without_graphs
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.rewrites import Rewrite
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GPU = replace(STATS, device="cuda")
 MANY = replace(GPU, ops=2000)
+OPERANDS = (torch.empty(8, 16, device="meta"), torch.empty(16, 32, device="meta"))
+PRODUCT = Product("mm[]", 1, 1.0, 1.0, 1.0, 2, (torch.mm, OPERANDS, {}))
 DEFAULTS = RaceCandidate("default", over=False, rank=0)
 
 
@@ -28,9 +32,11 @@ def raced(monkeypatch):
     """Return a race on a GPU whose eager call waits for launches, and the candidates that it meets."""
     monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: NOW))
 
-    def make(*, stats=GPU, device=CUDA, eager_s=0.01, idle=0.5, fixed=None, limits=None, meets=None, **settings):
+    def make(
+        *, stats=GPU, device=CUDA, eager_s=0.01, idle=0.5, fixed=None, limits=None, meets=None, rewrites=(), **settings
+    ):
         monkeypatch.setattr(race, "idle_share", lambda call, device: idle)
-        tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {})
+        tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {}, rewrites)
         request = Request(None, (), Settings(**{"budget_s": 30.0} | settings), pytest.fail, tools)
         made = race._Race(request, lambda *_: None, 0.0, NOW, None, device, stats, eager_s=eager_s, expected={})
         met = []
@@ -201,3 +207,37 @@ def test_the_share_in_which_the_device_is_idle(monkeypatch):
     monkeypatch.setattr(roofline.measure, "device_seconds", lambda call, device: 0.6)
     monkeypatch.setattr(roofline.measure, "interleave", lambda calls, **_: {"call": [1.2, 0.8, 2.0]})
     assert roofline.idle_share(print, CUDA) == pytest.approx(0.25)
+
+
+def test_early_rewrites_join_cuda_graphs(raced, monkeypatch):
+    """Rewrites that seldom lose and match are part of the first candidate; others are raced later."""
+    asked = []
+
+    def matching(names, *_):
+        asked.append(names)
+        return [rewriting("mine")]
+
+    table = {"mine": Rewrite("early", traced=pytest.fail, early=True), "late": Rewrite("late", traced=pytest.fail)}
+    monkeypatch.setattr(race, "find_rewrite", table.__getitem__)
+    monkeypatch.setattr(race, "candidates_of_rewrites", matching)
+    made, _ = raced(rewrites=("late", "mine"))
+    made.task = SimpleNamespace(copy=lambda: None)
+    assert made._graphs.options == {**CUDAGRAPHS, "rewrites": ["mine"]}
+    assert (made._graphs.name, made._graphs.over, asked) == ("cudagraphs", False, [("mine",)])
+    assert raced(rewrites=("late",))[0]._graphs is GRAPHS_FIRST
+    assert raced(rewrites=("mine",), stats=STATS)[0]._graphs is GRAPHS_FIRST  # on a CPU
+
+
+def test_products_are_tuned_where_the_slack_is_known(raced, monkeypatch):
+    """Tuning the products that are far from what they need is a candidate once default's slack is known."""
+    monkeypatch.setattr(race, "excess_of", lambda library, device: {PRODUCT: 0.5})
+    made, _ = raced()
+    made.library = {PRODUCT: 1.0}
+    assert made._tunings() == []
+    made.base = (1.0, Slack(launches=0.0, library=0.5, generated=0.0))
+    (found,) = made._tunings()
+    assert (found.name, found.options["tuned_products"]) == ("tuned_products", ["8x32x16"])
+    made.started = NOW - 29  # no time is left
+    assert made._tunings() == []
+    made.device, made.started = CPU, NOW
+    assert made._tunings() == []

@@ -58,7 +58,8 @@ coordinate_descent: generated 0.3; 1 0.3 0; quick, 2; max_autotune_pointwise=Tru
 coordinate_descent_looped: generated 0.2; 1 0.3 0; quick, 2; \
 max_autotune_pointwise=True coordinate_descent_tuning=True -triton.multi_kernel -online_softmax
 combo_kernels: launches 0.1, generated 0.05; 1.5 0 0; quick, 2; combo_kernels=True benchmark_combo_kernel=True
-max_autotune: library 0.3, generated 0.2; 1 0 4; quick, 2; max_autotune=True coordinate_descent_tuning=True
+max_autotune: library 0.3, generated 0.2; 1 0 4; quick, 2; \
+max_autotune=True coordinate_descent_tuning=True -tuned_products
 max_autotune: library 0.3, generated 0.2; 1 0 4; quick, 2; max_autotune=True coordinate_descent_tuning=True -freezing
 one_thread: launches 0.3, library 0.3, generated 0.3; 1 0 0; quick, 1; cpp.threads=1
 cpp_wrapper: launches 0.5; 1.2 0 0; quick, 2; cpp_wrapper=True
@@ -66,7 +67,8 @@ multi_kernel: generated 0.3; 1 0.3 0; full, 2; triton.multi_kernel=1
 all_directions: generated 0.35; 1 1 0; full, 2; \
 max_autotune_pointwise=True coordinate_descent_tuning=True coordinate_descent_check_all_directions=True
 simd_256: generated 0.2; 1 0 0; full, 1; cpp.simdlen=256
-tma: library 0.3; 1 0 4; full, 2; max_autotune=True triton.enable_persistent_tma_matmul=True
+tma: library 0.3; 1 0 4; full, 2; \
+max_autotune=True triton.enable_persistent_tma_matmul=True -tuned_products
 cudagraphs_of_tuned: launches 0.9; 0.65 0 0; quick, 3; triton.cudagraphs=True
 cpp_wrapper: launches 0.3; 5 0 0; full, 3; cpp_wrapper=True"""
 
@@ -349,7 +351,13 @@ def test_what_a_request_may_choose():
         return {"of": name}
 
     allowed = allowed_candidates(["aten", "absent", "cudagraphs", "default"], options_of, ["packed"], ["bf16"], 0.5)
-    assert [each.name for each in allowed] == [*(step.name for step in STEPS), "packed", "bf16", "aten"]
+    assert [each.name for each in allowed] == [
+        *(step.name for step in STEPS),
+        "tuned_products",
+        "packed",
+        "bf16",
+        "aten",
+    ]
     assert allowed[-1].options == {"of": "aten"}
     assert allowed[-2].options == {"precision": "bf16", "max_error": 0.5}
 
@@ -357,7 +365,7 @@ def test_what_a_request_may_choose():
 def test_a_named_compiler_may_be_chosen_frozen_or_not():
     """A request that names a compiler follows its decisions under either."""
     allowed = allowed_candidates(["tmpl-tvm"], {}.get, (), (), None)
-    assert [each.options for each in allowed[len(STEPS) :]] == [{}]
+    assert [each.options for each in allowed if each.compiler] == [{}]
     assert all(trusted("tmpl-tvm", options, "tmpl-tvm", allowed) for options in ({}, {"freeze": True}))
 
 

@@ -22,22 +22,28 @@ EAGER = "eager"
 DEFAULT = "default"
 UNFROZEN = "unfrozen"
 PADDED = "padded"
+TUNED_PRODUCTS = "tuned_products"
 # Options that permit what they name, so that `auto` also races code without it: (the user's value, a candidate's).
 PERMITTING: Mapping[str, tuple[Any, Any]] = MappingProxyType({"freezing": (True, False)})
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Predicted seconds to compile and tune: a multiple of default's compile, plus some per operator and product."""
+    """Predicted seconds to compile and tune: a multiple of default's compile, plus some per operator and product.
+
+    `products` are those that are tuned, None if all are.
+    """
 
     compiles: float = 1.0
     op_s: float = 0.0
     product_s: float = 0.0
+    products: int | None = None
 
     def seconds(self, default_s: float, stats: "GraphStats") -> float:
         """Return the prediction for a graph whose default compile took `default_s`."""
         fused = max(stats.ops - sum(product.count for product in stats.products), 0)
-        return self.compiles * default_s + self.op_s * fused + self.product_s * len(stats.products)
+        tuned = len(stats.products) if self.products is None else self.products
+        return self.compiles * default_s + self.op_s * fused + self.product_s * tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,7 @@ ROUNDED = {
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
 }
+PRODUCT_S = 4.0  # to tune one, with 16 cores
 UNFROZEN_GAIN = 0.1  # of a call: GraphSAGE saved 11 % on a Xeon, six other models nothing
 CONSENTED_GAIN = 0.1  # of a call: packed products saved 12 % of the kernels' time in a Llama's decoding on an H200
 PRECISION_GAIN = 0.3  # of a call: less than bf16 with freezing saved on BERT, ResNet-18 and ViT (AVX-512 BF16)
@@ -162,8 +169,9 @@ STEPS: tuple[RaceCandidate, ...] = (
         "max_autotune",
         {"max_autotune": True, **DESCENT},
         _gpu_matmul,
+        without=("tuned_products",),
         shares={"library": 0.3, "generated": 0.2},
-        costs=Costs(1.0, product_s=4.0),
+        costs=Costs(1.0, product_s=PRODUCT_S),
         rank=2,
     ),
     RaceCandidate(
@@ -172,7 +180,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         lambda stats: not stats.gpu and stats.matmul,
         without=FROZEN_ANEW,
         shares={"library": 0.3, "generated": 0.2},
-        costs=Costs(1.0, product_s=4.0),
+        costs=Costs(1.0, product_s=PRODUCT_S),
         rank=2,
     ),
     # To wake other cores takes longer than little work does.
@@ -216,8 +224,9 @@ STEPS: tuple[RaceCandidate, ...] = (
         "tma",
         {"max_autotune": True, "triton.enable_persistent_tma_matmul": True},
         _gpu_matmul,
+        without=("tuned_products",),
         shares={"library": 0.3},
-        costs=Costs(1.0, product_s=4.0),
+        costs=Costs(1.0, product_s=PRODUCT_S),
         effort="full",
         rank=2,
     ),
@@ -307,6 +316,13 @@ def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
     return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
 
 
+def tuning(names: Iterable[str], count: int, saved_s: float) -> RaceCandidate:
+    """Return the tuning of the products `names` alone as a candidate; `count` kernels are tuned."""
+    options = {"max_autotune_gemm": True, "tuned_products": [*names]}
+    costs = replace(AGAIN, product_s=PRODUCT_S, products=count)
+    return RaceCandidate(TUNED_PRODUCTS, options, costs=costs, saved_s=saved_s, rank=2)
+
+
 def merged(under: Mapping[str, Any], candidate: RaceCandidate) -> dict[str, Any]:
     """Return the candidate's options merged onto `under`: its rewrites join those that are there."""
     options = {**{k: v for k, v in under.items() if k not in candidate.without}, **candidate.options}
@@ -382,7 +398,7 @@ def allowed_candidates(
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
     named = list(named)
     in_precisions = precision_candidates(precisions, max_error, filter(is_other, named))
-    allowed = [*STEPS, *map(rewriting, rewrites), *in_precisions]
+    allowed = [*STEPS, tuning((), 0, 0.0), *map(rewriting, rewrites), *in_precisions]
     for name in set(named).difference(step_names()):
         with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
             allowed.append(_named(name, options_of, frozen=False))
@@ -402,6 +418,8 @@ def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Ite
     def is_set(name: str, value: Any) -> bool:
         if name == "rewrites":  # those of several candidates may have joined
             return isinstance(value, list | tuple) and rewrites.issuperset(value)
+        if name == TUNED_PRODUCTS:  # their sizes choose among the graph's own
+            return isinstance(value, list | tuple)
         return any(name in each.options and same(each.options[name], value) for each in allowed)
 
     names = {EAGER, DEFAULT, *(each.name for each in allowed)}

@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad
+WITH_BIAS = frozenset({"addmm", "baddbmm"})  # which is their first argument
 GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
+GROUPED = frozenset({"_grouped_mm"})  # products of groups of rows, which begin at offsets
 NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # their limit is not that of bf16 products
 CONVOLUTIONS = ("convolution", "cudnn_conv")
 ATTENTIONS = ("scaled_dot_product", "flex_attention")
@@ -24,8 +26,8 @@ class Product:
     """A product, convolution or attention of one layout: how often it runs, its flops and bytes.
 
     `activations` are the bytes exchanged with other kernels: all that it reads and writes except inputs of the graph.
-    `call` is the operator with its arguments; their tensors are on the meta device. `unaligned`: its rows do not begin
-    at multiples of 16 bytes, so that padding may help.
+    `call` is the operator with its arguments; their tensors are on the meta device, except offsets. `unaligned`: its
+    rows do not begin at multiples of 16 bytes, so that padding may help.
     """
 
     layout: str
@@ -36,6 +38,11 @@ class Product:
     itemsize: int
     call: tuple[Any, tuple[Any, ...], dict[str, Any]] = field(compare=False, repr=False)
     unaligned: bool = False
+
+    @property
+    def operator(self) -> str:
+        """Its operator's name."""
+        return self.layout.partition("[")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with contextlib.suppress(Exception):  # torch's formulas reject some shapes, such as grouped queries
                 flops = float(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
         self.flops += flops
-        on_meta = pytree.tree_map_only(torch.Tensor, _on_meta, (args, kwargs))
+        on_meta = pytree.tree_map_only(torch.Tensor, _kept if name in GROUPED else _on_meta, (args, kwargs))
         operands = _tensors(on_meta)
         layout = f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}"
         given, made = (_tensors(tree) for tree in ((args, kwargs), result))
@@ -151,6 +158,10 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _kept(operand: torch.Tensor) -> torch.Tensor:
+    return _on_meta(operand) if operand.is_floating_point() else operand.clone()
 
 
 def observed_stats(

@@ -4,7 +4,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -23,6 +23,8 @@ from backend_kwargs.compilers.auto.candidates import (
     EAGER,
     GRAPHS_FIRST,
     PADDED,
+    PRODUCT_S,
+    TUNED_PRODUCTS,
     UNFROZEN,
     RaceCandidate,
     candidates_for,
@@ -36,9 +38,17 @@ from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.eligibility import recomputes
 from backend_kwargs.compilers.auto.graph_stats import GraphStats, Product, observed_stats, padded_in
 from backend_kwargs.compilers.auto.head_to_head import Runner, alike, better, interleaved, speedup
+from backend_kwargs.compilers.auto.products import after_tuning, candidate_of_products
 from backend_kwargs.compilers.auto.request import RESTARTS, Request, Tools
 from backend_kwargs.compilers.auto.rewritten import candidates_of_rewrites, lowered_anew
-from backend_kwargs.compilers.auto.roofline import Slack, gain_without_graphs, idle_share, slack_of, time_library
+from backend_kwargs.compilers.auto.roofline import (
+    Slack,
+    excess_of,
+    gain_without_graphs,
+    idle_share,
+    slack_of,
+    time_library,
+)
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, has_drawn
@@ -50,6 +60,7 @@ from backend_kwargs.compilers.inductor.compile_step import noting_lowered
 from backend_kwargs.compilers.precision.error import against, in_float64
 from backend_kwargs.errors import error_text
 from backend_kwargs.measure import Accuracy
+from backend_kwargs.rewrites import find_rewrite
 
 logger = logging.getLogger("backend_kwargs.auto")
 
@@ -203,7 +214,7 @@ class _Race:
         CUDA graphs run default's kernels, and compiling both takes nearly twice as long as one of them.
         """
         if self._graphs_first(eager):
-            champion = self._meet(eager, GRAPHS_FIRST)
+            champion = self._meet(eager, self._graphs)
             if champion is not eager and champion.replayed:
                 return champion
             self.codes.clear()  # its code is that of default if torch recorded nothing
@@ -221,9 +232,16 @@ class _Race:
         logger.info("Eager leaves the device idle for %.0f%% of a call.", 100 * idle)
         return idle >= (LITTLE_IDLE if OP_S * self.stats.ops > self.settings.budget_s / 2 else IDLE)
 
+    @cached_property
+    def _graphs(self) -> RaceCandidate:
+        """CUDA graphs as the first candidate, with the rewrites that seldom lose: it may be the only one."""
+        early = tuple(name for name in self.tools.rewrites if self.stats.gpu and find_rewrite(name).early)
+        names = [name for each in self._matching(early) for name in each.options["rewrites"]]
+        return replace(GRAPHS_FIRST, options={**CUDAGRAPHS, "rewrites": names}) if names else GRAPHS_FIRST
+
     def _default_later(self, champion: Runner) -> list[RaceCandidate]:
         """Return default as a candidate if CUDA graphs came first."""
-        if champion.candidate is not GRAPHS_FIRST:
+        if champion.candidate is not self._graphs:
             return []
         eager_s = next(row.seconds for row in self.rows if row.name == EAGER)
         gain = 1.0
@@ -240,7 +258,7 @@ class _Race:
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
         if any(row.name == GRAPHS_FIRST.name for row in self.rows):
             candidates = [each for each in candidates if each.name != GRAPHS_FIRST.name]
-        left = [*self._default_later(champion), *candidates, *self._rewrites(), *precise]
+        left = [*self._default_later(champion), *self._tunings(), *candidates, *self._rewrites(), *precise]
         count = len(left)
         while left:
             reasons = {id(each): self._not_worth(each, champion) for each in left}
@@ -260,9 +278,21 @@ class _Race:
             champion = self._meet(champion, following)
         return champion
 
+    def _tunings(self) -> list[RaceCandidate]:
+        """Return the tuning of the products that are far from what they need, on a GPU."""
+        if self.device.type != "cuda" or self._named or self.base is None or self.library is None:
+            return []
+        excess, least_s = excess_of(self.library, self.device), LEAST_GAIN_PER_S * PRODUCT_S * self.base[0]
+        made = candidate_of_products(excess, least_s, lambda each: self._predicted_s(each) <= self._left_s)
+        return [made] if made else []
+
     def _rewrites(self) -> list[RaceCandidate]:
         """Return the rewrites that match, unless candidates are named."""
-        if self._named or self._over:
+        return [] if self._named or self._over else self._matching(self.tools.rewrites)
+
+    def _matching(self, names: Sequence[str]) -> list[RaceCandidate]:
+        """Return those of the rewrites `names` that match."""
+        if not names:
             return []
 
         @cache
@@ -271,8 +301,7 @@ class _Race:
             return self.lowered or lowered_anew(again)
 
         traced = self.task.copy(), self.request.example_inputs
-        objective = self.settings.objective
-        return candidates_of_rewrites(self.tools.rewrites, self.stats, objective, lowered, traced, self.device)
+        return candidates_of_rewrites(names, self.stats, self.settings.objective, lowered, traced, self.device)
 
     # ---- before
 
@@ -430,6 +459,8 @@ class _Race:
         try:
             if self.library is None:
                 self.library = time_library(self.stats.products, self.device)
+            elif (names := row.options.get(TUNED_PRODUCTS)) and self.base is not None:
+                self.library = after_tuning(self.library, names, self.base[0] - row.seconds)
             slack = slack_of(runner.call, row.seconds, self.stats, self.library, self.device)
             self.base = row.seconds, slack
             logger.info("%s could save at most %s of %.3g s", row.name, slack, row.seconds)
@@ -467,7 +498,7 @@ class _Race:
         return None
 
     def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Callable[..., Any]:
-        first = options in ({}, CUDAGRAPHS) and not self.lowered
+        first = options in ({}, self._graphs.options) and not self.lowered
         noting = noting_lowered() if first else nullcontext(self.lowered)
         # The error under a lower precision is measured here, on what the compiled graph returns.
         options = {**options, **({"max_error": None} if "precision" in options else {})}
@@ -526,7 +557,7 @@ class _Race:
     def _beats(self, challenger: Runner, champion: Runner) -> bool:
         self._list(champion.row)
         self._list(challenger.row)
-        if not self._may_time and challenger.candidate is not GRAPHS_FIRST:
+        if not self._may_time and challenger.candidate is not self._graphs:
             # To compile default can take all of the budget; a few calls then show whether eager is faster.
             first = challenger.candidate.name == DEFAULT and champion.candidate.name == EAGER
             if not first or LEAST_CALLS * self.eager_s > (GRACE - 1) * self.settings.budget_s:

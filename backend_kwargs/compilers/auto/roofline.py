@@ -99,13 +99,18 @@ def slack_of(
         launches = min(stats.ops * LAUNCH_S, seconds)
         return Slack(launches, min(spent, seconds), max(seconds - spent, 0.0))
     busy = min(measure.device_seconds(call, device), seconds)
-    ceilings = _ceilings(device)
-    excess = {p: max(each - ceilings.product_s(p), 0.0) * p.count for p, each in library.items()}
+    ceilings, excess = _ceilings(device), excess_of(library, device)
     unaligned = sum(each for p, each in excess.items() if p.unaligned)
     # Except for inputs of the graph, all that products read and write passes through other kernels and memory.
     moved = sum(product.activations * product.count for product in stats.products) / ceilings.copy
     generated = min(busy - spent - moved, busy - limit_of(stats, device))
     return Slack(seconds - busy, min(sum(excess.values()), busy), max(generated, 0.0), min(unaligned, busy))
+
+
+def excess_of(library: Mapping[Product, float], device: torch.device) -> dict[Product, float]:
+    """Return the seconds of a call that each library kernel takes beyond what its flops and bytes need, on a GPU."""
+    ceilings = _ceilings(device)
+    return {p: max(each - ceilings.product_s(p), 0.0) * p.count for p, each in library.items()}
 
 
 def idle_share(call: Callable[[], object], device: torch.device) -> float:
@@ -133,7 +138,8 @@ def time_library(products: Iterable[Product], device: torch.device) -> dict[Prod
     found = {}
     for product in products:
         operator, args, kwargs = product.call
-        if all(t.is_floating_point() for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)):
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        if all(each.is_floating_point() or not each.is_meta for each in given):
             with contextlib.suppress(Exception):
                 made, named = pytree.tree_map_only(torch.Tensor, partial(_random_like, device=device), (args, kwargs))
                 found[product] = measure.device_seconds(partial(operator, *made, **named), device)
@@ -141,6 +147,8 @@ def time_library(products: Iterable[Product], device: torch.device) -> dict[Prod
 
 
 def _random_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if not meta.is_meta:
+        return meta
     made = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=device)
     return made.normal_() if made.is_floating_point() and made.itemsize > 1 else made.zero_()
 

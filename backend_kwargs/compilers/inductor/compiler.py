@@ -1,12 +1,13 @@
 """Inductor: reads templates, modes and options, and compiles with `compile_fx`."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from backend_kwargs.catalogue import KIND, inductor_option, inductor_options
 from backend_kwargs.compilers import Reading
@@ -19,13 +20,14 @@ from backend_kwargs.compilers.inductor.torch_fixes import keeping_cubins, mode_o
 from backend_kwargs.compilers.precision import table as precisions
 from backend_kwargs.errors import BackendKwargsError, warn_once, wrong_value
 from backend_kwargs.layers import Layer, copied, merge, same
-from backend_kwargs.options import Option, check
+from backend_kwargs.options import Option, Where, check
 from backend_kwargs.requirements import RULES, Limit, Machine, generators, limits, limits_of_options, machine
 from backend_kwargs.rewrites import check_rewrites, find_rewrite, raced_rewrites
 from backend_kwargs.spec import split_templates
 from backend_kwargs.templates import find_template, is_published
 from backend_kwargs.trust import OWN_DATA, Check
 
+Product = Annotated[str, Where("of the form 'MxNxK'", lambda name: bool(re.fullmatch(r"\d+x\d+x\d+", name)))]
 OWN: Mapping[str, Option] = MappingProxyType(
     {
         option.name: option
@@ -45,10 +47,19 @@ OWN: Mapping[str, Option] = MappingProxyType(
                 "rewrites of the graph to apply; under auto those to race, None: all that compute the same function",
                 data="rewrites" in OWN_DATA,
             ),
+            Option(
+                "tuned_products",
+                tuple[Product, ...] | None,
+                None,
+                "the products that max_autotune tunes, by their sizes; None: all",
+                data="tuned_products" in OWN_DATA,
+            ),
         )
     }
     | dict(auto.OPTIONS)
 )
+# As tuples, whether they came from Python, from a file or from a stored decision: equal backends compile once.
+TUPLES = ("rewrites", "tuned_products")
 # Options that torch.compile itself uses; a backend never gets them.
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
 # What works only where this package compiles, and why a plain dict of options for Inductor cannot contain it.
@@ -114,6 +125,10 @@ class InductorCompiler:
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         if options.get("use_aoti") and options.get("freezing"):
             raise BackendKwargsError("Options 'use_aoti' and 'freezing' cannot be combined; leave one out.")
+        if options.get("tuned_products") is not None and options.get("inductor_choices_class"):
+            raise BackendKwargsError(
+                "Options 'tuned_products' and 'inductor_choices_class' cannot be combined; leave one out."
+            )
         if _clones(options) and not options.get("triton.cudagraph_trees", True):
             raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
         check_candidates(options.get("candidates") or ())
@@ -216,8 +231,7 @@ class InductorCompiler:
                     f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend."
                 )
         known = [(self.option(name), value) for name, value in options.items()]
-        # As a tuple, whether it came from Python, from a file or from a stored decision: equal backends compile once.
-        known = [(o, tuple(v) if o.name == "rewrites" and isinstance(v, list) else v) for o, v in known]
+        known = [(o, tuple(v) if o.name in TUPLES and isinstance(v, list) else v) for o, v in known]
         known = [(o, precisions.named(value) if o.name == "precision" else value) for o, value in known]
         return {o.name: copied(coerce(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
 
@@ -296,6 +310,10 @@ def _compile(
         with found_by_inductor(here.nvcc) if asks_for_cutlass(wrapper.config, here) else nullcontext():
             return wrapper(gm, example_inputs)  # type: ignore[no-any-return]
     inner_compile = _inner_compile(wrapper.config, here, strict=bool(options.get("strict")))
+    if (tuned := options.get("tuned_products")) is not None:
+        from backend_kwargs.compilers.inductor.tuned_products import tuning_only, with_tuned
+
+        wrapper.config, inner_compile = with_tuned(wrapper.config, tuned), tuning_only(inner_compile, tuned)
     if names := options.get("rewrites"):
         from backend_kwargs.compilers.inductor.rewrites.apply import with_rewrites
 
