@@ -37,6 +37,7 @@ class Rewrite:
     generated code. `needs` names entries of `requirements.REQUIREMENTS`. `same_function` is False if the result can
     differ from the graph's by more than rounding; such a rewrite applies only where it is named. `fitting(stats)`
     returns whether a graph with these statistics can match, and `objective` names the races that try the rewrite.
+    `early`: it seldom loses, so that a race has it in its first candidate, where that may be the only one.
     """
 
     summary: str
@@ -111,6 +112,14 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             needs=("gpu",),
             fitting=lambda stats: stats.attentions > 0,
         ),
+        "attention_mask": Rewrite(
+            "Masks that are expanded over the keys, copied so that scaled_dot_product_attention has a fused kernel",
+            traced=f"{OURS}.attention_mask:make_dense",
+            needs=("gpu",),
+            costs="memory for the mask of one head",
+            fitting=lambda stats: stats.gpu and stats.softmaxes + stats.attentions > 0,
+            early=True,
+        ),
         "cross_entropy": Rewrite(
             "Cross-entropy, forward and backward, by kernels that read the logits once each",
             traced=f"{OURS}.losses:fuse_cross_entropy",
@@ -138,6 +147,13 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             operators=("backend_kwargs::rotary",),
             costs="what comes before and after is no longer part of its kernel",
             fitting=lambda stats: stats.gpu and _has(stats, "cat"),
+        ),
+        "matrix_vector": Rewrite(
+            "Batched products of a matrix and a vector as multiply and sum, fused with what is around them",
+            traced=f"{OURS}.matrix_vector:multiply_and_sum",
+            needs=("gpu",),
+            fitting=lambda stats: stats.gpu and stats.gemms > 0,
+            early=True,
         ),
         "packed": Rewrite(
             "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",

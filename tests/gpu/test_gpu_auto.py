@@ -83,6 +83,25 @@ def test_cudagraphs_come_first_where_eager_waits_for_launches(store):
 
 
 @torch.no_grad()
+def test_early_rewrites_are_part_of_the_first_candidate(store):
+    """Rewrites that seldom lose are compiled with CUDA graphs at once, where eager waits for launches."""
+
+    def scan(state, steps):
+        outputs = []
+        for at in range(steps.shape[1]):
+            state = state.sin() + steps[:, at, None, :]
+            outputs.append(torch.matmul(state, steps[:, at].unsqueeze(-1)))
+        return torch.stack(outputs, 1)
+
+    args = normal(2, 512, 16), normal(2, 12, 16)
+    expected = scan(*(each.double() for each in args))
+    torch.testing.assert_close(auto(scan)(*args).double(), expected, atol=0.3, rtol=3e-2)
+    row = rows_of(store)["cudagraphs"]
+    assert row.options == {"triton.cudagraphs": True, "rewrites": ["matrix_vector"]}
+    assert (row.status, row.rewritten) == ("pass", {"matrix_vector": 12})
+
+
+@torch.no_grad()
 def test_default_comes_first_where_kernels_take_the_time(store):
     """Large products keep the device busy in eager: default is compiled first."""
     model, x = mlp(layers=4, width=4096), normal(8192, 4096)

@@ -198,6 +198,57 @@ def stack(*channels, groups=1):
     return nn.Sequential(*layers).to("cuda", torch.bfloat16).eval().to(memory_format=LAST)
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_masks_that_are_expanded_have_a_fused_kernel(training):
+    """Attention with a mask that is expanded over the keys is one call, and products of float32 without the rewrite."""
+    q, k, v = (normal(4, 8, 128, 64).requires_grad_(training) for _ in range(3))
+    rows = torch.arange(128, device="cuda").view(1, 1, 128, 1)
+
+    def fn(q, k, v, rows):
+        mask = (rows >= 0).expand(4, 1, 128, 128)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).sin()
+
+    def seen(names):
+        torch._dynamo.reset()
+        compiled = torch.compile(fn, backend=make_backend("tmpl-inductor", {"rewrites": names}))
+
+        def run():
+            result = compiled(q, k, v, rows)
+            return (result, *(torch.autograd.grad(result.float().square().sum(), (q, k, v)) if training else ()))
+
+        with torch.set_grad_enabled(training):
+            return run_and_get_code(run)
+
+    plain, codes = seen(())
+    assert "extern_kernels.bmm" in codes[0]
+    fused, codes = seen(("attention_mask",))
+    assert not any("extern_kernels.bmm" in code for code in codes)
+    assert "_scaled_dot_product" in codes[0]
+    for one, other in zip(fused, plain, strict=True):
+        torch.testing.assert_close(one, other, atol=3e-2, rtol=3e-2)
+
+
+def scan(states, steps, decay):
+    """Return the outputs of a scan over tokens, as in a state-space model without its own kernels."""
+    state, outputs = states, []
+    for at in range(steps.shape[1]):
+        state = state * decay + steps[:, at, None, :]
+        outputs.append(torch.matmul(state, steps[:, at].unsqueeze(-1)))
+    return torch.stack(outputs, 1)
+
+
+def test_matrices_times_vectors_are_fused():
+    """No product is left in the code, and there are fewer kernels."""
+    args = normal(2, 512, 16), normal(2, 12, 16), normal(16).sigmoid()
+    plain, before, _ = code_of(scan, args, ())
+    fused, after, compiled = code_of(scan, args, ("matrix_vector",))
+    assert "extern_kernels.bmm" in before
+    assert "extern_kernels.bmm" not in after
+    assert after.count(".run(") < before.count(".run(") + before.count("extern_kernels.bmm(")
+    close(fused, plain, torch.bfloat16)
+    assert report(compiled).graphs[0].rewritten == {"matrix_vector": 12}
+
+
 def test_norms_are_folded_in_one_launch():
     """One kernel folds the norms of all convolutions of a graph."""
     model, x = stack(*[64] * 7), normal(8, 64, 28, 28).contiguous(memory_format=LAST)

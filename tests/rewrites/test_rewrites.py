@@ -57,8 +57,8 @@ WRONG = {
         {"rewrites": ("zzz",)},
         (
             "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, linear_activation, onednn, "
-            "attention, cudnn_attention, cross_entropy, linear_cross_entropy, layer_norm_backward, rotary, packed, "
-            "approximate_gelu."
+            "attention, cudnn_attention, attention_mask, cross_entropy, linear_cross_entropy, layer_norm_backward, "
+            "rotary, matrix_vector, packed, approximate_gelu."
         ),
     ),
     "type": (

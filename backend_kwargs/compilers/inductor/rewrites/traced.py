@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._dynamo.eval_frame import innermost_fn
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, storages_of, written_between
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, erase_dead
+from backend_kwargs.requirements import machine, unmet
 from backend_kwargs.rewrites import find_rewrite, resolved
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -38,14 +40,20 @@ def compile_rewritten(
     gm: GraphModule, example_inputs: Sequence[Any], names: Sequence[str], compile_gm: CompileGm
 ) -> Callable[..., Any]:
     """Compile `gm` after the rewrites `names` of dynamo's graphs."""
-    wraps = []
+    wraps, counts = [], {}
     for name in names:
         rewrite = find_rewrite(name)
-        change = resolved(rewrite.traced)(gm, example_inputs) if rewrite.traced else None
+        works = rewrite.traced and not unmet(rewrite.needs, machine())
+        change = resolved(rewrite.traced)(gm, example_inputs) if works else None
         if change is not None:
             gm, example_inputs = change.gm, change.example_inputs
             wraps.append(change.wrap)
+            if not rewrite.operators:
+                counts[name] = change.count
     compiled = compile_gm(gm, example_inputs)
+    if counts:  # for `report`: nothing in the generated code shows them
+        kept: Any = innermost_fn(compiled)
+        kept.rewritten = counts
     for wrap in reversed(wraps):
         compiled = wrap(compiled)
     return compiled

@@ -1,0 +1,149 @@
+"""Batched products of a matrix and a vector become multiply and sum."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from on_a_cpu import compiled_by
+from torch.testing import assert_close
+
+import backend_kwargs as bk
+from backend_kwargs.compilers.generated_code import rewritten_in
+from backend_kwargs.compilers.inductor.rewrites import traced
+from backend_kwargs.compilers.inductor.rewrites.matrix_vector import multiply_and_sum
+
+FORMS = {
+    "matmul": torch.matmul,
+    "@": lambda a, b: a @ b,
+    "method": lambda a, b: a.matmul(b),
+    "bmm": torch.bmm,
+    "method bmm": lambda a, b: a.bmm(b),
+}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@pytest.mark.parametrize("inductor", [False, True], ids=["as it is", "Inductor"])
+@pytest.mark.parametrize("shapes", [((4, 6, 5), (4, 5, 1)), ((4, 1, 5), (4, 5, 6)), ((4, 1, 5), (4, 5, 1))], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form(form, shapes, inductor):
+    """Products with a column, with a row, and of two vectors, in each form that dynamo captures."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(shape) for shape in shapes)
+    fn, counts = compiled_by(multiply_and_sum, FORMS[form], inductor=inductor)
+    assert_close(fn(a, b), FORMS[form](a, b))
+    assert counts == [1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch=st.sampled_from([(3,), (2, 3), (1, 3), (2, 1)]),
+    other=st.sampled_from([(3,), (1,), (2, 3)]),
+    rows=st.integers(1, 5),
+    summands=st.integers(2, 40),
+    column=st.booleans(),
+    strided=st.booleans(),
+    dtype=st.sampled_from([*TOLERANCE]),
+)
+def test_against_float64(batch, other, rows, summands, column, strided, dtype):
+    """Whatever broadcasts, in each dtype and layout, the result is within rounding of float64, and has eager's form."""
+    torch.manual_seed(rows)
+    matrix = torch.randn(*batch, rows, summands).to(dtype)
+    if strided:
+        matrix = matrix.transpose(-1, -2).contiguous().transpose(-1, -2)
+    vector = torch.randn(*other, summands, 1).to(dtype)
+    args = (matrix, vector) if column else (vector.mT, matrix.mT)
+    expected = torch.matmul(*(each.double() for each in args))
+    fn, counts = compiled_by(multiply_and_sum, torch.matmul)
+    found = fn(*args)
+    assert found.dtype == dtype
+    assert found.shape == expected.shape
+    assert_close(found.double(), expected, atol=TOLERANCE[dtype] * summands**0.5, rtol=TOLERANCE[dtype])
+    assert counts == [1]
+
+
+def test_halves_are_summed_in_float32():
+    """A sum whose partial sums float16 could not hold exactly is rounded once."""
+    a = torch.full((2, 3, 256), 16.0, dtype=torch.float16)
+    b = torch.full((2, 256, 1), 15.9, dtype=torch.float16)
+    fn, _ = compiled_by(multiply_and_sum, torch.matmul, inductor=True)
+    assert_close(fn(a, b), (a.double() @ b.double()).half())
+
+
+def test_gradients_are_the_same():
+    """Both operands have the gradients of a product."""
+    torch.manual_seed(0)
+    given = torch.randn(3, 4, 5, requires_grad=True), torch.randn(3, 5, 1, requires_grad=True)
+    fn, counts = compiled_by(multiply_and_sum, lambda a, b: (a @ b).square(), inductor=True)
+    found = torch.autograd.grad(fn(*given).sum(), given)
+    assert_close(found, torch.autograd.grad((given[0] @ given[1]).square().sum(), given))
+    assert counts == [1]
+
+
+def attends(q, k, v):
+    scores = torch.matmul(q, k.transpose(-1, -2)) / 8
+    return torch.matmul(torch.softmax(scores.float(), -1).to(q.dtype), v)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        pytest.param(torch.matmul, ((4, 6, 5), (4, 5, 2)), id="two matrices"),
+        pytest.param(torch.matmul, ((6, 5), (5, 1)), id="no batch"),
+        pytest.param(torch.matmul, ((4, 6, 5), (5, 1)), id="a linear layer with one feature"),
+        pytest.param(torch.matmul, ((4, 6, 5), (5,)), id="a vector"),
+        pytest.param(torch.matmul, ((4, 6, 1), (4, 1, 1)), id="nothing to sum"),
+        pytest.param(torch.matmul, ((2, 3, 300), (2, 300, 1)), id="a long sum"),
+        pytest.param(attends, ((2, 3, 1, 8), (2, 3, 5, 8), (2, 3, 5, 8)), id="attention of one query"),
+    ],
+)
+def test_others_stay(fn, shapes):
+    """Products of matrices, of long vectors, without a batch, and those of attention stay as they are."""
+    args = [torch.randn(shape) for shape in shapes]
+    compiled, counts = compiled_by(multiply_and_sum, fn)
+    assert_close(compiled(*args), fn(*args))
+    assert counts == [0]
+
+
+def test_integers_and_doubles_stay():
+    """Only dtypes of a GPU's products are rewritten."""
+    fn, counts = compiled_by(multiply_and_sum, torch.matmul)
+    for dtype in (torch.int64, torch.float64):
+        fn(torch.ones(2, 3, 4, dtype=dtype), torch.ones(2, 4, 1, dtype=dtype))
+    assert counts == [0, 0]
+
+
+def test_under_autocast_products_stay():
+    """Autocast decides the dtype of a product, and not that of a sum."""
+    a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 1)
+
+    def fn(a, b):
+        with torch.autocast("cpu", torch.bfloat16):
+            return a @ b
+
+    compiled, counts = compiled_by(multiply_and_sum, fn)
+    assert compiled(a, b).dtype == torch.bfloat16
+    assert counts == [0]
+
+
+def test_rows_may_vary():
+    """With symbolic sizes one graph serves other batches and rows."""
+    fn, counts = compiled_by(multiply_and_sum, torch.matmul, inductor=True)
+    for batch, rows in ((2, 3), (4, 7), (5, 9)):
+        a, b = torch.randn(batch, rows, 16), torch.randn(batch, 16, 1)
+        torch._dynamo.mark_dynamic(a, (0, 1))
+        torch._dynamo.mark_dynamic(b, 0)
+        assert_close(fn(a, b), a @ b)
+    assert counts == [1]
+
+
+@pytest.mark.filterwarnings("ignore:Rewrite 'matrix_vector' cannot act")
+def test_a_report_counts_them(monkeypatch, fresh_dynamo):
+    """The generated code does not show these rewrites, so the compiled graph has their counts."""
+    monkeypatch.setattr(traced, "unmet", lambda needs, here: [])
+    backend = bk.make_backend("tmpl-inductor", rewrites=("matrix_vector",))
+    a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 1)
+    compiled = torch.compile(lambda a, b: (a @ b) * (b.mT @ a.mT), backend=backend)
+    assert_close(compiled(a, b), (a @ b) * (b.mT @ a.mT))
+    (graph,) = bk.report(compiled).graphs
+    assert graph.rewritten == {"matrix_vector": 2}
+    assert rewritten_in(None, ()) == {}
