@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,7 @@ from torch._guards import Guard, Source, TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.graphs import STAYS_INPUT, copy_of_graph, may_be_written, origin
+from backend_kwargs.compilers.graphs import STAYS_INPUT, copy_of_graph, may_be_written, origin, written_memory
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -107,13 +107,15 @@ def _writes_shared_memory(gm: GraphModule, example_inputs: Sequence[Any]) -> boo
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
         if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided:
             sharing[value.untyped_storage()._cdata].append((node, value))
-    return any(len(shared) > 1 and _any_written(shared) for shared in sharing.values())
+    several = [shared for shared in sharing.values() if len(shared) > 1]
+    written = written_memory(gm.graph) if several else ()
+    return any(_any_written(shared, written) for shared in several)
 
 
-def _any_written(shared: Sequence[tuple[Node, torch.Tensor]]) -> bool:
+def _any_written(shared: Sequence[tuple[Node, torch.Tensor]], written: Collection[int]) -> bool:
     mode = FakeTensorMode()
     fresh = [(node, mode.from_tensor(value)) for node, value in shared]  # all alive, so that shared memory is detected
-    return any(may_be_written(node, fake._version) for node, fake in fresh)
+    return any(may_be_written(node, written, fake._version) for node, fake in fresh)
 
 
 def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tensor) -> Source:

@@ -1,9 +1,9 @@
-"""Dynamo's graphs: copy one for a compiler that changes it, and find what it may mutate."""
+"""Dynamo's graphs: copy one for a compiler that changes it, and find what its calls may write."""
 
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import Any
 
@@ -12,49 +12,33 @@ from torch.fx import Graph, GraphModule, Node
 
 # The key in the `meta` of a placeholder that stays an input of the graph, also where parameters become constants.
 STAYS_INPUT = "backend_kwargs_stays_input"
-# Modules whose functions write into no argument but the first and `out`. Norms also write into statistics, and
-# embeddings with `max_norm`, which is an argument at this position or later, into weights.
-OF_TORCH = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "_operator", "builtins", "math")
-NORMS, EMBEDDINGS, MAX_NORM = ("batch_norm", "instance_norm"), ("embedding", "embedding_bag"), 3
+# Modules whose functions write only into what their names, signatures and schemas say.
+OF_TORCH = frozenset(
+    {
+        *("torch", "torch.functional", "torch.nn.functional", "_operator", "builtins", "math"),
+        *(f"torch._C._{name}" for name in ("nn", "autograd", "fft", "linalg", "special")),
+    }
+)
+# Schemas do not say that norms write into these, unless one of the flags is False.
+STATISTICS, FLAGS = ("running_mean", "running_var"), ("training", "train", "use_input_stats")
 
 
-def may_be_written(placeholder: Node, version: int = 0) -> bool:
-    """Return whether the graph may mutate this input.
+def may_be_written(placeholder: Node, written: Collection[int], version: int = 0) -> bool:
+    """Return whether the graph may mutate this input; `written` is the graph's `written_memory`.
 
     `version` is that of a new fake of the input; it is above 0 if another input shares its memory.
     """
     # Dynamo has run the graph on this fake tensor, and in-place operators increment its version. Inference tensors have
-    # no version, and a higher-order operator (a Triton kernel) may write without incrementing it.
+    # no version; `torch._foreach_mul_`, the statistics of a norm, and writes into `.data` increment none.
     fake = placeholder.meta.get("example_value")
     if not isinstance(fake, torch.Tensor) or fake.is_inference() or fake._version > version:
         return True
-    return any(isinstance(user.target, torch._ops.HigherOrderOperator) for user in placeholder.users)
+    return not storages_of(fake).isdisjoint(written)
 
 
-def exposes_data(placeholder: Node) -> bool:
-    """Return whether the graph takes `.data` of this input or of a view of it; writes to that change no version."""
-    taken = placeholder.graph.find_nodes(op="call_function", target=torch._C._autograd._get_data_attr)  # type: ignore[attr-defined]
-    return any(origin(node) is placeholder for node in taken)
-
-
-def writes(node: Node) -> bool:
-    """Return whether a call of torch's writes into its first argument or into `out`."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in ("setitem", "copy_", "__setitem__")
-    dunder = node.op == "call_method" and name.startswith("__")
-    operation = name[2:-2] if dunder else name if getattr(operator, name, None) is node.target else ""
-    augmented = operation.startswith("i") and operation[1:] in dir(operator)
-    inplace = node.kwargs.get("inplace") is True or True in node.args[slice(*_inplace_at(node.target))]
-    return node.op.startswith("call") and (in_place or augmented or inplace or "out" in node.kwargs)
-
-
-@cache
-def _inplace_at(function: Any) -> tuple[int, int]:
-    """Return the range of the positional arguments of a function in which `inplace` is, an empty one if in none."""
-    if getattr(function, "__module__", "") != "torch.nn.functional":
-        return 0, 0
-    names = [*inspect.signature(function).parameters]
-    return (names.index("inplace"), names.index("inplace") + 1) if "inplace" in names else (0, 0)
+def written_memory(graph: Graph) -> set[int]:
+    """Return the storages into which calls of the graph may write."""
+    return {each for node in graph.nodes for each in written_storages(node)}
 
 
 def written_between(first: Node, last: Node, read: Iterable[Node]) -> bool:
@@ -62,31 +46,76 @@ def written_between(first: Node, last: Node, read: Iterable[Node]) -> bool:
     storages = {each for node in read for each in storages_of(node.meta.get("example_value"))}
     node = first
     while (node := node.next) is not last:
-        given = node.all_input_nodes if _may_write_any(node) else _written(node) if writes(node) else []
-        if any(storages & storages_of(each.meta.get("example_value")) for each in given):
+        if storages & written_storages(node):
             return True
     return False
 
 
-def _may_write_any(node: Node) -> bool:
-    """Return whether a call may write into any of its arguments: all but torch's own functions and methods may."""
-    target: Any = node.target
+def written_storages(node: Node) -> set[int]:
+    """Return the storages into which a call may write: any that it reads, unless its function is one of torch's."""
+    if not node.op.startswith("call"):
+        return set()
+    leaves = node.all_input_nodes if _is_unknown(node) else torch.utils._pytree.tree_leaves(_written(node))
+    return {each for leaf in leaves if isinstance(leaf, Node) for each in storages_of(leaf.meta.get("example_value"))}
+
+
+def _is_unknown(node: Node) -> bool:
     if node.op != "call_function":
         return node.op == "call_module"
-    if isinstance(target, torch._ops.OpOverload):
-        return bool(target._schema.is_mutable)
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        overloads = [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
-        return any(each._schema.is_mutable for each in overloads if "out" not in each._overloadname)
-    name, module = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
-    if name in NORMS or (name in EMBEDDINGS and (len(node.args) > MAX_NORM or node.kwargs.get("max_norm"))):
-        return True
-    return module not in OF_TORCH
+    of_torch = getattr(node.target, "__module__", None) in OF_TORCH
+    return not of_torch and not isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
 
 
-def _written(node: Node) -> list[Node]:
-    given = [*node.args[:1], node.kwargs.get("input"), node.kwargs.get("out")]
-    return [each for each in torch.utils._pytree.tree_leaves(given) if isinstance(each, Node)]
+def _written(node: Node) -> list[Any]:
+    """Return the arguments into which a call of torch's writes, also lists of nodes."""
+    found = [node.kwargs.get("out")]
+    if _is_in_place(node):
+        found += [*node.args[:1], node.kwargs.get("input")]
+    for names, mutable in _signatures(node.target):
+        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        found += [given.get(name) for name in mutable]
+        if not any(given.get(flag) is False for flag in FLAGS):
+            found += [given.get(name) for name in STATISTICS]
+        if given.get("inplace") is True:
+            found.append(given.get(names[0]))
+        if given.get("max_norm") is not None:
+            found.append(given.get("weight"))
+    return found
+
+
+def _is_in_place(node: Node) -> bool:
+    """Return whether the name of a function or method says that it writes into its first argument."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    dunder = node.op == "call_method" and name.startswith("__")
+    if dunder or getattr(operator, name, None) is node.target:
+        operation = name[2:-2] if dunder else name
+        return operation == "setitem" or (operation.startswith("i") and hasattr(operator, f"__{operation[1:]}__"))
+    return name.endswith("_")
+
+
+@cache
+def _signatures(function: Any) -> tuple[tuple[list[str], list[str]], ...]:
+    """Return, for each overload of a function, the names of its arguments, and of those into which it writes."""
+    if inspect.isfunction(function):
+        return (([*inspect.signature(function).parameters], []),)
+    if isinstance(function, torch._ops.OpOverload):
+        return (_names(function),)
+    if getattr(function, "__module__", None) == "torch":
+        function = getattr(torch.ops.aten, function.__name__, None)
+    if not isinstance(function, torch._ops.OpOverloadPacket):
+        return ()
+    overloads = [getattr(function, name) for name in function.overloads()]  # type: ignore[no-untyped-call]
+    return tuple(
+        _names(each)
+        for each in overloads
+        if "out" not in each._overloadname and torch._C._dispatch_has_kernel(each.name())  # not TorchScript's alone
+    )
+
+
+def _names(overload: Any) -> tuple[list[str], list[str]]:
+    arguments = overload._schema.arguments
+    mutable = [each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write]
+    return [each.name for each in arguments], mutable
 
 
 def storages_of(value: Any) -> set[int]:

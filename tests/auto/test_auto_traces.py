@@ -10,6 +10,7 @@ from graphs import backend_of, chain, rows_of
 from torch import nn
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
+from torch.nn import functional
 
 import backend_kwargs
 from backend_kwargs.compilers.auto import race
@@ -45,6 +46,25 @@ def test_weights_changed_through_data_are_changed_once(auto, move, grad):
     with torch.set_grad_enabled(grad):
         assert torch.allclose(auto(model)(x), expected(x))
     assert torch.equal(model.kept, expected.kept)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        pytest.param(lambda to, by: torch._foreach_mul_([to], 1.5), id="list"),
+        pytest.param(
+            lambda to, by: functional.batch_norm(by.view(4, 16), to[:16], to[16:32], training=True), id="norm"
+        ),
+        pytest.param(lambda to, by: functional.embedding(torch.arange(2), to.view(4, 16), max_norm=0.5), id="max_norm"),
+    ],
+)
+@torch.no_grad()
+def test_parameters_changed_without_a_version_are_changed_once(auto, store, move):
+    """A race leaves parameters unchanged that a list of tensors, a norm or an embedding writes."""
+    model, expected, x = Averaged(move), Averaged(move), torch.randn(8, 64)
+    assert torch.allclose(auto(model)(x), expected(x), atol=1e-6)
+    assert torch.allclose(model.kept, expected.kept)
+    assert rows_of(store)["default"].status == "pass"
 
 
 def test_the_users_frozen_objects_stay_frozen(auto):

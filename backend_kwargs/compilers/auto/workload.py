@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.compilers.auto.deadline import capped_backward
-from backend_kwargs.compilers.graphs import STAYS_INPUT, copy_of_graph, exposes_data, has_memory, may_be_written
+from backend_kwargs.compilers.graphs import STAYS_INPUT, copy_of_graph, has_memory, may_be_written, written_memory
 
 SEED = 0
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -53,13 +53,10 @@ class Inputs:
     def of(cls, gm: GraphModule, example_inputs: Sequence[Any]) -> "Inputs":
         """Return the inputs of `gm`; one eager call, on copies of all but parameters, shows which are written."""
         pairs = list(enumerate(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)))
-        declared = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node)}
-        # Some changes do not count in the version of dynamo's fakes, such as batch norm statistics: compare the values.
-        others = {
-            at
-            for at, (node, value) in pairs
-            if has_memory(value) and (type(value) is torch.Tensor or exposes_data(node))
-        }
+        written = written_memory(gm.graph)
+        declared = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node, written)}
+        # An operator may write where its schema says that it does not: compare the values.
+        others = {at for at, (_, value) in pairs if has_memory(value) and type(value) is torch.Tensor}
         suspects = cls(example_inputs, _with_memory_shared(example_inputs, declared | others))
         with torch.no_grad():
             gm(*(given := suspects.fresh()))

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.nn import functional
 
-from backend_kwargs.compilers.graphs import storages_of, writes
+from backend_kwargs.compilers.graphs import storages_of, written_storages
 
 # The position and keyword of the argument that is added to the product: a mask may contain finfo(float32).min.
 SDPA, ADDED = (3, "attn_mask"), (0, "input")
@@ -198,16 +198,11 @@ def _overwritten(graph: torch.fx.Graph, detached: set[Node]) -> set[int]:
     order = {node: at for at, node in enumerate(graph.nodes)}
     overwritten: set[int] = set()
     for node in graph.nodes:
-        if not writes(node):
-            continue
-        for written in (*node.args[:1], node.kwargs.get("out")):
-            if not isinstance(written, Node):
-                continue
-            storages = storages_of(written.meta.get("example_value"))
-            earlier = [each for storage in storages for each in readers[storage] if order[each] < order[node]]
-            if _dead_after(earlier, node, order) and _out_of_place(node):
-                detached.add(node)
-                continue
+        storages = written_storages(node)
+        earlier = [each for storage in storages for each in readers[storage] if order[each] < order[node]]
+        if storages and _dead_after(earlier, node, order) and _out_of_place(node):
+            detached.add(node)
+        else:
             overwritten |= storages
     return overwritten
 
@@ -226,11 +221,17 @@ def _out_of_place(node: Node) -> bool:
         node.kwargs = {**node.kwargs, "inplace": False}
     elif node.target is functional.relu:
         node.args = node.args[:1]
-    elif node.target in OUT_OF_PLACE:
+    elif node.target in OUT_OF_PLACE and _is_of_one_dtype(node):
         node.target = OUT_OF_PLACE[node.target]
     else:
         return False
     return True
+
+
+def _is_of_one_dtype(node: Node) -> bool:
+    """Return whether all tensors that a node reads have one dtype: out of place, others could change the result's."""
+    values = [each.meta.get("example_value") for each in node.all_input_nodes]
+    return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) == 1
 
 
 def _dtype(gm: GraphModule, node: Node) -> torch.dtype | None:

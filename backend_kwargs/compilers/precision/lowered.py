@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.nn import Parameter
 
 from backend_kwargs.compilers.freezing import guard_identity, guard_versions, lifted_parameters
-from backend_kwargs.compilers.graphs import copy_of_graph, exposes_data, has_transforms, may_be_written
+from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, may_be_written, written_memory
 from backend_kwargs.compilers.precision.bounds import Used, is_measured_elsewhere, note_used
 from backend_kwargs.compilers.precision.casts import cast_products
 from backend_kwargs.compilers.precision.error import measured_error
@@ -105,7 +105,7 @@ def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lower
 
         if any(value.is_inference() for value in lifted.values()):
             raise UnfitPrecisionError("a weight is an inference tensor, which has no version counter")
-        lifted = _only_read(lowered.gm, lifted)
+        lifted = _only_read(gm, lifted)
         lowered.products = quantise_linears(lowered.gm, lifted, asked.precision, lowered.held)
         nothing = "" if lowered.products else why_none_quantised(gm, lifted, asked.precision)
     else:
@@ -114,7 +114,7 @@ def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lower
         dtype = getattr(torch, precision.dtype)
         lowered.products = cast_products(lowered.gm, dtype)
         if not torch.is_grad_enabled() and not asked.freezing:
-            _hold_casts(lowered, _only_read(lowered.gm, lifted), dtype, asked.precision)
+            _hold_casts(lowered, _only_read(gm, lifted), dtype, asked.precision)
         nothing = "no product or convolution computes in float32"
     if not lowered.products:
         raise UnfitPrecisionError(nothing)
@@ -133,19 +133,17 @@ def _why_unfit(example_inputs: Sequence[Any], name: str) -> str:
 
 def _only_read(gm: GraphModule, lifted: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Return the parameters that the graph does not write: after a write it would use the old conversion."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    return {
-        at: value
-        for at, value in lifted.items()
-        if not (may_be_written(placeholders[at]) or exposes_data(placeholders[at]))
-    }
+    placeholders, written = gm.graph.find_nodes(op="placeholder"), written_memory(gm.graph)
+    return {at: value for at, value in lifted.items() if not may_be_written(placeholders[at], written)}
 
 
 def _hold_casts(lowered: Lowered, lifted: dict[int, torch.Tensor], dtype: torch.dtype, precision: str) -> None:
     """Replace casts of weights at each call by weights cast once, for weights whose version counts their changes."""
     placeholders = lowered.gm.graph.find_nodes(op="placeholder")
     for at, value in lifted.items():
-        casts = [user for user in placeholders[at].users if user.target == "to" and user.args[1:] == (dtype,)]
+        casts = [
+            user for user in placeholders[at].users if user.target == "to" and not user.meta
+        ]  # not the model's own
         if not casts or value.is_inference():
             continue
         weight = weight_of(value, precision, lambda parameter: parameter.to(dtype))

@@ -38,6 +38,11 @@ class InFloat64(Interpreter):
         args, kwargs = map_aggregate(args, _wide), map_aggregate(kwargs, _wide)
         return (_without_autocast(args) if n.target is AUTOCAST else args), kwargs
 
+    def run_node(self, n: Node) -> Any:
+        """Run a node; a tensor that it creates in the default dtype is widened, since the graph may write into it."""
+        result = super().run_node(n)
+        return map_aggregate(result, _wide_tensor) if n.op.startswith("call") else result
+
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call a method; `.half()`, `.float()` and `.bfloat16()` become `.double()`."""
         return super().call_method("double" if target in WIDENED else target, args, kwargs)
@@ -70,9 +75,11 @@ def check_bits(node: Node) -> None:
 
 
 def _wide(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.double() if leaf.dtype in LOWER else leaf
-    return _wide_dtype(leaf)
+    return _wide_dtype(_wide_tensor(leaf))
+
+
+def _wide_tensor(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype in LOWER else leaf
 
 
 def _wide_dtype(leaf: Any) -> Any:

@@ -22,11 +22,11 @@ from torch.fx import GraphModule, Node
 from backend_kwargs.compilers.freezing import guard_identity
 from backend_kwargs.compilers.graphs import (
     copy_of_graph,
-    exposes_data,
     has_memory,
     has_transforms,
     may_be_written,
     written_between,
+    written_memory,
 )
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
 from backend_kwargs.compilers.inductor.rewrites.traced import Change
@@ -118,35 +118,31 @@ def _wrapped(packs: list[Pack], kept: list[int], count: int) -> Callable[[Callab
 def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode]]:
     """Return the groups of two or more linear layers that share an input that stays the same, in the graph's order."""
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
+    written = written_memory(gm.graph)
     sharing: dict[Any, list[AnyNode]] = defaultdict(list)
     node: AnyNode
     for node in gm.graph.nodes:
         if node.op == "call_function" and node.target in LINEAR and len(node.args) >= 2:
             operands: list[Any] = [*node.args, *node.kwargs.values(), None]
             x, weight, bias = operands[:3]
-            if isinstance(x, Node) and all(_may_pack(each, values) for each in (weight, bias) if each is not None):
+            if isinstance(x, Node) and all(
+                _may_pack(each, values, written) for each in (weight, bias) if each is not None
+            ):
                 held = values[weight]
                 sharing[x, bias is None, held.dtype, held.device, held.shape[1:]].append(node)
-    return [group for group in sharing.values() if len(group) > 1 and not _changes(gm, group)]
+    return [
+        group
+        for group in sharing.values()
+        if len(group) > 1 and not written_between(group[0], group[-1], group[0].all_input_nodes[:1])
+    ]
 
 
-def _changes(gm: GraphModule, group: list[AnyNode]) -> bool:
-    """Return whether the input of these layers changes between two of them, or one of their weights anywhere.
-
-    Not all writes increment a weight's version: those of `torch._foreach_mul_` and of a norm's statistics do not.
-    """
-    x: Any = group[0].args[0]
-    weights = [each for node in group for each in node.all_input_nodes if each is not x]
-    begin, end = next(iter(gm.graph.nodes)), gm.graph.output_node()
-    return written_between(group[0], group[-1], [x]) or written_between(begin, end, weights)
-
-
-def _may_pack(node: Any, values: dict[AnyNode, Any]) -> bool:
+def _may_pack(node: Any, values: dict[AnyNode, Any], written: set[int]) -> bool:
     """Return whether `node` is a parameter whose version counts its changes, and that the graph does not change."""
     value = values.get(node) if isinstance(node, Node) else None
     if not isinstance(value, torch.nn.Parameter) or not has_memory(value) or value.is_inference():
         return False
-    return not may_be_written(node) and not exposes_data(node)
+    return not may_be_written(node, written)
 
 
 def _pack_group(
