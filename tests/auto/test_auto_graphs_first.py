@@ -22,6 +22,7 @@ from backend_kwargs.rewrites import Rewrite
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GPU = replace(STATS, device="cuda")
 MANY = replace(GPU, ops=2000)
+COPIES = replace(MANY, bytes_written=1.0)
 OPERANDS = (torch.empty(8, 16, device="meta"), torch.empty(16, 32, device="meta"))
 PRODUCT = Product("mm[]", 1, 1.0, 1.0, 1.0, 2, (torch.mm, OPERANDS, {}))
 DEFAULTS = RaceCandidate("default", over=False, rank=0)
@@ -36,6 +37,7 @@ def raced(monkeypatch):
         *, stats=GPU, device=CUDA, eager_s=0.01, idle=0.5, fixed=None, limits=None, meets=None, rewrites=(), **settings
     ):
         monkeypatch.setattr(race, "idle_share", lambda call, device: idle)
+        monkeypatch.setattr(race, "seconds_of_traffic", lambda moved, device: moved)
         tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {}, rewrites)
         request = Request(None, (), Settings(**{"budget_s": 30.0} | settings), pytest.fail, tools)
         made = race._Race(request, lambda *_: None, 0.0, NOW, None, device, stats, eager_s=eager_s, expected={})
@@ -61,7 +63,11 @@ def graphs(*, recorded):
         pytest.param({}, ["cudagraphs"], id="waits for launches"),
         pytest.param({"idle": 0.15}, ["default"], id="waits little"),
         pytest.param({"idle": 0.15, "stats": MANY}, ["cudagraphs"], id="waits little, long to compile"),
-        pytest.param({"idle": 0.05, "stats": MANY}, ["default"], id="busy, long to compile"),
+        pytest.param({"idle": 0.05, "stats": MANY}, ["cudagraphs"], id="busy, long to compile, few copies"),
+        pytest.param({"idle": 0.05, "stats": COPIES}, ["default"], id="busy, long to compile, many copies"),
+        pytest.param({"idle": 0.15, "stats": COPIES}, ["cudagraphs"], id="waits little, long to compile, many copies"),
+        pytest.param({"idle": 0.05, "stats": replace(MANY, writes=True)}, ["default"], id="busy, writes its inputs"),
+        pytest.param({"eager_s": 3.0, "stats": MANY}, ["cudagraphs"], id="too slow to tell, long to compile"),
         pytest.param({"idle": 0.15, "stats": MANY, "budget_s": 200.0}, ["default"], id="a larger budget"),
         pytest.param({"device": CPU}, ["default"], id="on a CPU"),
         pytest.param({"stats": replace(GPU, random=True)}, ["default"], id="random"),

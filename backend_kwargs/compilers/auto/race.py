@@ -46,6 +46,7 @@ from backend_kwargs.compilers.auto.roofline import (
     excess_of,
     gain_without_graphs,
     idle_share,
+    seconds_of_traffic,
     slack_of,
     time_library,
 )
@@ -79,9 +80,10 @@ REFERENCES = 6  # references that must fit into a GPU's free memory, to leave ro
 GRACE = 1.1  # times the budget: a candidate compiled just before the end is still timed
 SLOWER_IN_PRECISION = 10
 IDLE_CALLS = 100  # eager calls that must fit into what is left to measure how long they leave the device idle
-# Of an eager call: where the device is idle for longer, CUDA graphs are compiled first; for less if default takes more
-# than half of the budget to compile, since nothing is compiled after it then. (Such graphs also have more launches than
-# the driver queues ahead, about 1000, so that the device is idle for longer than it seems.)
+# Of an eager call: where the device is idle for longer, CUDA graphs are compiled first. Where default is predicted to
+# take more than half of the budget to compile, nothing is compiled after it: then they are if their copies cost little,
+# and otherwise if the device is idle for less. (Such graphs also have more launches than the driver queues ahead, about
+# 1000, so that the device is idle for longer than it seems.)
 IDLE, LITTLE_IDLE = 0.2, 0.1
 OP_S = 0.03  # predicted for the first compile, per operator: the median of ten models, 0.018 to 0.075 (16 cores)
 
@@ -226,11 +228,15 @@ class _Race:
         # Random graphs are checked against default; each symbolic size would record a graph of its own.
         if self.stats.random or self.stats.dynamic or self._unfit(GRAPHS_FIRST, CUDAGRAPHS):
             return False
+        alone = OP_S * self.stats.ops > self.settings.budget_s / 2
+        copies_s = seconds_of_traffic(2 * self.stats.bytes_written, self.device)
+        if alone and not self.stats.writes and copies_s < LEAST_GAIN * self.eager_s:
+            return True
         if IDLE_CALLS * self.eager_s >= self._left_s:
             return False
         idle = idle_share(eager.call, self.device)
         logger.info("Eager leaves the device idle for %.0f%% of a call.", 100 * idle)
-        return idle >= (LITTLE_IDLE if OP_S * self.stats.ops > self.settings.budget_s / 2 else IDLE)
+        return idle >= (LITTLE_IDLE if alone else IDLE)
 
     @cached_property
     def _graphs(self) -> RaceCandidate:
