@@ -144,11 +144,16 @@ def copy_of_graph(gm: GraphModule) -> GraphModule:
             new._dynamo_source = old._dynamo_source
     copied = GraphModule(gm, graph)
     copied.meta = dict(gm.meta)
-    # AOTAutograd recognizes a graph of dynamo's by these two and `meta`; without them it fails or forgets static
+    # AOTAutograd recognizes a graph of dynamo's by the first two and `meta`; without them it fails or forgets static
     # inputs.
-    for name in ("_param_name_to_source", "_source_to_user_stacks"):
+    for name in ("_param_name_to_source", "_source_to_user_stacks", "compile_subgraph_reason"):
         if hasattr(gm, name):
             setattr(copied, name, copy.copy(getattr(gm, name)))
+    # AOTAutograd's cache has its key from the pickled attributes, in their order.
+    held = vars(copied)
+    ordered = {name: held[name] for name in (*vars(gm), *held) if name in held}
+    held.clear()
+    held.update(ordered)
     return copied
 
 

@@ -92,6 +92,15 @@ def nothing_decided() -> Iterator[None]:
             _forget_reports()
 
 
+@contextmanager
+def _one_key() -> Iterator[None]:
+    """Let AOTAutograd's cache find the winner among what was raced; only a race lowers backward graphs at once."""
+    ignored = [*functorch_config._save_config_ignore, "force_non_lazy_backward_lowering", "_save_config_ignore"]
+    with functorch_config.patch(_save_config_ignore=ignored):
+        yield
+
+
+@_one_key()
 def compile_fastest(request: Request) -> Callable[..., Any]:
     """Return the graph compiled with the winner's options, or the graph itself if eager won.
 
