@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
 from backend_kwargs.errors import BackendKwargsError
 from benchmarks.arguments import Device, Shard, device_of, shard_of
 
@@ -21,6 +22,26 @@ def overhead(device: Device = None, rounds: Annotated[int, typer.Option(min=1)] 
     from benchmarks.studies.overhead import as_table, measure_overhead
 
     console().print(as_table(measure_overhead(device_of(device), rounds=rounds)), markup=False, soft_wrap=True)
+
+
+def kernels(
+    case: Annotated[str, typer.Argument(help="A case, as `list` prints it.")],
+    device: Device = None,
+    backend: Annotated[str, typer.Option(metavar="SPEC", help="A backend's name, or eager.")] = "tmpl-inductor",
+    option: Assignments = None,
+    scale: Annotated[str, typer.Option(help="full or smoke; default: smoke on a CPU.")] = "",
+) -> None:
+    """List the kernels of a case by their time, compiled under a backend and options."""
+    from backend_kwargs.cli.console import console
+    from benchmarks.studies.kernel_times import measure_kernels
+    from benchmarks.workloads.cases import CASES
+
+    if case not in CASES:
+        raise BackendKwargsError(f"No case is called {case!r}: `python -m benchmarks list` shows all.")
+    where = device_of(device)
+    compiler = None if backend == "eager" else backend_from_text(backend, assigned(option))
+    found = measure_kernels(CASES[case], where, scale or ("smoke" if where == "cpu" else "full"), compiler)
+    console().print(str(found), markup=False, soft_wrap=True)
 
 
 def templates(
@@ -168,6 +189,7 @@ def compilers(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     overhead,
+    kernels,
     templates,
     tvm_speed,
     tune_kernels,

@@ -30,6 +30,25 @@ def test_env():
     assert json.loads(bench("env", "--device", "cpu").stdout)["device"] == "cpu"
 
 
+def test_kernels():
+    """`kernels` prints the first call's seconds and a row for each kernel, or operator, of a later call."""
+    header, columns, *rows = bench(
+        "kernels", "softmax", "--device", "cpu", "--backend", "tmpl-inductor", "-o", "cpp.threads=1"
+    ).stdout.splitlines()
+    assert header.startswith("first call ")
+    assert columns.split() == ["µs", "share", "launches", "kernel"]
+    assert any("CompiledFxGraph" in row for row in rows)
+
+
+def test_kernels_of_an_unknown_case(monkeypatch, capsys):
+    """A wrong name is an error that says where the names are."""
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "kernels", "zzz", "--device", "cpu"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: No case is called 'zzz': `python -m benchmarks list` shows all.\n"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
