@@ -104,7 +104,7 @@ def _one_key() -> Iterator[None]:
 def compile_fastest(request: Request) -> Callable[..., Any]:
     """Return the graph compiled with the winner's options, or the graph itself if eager won.
 
-    A race leaves nothing but its decision. The winner is compiled again, mostly from Inductor's cache, so that the
+    A race leaves nothing but its decision. The winner is compiled again, mostly from AOTAutograd's cache, so that the
     result is the same as without a race.
     """
     question, began = _Question(request, bucket_of(request.gm, request.example_inputs)), time.time()
