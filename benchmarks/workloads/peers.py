@@ -18,6 +18,7 @@ LAUNCH_BOUND = ("gemm_decode_1", "sdpa_decode", "dlrm", "llama_decode_*", "resne
 HAND = "hand:"
 BASELINES = ("eager", "default")  # timed in each group, so that every ratio is within one process
 WINNER = "winner"
+WITHOUT_REWRITES = "auto-no-rewrites"
 MODELS = "models"  # the suite of real models
 GLOBS: Mapping[str, tuple[str, ...]] = {
     "smoke": (
@@ -69,7 +70,7 @@ FIXED: tuple[Peer, ...] = (
     _mode("max-autotune", "max-autotune"),
     _mode("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", "cuda"),
     *(
-        Peer(f"{mode}+clone", "clone", "inductor", mode, devices=("cuda",), suite=MODELS)
+        Peer(f"{mode}+clone", "clone", "inductor", mode, devices=("cuda",))
         for mode in ("reduce-overhead", "max-autotune")
     ),
 )
@@ -80,6 +81,21 @@ SLOW: Mapping[str, tuple[str, ...]] = {
     "cpp_wrapper": ("gemm_*", "linear_*", "rms_*", "softmax", "swiglu"),
     "triton": ("*", "!llama_train"),
 }
+# Where a rewrite for GPUs may match; elsewhere auto races the same candidates without rewrites.
+REWRITTEN = (
+    *(
+        "gemm_decode_*",
+        "linear_*",
+        "layer_norm*",
+        "softmax",
+        "cross_entropy",
+        "rope",
+        "moe_*",
+        "unet_level",
+        "mamba_scan",
+    ),
+    *("dlrm", "llama*", "vit_*", "resnet50_*", "bert_*"),
+)
 # TVM for the whole graph, or no figure, except for reading by indices, which always runs in eager, as it may raise.
 IN_TVM: Mapping[str, Any] = {
     "fallback": "error",
@@ -87,6 +103,7 @@ IN_TVM: Mapping[str, Any] = {
 }
 LAST: tuple[Peer, ...] = (
     Peer(f"{TEMPLATES}auto", "auto", f"{TEMPLATES}auto"),
+    Peer(WITHOUT_REWRITES, "auto", f"{TEMPLATES}auto", options={"rewrites": ()}, cases=REWRITTEN),
     Peer("auto-full", "auto", f"{TEMPLATES}auto", options={"effort": "full"}, suite="dev"),
     Peer("tvm-untuned", "tvm", "tmpl-tvm", options=IN_TVM, devices=("cpu",), modes=("fwd",)),
     Peer(

@@ -24,8 +24,9 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 def test_every_template_and_mode_is_a_peer():
     """Every template and every mode of torch.compile is a peer."""
     clones = {"reduce-overhead+clone", "max-autotune+clone"}
-    others = {"tmpl-inductor:auto", "auto-full", "tvm-untuned", "tvm-tuned", "openvino-native", "onnxruntime"}
-    wanted = {"eager", "eager+graph", "aoti", *MODES, *clones, *others}
+    autos = {"tmpl-inductor:auto", "auto-no-rewrites", "auto-full"}
+    others = {"tvm-untuned", "tvm-tuned", "openvino-native", "onnxruntime"}
+    wanted = {"eager", "eager+graph", "aoti", *MODES, *clones, *autos, *others}
     assert peers().keys() == wanted | {f"tmpl-inductor:{name}" for name in list_templates()}
 
 
