@@ -83,18 +83,8 @@ SLOW: Mapping[str, tuple[str, ...]] = {
 }
 # Where a rewrite for GPUs may match; elsewhere auto races the same candidates without rewrites.
 REWRITTEN = (
-    *(
-        "gemm_decode_*",
-        "linear_*",
-        "layer_norm*",
-        "softmax",
-        "cross_entropy",
-        "rope",
-        "moe_*",
-        "unet_level",
-        "mamba_scan",
-    ),
-    *("dlrm", "llama*", "vit_*", "resnet50_*", "bert_*"),
+    *("gemm_decode_*", "linear_*", "layer_norm*", "softmax", "cross_entropy", "rope"),
+    *("moe_*", "unet_level", "mamba_scan", "dlrm", "llama*", "vit_*", "resnet50_*", "bert_*"),
 )
 # TVM for the whole graph, or no figure, except for reading by indices, which always runs in eager, as it may raise.
 IN_TVM: Mapping[str, Any] = {
