@@ -330,10 +330,21 @@ def test_what_a_file_can_hold(value, kept):
         pytest.param((RaceRow("".join(("def", "ault")), status="timeout"),), False, id="a name that was read"),
         pytest.param((RaceRow("default", status="unavailable"),), False, id="not installed"),
         pytest.param((RaceRow("default"), RaceRow("step", status="oom")), True, id="a step failed"),
+        pytest.param(
+            (RaceRow("eager"), RaceRow("cudagraphs"), RaceRow("default", status="timeout")),
+            True,
+            id="default came later",
+        ),
+        pytest.param((RaceRow("eager"), RaceRow("default", status="timeout")), False, id="eager is left"),
+        pytest.param(
+            (RaceRow("default", status="fail_to_run"), RaceRow("onnxruntime", compiler="onnxruntime")),
+            False,
+            id="another compiler is left",
+        ),
     ],
 )
 def test_which_decisions_last(rows, lasting):
-    """One that rests on default's failure is for this process, where that happened."""
+    """One that rests on default's failure is for this process, where that happened; not if CUDA graphs came first."""
     assert replace(MADE, rows=rows).lasting is lasting
 
 

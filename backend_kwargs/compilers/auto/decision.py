@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from backend_kwargs.compilers.auto.candidates import DEFAULT
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER
 from backend_kwargs.errors import error_text, shown
 from backend_kwargs.interval import Interval
 
@@ -71,8 +71,10 @@ class Decision:
 
     @property
     def lasting(self) -> bool:
-        """Whether other processes may use it: not if eager won because default could not run here."""
-        return not any(row.name == DEFAULT and row.status in PASSING for row in self.rows)
+        """Whether other processes may use it: not if nothing of Inductor's could be compared because default failed."""
+        failed = any(row.name == DEFAULT and row.status in PASSING for row in self.rows)
+        compiled = any(row.status == "pass" and row.name != EAGER and not row.compiler for row in self.rows)
+        return compiled or not failed
 
 
 COLUMNS = (
