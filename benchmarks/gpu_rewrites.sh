@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Whole cases with and without rewrites: a shard of them on every visible GPU, each case in its own process:
 #     bash benchmarks/gpu_rewrites.sh OUT_DIR BUDGET_S [options of `rewrites`]
-# Called again with the same OUT_DIR it goes on. It exits with 3 while cases are left. `--suite` adds the suite's cases;
-# `--modes reduce-overhead` leaves out the modes that tune, which take minutes for a model.
+# Called again with the same OUT_DIR it goes on. It exits with 3 while cases are left. `--modes reduce-overhead` leaves
+# out the modes that tune, which take minutes for a model. For the suite's own cases use gpu.sh with the peer auto-no*.
 set -uo pipefail
 out=${1:?OUT_DIR is required} budget=${2:?BUDGET_S is required}
 shift 2

@@ -1,6 +1,6 @@
-"""The performance of auto on real models: in loops that keep or drop results, and at the first call."""
+"""The performance of auto on real models and with rewrites: loops that keep or drop results, and first calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
@@ -10,7 +10,7 @@ from benchmarks.analysis import verdicts
 from benchmarks.analysis.auto_choices import LEAST
 from benchmarks.execution.records import Cell
 from benchmarks.workloads.cases import CASES
-from benchmarks.workloads.peers import MODELS, TEMPLATES
+from benchmarks.workloads.peers import MODELS, TEMPLATES, WITHOUT_REWRITES
 
 AUTO = f"{TEMPLATES}auto"
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -20,7 +20,7 @@ KEPT = ("default", "max-autotune-no-cudagraphs", "reduce-overhead+clone", "max-a
 
 @dataclass(frozen=True, slots=True)
 class RealModel:
-    """One model whose peers were timed together: `cells` has those that passed, by peer, `failed` the others."""
+    """One model or case, its peers timed together: `cells` has those that passed, by peer, `failed` the others."""
 
     name: str
     cells: Mapping[str, Cell]
@@ -80,15 +80,23 @@ class RealModel:
 
 def real_models(cells: Sequence[Cell]) -> list[RealModel]:
     """Return the real models among the cases, each from the group used for its auto, or for eager."""
-    found = []
+    return list(_groups(cells, lambda cell: cell.case in CASES and MODELS in CASES[cell.case].suites))
+
+
+def raced_twice(cells: Sequence[Cell]) -> list[RealModel]:
+    """Return the cases on which auto was timed with and without rewrites, together."""
+    both = {AUTO, WITHOUT_REWRITES}
+    return [of for of in _groups(cells, lambda _: True) if both <= of.cells.keys() and of.over(WITHOUT_REWRITES)]
+
+
+def _groups(cells: Sequence[Cell], wanted: Callable[[Cell], bool]) -> Iterator[RealModel]:
     for of in verdicts.latest_results(cells).values():
         one = next((of[peer][0] for peer in (AUTO, "eager") if peer in of), None)
-        if one is None or one.cell.case not in CASES or MODELS not in CASES[one.cell.case].suites:
+        if one is None or not wanted(one.cell):
             continue
         passed = {cell.peer: cell for cell in one.group if cell.passed}
         failed = {cell.peer: cell for cell in one.group if not cell.passed}
-        found.append(RealModel(verdicts.name(one.cell), passed, failed, verdicts.noise(one.group, "wall")))
-    return found
+        yield RealModel(verdicts.name(one.cell), passed, failed, verdicts.noise(one.group, "wall"))
 
 
 def mean_over(models: Sequence[RealModel], peers: Sequence[str]) -> float | None:

@@ -9,13 +9,23 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval, percentile
 from benchmarks.analysis import verdicts
 from benchmarks.analysis.auto_choices import LEAST, Choice, choices, geomeans
-from benchmarks.analysis.real_models import AUTO, KEPT, MODES, RealModel, mean_over, middle_and_most, real_models
+from benchmarks.analysis.real_models import (
+    AUTO,
+    KEPT,
+    MODES,
+    RealModel,
+    mean_over,
+    middle_and_most,
+    raced_twice,
+    real_models,
+)
 from benchmarks.analysis.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, PeerSummary, clock_name
 from benchmarks.execution import records
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.controls import INJECTED, SLOWED, is_seen
 from benchmarks.execution.records import AGAIN, Cell, Results
 from benchmarks.workloads.cases import CASES as TABLE
+from benchmarks.workloads.peers import WITHOUT_REWRITES
 
 Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
 
@@ -65,6 +75,11 @@ returned; "dropped" is the time of the same calls with results dropped at once. 
 are not overwritten: without CUDA graphs, or with the outputs cloned by the caller; "raw" is the fastest of the four
 modes without clones. Speedups are those of `auto` in the loop, above 1 is faster; in *italics*: within the noise floor.
 In training outputs are cloned, gradients are not."""
+REWRITES = """\
+Wall time of `auto` with and without rewrites of the graph, medians in ms of a loop that keeps each result until the
+next call has returned. "Best" is the fastest of torch's four modes, "kept" the fastest whose results are not
+overwritten. Speedups are those of `auto` with rewrites, with 95 % intervals; in *italics*: within the noise floor.
+"First call" is in seconds, with nothing compiled before, without and with rewrites."""
 FIRST = """\
 Seconds of the first call with nothing compiled before, each compile in its own process. "Stored" is the first call of
 `auto` with its decision and its kernels stored, "alone" that of its winner with the same kernels stored. Memory is the
@@ -154,6 +169,7 @@ def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Pa
     for title, path in drawn.items():
         yield from ["", f"![{title}]({path.name})"]
     yield from _real(real_models(results.cells))
+    yield from _rewrites(raced_twice(results.cells))
     yield from _choices(results.cells)
     yield from ["", "## Controls", "", *_controls(tables)]
     yield from ["", "## Measured with", "", *_measured_with(results)]
@@ -348,6 +364,24 @@ def _bars(models: Sequence[RealModel]) -> Iterator[str]:
         failed = failed if of.cells else {"all": next(iter(of.failed.values()))}
         if found := [f"{peer} {cell.status}({_short(cell.reason)})" for peer, cell in failed.items()]:
             yield f"- Not passed on {of.name}: {', '.join(found)}."
+
+
+def _rewrites(cases: Sequence[RealModel]) -> Iterator[str]:
+    if not cases:
+        return
+    yield from ["", "## Rewrites", "", REWRITES, ""]
+    means = [_number(mean_over(cases, peers), "{:.2f}") for peers in ([WITHOUT_REWRITES], MODES, KEPT)]
+    head = ["case", "eager", "best", "its time", "auto without", "auto", "x without", "x best", "x kept", "first call"]
+    mean = ["all", *[""] * 4, "geomean", *means, "", ""]
+    yield from _table([*head, "winner"], [*map(_rewritten_row, cases), mean])
+
+
+def _rewritten_row(of: RealModel) -> list[str]:
+    best, pair = of.best(MODES), (WITHOUT_REWRITES, AUTO)
+    times = [_ms(of.held(best)), *(_ms(of.held(peer)) for peer in pair)]
+    ratios = [_ratio(of.over(peer), of.noise) for peer in (WITHOUT_REWRITES, best, of.best(KEPT))]
+    first = "; ".join(_number(of.first_s(peer), "{:.1f}") for peer in pair)
+    return [of.name, _ms(of.held("eager")), best, *times, *ratios, first, of.winner]
 
 
 def _ms(seconds: float | None) -> str:

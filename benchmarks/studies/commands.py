@@ -111,7 +111,6 @@ def rewrites(
     device: Device = None,
     cases: Annotated[str, typer.Option(help="Only those whose name contains this.")] = "",
     one: Annotated[str, typer.Option(metavar="CASE", help="This case in this process; --out is a file.")] = "",
-    suite: Annotated[bool, typer.Option("--suite", help="The suite's own cases too.")] = False,
     model: Annotated[list[str] | None, typer.Option(help="A model as `run` takes it, instead; repeatable.")] = None,
     patterns: Annotated[bool, typer.Option("--patterns", help="Each pattern alone, without races.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Run nothing; print what --out holds as Markdown.")] = False,
@@ -138,7 +137,7 @@ def rewrites(
         study.race_one(one, out, rounds, race_s, tuple(filter(None, modes.split(","))), place)
     else:
         options = [f"--rounds={rounds}", f"--race-s={race_s}", f"--modes={modes}", f"--device={place.device}"]
-        names = model or study.names_of(cases, suite=suite)
+        names = model or study.names_of(cases)
         if study.race_shard(out, names, shard_of(shard), (budget_s, each_s), options):
             raise typer.Exit(3)
 

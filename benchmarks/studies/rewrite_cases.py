@@ -10,8 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from backend_kwargs.compare.rows import Mode
-from benchmarks.workloads.case import Case, Problem
-from benchmarks.workloads.cases import CASES as SUITE
+from benchmarks.workloads.case import Problem
 from benchmarks.workloads.cases.elementwise import rope_case
 from benchmarks.workloads.cases.models import decode
 from benchmarks.workloads.cases.norms import layer_norm, layer_norm_arguments
@@ -213,25 +212,10 @@ CASES: dict[str, RewriteCase] = {
 }
 
 
-def suite_cases() -> dict[str, RewriteCase]:
-    """Return the suite's own cases, which have no bar but that of all cases together."""
-    return {case.name: _of_suite(case) for case in SUITE.values() if case.modes[0] in ("fwd", "fwd_bwd", "train")}
-
-
 def case_of_model(spec: str) -> RewriteCase:
     """Return a user's model in eval mode; raise if `spec` names none."""
     case = model_case(spec)
     return RewriteCase(lambda place: of_problem(case.build(place.device, place.dtype, place.scale)))
-
-
-def _of_suite(case: Case) -> RewriteCase:
-    def make(place: Place) -> Made:
-        problem = case.build(place.device, case.dtype if place.full else place.dtype, place.scale)
-        if problem.sweep:
-            return problem.fn, tuple(problem.args[:1])
-        return of_problem(problem)
-
-    return RewriteCase(make, mode="inference" if case.modes[0] == "fwd" else "training")
 
 
 # ---- patterns alone

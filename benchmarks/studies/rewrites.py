@@ -28,7 +28,7 @@ from backend_kwargs import make_backend, measure
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compare import Candidate, compare, to_json
 from backend_kwargs.errors import error_text
-from benchmarks.studies.rewrite_cases import CASES, PATTERNS, Made, Place, RewriteCase, case_of_model, suite_cases
+from benchmarks.studies.rewrite_cases import CASES, PATTERNS, Made, Place, RewriteCase, case_of_model
 
 WITH, WITHOUT, DEFAULT = "auto with", "auto without", "default"
 Record = dict[str, Any]
@@ -78,9 +78,9 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 # ---- whole cases
 
 
-def names_of(only: str, *, suite: bool) -> list[str]:
-    """Return the names of the cases that contain `only`, with the suite's own if `suite` is set."""
-    return [name for name in {**CASES, **(suite_cases() if suite else {})} if only in name]
+def names_of(only: str) -> list[str]:
+    """Return the names of the cases that contain `only`."""
+    return [name for name in CASES if only in name]
 
 
 def race_shard(
@@ -112,7 +112,7 @@ def race_shard(
 
 def race_one(name: str, out: Path, rounds: int, race_s: float, modes: tuple[str, ...], place: Place) -> None:
     """Race one case, or a user's model, without and with rewrites and write the result; then time torch's modes too."""
-    case = {**CASES, **suite_cases()}.get(name) or case_of_model(name)
+    case = CASES.get(name) or case_of_model(name)
     torch.manual_seed(0)
     fn, args = case.make(place)
     record: Record = {"case": name, "bar": case.bar, "estimate": case.estimate, "race_s": race_s or case.race_s}

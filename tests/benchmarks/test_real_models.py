@@ -3,10 +3,10 @@
 import pytest
 from bench_cells import cell, write
 
-from benchmarks.analysis.real_models import AUTO, KEPT, MODES, mean_over, real_models
+from benchmarks.analysis.real_models import AUTO, KEPT, MODES, mean_over, raced_twice, real_models
 from benchmarks.analysis.report import write_report
 from benchmarks.execution.records import AGAIN, Compile
-from benchmarks.workloads.peers import TEMPLATES
+from benchmarks.workloads.peers import TEMPLATES, WITHOUT_REWRITES
 
 
 def timed(peer, seconds, kind, cold_s=None, **compile_s):
@@ -87,3 +87,18 @@ def test_no_table_without_real_models(tmp_path):
     """A report without real models has no such section."""
     text = write_report([write(tmp_path / "r.jsonl", [cell("eager")])], tmp_path / "out.md", plots=False).read_text()
     assert "Real models" not in text
+
+
+def test_what_rewrites_gain(cells, tmp_path):
+    """A case that was raced with and without rewrites has a row with what they gain; other cases have none."""
+    assert raced_twice(cells) == []
+    cells.append(timed(WITHOUT_REWRITES, 1.2e-3, "auto", 8.0))
+    (case,) = raced_twice(cells)
+    assert case.over(WITHOUT_REWRITES).median == pytest.approx(1.2, rel=0.005)
+    text = write_report([write(tmp_path / "r.jsonl", cells)], tmp_path / "out.md", plots=False).read_text()
+    section = text.partition("## Rewrites")[2].partition("\n## ")[0]
+    row, means = ([*map(str.strip, line.split("|"))][1:-1] for line in section.splitlines()[-2:])
+    assert row[:6] == ["gpt2", "4", "reduce-overhead", "0.9", "1.2", "1"]
+    assert [ratio[:4] for ratio in row[6:9]] == ["1.20", "0.90", "0.95"]
+    assert row[9:] == ["8.0; 20.0", "cudagraphs"]
+    assert means == ["all", "", "", "", "", "geomean", "1.20", "0.90", "0.95", "", ""]

@@ -68,9 +68,9 @@ def test_a_users_model_is_raced(tmp_path, fresh_dynamo):
 
 
 def test_names_of_cases():
-    """Cases are chosen by a part of their names; the suite's own join them."""
-    assert names_of("GPT-2", suite=False) == ["GPT-2, 8 x 1024 tokens"]
-    assert set(names_of("", suite=False)) == set(CASES) < set(names_of("", suite=True))
+    """Cases are chosen by a part of their names."""
+    assert names_of("GPT-2") == ["GPT-2, 8 x 1024 tokens"]
+    assert set(names_of("")) == set(CASES)
 
 
 def test_a_case_that_fails_leaves_the_others(tmp_path, monkeypatch):
@@ -83,7 +83,7 @@ def test_a_case_that_fails_leaves_the_others(tmp_path, monkeypatch):
 
     monkeypatch.setattr("benchmarks.studies.rewrites.subprocess.run", run)
     (tmp_path / "GPT_2_8_x_1024_tokens.json").write_text("{}")
-    names = names_of("", suite=False)
+    names = names_of("")
     shards = [race_shard(tmp_path, names, (number, 3), (60.0, 1.0), []) for number in (1, 2, 3)]
     assert shards == [0, 0, 0]
     assert sorted(begun) == sorted(name for name in CASES if not name.startswith("GPT-2"))
