@@ -10,6 +10,7 @@ from test_auto_race_steps import NOW, STATS, runner
 import backend_kwargs
 from backend_kwargs.compilers.auto import race, roofline
 from backend_kwargs.compilers.auto.candidates import CUDAGRAPHS, GRAPHS_FIRST, RaceCandidate, rewriting
+from backend_kwargs.compilers.auto.deadline import OutOfTime
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.graph_stats import Product
 from backend_kwargs.compilers.auto.head_to_head import Runner
@@ -169,6 +170,28 @@ def test_a_race_that_cuda_graphs_lead(store, monkeypatch, default_wins, gain, st
     assert rows["default"].status == status, rows["default"]
     assert ("triton.cudagraphs" in decision.options) is (status == "skipped")  # default wins if it is raced
     assert decision.lasting
+
+
+@torch.no_grad()
+def test_the_decision_is_stored_where_default_runs_out_of_time(store, monkeypatch):
+    """If CUDA graphs won and the budget then ended within default's tuning, the next process does not race again."""
+    compiled = race._Race._compiled
+
+    def interrupted(self, options, compiler=""):
+        if not options:
+            raise OutOfTime
+        return compiled(self, options, compiler)
+
+    monkeypatch.setattr(race._Race, "_compiled", interrupted)
+    monkeypatch.setattr(race._Race, "_graphs_first", lambda self, eager: True)
+    monkeypatch.setattr(race, "better", lambda *_: True)
+    monkeypatch.setattr(race.Runner, "replayed", True)  # as on a GPU
+    monkeypatch.setattr(race, "gain_without_graphs", lambda *_: 0.5)
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(2, 8)
+    torch.testing.assert_close(torch.compile(model, backend="tmpl-inductor:auto")(x), model(x))
+    (decision,) = Store(store).all()
+    assert {row.name: row.status for row in decision.rows}["default"] == "timeout"
+    assert decision.winner != "eager"
 
 
 @pytest.mark.parametrize(
