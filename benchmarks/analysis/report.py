@@ -7,25 +7,15 @@ from pathlib import Path
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.measure import Interval, percentile
-from benchmarks.analysis import verdicts
-from benchmarks.analysis.auto_choices import LEAST, Choice, choices, geomeans
-from benchmarks.analysis.real_models import (
-    AUTO,
-    KEPT,
-    MODES,
-    RealModel,
-    mean_over,
-    middle_and_most,
-    raced_twice,
-    real_models,
-)
+from benchmarks.analysis import markdown, verdicts
+from benchmarks.analysis.auto_tables import choice_tables, real_tables, rewrite_tables
+from benchmarks.analysis.real_models import AUTO, MODES, raced_twice, real_models
 from benchmarks.analysis.verdicts import AGAINST, CLOCKS, FAST, Against, Clock, Entry, Key, PeerSummary, clock_name
 from benchmarks.execution import records
 from benchmarks.execution.ceilings import Ceilings
 from benchmarks.execution.controls import INJECTED, SLOWED, is_seen
 from benchmarks.execution.records import AGAIN, Cell, Results
 from benchmarks.workloads.cases import CASES as TABLE
-from benchmarks.workloads.peers import WITHOUT_REWRITES
 
 Tables = Mapping[Clock, Mapping[Key, Sequence[Entry]]]
 
@@ -64,27 +54,6 @@ torch's modes and the controls are from the latest one with most modes; times of
 device time includes host gaps, and enters no ratio. Limits use the best ceilings over all runs.
 Wall time is that of a loop that keeps each result until the next call has returned; "results dropped" is that of one
 that drops it at once. Kernels are those that one call launches or replays."""
-CHOICES = """\
-Speedup in wall time (in older files with results dropped) of `auto`'s choice over each mode of torch.compile and the
-fastest of them, all in the latest process with this `auto`: above 1 is faster. "Race" is the time to decide. The
-compile time, which includes the race, is given next to the total compile time of all modes that pass. In *italics*:
-within the noise floor."""
-REAL = """\
-Wall time of models from transformers and timm, medians in ms. The loop keeps each result until the next call has
-returned; "dropped" is the time of the same calls with results dropped at once. "Kept" is the fastest mode whose results
-are not overwritten: without CUDA graphs, or with the outputs cloned by the caller; "raw" is the fastest of the four
-modes without clones. Speedups are those of `auto` in the loop, above 1 is faster; in *italics*: within the noise floor.
-In training outputs are cloned, gradients are not."""
-REWRITES = """\
-Wall time of `auto` with and without rewrites of the graph, medians in ms of a loop that keeps each result until the
-next call has returned. "Best" is the fastest of torch's four modes, "kept" the fastest whose results are not
-overwritten. Speedups are those of `auto` with rewrites, with 95 % intervals; in *italics*: within the noise floor.
-"First call" is in seconds, with nothing compiled before, without and with rewrites."""
-FIRST = """\
-Seconds of the first call with nothing compiled before, each compile in its own process. "Stored" is the first call of
-`auto` with its decision and its kernels stored, "alone" that of its winner with the same kernels stored. Memory is the
-peak of a call beyond what was allocated before the compile, in MiB."""
-FINE = ("pass", "unavailable")
 OVER = "**over 100 %: a bug of the suite until explained**"
 NUMBERS: tuple[tuple[float, float, str], ...] = ((1, 1, "s"), (1e-3, 1e3, "ms"), (0, 1e6, "µs"))
 
@@ -168,21 +137,14 @@ def _lines(results: Results, tables: Tables, drawn: Mapping[str, Path], each: Pa
         yield from _summary(clock, found)
     for title, path in drawn.items():
         yield from ["", f"![{title}]({path.name})"]
-    yield from _real(real_models(results.cells))
-    yield from _rewrites(raced_twice(results.cells))
-    yield from _choices(results.cells)
+    yield from real_tables(real_models(results.cells))
+    yield from rewrite_tables(raced_twice(results.cells))
+    yield from choice_tables(results.cells)
     yield from ["", "## Controls", "", *_controls(tables)]
     yield from ["", "## Measured with", "", *_measured_with(results)]
 
 
 # ---- tables
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|---|{'---:|' * (len(head) - 1)}"
-    for row in rows:
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
 def _overview(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[str]:
@@ -217,7 +179,7 @@ def _overview(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[s
         [name, str(len(of)), *(speedup(p, of) for p in (MODES[:1], MODES, [AUTO])), share(of)]
         for name, of in families.items()
     )
-    yield from _table(head, sorted(rows, key=lambda row: -int(row[1])))
+    yield from markdown.table(head, sorted(rows, key=lambda row: -int(row[1])))
     name = clock_name(clock, tables)
     yield from ["", OVERVIEW.format(clock=f"{name[0].lower()}{name[1:]}")]
 
@@ -228,7 +190,7 @@ def _summary(clock: Clock, tables: Mapping[Key, Sequence[Entry]]) -> Iterator[st
     for numerics, found in verdicts.summaries(tables).items():
         yield from ["", f"### {clock_name(clock, tables)}, {numerics}", ""]
         most = {what: max(of.counts[what] for of in found) for what in AGAINST}
-        yield from _table(head, (_summary_row(summary, most) for summary in found))
+        yield from markdown.table(head, (_summary_row(summary, most) for summary in found))
 
 
 def _summary_row(of: PeerSummary, most: Mapping[Against, int]) -> list[str]:
@@ -236,12 +198,12 @@ def _summary_row(of: PeerSummary, most: Mapping[Against, int]) -> list[str]:
         of.peer,
         f"{of.cases}" + (f" (+{of.unavailable} unavailable)" if of.unavailable else ""),
         f"{of.passed / of.cases:.0%}" if of.cases else "",
-        *(_number(of.geomeans.get(w), "{:.2f}" if of.counts[w] == most[w] else r"{:.2f}\*") for w in AGAINST),
-        *(_number(of.fast.get(p), "{:.0%}") for p in FAST),
+        *(markdown.number(of.geomeans.get(w), "{:.2f}" if of.counts[w] == most[w] else r"{:.2f}\*") for w in AGAINST),
+        *(markdown.number(of.fast.get(p), "{:.0%}") for p in FAST),
         "/".join(str(of.marks[mark]) for mark in ("win", "tie", "loss")) if sum(of.marks.values()) else "",
         f"{of.worst[0]:.2f} {of.worst[1]}" if of.worst else "",
         _compile(of.cold_s, of.warm_s, of.fresh) + _in(of.compiled, of.passed),
-        _number(of.memory, "{:.2f}") + _in(of.peaks, of.passed),
+        markdown.number(of.memory, "{:.2f}") + _in(of.peaks, of.passed),
     ]
 
 
@@ -288,152 +250,14 @@ def _case_table(clock: Clock, table: Sequence[Entry]) -> Iterator[str]:
         columns["results dropped"] = lambda e: _interval(e.dropped) if e.dropped else ""
     if clock == "device" and any(entry.share for entry in table):
         columns["of the limit"] = _share
-    columns |= {f"x {what}": lambda e, what=what: _ratio(e.speedups.get(what), e.noise) for what in AGAINST}
+    columns |= {f"x {what}": lambda e, what=what: markdown.ratio(e.speedups.get(what), e.noise) for what in AGAINST}
     columns |= {
         "compile cold, warm": _compiled,
         "peak": lambda e: "" if e.peak_bytes is None else f"{e.peak_bytes / 2**20:.0f} MiB",
     }
     if any(entry.kernels is not None for entry in table):
-        columns["kernels"] = lambda e: _number(e.kernels, "{}")
-    yield from _table(list(columns), ([show(entry) for show in columns.values()] for entry in table))
-
-
-# ---- real models
-
-
-def _real(models: Sequence[RealModel]) -> Iterator[str]:
-    if not models:
-        return
-    yield from ["", "## Real models", "", REAL, ""]
-    head = ["model", "eager", *MODES, "kept", "its time", "auto", "x kept", "x raw", "dropped: raw", "dropped: auto"]
-    yield from _table(head, [*map(_loop_row, models), _loop_means(models)])
-    yield from ["", FIRST, ""]
-    head = [*MODES, "all four", "auto", "auto / four", "stored", "alone", "stored / alone"]
-    yield from _table(["model", *head, "memory: eager", "kept", "auto", "winner"], map(_first_row, models))
-    yield from ["", *_bars(models)]
-
-
-def _loop_row(of: RealModel) -> list[str]:
-    kept, raw = of.best(KEPT), of.best(MODES)
-    held = [_ms(of.held(peer)) for peer in ("eager", *MODES)]
-    ratios = [_ratio(of.over(peer), of.noise) for peer in (kept, raw)]
-    return [of.name, *held, kept, _ms(of.held(kept)), _ms(of.held(AUTO)), *ratios, *_dropped(of)]
-
-
-def _dropped(of: RealModel) -> list[str]:
-    timed = {mode: seconds for mode in MODES if (seconds := of.dropped(mode)) is not None}
-    return [_ms(min(timed.values(), default=None)), _ms(of.dropped(AUTO))]
-
-
-def _loop_means(models: Sequence[RealModel]) -> list[str]:
-    means = [_number(mean_over(models, peers), "{:.2f}") for peers in (KEPT, MODES)]
-    return ["all", *[""] * (len(MODES) + 3), "geomean", *means, "", ""]
-
-
-def _first_row(of: RealModel) -> list[str]:
-    made = of.cells[AUTO].compile if AUTO in of.cells else None
-    auto_s, modes_s = of.first_s(AUTO), of.modes_s
-    share = auto_s / modes_s if auto_s and modes_s else None
-    seconds = [of.first_s(mode) for mode in MODES] + [modes_s, auto_s]
-    stored = [made.warm_s, made.alone_s] if made else [None, None]
-    peaks = [of.cells[peer].compile.peak_bytes if peer in of.cells else None for peer in ("eager", of.best(KEPT), AUTO)]
-    return [
-        of.name,
-        *(_number(each, "{:.1f}") for each in seconds),
-        _number(share, "{:.2f}"),
-        *(_number(each, "{:.1f}") for each in stored),
-        _number(of.stored_over_alone, "{:.2f}"),
-        *(_number(peak and peak / 2**20, "{:.0f}") for peak in peaks),
-        of.winner,
-    ]
-
-
-def _bars(models: Sequence[RealModel]) -> Iterator[str]:
-    slow = [of.name for of in models if of.too_slow]
-    known = sum(of.over(of.best(KEPT)) is not None for of in models)
-    yield f"- Below {LEAST}x of the fastest mode whose results stay, of {known} models: {', '.join(slow) or 'none'}."
-    if first := middle_and_most([of.first_s(AUTO) for of in models]):
-        yield f"- First call of `auto`: {first[0]:.1f} s in the middle, {first[1]:.1f} s at most."
-    shares = [auto_s / of.modes_s for of in models if (auto_s := of.first_s(AUTO)) and of.modes_s]
-    if share := middle_and_most(shares):
-        yield f"- Of what the four modes take together: {share[0]:.2f} in the middle, {share[1]:.2f} at most."
-    if stored := middle_and_most([of.stored_over_alone for of in models]):
-        yield f"- With a stored decision over its winner alone: {stored[0]:.2f} in the middle, {stored[1]:.2f} at most."
-    for of in models:
-        failed = {peer: cell for peer, cell in of.failed.items() if cell.status not in FINE}
-        failed = failed if of.cells else {"all": next(iter(of.failed.values()))}
-        if found := [f"{peer} {cell.status}({_short(cell.reason)})" for peer, cell in failed.items()]:
-            yield f"- Not passed on {of.name}: {', '.join(found)}."
-
-
-def _rewrites(cases: Sequence[RealModel]) -> Iterator[str]:
-    if not cases:
-        return
-    yield from ["", "## Rewrites", "", REWRITES, ""]
-    means = [_number(mean_over(cases, peers), "{:.2f}") for peers in ([WITHOUT_REWRITES], MODES, KEPT)]
-    head = ["case", "eager", "best", "its time", "auto without", "auto", "x without", "x best", "x kept", "first call"]
-    mean = ["all", *[""] * 4, "geomean", *means, "", ""]
-    yield from _table([*head, "winner"], [*map(_rewritten_row, cases), mean])
-
-
-def _rewritten_row(of: RealModel) -> list[str]:
-    best, pair = of.best(MODES), (WITHOUT_REWRITES, AUTO)
-    times = [_ms(of.held(best)), *(_ms(of.held(peer)) for peer in pair)]
-    ratios = [_ratio(of.over(peer), of.noise) for peer in (WITHOUT_REWRITES, best, of.best(KEPT))]
-    first = "; ".join(_number(of.first_s(peer), "{:.1f}") for peer in pair)
-    return [of.name, _ms(of.held("eager")), best, *times, *ratios, first, of.winner]
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.3g}"
-
-
-# ---- what auto chose
-
-
-def _choices(cells: Sequence[Cell]) -> Iterator[str]:
-    chosen = choices(cells)
-    if chosen:
-        yield from ["", "## What auto chose", "", CHOICES]
-    for peer, found in chosen.items():
-        yield from ["", f"### {peer}", ""]
-        modes = list(dict.fromkeys(mode for choice in found for mode in choice.over))
-        head = ["case", "winner", "options", "race", "compile", "all modes", "best mode", "x best"]
-        yield from _table([*head, *(f"x {mode}" for mode in modes)], [*_choice_rows(found, modes)])
-        yield from ["", *_held_against_goals(found)]
-        cells_of_peer = [one.cell for peers in verdicts.latest_results(cells).values() for one in peers.get(peer, ())]
-        lost = [f"{verdicts.name(c)} ({c.status})" for c in cells_of_peer if c.status not in FINE]
-        if lost:
-            yield f"- Not passed: {', '.join(dict.fromkeys(lost))}."
-
-
-def _choice_rows(found: Sequence[Choice], modes: Sequence[str]) -> Iterator[list[str]]:
-    for of in found:
-        options = ", ".join(f"{name}={value}" for name, value in of.options.items())
-        compiles = [_about(of.compile_s, of.fresh), _about(of.modes_s, of.fresh)]
-        ratios = [_ratio(of.over.get(mode), of.noise) for mode in (of.best, *modes)]
-        yield [of.case, of.winner, options, _number(of.race_s, "{:.1f} s"), *compiles, of.best, *ratios]
-    means = geomeans(found)
-    ratios = [_number(means.get(mode), "{:.2f}") for mode in ("", *modes)]
-    yield ["all", "", "", *_seconds(found), "geomean", *ratios]
-
-
-def _seconds(found: Sequence[Choice]) -> list[str]:
-    """Return the total seconds of races, compiles, and compiles of modes, over the cases where all three are known."""
-    known = [of for of in found if None not in (of.race_s, of.compile_s, of.modes_s)]
-    fresh, many = all(of.fresh for of in known), f" in {len(known)}" if len(known) < len(found) else ""
-    sums = [sum(getattr(of, what) or 0.0 for of in known) for what in ("race_s", "compile_s", "modes_s")]
-    return [f"{_about(seconds, fresh or not at)}{many}" if known else "" for at, seconds in enumerate(sums)]
-
-
-def _held_against_goals(found: Sequence[Choice]) -> Iterator[str]:
-    slow, late = ([of.case for of in found if getattr(of, which)] for which in ("too_slow", "too_late"))
-    marks = [of.mark for of in found if of.mark]
-    counts = "/".join(str(marks.count(mark)) for mark in ("win", "tie", "loss"))
-    yield f"- Against the best mode, wins/ties/losses: {counts}."
-    yield f"- Below {LEAST}x of the best mode beyond noise: {', '.join(slow) or 'none'}."
-    known = sum(of.race_s is not None and of.modes_s is not None for of in found)
-    yield f"- Longer to decide than to compile all modes, of {known} where both are known: {', '.join(late) or 'none'}."
+        columns["kernels"] = lambda e: markdown.number(e.kernels, "{}")
+    yield from markdown.table(list(columns), ([show(entry) for show in columns.values()] for entry in table))
 
 
 # ---- one figure
@@ -442,11 +266,7 @@ def _held_against_goals(found: Sequence[Choice]) -> Iterator[str]:
 def _time_or_status(entry: Entry) -> str:
     if entry.time:
         return _interval(entry.time) + (" †" if entry.exposed else "")
-    return f"{entry.cell.status}({_short(entry.cell.reason)})" if entry.cell.reason else entry.cell.status
-
-
-def _short(reason: str, longest: int = 90) -> str:
-    return reason if len(reason) <= longest else reason[: longest - 3] + "..."
+    return f"{entry.cell.status}({markdown.short(entry.cell.reason)})" if entry.cell.reason else entry.cell.status
 
 
 def _interval(time: Interval) -> str:
@@ -479,13 +299,6 @@ def _share(entry: Entry) -> str:
     return f"{figure} {OVER}" if entry.over else figure
 
 
-def _ratio(found: Interval | None, noise: Interval) -> str:
-    if not found:
-        return ""
-    figure = f"{found.median:.2f} [{found.low:.2f}, {found.high:.2f}]"
-    return f"*{figure}*" if verdicts.mark(found, noise) == "tie" else figure
-
-
 def _compiled(entry: Entry) -> str:
     shares = entry.cell.compile.shares
     return f"as {shares}" if shares else _compile(entry.cold_s, entry.warm_s, entry.fresh)
@@ -498,15 +311,7 @@ def _in(count: int, passed: int) -> str:
 def _compile(cold: float | None, warm: float | None, fresh: bool) -> str:
     if cold is None:
         return ""
-    return f"{_about(cold, fresh)}, {f'{warm:.1f} s' if warm is not None else '-'}"
-
-
-def _about(seconds: float | None, fresh: bool) -> str:
-    return "" if seconds is None else f"{'' if fresh else '~'}{seconds:.1f} s"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
+    return f"{markdown.about(cold, fresh)}, {f'{warm:.1f} s' if warm is not None else '-'}"
 
 
 # ---- what it rests on
@@ -576,11 +381,11 @@ def _measured_with(results: Results) -> Iterator[str]:
         for name, value in environment.items()
         if name != "command" and (isinstance(value, str | int | float) and value != "")
     }
-    yield from _table(["", "value"], ([name, str(value)] for name, value in about.items()))
+    yield from markdown.table(["", "value"], ([name, str(value)] for name, value in about.items()))
     if found := ceilings_of(results):
         yield ""
         rows = ([name, _rate(figure.value, figure.unit), figure.attempt] for name, figure in found.figures.items())
-        yield from _table(["ceiling", f"best of {len(results.ceilings)} runs", "attempt"], rows)
+        yield from markdown.table(["ceiling", f"best of {len(results.ceilings)} runs", "attempt"], rows)
 
 
 def _rate(value: float, unit: str) -> str:
