@@ -85,8 +85,8 @@ workloads.cases workloads.user_models workloads.peers
 execution execution.preload execution.preload_models execution.records execution.device_timer execution.ceilings
 execution.roofline execution.controls execution.process execution.study execution.trial execution.worker
 execution.session
-analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_choices analysis.plots analysis.real_models
-analysis.auto_tables analysis.report analysis.compilers
+analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_choices analysis.plots
+analysis.real_models analysis.auto_tables analysis.report analysis.compilers
 arguments
 studies studies.bundles studies.compilers studies.kernel_times studies.overhead studies.precision studies.rewrite_cases
 studies.rewrites
