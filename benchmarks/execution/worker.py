@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch._inductor import config
 
 from backend_kwargs import measure
 from backend_kwargs.harness.isolation import start_inductor
@@ -133,7 +134,8 @@ def compile_peer(tell: Tell, job: Job, name: str, cold: bool, after: str = "") -
         shutil.rmtree(folder, ignore_errors=True)
     if after:
         shutil.copytree(job.folder(after), folder)
-    _start_compilers([peer], job)
+    with config.patch(compile_threads=1):  # its workers start below, with the cache of this compile
+        _start_compilers([peer], job)
     if peers.uses_inductor(peer):
         restart_workers(folder)
     trial = PeerTrial(study, peer, folder)

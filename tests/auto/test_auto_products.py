@@ -9,7 +9,7 @@ from graphs import TOLD
 from backend_kwargs.compilers.auto import products, roofline
 from backend_kwargs.compilers.auto.candidates import Costs, trusted, tuning
 from backend_kwargs.compilers.auto.graph_stats import Product, observed_stats
-from backend_kwargs.compilers.auto.products import SHARE, after_tuning, candidate_of_products
+from backend_kwargs.compilers.auto.products import READING, SHARE, after_tuning, candidate_of_products
 from backend_kwargs.compilers.auto.roofline import Ceilings, excess_of, time_library
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ def meta(*shape):
 
 def product(operator="mm", *operands, layout="", count=1):
     operands = operands or (meta(8, 16), meta(16, 32))
-    return Product(f"{operator}[{layout}]", count, 1.0, 1.0, 1.0, 4, (torch.mm, operands, {}))
+    return Product(f"{operator}[{layout}]", count, 99.0, 1.0, 1.0, 4, (torch.mm, operands, {}))
 
 
 def always(candidate):
@@ -63,6 +63,12 @@ def test_which_products_are_tuned(excess, names, count, saved_s):
     found = candidate_of_products(excess, SHARE * 5, always)
     assert found.options == {"max_autotune_gemm": True, "tuned_products": names}
     assert (found.costs.products, found.saved_s) == (count, pytest.approx(SHARE * saved_s))
+
+
+def test_what_waits_for_memory_gains_more_by_tuning():
+    """A product of few rows is expected to lose half of what it takes beyond its bytes' time."""
+    vector = replace(product(), flops=2.0, bytes=2.0)
+    assert candidate_of_products({vector: 9.0}, 1.0, always).saved_s == pytest.approx(9 * READING)
 
 
 @pytest.mark.parametrize(

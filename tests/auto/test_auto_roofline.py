@@ -20,8 +20,8 @@ def facts_of(run, **changes):
     return replace(observed_stats(run, lambda seen: 0.0, **TOLD)[1], **changes)
 
 
-def product(flops=0.0, nbytes=0.0, activations=0.0, itemsize=2, count=1):
-    return Product("mm", count, flops, nbytes, activations, itemsize, (torch.mm, (), {}))
+def product(flops=0.0, nbytes=0.0, activations=0.0, itemsize=2, count=1, written=0.0):
+    return Product("mm", count, flops, nbytes, activations, itemsize, (torch.mm, (), {}), written=written)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,8 @@ def test_without_memory_to_measure_it_there_is_no_limit(monkeypatch):
     [
         pytest.param(product(flops=200.0, nbytes=4.0), 2.0, id="computes in bf16"),
         pytest.param(product(flops=200.0, nbytes=4.0, itemsize=4), 20.0, id="computes in fp32"),
-        pytest.param(product(flops=1.0, nbytes=12.0), 3.0, id="waits for memory"),
+        pytest.param(product(flops=1.0, nbytes=12.0, written=6.0), 3.0, id="waits for memory"),
+        pytest.param(product(flops=1.0, nbytes=12.0, written=1.0), 2.5, id="mostly reads"),
     ],
 )
 def test_the_least_seconds_of_a_library_kernel(kernel, seconds):

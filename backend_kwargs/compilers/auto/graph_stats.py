@@ -23,7 +23,7 @@ ATTENTIONS = ("scaled_dot_product", "flex_attention")
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product, convolution or attention of one layout: how often it runs, its flops and bytes.
+    """A product, convolution or attention of one layout: how often it runs, its flops and bytes, of them `written`.
 
     `activations` are the bytes exchanged with other kernels: all that it reads and writes except inputs of the graph.
     `call` is the operator with its arguments; their tensors are on the meta device, except offsets. `unaligned`: its
@@ -38,6 +38,7 @@ class Product:
     itemsize: int
     call: tuple[Any, tuple[Any, ...], dict[str, Any]] = field(compare=False, repr=False)
     unaligned: bool = False
+    written: float = 0.0
 
     @property
     def operator(self) -> str:
@@ -147,6 +148,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             min(t.itemsize for t in operands),
             (func, *on_meta),
             unaligned=name in PADDED and any(map(_is_unaligned, (*args, result))),
+            written=float(sum(t.nbytes for t in made)),
         )
         seen = self.products.get(layout, once)
         self.products[layout] = replace(seen, count=seen.count + 1)

@@ -8,6 +8,8 @@ from backend_kwargs.compilers.auto.graph_stats import GROUPED, PADDED, WITH_BIAS
 from backend_kwargs.compilers.inductor.tuned_products import product_name
 
 SHARE = 0.3  # of a product's excess, what tuning it removes: 0.6 of Mixtral's grouped products (H200)
+READING = 0.5  # the same where it waits for memory: 0.55 of one with a single row
+FEW_FLOPS = 4  # per byte; a product of one row in half precision has 1
 
 
 def candidate_of_products(
@@ -20,14 +22,19 @@ def candidate_of_products(
     tunable = {product: each for product, each in excess.items() if _sizes(product) is not None}
     grouped = [product for product in tunable if product.operator in GROUPED]  # tuned in any case
     largest = sorted(tunable, key=lambda product: (product in grouped, tunable[product]), reverse=True)
-    chosen = [product for product in largest if SHARE * tunable[product] >= least_s or product in grouped]
+    chosen = [product for product in largest if _saved(product, tunable) >= least_s or product in grouped]
     while chosen:
-        saved_s = SHARE * sum(tunable[product] for product in chosen)
+        saved_s = sum(_saved(product, tunable) for product in chosen)
         made = tuning(sorted({_name(product) for product in chosen}), len(chosen), saved_s)
         if fits(made):
             return made if saved_s >= least_s else None
         chosen.pop()
     return None
+
+
+def _saved(product: Product, excess: Mapping[Product, float]) -> float:
+    share = READING if 0 < product.flops < FEW_FLOPS * product.bytes else SHARE
+    return share * excess[product]
 
 
 def after_tuning(library: Mapping[Product, float], names: list[str], saved_s: float) -> dict[Product, float]:
