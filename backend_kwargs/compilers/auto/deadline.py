@@ -136,7 +136,7 @@ def _descent() -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
     """Return Inductor's class for coordinate descents, its method for one step, and the same with the deadline."""
     from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
 
-    compare = CoordescTuner.compare_config
+    compare: Callable[..., Any] = CoordescTuner.compare_config
 
     @wraps(compare)
     def compare_in_time(*args: Any, **kwargs: Any) -> Any:
