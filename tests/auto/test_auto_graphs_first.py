@@ -9,13 +9,19 @@ from test_auto_race_steps import NOW, STATS, runner
 
 import backend_kwargs
 from backend_kwargs.compilers.auto import race, roofline
-from backend_kwargs.compilers.auto.candidates import CUDAGRAPHS, GRAPHS_FIRST, RaceCandidate, rewriting
+from backend_kwargs.compilers.auto.candidates import (
+    CUDAGRAPHS,
+    GRAPHS_FIRST,
+    RaceCandidate,
+    graphs_of_rewritten,
+    rewriting,
+)
 from backend_kwargs.compilers.auto.deadline import OutOfTime
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.graph_stats import Product
 from backend_kwargs.compilers.auto.head_to_head import Runner
 from backend_kwargs.compilers.auto.request import Request, Tools
-from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, gain_without_graphs
+from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, gain_without_graphs, gain_without_launches
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.rewrites import Rewrite
@@ -255,6 +261,61 @@ def test_early_rewrites_join_cuda_graphs(raced, monkeypatch):
     assert (made._graphs.name, made._graphs.over, asked) == ("cudagraphs", False, [("mine",)])
     assert raced(rewrites=("late",))[0]._graphs is GRAPHS_FIRST
     assert raced(rewrites=("mine",), stats=STATS)[0]._graphs is GRAPHS_FIRST  # on a CPU
+
+
+def rewritten(*, over=None, **options):
+    candidate = over or rewriting("mine")
+    return Runner(candidate, RaceRow(candidate.name, {**candidate.options, **options}), None, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "loser", "found"),
+    [
+        pytest.param({}, rewritten(), {**CUDAGRAPHS, "rewrites": ["mine"]}, id="a rewrite"),
+        pytest.param(
+            {}, rewritten(rewrites=["early", "mine"]), {**CUDAGRAPHS, "rewrites": ["early", "mine"]}, id="two"
+        ),
+        pytest.param({}, rewritten(**CUDAGRAPHS), None, id="with CUDA graphs already"),
+        pytest.param({}, rewritten(over=DEFAULTS), None, id="no rewrite"),
+        pytest.param({"stats": replace(GPU, dynamic=True)}, rewritten(), None, id="symbolic sizes"),
+        pytest.param({"device": CPU}, rewritten(), None, id="on a CPU"),
+        pytest.param({"candidates": ("mine",)}, rewritten(), None, id="named candidates"),
+        pytest.param({"budget_s": 0.0}, rewritten(), None, id="no time"),
+    ],
+)
+def test_a_rewrite_that_loses_is_tried_with_cuda_graphs(raced, monkeypatch, given, loser, found):
+    """CUDA graphs of it become a candidate, which is expected to save what its kernels alone take less."""
+    monkeypatch.setattr(race, "gain_without_launches", lambda call, seconds, stats, device: 1 - 0.75 / seconds)
+    made, _ = raced(**given)
+    monkeypatch.setattr(made, "_prepared", lambda *_: loser, raising=False)
+    monkeypatch.setattr(made, "_beats", lambda *_: False, raising=False)
+    race._Race._meet(made, runner("default"), loser.candidate)
+    assert [(each.options, each.gain) for each in made.following] == ([(found, 0.25)] if found else [])
+
+
+def test_a_candidate_that_follows_from_another_is_met(raced, monkeypatch):
+    """What a candidate has led to is raced like the others, by its gain."""
+    made, met = raced()
+    monkeypatch.setattr(race, "candidates_for", lambda *_, **__: [replace(rewriting("mine"), gain=0.5)])
+    made.default_s = 1.0
+
+    def meet(champion, candidate):
+        met.append(candidate.name)
+        if candidate.name == "mine":
+            made.following = [graphs_of_rewritten(["mine"], 0.25)]
+        return champion
+
+    monkeypatch.setattr(made, "_meet", meet, raising=False)
+    made._climb(runner("default"))
+    assert met == ["mine", "cudagraphs_of_rewritten"]
+
+
+def test_the_gain_of_a_replay(monkeypatch):
+    """The kernels' time with their launches queued, and the copies of the results."""
+    monkeypatch.setattr(roofline.measure, "device_seconds", lambda call, device: 0.6)
+    monkeypatch.setattr(roofline, "seconds_of_traffic", lambda moved, device: moved / 100)
+    stats = replace(GPU, bytes_written=5.0)
+    assert gain_without_launches(print, 1.0, stats, CUDA) == pytest.approx(0.3)
 
 
 def test_products_are_tuned_where_the_slack_is_known(raced, monkeypatch):

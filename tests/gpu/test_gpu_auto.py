@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import backend_kwargs
 from backend_kwargs.compilers.auto import decide
 from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.compilers.inductor.rewrites import operators
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -99,6 +101,23 @@ def test_early_rewrites_are_part_of_the_first_candidate(store):
     row = rows_of(store)["cudagraphs"]
     assert row.options == {"triton.cudagraphs": True, "rewrites": ["matrix_vector"]}
     assert (row.status, row.rewritten) == ("pass", {"matrix_vector": 12})
+
+
+@torch.no_grad()
+def test_a_rewrite_that_waits_for_launches_is_tried_with_cuda_graphs(store, monkeypatch):
+    """Where calls of a rewrite's operator take the host longer than its kernels save, CUDA graphs of it still win."""
+    monkeypatch.setattr(operators, "_without_kernel", {"none"})
+    monkeypatch.setattr(operators, "_layout", lambda *_: time.sleep(5e-4))
+    layers = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()) for _ in range(8)]
+    model = nn.Sequential(*layers).to("cuda", torch.bfloat16, memory_format=torch.channels_last).eval()
+    x = normal(128, 64, 56, 56).to(memory_format=torch.channels_last)
+    torch.testing.assert_close(auto(model)(x), model(x), atol=1e-2, rtol=3e-2)
+    rows = rows_of(store)
+    assert rows["convolution"].speedup.median < 0.9
+    row = rows["cudagraphs_of_rewritten"]
+    assert row.options == {"triton.cudagraphs": True, "rewrites": ["convolution"]}
+    assert (row.status, row.rewritten) == ("pass", {"convolution": 8})
+    assert row.speedup.median > 1.1
 
 
 @torch.no_grad()

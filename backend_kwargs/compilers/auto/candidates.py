@@ -242,6 +242,8 @@ STEPS: tuple[RaceCandidate, ...] = (
         rank=3,
     ),
 )
+# A rewrite's operators are called from Python: one that loses for that alone is tried again with CUDA graphs.
+REWRITTEN_GRAPHS = "cudagraphs_of_rewritten"
 # Compiled before default where eager waits for launches.
 GRAPHS_FIRST = replace(next(step for step in STEPS if step.options == CUDAGRAPHS), over=False)
 
@@ -314,6 +316,12 @@ def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
     shares = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
     gain = CONSENTED_GAIN if not saved_s and name not in raced_rewrites(None) else None
     return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
+
+
+def graphs_of_rewritten(rewrites: Iterable[str], gain: float) -> RaceCandidate:
+    """Return CUDA graphs of the graph with `rewrites` as a candidate, which is expected to save `gain` of a call."""
+    options = {**CUDAGRAPHS, "rewrites": [*rewrites]}
+    return RaceCandidate(REWRITTEN_GRAPHS, options, costs=AGAIN, rank=GRAPHS_RANK, gain=gain)
 
 
 def tuning(names: Iterable[str], count: int, saved_s: float) -> RaceCandidate:
@@ -398,7 +406,7 @@ def allowed_candidates(
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
     named = list(named)
     in_precisions = precision_candidates(precisions, max_error, filter(is_other, named))
-    allowed = [*STEPS, tuning((), 0, 0.0), *map(rewriting, rewrites), *in_precisions]
+    allowed = [*STEPS, tuning((), 0, 0.0), graphs_of_rewritten((), 0.0), *map(rewriting, rewrites), *in_precisions]
     for name in set(named).difference(step_names()):
         with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
             allowed.append(_named(name, options_of, frozen=False))

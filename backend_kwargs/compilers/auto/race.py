@@ -28,6 +28,7 @@ from backend_kwargs.compilers.auto.candidates import (
     UNFROZEN,
     RaceCandidate,
     candidates_for,
+    graphs_of_rewritten,
     merged,
     precision_candidates,
     standing,
@@ -45,6 +46,7 @@ from backend_kwargs.compilers.auto.roofline import (
     Slack,
     excess_of,
     gain_without_graphs,
+    gain_without_launches,
     idle_share,
     seconds_of_traffic,
     slack_of,
@@ -154,7 +156,7 @@ class _Race:
 
     `expected` is the result that others are compared with, None if there is none; `reference` is the same in higher
     precision. `base` belongs to the candidate whose options the next ones extend: its seconds and its slack. `best_row`
-    is the fastest of Inductor's up to now.
+    is the fastest of Inductor's up to now. `following` are the candidates that the last one has led to.
     """
 
     request: Request
@@ -174,6 +176,7 @@ class _Race:
     lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
     best_row: RaceRow | None = None
+    following: list[RaceCandidate] = field(default_factory=list)
 
     @property
     def settings(self) -> Settings:
@@ -284,6 +287,9 @@ class _Race:
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             champion = self._meet(champion, following)
+            left += self.following
+            count += len(self.following)
+            self.following = []
         return champion
 
     def _tunings(self) -> list[RaceCandidate]:
@@ -452,9 +458,25 @@ class _Race:
         if improves and challenger is not None and not candidate.compiler:
             self.best_row = challenger.row
             self._learn_slack(challenger)
+        elif challenger is not None:
+            self.following = self._with_graphs(challenger, champion)
         del challenger, champion
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
         return best
+
+    def _with_graphs(self, loser: Runner, champion: Runner) -> list[RaceCandidate]:
+        """Return CUDA graphs of a rewrite that has lost, where its kernels take less time than the champion's call."""
+        options, seconds = loser.row.options, champion.row.seconds
+        fits = self.device.type == "cuda" and "rewrites" in loser.candidate.options and not self.stats.dynamic
+        if not fits or not seconds or self._named or self._over or options.get("triton.cudagraphs"):
+            return []
+        try:
+            gain = gain_without_launches(loser.call, seconds, self.stats, self.device)
+        except Exception as error:  # noqa: BLE001 - the race goes on without this candidate
+            logger.info("The kernels of %s cannot be timed: %s", loser.row.name, measure.status_of(error)[1])
+            return []
+        logger.info("CUDA graphs of %s could save %.1f%%", loser.row.name, 100 * gain)
+        return [graphs_of_rewritten(options["rewrites"], gain)]
 
     def _learn_slack(self, runner: Runner) -> None:
         """Measure the slack of a compiled candidate, since the next candidates extend its options."""

@@ -133,6 +133,11 @@ def gain_without_graphs(seconds: float, slack: Slack, eager_s: float, stats: Gra
     return 1 - max(seconds - slack.launches - copies_s, LAUNCHED * eager_s) / seconds
 
 
+def gain_without_launches(call: Callable[[], object], seconds: float, stats: GraphStats, device: torch.device) -> float:
+    """Return the share of `seconds` that a replay of the kernels of `call` may save, its results copied."""
+    return 1 - (measure.device_seconds(call, device) + seconds_of_traffic(2 * stats.bytes_written, device)) / seconds
+
+
 def time_library(products: Iterable[Product], device: torch.device) -> dict[Product, float]:
     """Return the seconds of each library kernel alone, on random inputs of the same layout.
 
