@@ -45,6 +45,14 @@ def rewritten_in(compiled: Callable[..., Any] | None, names: Iterable[str]) -> d
     return {name: count for name, count in found.items() if count}
 
 
+def rewrite_costs_in(compiled: Callable[..., Any] | None) -> dict[str, str]:
+    """Return what each rewrite costs beside what it replaced, for those that say so."""
+    found: dict[str, str] = {}
+    for each in _held(compiled):
+        found |= getattr(each, "rewrite_costs", {})
+    return found
+
+
 def comparable(source: str) -> str:
     """Return generated code without the parts that differ between equal codes."""
     return COMMENT.sub("", source)

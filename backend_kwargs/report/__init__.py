@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backend_kwargs.compile_records import WRAPPER, Record, records
-from backend_kwargs.compilers.generated_code import comparable, rewritten_in
+from backend_kwargs.compilers.generated_code import comparable, rewrite_costs_in, rewritten_in
 from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.report.advice import advice_on, reason_and_hint
@@ -202,6 +202,7 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         rewritten_in(record.compiled(), _rewrites(record)),
         record.precision,
         engine,
+        rewrite_costs_in(record.compiled()),
     )
 
 

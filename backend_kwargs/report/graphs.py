@@ -108,8 +108,9 @@ class Graph:
 
     `codes` are Inductor's, `relax` is TVM's, `openvino` is OpenVINO's, and `engine` is ONNX Runtime's or
     that of OpenVINO's own compiler; other backends report none. `race` has the reasons of auto's choice; `ran` is None
-    if the graph runs on its own backend. `rewritten` counts the replacements of each rewrite; `precision` is what was
-    used of the lower precision that was requested, or that won.
+    if the graph runs on its own backend. `rewritten` counts the replacements of each rewrite, and `rewrite_costs`
+    has the memory and time that some take; `precision` is what was used of the lower precision that was requested, or
+    that won.
     """
 
     compile_id: str
@@ -128,6 +129,7 @@ class Graph:
     rewritten: Mapping[str, int] = field(default_factory=dict)
     precision: Used | None = None
     engine: EngineShare | None = None
+    rewrite_costs: Mapping[str, str] = field(default_factory=dict)
 
     def inductor_config(self) -> dict[str, Any]:
         """Return `Backend.inductor_config()` of this graph's backend; under auto, with the winner's options."""
@@ -155,7 +157,7 @@ def lines_of(graph: Graph) -> Iterator[str]:
     race = graph.race.table.splitlines() if graph.race else []
     yield from (f"  {line}" for line in (*race, *map(_code_line, graph.codes)))
     if graph.rewritten:
-        yield f"  rewritten: {', '.join(f'{name} {times(count)}' for name, count in graph.rewritten.items())}"
+        yield f"  rewritten: {', '.join(_rewritten(graph))}"
     if graph.relax:
         yield from (f"  {line}" for line in _relax_lines(graph.relax))
     if graph.openvino:
@@ -167,6 +169,12 @@ def lines_of(graph: Graph) -> Iterator[str]:
         yield f"  {graph.ran.what}"
     if graph.ended_by:
         yield f"  ended at {graph.ended_by.place}: {graph.ended_by.reason}"
+
+
+def _rewritten(graph: Graph) -> Iterator[str]:
+    for name, count in graph.rewritten.items():
+        costs = graph.rewrite_costs.get(name)
+        yield f"{name} {times(count)}" + (f" ({costs})" if costs else "")
 
 
 def _relax_lines(relax: Relax) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Linear layers that share an input as one product: changes of weights, refusals, and cost."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -193,6 +194,17 @@ def test_inference_tensors_are_refused():
         compiled, x = packing(model), torch.randn(5, 8)
         torch.testing.assert_close(compiled(x), model(x))
     assert count(compiled) == 0
+
+
+def test_the_report_has_its_costs():
+    """The report says how much memory the packed weights take, and how long each call checks them."""
+    model = nn.ModuleList([nn.Linear(256, 256) for _ in range(2)])
+    compiled = packing(lambda x: [each(x) for each in model])
+    with torch.no_grad():
+        compiled(torch.randn(3, 256))
+    line = next(each for each in str(backend_kwargs.report(compiled)).splitlines() if "rewritten" in each)
+    costs = r"0\.50 MiB of packed weights, [\d.]+ µs of checks per call"  # 2 x 256 x (256 + 1) numbers of 4 bytes
+    assert re.fullmatch(rf"  rewritten: packed once \({costs}\)", line)
 
 
 def test_dynamic_sizes():
