@@ -96,8 +96,7 @@ def census() -> dict[str, Any]:
         if hasattr(_metrics_context_tls, "metrics_context")
         else "",
         "benchmarker": sorted(vars(benchmarker).keys() & {*deadline.TIMERS}),
-        "descent": deadline._descent()[0].compare_config is deadline._descent()[1],
-        "deadlines": len(deadline._deadlines),
+        "ends": len(deadline._ends),
     }
 
 

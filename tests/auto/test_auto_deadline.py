@@ -1,24 +1,18 @@
 """The deadline of tuning, which applies to one thread."""
 
 import math
-import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import torch
 from torch._inductor.runtime.benchmarking import benchmarker
-from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
-from torch._inductor.runtime.triton_compat import HAS_TRITON, Config
 from torch._inductor.utils import fresh_cache
 
 from backend_kwargs.compilers.auto import deadline, race
 from backend_kwargs.compilers.auto.deadline import TIMERS, OutOfTime, capped, capped_backward
 from backend_kwargs.compilers.auto.store import Store
-
-triton_is_there = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, whose configurations a descent changes")
 
 
 def time_a_kernel():
@@ -44,29 +38,6 @@ def test_backward_graphs_are_found_behind_views():
 def test_nothing_drops_it_as_one_kernel():
     """The deadline raises a BaseException, since Inductor skips a kernel after any Exception."""
     assert not issubclass(OutOfTime, Exception)
-
-
-def tuned():
-    """Return the warps that Inductor's own coordinate descent finds where each further warp saves time."""
-    tuner = CoordescTuner(size_hints={"x": 1 << 20}, inductor_meta={})
-    return tuner.autotune(lambda config: 1 / config.num_warps, Config({"XBLOCK": 128}, num_warps=4)).num_warps
-
-
-@triton_is_there
-def test_a_descent_ends_with_the_best_so_far():
-    """After its own, earlier deadline a coordinate descent tries nothing more, and the rest of the tuning goes on."""
-    with capped(math.inf) as deadline:
-        assert (tuned() > 4, deadline.cut) == (True, False)
-    with capped(math.inf, time.perf_counter() - 1) as deadline:
-        assert (tuned(), time_a_kernel() >= 0, deadline.cut) == (4, True, True)
-    assert tuned() > 4
-
-
-@triton_is_there
-def test_another_threads_descent_goes_on():
-    """The deadline of descents applies only to the racing thread."""
-    with capped(math.inf, time.perf_counter() - 1), ThreadPoolExecutor(1) as other:
-        assert other.submit(tuned).result() > 4
 
 
 def test_other_threads_go_on():
@@ -135,9 +106,7 @@ def test_two_races_end_apart():
 
 def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
     """Tuning beyond the budget is interrupted, the row says so, and the race continues without side effects."""
-    monkeypatch.setattr(
-        race, "capped", lambda ends, descents: capped(ends - 1e6, descents)
-    )  # default's tuning never ends
+    monkeypatch.setattr(race, "capped", lambda ends: capped(ends - 1e6))  # default's tuning never ends
     model, x = torch.nn.Linear(128, 128), torch.randn(128, 128)
     with torch.no_grad(), fresh_cache():  # which contains no earlier tuning
         seen = auto(model, ["max_autotune"], freezing=True)(x)  # frozen weights have their own products
@@ -146,23 +115,3 @@ def test_a_candidate_is_given_up_with_the_budget(auto, store, monkeypatch):
     (row,) = [row for row in decision.rows if row.name == "max_autotune"]
     assert (row.status, row.reason) == ("timeout", "its tuning was interrupted when the budget of 300 s ended")
     assert (decision.cut_s, set(TIMERS) & set(vars(benchmarker))) == (300, set())
-
-
-def test_a_candidate_whose_descent_ended_is_raced(auto, store, monkeypatch):
-    """It is timed with the best configuration found; its row says so, and a larger budget decides again."""
-
-    @contextmanager
-    def ended(ends, descents):
-        with capped(ends, descents) as found:
-            found.cut = not math.isinf(descents)  # any but default
-            yield found
-
-    monkeypatch.setattr(race, "capped", ended)
-    with torch.no_grad():
-        auto(torch.nn.Linear(8, 8), ["eager_numerics", "max_autotune"], freezing=True)(torch.randn(8, 8))
-    (decision,) = Store(store).all()
-    (row,) = [row for row in decision.rows if row.name == "max_autotune"]
-    assert row.status == "pass"
-    assert re.fullmatch(r"its coordinate descents were ended after \d+ s, with the best so far", row.reason)
-    assert row.speedup is not None
-    assert decision.cut_s == 300

@@ -21,7 +21,7 @@ from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.graph_stats import Product
 from backend_kwargs.compilers.auto.head_to_head import Runner
 from backend_kwargs.compilers.auto.request import Request, Tools
-from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, gain_without_graphs, gain_without_launches
+from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, gain_without_graphs, replay_seconds
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.rewrites import Rewrite
@@ -263,9 +263,10 @@ def test_early_rewrites_join_cuda_graphs(raced, monkeypatch):
     assert raced(rewrites=("mine",), stats=STATS)[0]._graphs is GRAPHS_FIRST  # on a CPU
 
 
-def rewritten(*, over=None, **options):
+def rewritten(*, over=None, seconds=1.5, status="pass", **options):
     candidate = over or rewriting("mine")
-    return Runner(candidate, RaceRow(candidate.name, {**candidate.options, **options}), None, ())
+    row = RaceRow(candidate.name, {**candidate.options, **options}, status, seconds=seconds)
+    return Runner(candidate, row, None, ())
 
 
 @pytest.mark.parametrize(
@@ -280,17 +281,24 @@ def rewritten(*, over=None, **options):
         pytest.param({"stats": replace(GPU, dynamic=True)}, rewritten(), None, id="symbolic sizes"),
         pytest.param({"device": CPU}, rewritten(), None, id="on a CPU"),
         pytest.param({"candidates": ("mine",)}, rewritten(), None, id="named candidates"),
-        pytest.param({"budget_s": 0.0}, rewritten(), None, id="no time"),
+        pytest.param({"budget_s": 149.0}, rewritten(), None, id="no time to measure"),
+        pytest.param({"objective": "memory"}, rewritten(), None, id="for memory"),
+        pytest.param({"fixed": {"triton.cudagraphs": False}}, rewritten(), None, id="the user forbids CUDA graphs"),
+        pytest.param({}, rewritten(status="oom"), None, id="out of memory"),
+        pytest.param({}, rewritten(seconds=None), None, id="not timed"),
+        pytest.param({"replay_s": 0.98}, rewritten(), None, id="its kernels take as long"),
     ],
 )
 def test_a_rewrite_that_loses_is_tried_with_cuda_graphs(raced, monkeypatch, given, loser, found):
-    """CUDA graphs of it become a candidate, which is expected to save what its kernels alone take less."""
-    monkeypatch.setattr(race, "gain_without_launches", lambda call, seconds, stats, device: 1 - 0.75 / seconds)
+    """CUDA graphs of it become a candidate, which is expected to take as long as its kernels alone."""
+    given = {"budget_s": 200.0, **given}
+    replay_s = given.pop("replay_s", 0.75)
+    monkeypatch.setattr(race, "replay_seconds", lambda call, stats, device: replay_s)
     made, _ = raced(**given)
     monkeypatch.setattr(made, "_prepared", lambda *_: loser, raising=False)
     monkeypatch.setattr(made, "_beats", lambda *_: False, raising=False)
     race._Race._meet(made, runner("default"), loser.candidate)
-    assert [(each.options, each.gain) for each in made.following] == ([(found, 0.25)] if found else [])
+    assert [(each.options, each.call_s) for each in made.led_to] == ([(found, 0.75)] if found else [])
 
 
 def test_a_candidate_that_follows_from_another_is_met(raced, monkeypatch):
@@ -301,8 +309,7 @@ def test_a_candidate_that_follows_from_another_is_met(raced, monkeypatch):
 
     def meet(champion, candidate):
         met.append(candidate.name)
-        if candidate.name == "mine":
-            made.following = [graphs_of_rewritten(["mine"], 0.25)]
+        made.led_to = [graphs_of_rewritten(["mine"], 0.75)] if candidate.name == "mine" else []
         return champion
 
     monkeypatch.setattr(made, "_meet", meet, raising=False)
@@ -310,12 +317,12 @@ def test_a_candidate_that_follows_from_another_is_met(raced, monkeypatch):
     assert met == ["mine", "cudagraphs_of_rewritten"]
 
 
-def test_the_gain_of_a_replay(monkeypatch):
+def test_the_seconds_of_a_replay(monkeypatch):
     """The kernels' time with their launches queued, and the copies of the results."""
     monkeypatch.setattr(roofline.measure, "device_seconds", lambda call, device: 0.6)
     monkeypatch.setattr(roofline, "seconds_of_traffic", lambda moved, device: moved / 100)
     stats = replace(GPU, bytes_written=5.0)
-    assert gain_without_launches(print, 1.0, stats, CUDA) == pytest.approx(0.3)
+    assert replay_seconds(print, stats, CUDA) == pytest.approx(0.7)
 
 
 def test_products_are_tuned_where_the_slack_is_known(raced, monkeypatch):

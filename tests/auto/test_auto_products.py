@@ -65,6 +65,13 @@ def test_which_products_are_tuned(excess, names, count, saved_s):
     assert (found.costs.products, found.saved_s) == (count, pytest.approx(SHARE * saved_s))
 
 
+def test_the_products_that_save_most_are_tuned():
+    """Where one fits, it is the one that is expected to save most, not the one that is furthest from its limit."""
+    vector, square = replace(product(layout="1"), flops=2.0, bytes=2.0), product(layout="2")
+    found = candidate_of_products({square: 1.0, vector: 0.9}, 0.1, lambda each: each.costs.products == 1)
+    assert found.saved_s == pytest.approx(0.9 * READING)
+
+
 def test_what_waits_for_memory_gains_more_by_tuning():
     """A product of few rows is expected to lose half of what it takes beyond its bytes' time."""
     vector = replace(product(), flops=2.0, bytes=2.0)

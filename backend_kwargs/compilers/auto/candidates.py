@@ -54,9 +54,10 @@ class RaceCandidate:
     combine with the CUDA graphs of another. Otherwise they are used alone. `can_gain` tells from the graph whether the
     candidate can help. `shares` are the parts of a call's slack that it removed in past measurements, `costs` its
     compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
-    further seconds of a call that a rewrite is expected to save; `gain` is the share of a call that a lower
-    precision or another compiler is expected to save, in place of both. Among candidates of equal speed the one with
-    the lower `rank` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
+    further seconds of a call that a rewrite is expected to save; `gain` is the share of a call that a lower precision
+    or another compiler is expected to save, in place of both; `call_s` are the seconds that a call is expected to take,
+    if they have been measured. Among candidates of equal speed the one with the lower `rank` is kept. `compiler` names
+    another compiler than Inductor, whose `options` these are.
     """
 
     name: str
@@ -70,6 +71,7 @@ class RaceCandidate:
     rank: int = 1
     saved_s: float = 0.0
     gain: float | None = None
+    call_s: float | None = None
     compiler: str = ""
 
 
@@ -242,7 +244,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         rank=3,
     ),
 )
-# A rewrite's operators are called from Python: one that loses for that alone is tried again with CUDA graphs.
+# A rewrite's operators are called from Python. A rewrite that loses only for the time of its launches is tried again.
 REWRITTEN_GRAPHS = "cudagraphs_of_rewritten"
 # Compiled before default where eager waits for launches.
 GRAPHS_FIRST = replace(next(step for step in STEPS if step.options == CUDAGRAPHS), over=False)
@@ -318,10 +320,10 @@ def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
     return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
 
 
-def graphs_of_rewritten(rewrites: Iterable[str], gain: float) -> RaceCandidate:
-    """Return CUDA graphs of the graph with `rewrites` as a candidate, which is expected to save `gain` of a call."""
+def graphs_of_rewritten(rewrites: Iterable[str], call_s: float) -> RaceCandidate:
+    """Return CUDA graphs of the graph with `rewrites` as a candidate, whose call is expected to take `call_s`."""
     options = {**CUDAGRAPHS, "rewrites": [*rewrites]}
-    return RaceCandidate(REWRITTEN_GRAPHS, options, costs=AGAIN, rank=GRAPHS_RANK, gain=gain)
+    return RaceCandidate(REWRITTEN_GRAPHS, options, costs=AGAIN, rank=GRAPHS_RANK, call_s=call_s)
 
 
 def tuning(names: Iterable[str], count: int, saved_s: float) -> RaceCandidate:

@@ -3,12 +3,12 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from backend_kwargs.atomic_write import write_whole
-from backend_kwargs.compilers.auto.candidates import EAGER, allowed_candidates, standing, step_names, trusted
+from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, allowed_candidates, standing, trusted
 from backend_kwargs.compilers.auto.decision import Decision, has_form, parsed
 from backend_kwargs.compilers.others import is_other
 from backend_kwargs.compilers.precision.table import PRECISIONS
@@ -91,18 +91,19 @@ def _read(key: str, table: Any, options_of: Callable[[str], Mapping[str, Any]]) 
     named, max_error = (decision.winner, *template_names()), decision.options.get("max_error")
     allowed = allowed_candidates(named, options_of, list_rewrites(), PRECISIONS, max_error)
     if not trusted(decision.winner, decision.options, decision.compiler, allowed):
-        raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, options_of)}")
+        known = {EAGER, DEFAULT, *(each.name for each in allowed)}
+        raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, known, options_of)}")
     return decision
 
 
-def _why_not(decision: Decision, options_of: Callable[[str], Mapping[str, Any]]) -> str:
+def _why_not(decision: Decision, known: Container[str], options_of: Callable[[str], Mapping[str, Any]]) -> str:
     if is_other(decision.winner) or decision.compiler:
         by = f" by {decision.compiler!r}" if decision.compiler else ""
         return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."
-    if decision.winner not in (*step_names(), *list_rewrites(), *PRECISIONS):
+    if decision.winner not in known:
         try:
             options_of(decision.winner)
         except BackendKwargsError as error:
-            known = f"An installed package can provide it, by the entry-point group {ENTRY_POINT_GROUP!r}"
-            return f"is for candidate {decision.winner!r}. {error} {known}."
+            package = f"An installed package can provide it, by the entry-point group {ENTRY_POINT_GROUP!r}"
+            return f"is for candidate {decision.winner!r}. {error} {package}."
     return f"sets {shown(dict(decision.options))}, which candidate {decision.winner!r} does not set."

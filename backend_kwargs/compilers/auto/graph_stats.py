@@ -23,11 +23,12 @@ ATTENTIONS = ("scaled_dot_product", "flex_attention")
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product, convolution or attention of one layout: how often it runs, its flops and bytes, of them `written`.
+    """A product, convolution or attention of one layout: how often it runs, its flops and bytes.
 
-    `activations` are the bytes exchanged with other kernels: all that it reads and writes except inputs of the graph.
-    `call` is the operator with its arguments; their tensors are on the meta device, except offsets. `unaligned`: its
-    rows do not begin at multiples of 16 bytes, so that padding may help.
+    `written` are the bytes of its results, a part of `bytes`. `activations` are the bytes exchanged with other kernels:
+    all that it reads and writes except inputs of the graph. `call` is the operator with its arguments; their tensors
+    are on the meta device, except offsets. `unaligned`: its rows do not begin at multiples of 16 bytes, so that padding
+    may help.
     """
 
     layout: str

@@ -19,12 +19,12 @@ def candidate_of_products(
 
     `excess` are the seconds of a call that each takes beyond what it needs.
     """
-    tunable = {product: each for product, each in excess.items() if _sizes(product) is not None}
-    grouped = [product for product in tunable if product.operator in GROUPED]  # tuned in any case
-    largest = sorted(tunable, key=lambda product: (product in grouped, tunable[product]), reverse=True)
-    chosen = [product for product in largest if _saved(product, tunable) >= least_s or product in grouped]
+    saves = {product: _share(product) * each for product, each in excess.items() if _sizes(product) is not None}
+    grouped = [product for product in saves if product.operator in GROUPED]  # tuned in any case
+    largest = sorted(saves, key=lambda product: (product in grouped, saves[product]), reverse=True)
+    chosen = [product for product in largest if saves[product] >= least_s or product in grouped]
     while chosen:
-        saved_s = sum(_saved(product, tunable) for product in chosen)
+        saved_s = sum(saves[product] for product in chosen)
         made = tuning(sorted({_name(product) for product in chosen}), len(chosen), saved_s)
         if fits(made):
             return made if saved_s >= least_s else None
@@ -32,9 +32,9 @@ def candidate_of_products(
     return None
 
 
-def _saved(product: Product, excess: Mapping[Product, float]) -> float:
-    share = READING if 0 < product.flops < FEW_FLOPS * product.bytes else SHARE
-    return share * excess[product]
+def _share(product: Product) -> float:
+    """Return the share of a product's excess that tuning it is expected to remove."""
+    return READING if 0 < product.flops < FEW_FLOPS * product.bytes else SHARE
 
 
 def after_tuning(library: Mapping[Product, float], names: list[str], saved_s: float) -> dict[Product, float]:

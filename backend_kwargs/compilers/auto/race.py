@@ -46,8 +46,8 @@ from backend_kwargs.compilers.auto.roofline import (
     Slack,
     excess_of,
     gain_without_graphs,
-    gain_without_launches,
     idle_share,
+    replay_seconds,
     seconds_of_traffic,
     slack_of,
     time_library,
@@ -75,12 +75,10 @@ LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_GAIN_PER_S = 0.003  # so is one that gains less per second of compiling, unless effort is "full"
 WORTH_A_LARGER_BUDGET = 0.1
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
-DESCENT_ENDED = "its coordinate descents were ended"
 OVER_BUDGET = "it is predicted to exceed the budget"
 PROLOGUE_S, GUARD_S = 1e-5, 1.2e-8  # dynamo's, per call: 8 to 22 µs with 18 to 937 guards (Xeon, torch 2.11)
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as much memory
 REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
-DESCENTS = 2 / 3  # of what is left of the budget, for a candidate's coordinate descents; the rest is for cheaper ones
 GRACE = 1.1  # times the budget: a candidate compiled just before the end is still timed
 SLOWER_IN_PRECISION = 10
 IDLE_CALLS = 100  # eager calls that must fit into what is left to measure how long they leave the device idle
@@ -156,7 +154,7 @@ class _Race:
 
     `expected` is the result that others are compared with, None if there is none; `reference` is the same in higher
     precision. `base` belongs to the candidate whose options the next ones extend: its seconds and its slack. `best_row`
-    is the fastest of Inductor's up to now. `following` are the candidates that the last one has led to.
+    is the fastest of Inductor's up to now. `led_to` are candidates that follow from the last one.
     """
 
     request: Request
@@ -176,7 +174,7 @@ class _Race:
     lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
     best_row: RaceRow | None = None
-    following: list[RaceCandidate] = field(default_factory=list)
+    led_to: list[RaceCandidate] = field(default_factory=list)
 
     @property
     def settings(self) -> Settings:
@@ -207,7 +205,7 @@ class _Race:
         for row in self.rows:
             if row.status == "pass" and row.seconds is None:
                 row.reason = "the budget ended before it was timed"
-        ended = (self._capped, self._out_of_time, OVER_BUDGET, DESCENT_ENDED)
+        ended = (self._capped, self._out_of_time, OVER_BUDGET)
         cut = any(row.reason.startswith(ended) for row in self.rows) or not self._may_time
         return RaceResult(champion.row, tuple(self.rows), self.stats, time.perf_counter() - self.started, cut)
 
@@ -227,11 +225,17 @@ class _Race:
             self.codes.clear()  # its code is that of default if torch recorded nothing
         return self._meet(eager, RaceCandidate(DEFAULT, over=False, rank=0))
 
-    def _graphs_first(self, eager: Runner) -> bool:
+    @property
+    def _may_have_graphs(self) -> bool:
+        """Whether CUDA graphs may be raced without being named, for the latency that is to be least."""
         if self.device.type != "cuda" or self._named or self.settings.objective == "memory":
             return False
-        # Random graphs are checked against default; each symbolic size would record a graph of its own.
-        if self.stats.random or self.stats.dynamic or self._unfit(GRAPHS_FIRST, CUDAGRAPHS):
+        # Each symbolic size would record a graph of its own.
+        return not self.stats.dynamic and not self._unfit(GRAPHS_FIRST, CUDAGRAPHS)
+
+    def _graphs_first(self, eager: Runner) -> bool:
+        # Random graphs are checked against default.
+        if self.stats.random or not self._may_have_graphs:
             return False
         alone = OP_S * self.stats.ops > self.settings.budget_s / 2
         copies_s = seconds_of_traffic(2 * self.stats.bytes_written, self.device)
@@ -287,9 +291,8 @@ class _Race:
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             champion = self._meet(champion, following)
-            left += self.following
-            count += len(self.following)
-            self.following = []
+            left += self.led_to
+            count += len(self.led_to)
         return champion
 
     def _tunings(self) -> list[RaceCandidate]:
@@ -428,6 +431,8 @@ class _Race:
         """Return the share of the champion's time that the candidate may save, from what such options saved before."""
         if candidate.gain is not None:
             return candidate.gain
+        if candidate.call_s is not None and champion.row.seconds:
+            return 1 - candidate.call_s / champion.row.seconds
         if self.base is None:  # default fails or is wrong, so there is no slack to compute from
             return 1.0
         seconds, slack = self.base
@@ -458,25 +463,28 @@ class _Race:
         if improves and challenger is not None and not candidate.compiler:
             self.best_row = challenger.row
             self._learn_slack(challenger)
-        elif challenger is not None:
-            self.following = self._with_graphs(challenger, champion)
+        lost = best is champion and not improves
+        self.led_to = self._with_graphs(challenger, champion) if challenger is not None and lost else []
         del challenger, champion
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
         return best
 
     def _with_graphs(self, loser: Runner, champion: Runner) -> list[RaceCandidate]:
         """Return CUDA graphs of a rewrite that has lost, where its kernels take less time than the champion's call."""
-        options, seconds = loser.row.options, champion.row.seconds
-        fits = self.device.type == "cuda" and "rewrites" in loser.candidate.options and not self.stats.dynamic
-        if not fits or not seconds or self._named or self._over or options.get("triton.cudagraphs"):
+        row, fastest_s = loser.row, champion.row.seconds
+        if "rewrites" not in loser.candidate.options or row.status != "pass" or not row.seconds or not fastest_s:
+            return []
+        if not self._may_have_graphs or row.options.get("triton.cudagraphs"):
+            return []
+        if IDLE_CALLS * row.seconds >= self._left_s:
             return []
         try:
-            gain = gain_without_launches(loser.call, seconds, self.stats, self.device)
+            call_s = replay_seconds(loser.call, self.stats, self.device)
         except Exception as error:  # noqa: BLE001 - the race goes on without this candidate
-            logger.info("The kernels of %s cannot be timed: %s", loser.row.name, measure.status_of(error)[1])
+            logger.info("The kernels of %s cannot be timed: %s", row.name, measure.status_of(error)[1])
             return []
-        logger.info("CUDA graphs of %s could save %.1f%%", loser.row.name, 100 * gain)
-        return [graphs_of_rewritten(options["rewrites"], gain)]
+        logger.info("A replay of %s could take %.3g of %.3g s", row.name, call_s, fastest_s)
+        return [graphs_of_rewritten(row.options["rewrites"], call_s)] if call_s < (1 - LEAST_GAIN) * fastest_s else []
 
     def _learn_slack(self, runner: Runner) -> None:
         """Measure the slack of a compiled candidate, since the next candidates extend its options."""
@@ -504,10 +512,8 @@ class _Race:
         row.predicted_s = None if first else self._predicted_s(candidate)
         runner, began = None, time.perf_counter()
         try:
-            with own_libdevice(), capped(*self._deadlines(first)) as deadline:
+            with own_libdevice(), capped(math.inf if first else self.started + self.settings.budget_s):
                 runner = self._entered(candidate, self._compiled(row.options, row.compiler), row)
-                if deadline.cut and row.status == "pass":
-                    row.reason = f"{DESCENT_ENDED} after {time.perf_counter() - began:.0f} s, with the best so far"
         except RESTARTS:
             raise
         except OutOfTime:
@@ -528,12 +534,6 @@ class _Race:
         self.rows.append(row)
         logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
         return None
-
-    def _deadlines(self, first: bool) -> tuple[float, float]:
-        """Return when a candidate's tuning ends, and when its coordinate descents do; default's never do."""
-        if first:
-            return math.inf, math.inf
-        return self.started + self.settings.budget_s, time.perf_counter() + DESCENTS * self._left_s
 
     def _compiled(self, options: Mapping[str, Any], compiler: str = "") -> Callable[..., Any]:
         first = options in ({}, self._graphs.options) and not self.lowered

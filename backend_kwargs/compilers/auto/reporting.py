@@ -83,11 +83,10 @@ def _line(row: RaceRow, width: int) -> str:
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
     ratio = row.speedup
     why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {row.against}" if ratio else row.reason
-    noted = f"; {row.reason}" if ratio and row.reason else ""
-    noted += "  <- kept" if row.won else ""
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
+    kept = "  <- kept" if row.won else ""
     rewrote = f", rewrote {words_of(row.rewritten)}" if row.rewritten else ""
-    return f"{row.name:<{width}} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{noted}"
+    return f"{row.name:<{width}} {took:>12}  {why:<44} compiled in {row.compile_s:.1f} s{peak}{rewrote}{error}{kept}"
 
 
 def words_of(rewritten: Mapping[str, int]) -> str:

@@ -61,9 +61,10 @@ class Ceilings:
         return max(product.flops / peak, self.traffic_s(product.bytes - product.written, product.written))
 
     def traffic_s(self, read: float, written: float) -> float:
-        """Return the minimum seconds for so many bytes: with the speed of a copy for as many as are read and written.
+        """Return the minimum seconds for so many bytes that are `read` and `written`.
 
-        The others have the speed of a fill; a kernel that only reads reaches 0.99 of it (H200).
+        Memory has the speed of a copy for as many bytes as are both read and written, and the speed of a fill for the
+        rest: a kernel that only reads reaches 0.99 of it (H200).
         """
         copied = 2 * min(read, written)
         return copied / self.copy + (read + written - copied) / self.fill
@@ -133,9 +134,9 @@ def gain_without_graphs(seconds: float, slack: Slack, eager_s: float, stats: Gra
     return 1 - max(seconds - slack.launches - copies_s, LAUNCHED * eager_s) / seconds
 
 
-def gain_without_launches(call: Callable[[], object], seconds: float, stats: GraphStats, device: torch.device) -> float:
-    """Return the share of `seconds` that a replay of the kernels of `call` may save, its results copied."""
-    return 1 - (measure.device_seconds(call, device) + seconds_of_traffic(2 * stats.bytes_written, device)) / seconds
+def replay_seconds(call: Callable[[], object], stats: GraphStats, device: torch.device) -> float:
+    """Return the seconds of a replay of the kernels of `call`, including the copies of its results."""
+    return measure.device_seconds(call, device) + seconds_of_traffic(2 * stats.bytes_written, device)
 
 
 def time_library(products: Iterable[Product], device: torch.device) -> dict[Product, float]:
