@@ -59,7 +59,8 @@ compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting
 compilers.precision.lowered
 compilers.auto.ddp_buckets
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.products
-compilers.auto.rewritten compilers.auto.head_to_head compilers.auto.race
+compilers.auto.rewritten compilers.auto.head_to_head compilers.auto.budget compilers.auto.checks
+compilers.auto.selection compilers.auto.race
 compilers.auto.decide
 compilers.inductor.compiler
 compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain

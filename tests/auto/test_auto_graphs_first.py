@@ -8,7 +8,7 @@ import torch
 from test_auto_race_steps import NOW, STATS, runner
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import race, roofline
+from backend_kwargs.compilers.auto import budget, race, roofline, selection
 from backend_kwargs.compilers.auto.candidates import (
     CUDAGRAPHS,
     GRAPHS_FIRST,
@@ -38,16 +38,17 @@ DEFAULTS = RaceCandidate("default", over=False, rank=0)
 @pytest.fixture
 def raced(monkeypatch):
     """Return a race on a GPU whose eager call waits for launches, and the candidates that it meets."""
-    monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: NOW))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: NOW))
 
     def make(
         *, stats=GPU, device=CUDA, eager_s=0.01, idle=0.5, fixed=None, limits=None, meets=None, rewrites=(), **settings
     ):
-        monkeypatch.setattr(race, "idle_share", lambda call, device: idle)
-        monkeypatch.setattr(race, "seconds_of_traffic", lambda moved, device: moved)
+        monkeypatch.setattr(selection, "idle_share", lambda call, device: idle)
+        monkeypatch.setattr(selection, "seconds_of_traffic", lambda moved, device: moved)
         tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {}, rewrites)
         request = Request(None, (), Settings(**{"budget_s": 30.0} | settings), pytest.fail, tools)
-        made = race._Race(request, lambda *_: None, 0.0, NOW, None, device, stats, eager_s=eager_s, expected={})
+        left = budget.Budget(request.settings.budget_s, NOW, eager_s)
+        made = race._Race.of(request, lambda *_: None, 0.0, None, device, stats, left, {})
         met = []
 
         def meet(champion, candidate):
@@ -113,6 +114,7 @@ def test_default_is_a_candidate_after_cuda_graphs(raced, monkeypatch):
     """Default is raced later for what it may gain: all, if the slack is unknown."""
     monkeypatch.setattr(roofline, "_ceilings", lambda device: Ceilings(copy=4.0, fill=5.0, half=100.0, single=10.0))
     made, _ = raced()
+    made = made.selection
     made.rows = [RaceRow("eager", seconds=1e-3)]
     assert made._default_later(runner("default")) == []
     (unknown,) = made._default_later(graphs(recorded=True))
@@ -151,7 +153,7 @@ def test_cuda_graphs_are_timed_whatever_the_budget(raced, monkeypatch):
 @torch.no_grad()
 def test_without_a_gpu_nothing_is_recorded_and_default_wins(store, monkeypatch, default_wins):
     """A graph that torch does not record, as on a CPU, is decided between eager and default."""
-    monkeypatch.setattr(race._Race, "_graphs_first", lambda self, eager: True)
+    monkeypatch.setattr(selection.Selection, "graphs_first", lambda self, eager: True)
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(2, 8)
     compiled = torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor:auto", budget_s=20))
     torch.testing.assert_close(compiled(x), model(x))
@@ -164,9 +166,9 @@ def test_without_a_gpu_nothing_is_recorded_and_default_wins(store, monkeypatch, 
 @pytest.mark.parametrize(("gain", "status"), [(0.5, "pass"), (0.01, "skipped")], ids=["worth it", "not worth it"])
 def test_a_race_that_cuda_graphs_lead(store, monkeypatch, default_wins, gain, status):
     """After CUDA graphs default is one of the candidates, raced only if it may gain enough; the winner is stored."""
-    monkeypatch.setattr(race._Race, "_graphs_first", lambda self, eager: True)
+    monkeypatch.setattr(selection.Selection, "graphs_first", lambda self, eager: True)
     monkeypatch.setattr(race.Runner, "replayed", True)  # as on a GPU
-    monkeypatch.setattr(race, "gain_without_graphs", lambda *_: gain)
+    monkeypatch.setattr(selection, "gain_without_graphs", lambda *_: gain)
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(2, 8)
     compiled = torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor:auto", budget_s=30))
     torch.testing.assert_close(compiled(x), model(x))
@@ -189,10 +191,10 @@ def test_the_decision_is_stored_where_default_runs_out_of_time(store, monkeypatc
         return compiled(self, options, compiler)
 
     monkeypatch.setattr(race._Race, "_compiled", interrupted)
-    monkeypatch.setattr(race._Race, "_graphs_first", lambda self, eager: True)
+    monkeypatch.setattr(selection.Selection, "graphs_first", lambda self, eager: True)
     monkeypatch.setattr(race, "better", lambda *_: True)
     monkeypatch.setattr(race.Runner, "replayed", True)  # as on a GPU
-    monkeypatch.setattr(race, "gain_without_graphs", lambda *_: 0.5)
+    monkeypatch.setattr(selection, "gain_without_graphs", lambda *_: 0.5)
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()), torch.randn(2, 8)
     torch.testing.assert_close(torch.compile(model, backend="tmpl-inductor:auto")(x), model(x))
     (decision,) = Store(store).all()
@@ -212,7 +214,7 @@ def test_the_decision_is_stored_where_default_runs_out_of_time(store, monkeypatc
 def test_default_whose_compile_took_the_budget(raced, monkeypatch, eager_s, champion, faster, wins):
     """A few calls show whether eager is faster; default is kept untimed only against an eager call that takes long."""
     made, _ = raced(eager_s=eager_s)
-    made.started = NOW - 40.0
+    made.budget.started = NOW - 40.0
     monkeypatch.setattr(race, "interleaved", lambda *_, **__: {"champion": [faster] * 9, "challenger": [1.0] * 9})
     assert made._beats(Runner(DEFAULTS, RaceRow("default"), None, ()), runner(champion)) is wins
 
@@ -231,10 +233,10 @@ def test_what_the_next_candidates_extend(raced, monkeypatch, champion, wins, lea
     challenger, slack_of = Runner(DEFAULTS, RaceRow("default"), None, ()), []
     monkeypatch.setattr(made, "_prepared", lambda *_: challenger, raising=False)
     monkeypatch.setattr(made, "_beats", lambda *_: wins, raising=False)
-    monkeypatch.setattr(made, "_learn_slack", slack_of.append, raising=False)
+    monkeypatch.setattr(made.selection, "learn_slack", slack_of.append, raising=False)
     race._Race._meet(made, runner(champion), DEFAULTS)
     assert slack_of == ([challenger] if learned else [])
-    assert made.best_row is (challenger.row if learned else None)
+    assert made.selection.best_row is (challenger.row if learned else None)
 
 
 def test_the_share_in_which_the_device_is_idle(monkeypatch):
@@ -253,14 +255,14 @@ def test_early_rewrites_join_cuda_graphs(raced, monkeypatch):
         return [rewriting("mine")]
 
     table = {"mine": Rewrite("early", traced=pytest.fail, early=True), "late": Rewrite("late", traced=pytest.fail)}
-    monkeypatch.setattr(race, "find_rewrite", table.__getitem__)
-    monkeypatch.setattr(race, "candidates_of_rewrites", matching)
+    monkeypatch.setattr(selection, "find_rewrite", table.__getitem__)
+    monkeypatch.setattr(selection, "candidates_of_rewrites", matching)
     made, _ = raced(rewrites=("late", "mine"))
-    made.task = SimpleNamespace(copy=lambda: None)
-    assert made._graphs.options == {**CUDAGRAPHS, "rewrites": ["mine"]}
-    assert (made._graphs.name, made._graphs.over, asked) == ("cudagraphs", False, [("mine",)])
-    assert raced(rewrites=("late",))[0]._graphs is GRAPHS_FIRST
-    assert raced(rewrites=("mine",), stats=STATS)[0]._graphs is GRAPHS_FIRST  # on a CPU
+    made.selection.task = SimpleNamespace(copy=lambda: None)
+    assert made.selection.graphs.options == {**CUDAGRAPHS, "rewrites": ["mine"]}
+    assert (made.selection.graphs.name, made.selection.graphs.over, asked) == ("cudagraphs", False, [("mine",)])
+    assert raced(rewrites=("late",))[0].selection.graphs is GRAPHS_FIRST
+    assert raced(rewrites=("mine",), stats=STATS)[0].selection.graphs is GRAPHS_FIRST  # on a CPU
 
 
 def rewritten(*, over=None, seconds=1.5, status="pass", **options):
@@ -293,7 +295,7 @@ def test_a_rewrite_that_loses_is_tried_with_cuda_graphs(raced, monkeypatch, give
     """CUDA graphs of it become a candidate, which is expected to take as long as its kernels alone."""
     given = {"budget_s": 200.0, **given}
     replay_s = given.pop("replay_s", 0.75)
-    monkeypatch.setattr(race, "replay_seconds", lambda call, stats, device: replay_s)
+    monkeypatch.setattr(selection, "replay_seconds", lambda call, stats, device: replay_s)
     made, _ = raced(**given)
     monkeypatch.setattr(made, "_prepared", lambda *_: loser, raising=False)
     monkeypatch.setattr(made, "_beats", lambda *_: False, raising=False)
@@ -304,8 +306,8 @@ def test_a_rewrite_that_loses_is_tried_with_cuda_graphs(raced, monkeypatch, give
 def test_a_candidate_that_follows_from_another_is_met(raced, monkeypatch):
     """What a candidate has led to is raced like the others, by its gain."""
     made, met = raced()
-    monkeypatch.setattr(race, "candidates_for", lambda *_, **__: [replace(rewriting("mine"), gain=0.5)])
-    made.default_s = 1.0
+    monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [replace(rewriting("mine"), gain=0.5)])
+    made.selection.default_s = 1.0
 
     def meet(champion, candidate):
         met.append(candidate.name)
@@ -327,14 +329,14 @@ def test_the_seconds_of_a_replay(monkeypatch):
 
 def test_products_are_tuned_where_the_slack_is_known(raced, monkeypatch):
     """Tuning the products that are far from what they need is a candidate once default's slack is known."""
-    monkeypatch.setattr(race, "excess_of", lambda library, device: {PRODUCT: 0.5})
-    made, _ = raced()
+    monkeypatch.setattr(selection, "excess_of", lambda library, device: {PRODUCT: 0.5})
+    made = raced()[0].selection
     made.library = {PRODUCT: 1.0}
     assert made._tunings() == []
     made.base = (1.0, Slack(launches=0.0, library=0.5, generated=0.0))
     (found,) = made._tunings()
     assert (found.name, found.options["tuned_products"]) == ("tuned_products", ["8x32x16"])
-    made.started = NOW - 29  # no time is left
+    made.budget.started = NOW - 29  # no time is left
     assert made._tunings() == []
-    made.device, made.started = CPU, NOW
+    made.device, made.budget.started = CPU, NOW
     assert made._tunings() == []

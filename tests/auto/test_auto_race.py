@@ -13,7 +13,7 @@ from torch._inductor.utils import fresh_cache
 
 import backend_kwargs
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto import decide, race
+from backend_kwargs.compilers.auto import budget, decide, head_to_head, race, selection
 from backend_kwargs.compilers.auto.candidates import RaceCandidate
 from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.errors import BackendKwargsWarning
@@ -185,8 +185,9 @@ def test_a_wrong_default_of_a_random_graph_never_wins(auto, planted):
 
 def test_after_the_budget_default_stands(monkeypatch, auto, planted, store):
     """If the budget ends while default is compiled, nothing more is compiled, and the decision records the cut."""
-    left = property(lambda self: 0.0 if self.default_s else 300.0)
-    monkeypatch.setattr(race._Race, "_left_s", left)
+    learn, begun = selection.Selection.learn_slack, []
+    monkeypatch.setattr(selection.Selection, "learn_slack", lambda self, runner: learn(self, runner) or begun.append(1))
+    monkeypatch.setattr(budget.Budget, "left_s", property(lambda self: 0.0 if begun else 300.0))
     auto(chain, ["slow"])(torch.randn(8, 64))
     (decision,) = Store(store).all()
     rows = rows_of(store)
@@ -221,7 +222,7 @@ def test_a_slow_first_call_is_timed_again(monkeypatch, auto):
         return x.clone()
 
     def first(self, eager, original=race._Race._first):
-        seen.append(self.eager_s)
+        seen.append(self.budget.call_s)
         return original(self, eager)
 
     loading.register_fake(torch.empty_like)
@@ -233,7 +234,7 @@ def test_a_slow_first_call_is_timed_again(monkeypatch, auto):
 
 def test_what_cannot_be_timed_in_time_is_not(monkeypatch, auto, store):
     """If timing would exceed the budget, default is used untimed; a larger budget may time it."""
-    monkeypatch.setattr(race, "LEAST_CALLS", 10**9)
+    monkeypatch.setattr(budget, "LEAST_CALLS", 10**9)
     auto(chain)(torch.randn(8, 64))
     rows = rows_of(store)
     (decision,) = Store(store).all()
@@ -276,9 +277,9 @@ def test_memory_is_not_that_of_the_inputs(monkeypatch, auto):
 def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):
     """A row's time follows from its speedup over its opponent, so drift between comparisons cannot reverse ranks."""
     step = RaceCandidate("step", {"epilogue_fusion": False})
-    monkeypatch.setattr(race, "candidates_for", lambda *_, **__: [step])
+    monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [step])
     monkeypatch.setattr(race, "_code", lambda fn: ())
-    monkeypatch.setattr(race, "speedup", lambda samples: measure.Interval(2.0, 2.0, 2.0))
+    monkeypatch.setattr(head_to_head, "speedup", lambda samples: measure.Interval(2.0, 2.0, 2.0))
     auto(chain)(torch.randn(8, 64))
     rows = rows_of(store)
     assert [rows["eager"].seconds / rows[name].seconds for name in ("default", "step")] == [2.0, 4.0]
@@ -321,7 +322,7 @@ def test_a_step_leaves_out_what_it_must(monkeypatch, auto, store, default_wins):
     """A step's options are merged onto those of the current best, except those in `without`."""
     one = RaceCandidate("one", {"epilogue_fusion": False, "max_fusion_size": 2})
     two = RaceCandidate("two", {"realize_reads_threshold": 1}, without=("max_fusion_size",))
-    monkeypatch.setattr(race, "candidates_for", lambda *_, **__: [one, two])
+    monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [one, two])
     monkeypatch.setattr(race, "_code", lambda fn: ())
     auto(chain)(torch.randn(8, 64))
     assert rows_of(store)["two"].options == {"epilogue_fusion": False, "realize_reads_threshold": 1}

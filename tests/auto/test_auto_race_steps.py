@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.auto import race
+from backend_kwargs.compilers.auto import budget, checks, race, selection
 from backend_kwargs.compilers.auto.candidates import STEPS, Costs, RaceCandidate
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.graph_stats import GraphStats
-from backend_kwargs.compilers.auto.head_to_head import Runner
+from backend_kwargs.compilers.auto.head_to_head import Runner, note_figures, peak_of
 from backend_kwargs.compilers.auto.request import Request, Tools
 from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.settings import Settings
@@ -27,15 +27,16 @@ NOW = 1000.0
 @pytest.fixture
 def raced(monkeypatch):
     """Return a race that began `spent` seconds ago by a clock that stands, with settings and state of its own."""
-    monkeypatch.setattr(race, "time", SimpleNamespace(perf_counter=lambda: NOW))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: NOW))
 
-    def make(*, spent=0.0, fixed=None, limits=None, stats=STATS, inputs=INPUTS, state=None, **settings):
+    def make(*, spent=0.0, fixed=None, limits=None, stats=STATS, inputs=INPUTS, state=None, call_s=0.01, **settings):
         tools = Tools(lambda name: {}, lambda options: limits or {}, fixed or {})
         request = Request(None, (), Settings(**{"budget_s": 100.0} | settings), pytest.fail, tools)
         task = SimpleNamespace(inputs=inputs, training=False, copy=lambda: "copy")
-        made = race._Race(request, lambda *_: None, 0.0, NOW - spent, task, CPU, stats, eager_s=0.01, expected={})
+        left = budget.Budget(request.settings.budget_s, NOW - spent, call_s)
+        made = race._Race.of(request, lambda *_: None, 0.0, task, CPU, stats, left, {})
         for name, value in {"default_s": 10.0, **(state or {})}.items():
-            setattr(made, name, value)
+            setattr(made.selection, name, value)
         return made
 
     return make
@@ -67,7 +68,7 @@ SLACK = Slack(launches=0.1, library=0.2, generated=0.4)
 )
 def test_the_share_that_a_candidate_may_save(raced, candidate, base, seconds, gain):
     """From the slack of the options that it extends, against the time of the current best."""
-    assert raced(state={"base": base})._gain(candidate, runner(seconds=seconds)) == pytest.approx(gain)
+    assert raced(state={"base": base}).selection.gain(candidate, runner(seconds=seconds)) == pytest.approx(gain)
 
 
 GAINS = {"generated": 0.5}  # of SLACK: 20 %
@@ -160,22 +161,22 @@ SPENT = "the budget of 100 s is spent"
 def test_what_is_worth_its_time(raced, given, candidate, why):
     """The reason in a skipped row, or none."""
     given = {**given, "state": {"base": (1.0, SLACK), **given.get("state", {})}}
-    assert raced(**given)._not_worth(candidate, runner()) == why
+    assert raced(**given).selection.why_not(candidate, runner()) == why
 
 
 def test_what_inductor_has_padded_is_not_padded_again(raced, monkeypatch):
     """Default's lowered graphs show it, so that the candidate is not compiled."""
-    monkeypatch.setattr(race, "padded_in", lambda lowered: lowered == ["all"])
+    monkeypatch.setattr(selection, "padded_in", lambda lowered: lowered == ["all"])
     (step,) = (each for each in STEPS if each.name == "padded")
-    reasons = [raced(state={"lowered": [kind]})._not_worth(step, runner()) for kind in ("all", "some")]
+    reasons = [raced(state={"lowered": [kind]}).selection.why_not(step, runner()) for kind in ("all", "some")]
     assert reasons == ["Inductor has padded all products by itself", ""]
 
 
 def test_compiling_takes_half_a_second_at_least(raced):
     """Default may have come out of a cache, which says nothing about how long others take."""
     candidate = RaceCandidate("a", costs=Costs(2.0, op_s=1.0))
-    assert raced(state={"default_s": 0.1})._predicted_s(candidate) == 2 * 0.5 + 4
-    assert raced(state={"default_s": 3.0})._predicted_s(candidate) == 2 * 3.0 + 4
+    assert raced(state={"default_s": 0.1}).selection.predicted_s(candidate) == 2 * 0.5 + 4
+    assert raced(state={"default_s": 3.0}).selection.predicted_s(candidate) == 2 * 3.0 + 4
 
 
 @pytest.mark.parametrize(
@@ -191,8 +192,8 @@ def test_compiling_takes_half_a_second_at_least(raced):
 )
 def test_what_the_budget_allows(raced, spent, left_s, over, may_time):
     """Nothing is compiled after its end; a candidate that was compiled just before is still timed."""
-    made = raced(spent=spent)
-    assert (made._left_s, made._over, made._may_time) == (pytest.approx(left_s), over, may_time)
+    made = raced(spent=spent).budget
+    assert (made.left_s, made.over, made.may_time) == (pytest.approx(left_s), over, may_time)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,9 @@ def test_what_the_budget_allows(raced, spent, left_s, over, may_time):
 def test_which_graphs_have_a_reference(raced, monkeypatch, given, has):
     """A result in higher precision takes memory and time, and shows nothing where eager's numbers are others."""
     monkeypatch.setattr(measure, "reference", lambda fn, args, run: (fn, args))
-    assert raced(**given)._reference() == (("copy", ()) if has else None)
+    made = raced(**given).checks
+    made.compute_reference()
+    assert made.reference == (("copy", ()) if has else None)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +229,8 @@ def test_which_graphs_have_a_reference(raced, monkeypatch, given, has):
 )
 def test_the_reference_of_a_lower_precision(raced, monkeypatch, given, precise):
     """What it gives in float64, or why that is not known."""
-    monkeypatch.setattr(race, "in_float64", lambda task: {"output": 1})
-    assert raced(**given)._precise == precise
+    monkeypatch.setattr(checks, "in_float64", lambda task: {"output": 1})
+    assert raced(**given).checks.precise == precise
 
 
 def test_a_reference_that_fails(raced, monkeypatch):
@@ -236,8 +239,8 @@ def test_a_reference_that_fails(raced, monkeypatch):
     def fails(task):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(race, "in_float64", fails)
-    assert raced()._precise == "RuntimeError: planted"
+    monkeypatch.setattr(checks, "in_float64", fails)
+    assert raced().checks.precise == "RuntimeError: planted"
 
 
 @pytest.mark.parametrize(
@@ -260,10 +263,10 @@ def test_a_reference_that_fails(raced, monkeypatch):
 )
 def test_when_the_slack_is_measured(raced, monkeypatch, given, row, base):
     """Of each new best while candidates are chosen by it; a lower precision scales what was measured before."""
-    monkeypatch.setattr(race, "time_library", lambda products, device: {})
-    monkeypatch.setattr(race, "slack_of", lambda *_: SLACK)
-    made = raced(**given)
-    made._learn_slack(runner(**{"seconds": 2.0} | row))
+    monkeypatch.setattr(selection, "time_library", lambda products, device: {})
+    monkeypatch.setattr(selection, "slack_of", lambda *_: SLACK)
+    made = raced(**given).selection
+    made.learn_slack(runner(**{"seconds": 2.0} | row))
     if base is None:
         assert made.base is None
     else:
@@ -277,11 +280,11 @@ def vars_of(slack):
 def test_library_kernels_are_timed_once(raced, monkeypatch):
     """Their time is eager's, whichever candidate is the best."""
     timed = []
-    monkeypatch.setattr(race, "time_library", lambda products, device: timed.append(1) or {})
-    monkeypatch.setattr(race, "slack_of", lambda *_: SLACK)
-    made = raced()
+    monkeypatch.setattr(selection, "time_library", lambda products, device: timed.append(1) or {})
+    monkeypatch.setattr(selection, "slack_of", lambda *_: SLACK)
+    made = raced().selection
     for _ in range(2):
-        made._learn_slack(runner())
+        made.learn_slack(runner())
     assert timed == [1]
 
 
@@ -294,14 +297,14 @@ def test_library_kernels_are_timed_once(raced, monkeypatch):
 )
 def test_options_extend_the_best(raced, candidate, best, champion, options):
     """A step's are merged onto the best's; a template stands alone."""
-    assert raced(state={"best_row": best})._options(candidate, runner(options=champion)) == options
+    assert raced(state={"best_row": best}).selection.options(candidate, runner(options=champion)) == options
 
 
 @pytest.mark.parametrize(("best", "options"), [(None, {"a": 1}), (RaceRow("mine", {"b": 2}), {"a": 1, "b": 2})])
 def test_options_never_extend_another_compilers(raced, best, options):
     """Where another compiler is the fastest, a step extends the best of Inductor's, if there is one."""
     champion = runner(options={"trials": 3}, compiler="tmpl-tvm")
-    assert raced(state={"best_row": best})._options(RaceCandidate("a", {"a": 1}), champion) == options
+    assert raced(state={"best_row": best}).selection.options(RaceCandidate("a", {"a": 1}), champion) == options
 
 
 @pytest.mark.parametrize(
@@ -312,33 +315,33 @@ def test_options_never_extend_another_compilers(raced, best, options):
         pytest.param("cpu", (None, None), (None, None), id="cpu"),
     ],
 )
-def test_peaks_of_two_alike(raced, monkeypatch, device, peaks, noted):
+def test_peaks_of_two_alike(monkeypatch, device, peaks, noted):
     """On a GPU, of two that are as fast the one with less memory wins, so both are measured, once each."""
     monkeypatch.setattr(measure, "peak_memory", lambda call, device: 7)
     champion, challenger = (runner(peak_bytes=peak) for peak in peaks)
-    made = raced(state={"device": torch.device(device)})
-    made._note_figures(challenger, champion, {"champion": [1.0] * 5, "challenger": [1.0] * 5})
+    samples = {"champion": [1.0] * 5, "challenger": [1.0] * 5}
+    note_figures(challenger, champion, samples, torch.device(device))
     assert (champion.row.peak_bytes, challenger.row.peak_bytes) == noted
 
 
-def test_figures_of_a_comparison(raced):
+def test_figures_of_a_comparison():
     """The challenger's time follows from the champion's by their ratio, and its row names whom it met."""
     champion, challenger = runner("one", seconds=None), runner("two", seconds=None)
-    raced()._note_figures(challenger, champion, {"champion": [2.0, 4.0, 6.0, 4.0, 4.0], "challenger": [2.0] * 5})
+    note_figures(challenger, champion, {"champion": [2.0, 4.0, 6.0, 4.0, 4.0], "challenger": [2.0] * 5}, CPU)
     assert (champion.row.seconds, challenger.row.seconds, challenger.row.against) == (4.0, 2.0, "one")
     assert challenger.row.speedup == Interval(2.0, 1.0, 3.0)
-    raced()._note_figures(challenger, champion, {"champion": [8.0] * 5, "challenger": [2.0] * 5})
+    note_figures(challenger, champion, {"champion": [8.0] * 5, "challenger": [2.0] * 5}, CPU)
     assert (champion.row.seconds, challenger.row.seconds) == (4.0, 1.0)  # the first time stands
 
 
-def test_a_peak_that_cannot_be_measured(raced, monkeypatch):
+def test_a_peak_that_cannot_be_measured(monkeypatch):
     """It stays unknown, and both stay tied."""
 
     def fails(call, device):
         raise RuntimeError("planted")
 
     monkeypatch.setattr(measure, "peak_memory", fails)
-    assert raced()._peak(runner()) is None
+    assert peak_of(runner(), CPU) is None
 
 
 @pytest.mark.parametrize(("eager_s", "warm"), [(0.1, True), (0.11, False)])
@@ -351,7 +354,7 @@ def test_slow_calls_are_not_warmed_up(raced, monkeypatch, eager_s, warm):
         return {"champion": [1.0], "challenger": [1.0]}
 
     monkeypatch.setattr(race, "interleaved", interleaved)
-    assert raced(spent=40.0, state={"eager_s": eager_s})._timed(runner(), runner()) == {}
+    assert raced(spent=40.0, call_s=eager_s)._timed(runner(), runner()) == {}
     assert given == [(60.0, warm)]
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import backend_kwargs
 from backend_kwargs import make_backend
-from backend_kwargs.compilers.auto import candidates, decide, race
+from backend_kwargs.compilers.auto import candidates, decide, race, selection
 from backend_kwargs.compilers.auto.candidates import RaceCandidate, merged, rewriting
 from backend_kwargs.compilers.auto.decision import Decision
 from backend_kwargs.compilers.auto.store import Store
@@ -22,8 +22,8 @@ def store(tmp_path, monkeypatch, fresh_dynamo):
     path = tmp_path / "decisions.sqlite"
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(path))
     monkeypatch.setattr(candidates, "STEPS", ())
-    monkeypatch.setattr(race, "LEAST_GAIN", -10.0)
-    monkeypatch.setattr(race, "LEAST_GAIN_PER_S", -10.0)
+    monkeypatch.setattr(selection, "LEAST_GAIN", -10.0)
+    monkeypatch.setattr(selection, "LEAST_GAIN_PER_S", -10.0)
     decide.forget_process()
     yield path
     decide.forget_process()

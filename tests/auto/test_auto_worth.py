@@ -8,7 +8,7 @@ import torch
 from graphs import chain, rows_of
 
 import backend_kwargs
-from backend_kwargs.compilers.auto import decide, race
+from backend_kwargs.compilers.auto import decide, race, selection
 from backend_kwargs.compilers.auto.candidates import Costs, RaceCandidate
 from backend_kwargs.compilers.auto.roofline import Slack
 from backend_kwargs.compilers.auto.store import Store
@@ -20,7 +20,7 @@ OPTIONS = ({"epilogue_fusion": False}, {"max_fusion_size": 2}, {"realize_reads_t
 @pytest.fixture(autouse=True)
 def _all_of_default_is_slack(monkeypatch, default_wins):
     """Make a share the part of default's time that a candidate may save, and keep the last candidate."""
-    monkeypatch.setattr(race, "slack_of", lambda call, seconds, *_: Slack(0.0, 0.0, seconds))
+    monkeypatch.setattr(selection, "slack_of", lambda call, seconds, *_: Slack(0.0, 0.0, seconds))
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def raced(monkeypatch, store):
             RaceCandidate(name, OPTIONS[at], shares={"generated": share}, costs=Costs(0.0, op_s=seconds / OPS))
             for at, (name, (share, seconds)) in enumerate(steps.items())
         ]
-        monkeypatch.setattr(race, "candidates_for", lambda *_, **__: made)
+        monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: made)
         backend = backend_kwargs.make_backend("tmpl-inductor:auto", {"budget_s": 300.0} | options)
         torch.compile(chain, backend=backend)(torch.randn(8, 64))
         (decision,) = Store(store).all()
@@ -120,7 +120,7 @@ def test_named_candidates_keep_their_order(raced):
 def test_what_is_saved_once_is_not_saved_again(raced, store, monkeypatch):
     """After a win the slack is that of the winner, which decides on the candidates that follow."""
     left = iter([1.0, 0.01])
-    monkeypatch.setattr(race, "slack_of", lambda call, seconds, *_: Slack(0.0, 0.0, next(left) * seconds))
+    monkeypatch.setattr(selection, "slack_of", lambda call, seconds, *_: Slack(0.0, 0.0, next(left) * seconds))
     monkeypatch.setattr(race, "_code", lambda fn: ())
     raced({"winner": (0.5, 1.0), "late": (0.3, 1.0)})
     row = rows_of(store)["late"]
@@ -133,7 +133,7 @@ def test_what_nothing_is_known_of_is_tried(raced, store, monkeypatch, log):
     def fails(*_):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(race, "slack_of", fails)
+    monkeypatch.setattr(selection, "slack_of", fails)
     raced({"step": (0.0, 1.0)})
     assert rows_of(store)["step"].status != "skipped"
     assert "The slack of default is unknown: RuntimeError: planted" in log.messages

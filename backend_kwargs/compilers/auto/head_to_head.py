@@ -82,6 +82,27 @@ def speedup(samples: Mapping[str, list[float]]) -> Interval:
     return Interval(ratio.median, ratio.low * (1 - UNSURE), ratio.high * (1 + UNSURE))
 
 
+def note_figures(
+    challenger: Runner, champion: Runner, samples: Mapping[str, list[float]], device: torch.device
+) -> None:
+    """Note in both rows what a comparison has shown: seconds and speedup, and on a GPU the memory of two alike."""
+    challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name
+    # From the ratio, not as timed: clocks drift between comparisons, and the ranking would contradict the speedups.
+    champion.row.seconds = champion.row.seconds or measure.percentile(samples["champion"], 0.5)
+    challenger.row.seconds = champion.row.seconds / challenger.row.speedup.median
+    if device.type == "cuda" and alike(challenger, champion):
+        for runner in (champion, challenger):
+            runner.row.peak_bytes = runner.row.peak_bytes or peak_of(runner, device)
+
+
+def peak_of(runner: Runner, device: torch.device) -> int | None:
+    """Return the peak memory of a call, None if it cannot be measured."""
+    try:
+        return measure.peak_memory(runner.call, device)
+    except Exception:  # noqa: BLE001 - the candidates then stay tied
+        return None
+
+
 def _certain(samples: Mapping[str, list[float]]) -> bool:
     """Return whether the interval is entirely on one side of the margin, or within it."""
     ratio = speedup(samples)

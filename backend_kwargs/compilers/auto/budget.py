@@ -1,0 +1,60 @@
+"""The budget of a race: how much time is left, and what rows say when it has ended."""
+
+import time
+from dataclasses import dataclass
+
+LEAST_CALLS = 4  # of one comparison of two candidates
+GRACE = 1.1  # times the budget: a candidate compiled just before the end is still timed
+
+
+@dataclass
+class Budget:
+    """`seconds` for a race that `started` at a time of `time.perf_counter`; a call in eager takes `call_s`."""
+
+    seconds: float
+    started: float
+    call_s: float
+
+    @property
+    def spent_s(self) -> float:
+        """The seconds since the race started."""
+        return time.perf_counter() - self.started
+
+    @property
+    def left_s(self) -> float:
+        """The seconds until the end, 0 after it."""
+        return max(self.seconds - self.spent_s, 0.0)
+
+    @property
+    def over(self) -> bool:
+        """Whether the budget is spent, so that no more is compiled or measured."""
+        return self.left_s <= 0
+
+    @property
+    def may_time(self) -> bool:
+        """Whether there is time for the fewest calls that can tell two candidates apart."""
+        return GRACE * self.seconds - self.spent_s > LEAST_CALLS * self.call_s
+
+    @property
+    def may_time_late(self) -> bool:
+        """Whether so many calls fit into the time that is allowed beyond the budget."""
+        return LEAST_CALLS * self.call_s <= (GRACE - 1) * self.seconds
+
+    @property
+    def ends(self) -> float:
+        """The end, as a time of `time.perf_counter`."""
+        return self.started + self.seconds
+
+    @property
+    def is_spent(self) -> str:
+        """The reason of a candidate that is not compiled since the budget is spent."""
+        return f"the budget of {self.seconds:g} s is spent"
+
+    @property
+    def interrupted(self) -> str:
+        """The reason of a candidate whose tuning lasted until the end."""
+        return f"its tuning was interrupted when the budget of {self.seconds:g} s ended"
+
+    def allows(self, calls: float) -> bool:
+        """Return whether so many calls in eager fit into what is left."""
+        return calls * self.call_s <= self.left_s

@@ -1,0 +1,96 @@
+"""The checks of a candidate's results: against eager's, a reference in higher precision, or the user's bound."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from backend_kwargs import measure
+from backend_kwargs.compilers.auto.budget import Budget
+from backend_kwargs.compilers.auto.decision import RaceRow
+from backend_kwargs.compilers.auto.graph_stats import GraphStats
+from backend_kwargs.compilers.auto.workload import Task
+from backend_kwargs.compilers.precision.error import against, in_float64
+from backend_kwargs.errors import error_text
+from backend_kwargs.measure import Accuracy
+
+LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as much memory
+REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
+SLOWER_IN_PRECISION = 10
+
+
+@dataclass
+class Checks:
+    """What results are compared with: those `expected`, None if there are none, and a `reference` if there is one."""
+
+    task: Task
+    stats: GraphStats
+    device: torch.device
+    budget: Budget
+    tolerance: float | None
+    expected: dict[str, Any] | None
+    reference: Any = None
+
+    def compute_reference(self) -> None:
+        """Run the graph in higher precision, if time and memory allow it."""
+        # The reference converts each tensor by itself, which separates inputs that share memory.
+        if self.stats.random or self.task.inputs.aliased or self.task.inputs.bytes > self._largest_reference:
+            return
+        if self.budget.allows(SLOWER_IN_PRECISION):
+            self.reference = measure.reference(self.task.copy(), self.task.inputs.fresh(), run=self._in_precision)
+
+    @cached_property
+    def precise(self) -> dict[str, Any] | str:
+        """The float64 results of the graph, the reference of lower precisions, or the reason why there are none."""
+        if self.stats.random:
+            return "it draws random numbers"
+        if not self.budget.allows(SLOWER_IN_PRECISION):
+            return f"there is no time for it within budget_s={self.budget.seconds:g}; raise budget_s"
+        try:
+            return in_float64(self.task)
+        except Exception as error:  # noqa: BLE001 - a kernel without float64, or no memory left
+            return error_text(error)
+
+    def of_results(self, seen: Mapping[str, Any]) -> Accuracy:
+        """Check what a candidate has returned and changed."""
+        if self.expected is None:
+            return Accuracy("fail_accuracy", "default failed the accuracy check, so there is no result to compare with")
+        precise, training = self.reference or {}, self.task.training
+        judged = [
+            measure.check(
+                seen[what], self.expected[what], precise.get(what), training=training, what=what, tol=self.tolerance
+            )
+            for what in seen
+        ]
+        return measure.worst(judged)
+
+    def of_draws(self, seen: dict[str, Any], as_eager_draws: Callable[..., Any]) -> Accuracy:
+        """Check default on a random graph, by a compile that draws as eager does; then expect what default has `seen`.
+
+        Inductor draws other random numbers than eager does. So the other candidates are checked against default's own
+        results.
+        """
+        accuracy = self.of_results(self.task.observe(as_eager_draws))
+        self.expected = seen if accuracy.passed else None
+        return accuracy
+
+    def of_error(self, seen: dict[str, Any], row: RaceRow) -> Accuracy:
+        """Measure the error of a candidate in a lower precision, and hold it to the bound that the user gave."""
+        assert self.expected is not None
+        assert not isinstance(self.precise, str)
+        accuracy = against(seen, self.expected, self.precise, row.options["max_error"])
+        row.error, row.max_error = accuracy.error, row.options["max_error"]
+        return accuracy
+
+    @property
+    def _largest_reference(self) -> float:
+        if self.device.type != "cuda":
+            return LARGEST_REFERENCE
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free / REFERENCES
+
+    def _in_precision(self, gm: Any, args: Any) -> Any:
+        # gm.forward, since GraphModule.__call__ prints the traceback when the graph cannot run in float64.
+        return replace(self.task, inputs=replace(self.task.inputs, values=args)).observe(gm.forward)
