@@ -158,8 +158,58 @@ NEAR = {
     "a scale for each key": lambda q, k, v, b: (q @ k.transpose(-2, -1) * b).softmax(-1) @ v,
     "a function of the scores": lambda q, k, v, b: (q @ k.transpose(-2, -1)).tanh().softmax(-1) @ v,
     "weights on the right": lambda q, k, v, b: v.transpose(-2, -1) @ K(q, k, b).softmax(-1).transpose(-2, -1),
+    "scores that are rounded to integers": lambda q, k, v, b: (
+        ((q @ k.transpose(-2, -1)).to(torch.int32).float() + b).softmax(-1) @ v
+    ),
+    "weights that are rounded to integers": lambda q, k, v, b: (
+        K(q, k, 9 * b).softmax(-1).to(torch.int32).to(v.dtype) @ v
+    ),
     "scores that are no product": lambda q, k, v, b: (b.expand(2, 3, 5, 7) * 2).softmax(-1) @ v,
 }
+
+
+def test_a_bias_with_more_digits_stays():
+    """A bias in float32 under heads in bfloat16 is not rounded, such as the masks that autocast leaves in float32."""
+    q, k, v, b = factors(torch.bfloat16)
+    fn = attention(lambda q, k, b: (q @ k.transpose(-2, -1)) * 0.3 + b)
+    wide = (100 + torch.randn(b.shape), torch.full((5, 7), torch.finfo(torch.float32).min))
+    assert [matched(fn, (q, k, v, each), "attention") for each in wide] == [0, 0]
+    two = attention(lambda q, k, b: (q @ k.transpose(-2, -1)).float() * 0.3 + b.float() + b.float() * 0.001)
+    assert matched(two, (q, k, v, b), "attention") == 0
+
+
+def test_a_bias_with_fewer_digits_matches():
+    """A bias in bfloat16 is widened for heads in float32, and one that was widened is passed on as it was."""
+    q, k, v, b = factors()
+    fn = attention(lambda q, k, b: (q @ k.transpose(-2, -1)) * 0.3 + b)
+    assert matched(fn, (q, k, v, b.bfloat16()), "attention") == 1
+    widened = attention(lambda q, k, b: (q @ k.transpose(-2, -1)).float() * 0.3 + b.float().unsqueeze(0))
+    args = tuple(each.bfloat16() for each in (q, k, v, b))
+    assert matched(widened, args, "attention") == 1
+
+
+@pytest.mark.parametrize("bias", BIASES)
+def test_dynamic_batches(bias):
+    """The batch may vary: one graph with a symbolic size serves several, whichever dimensions the bias has."""
+    rewriting = Rewriting(fn := attention(SCORES["scaled"]), "attention")
+    for batch in (2, 3, 4):
+        *qkv, b = factors(bias=bias)
+        args = (*(torch.cat((each, -each))[:batch] for each in qkv), torch.cat((b, b))[:batch] if b.dim() == 4 else b)
+        with torch.no_grad():
+            agrees(rewriting(*args), fn, args)
+    assert (rewriting.counts["attention"], len(rewriting.graphs)) == (2, 2)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 5, 7), (2, 3, 0, 7)], ids=["no batch", "no queries"])
+def test_nothing_to_attend(sizes):
+    """Without batches or queries the result is empty, with eager's shape."""
+    batch, heads, queries, keys = sizes
+    args = (torch.randn(batch, heads, queries, 16), *(torch.randn(batch, heads, keys, 16) for _ in range(2)))
+    fn = attention(SCORES["scaled"], heads_last=False)
+    rewriting, b = Rewriting(fn, "attention"), torch.randn(heads, queries, keys)
+    with torch.no_grad():
+        got, want = rewriting(*args, b), fn(*args, b)
+    assert (got.shape, got.stride()) == (want.shape, want.stride())
 
 
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
@@ -197,7 +247,7 @@ def test_cudnn_keeps_the_layout():
     assert rewrite_graph(traced.graph, "cudnn_attention") == 0
 
 
-def with_bias(by, keys, bias, grad=False):
+def with_bias(by, keys, bias, grad=False, heads=4):
     """Return a graph of a library's attention in 8 windows with a bias, traced without a GPU."""
     aten = torch.ops.aten
     calls = {
@@ -206,7 +256,7 @@ def with_bias(by, keys, bias, grad=False):
     }
     like = {"dtype": torch.bfloat16, "device": "cuda"}
     with FakeTensorMode():
-        qkv = [torch.empty(8, keys, 4, 32, **like).transpose(1, 2) for _ in range(3)]
+        qkv = [torch.empty(8, keys, each, 32, **like).transpose(1, 2) for each in (4, heads, heads)]
         given = [torch.empty(4, keys, keys, **like), torch.empty(4, keys, keys, **like)]
         gm = make_fx(lambda *args: calls[by](*args[:3], bias(*args[3:]))[: 1 + grad])(*qkv, *given)
     gm.graph.eliminate_dead_code()
@@ -271,6 +321,12 @@ STAYS = {
 def test_a_library_stays(keys, grad, bias):
     """A library's kernel stays if there are many keys, no bias, or a backward pass."""
     assert rewrite_graph(with_bias("efficient", keys, bias, grad).graph, "attention") == 0
+
+
+def test_fewer_heads_of_keys_stay():
+    """Grouped queries have no kernel of ours: it would read keys beyond the last head."""
+    gm = with_bias("cudnn", 49, lambda table, mask: table.expand(8, 4, 49, 49), heads=2)
+    assert rewrite_graph(gm.graph, "attention") == 0
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,23 @@ NEAR = {
 }
 
 
+def test_a_weight_that_is_not_transposed():
+    """A permutation that changes nothing is no transposition."""
+    b, w = torch.randn(6), torch.randn(6, 6)
+    fn = lambda x: F.relu(torch.addmm(b.to(x), x, w.to(x).permute(0, 1)))  # noqa: E731
+    matched(fn, (torch.randn(4, 6),), "linear_activation")
+
+
+@pytest.mark.parametrize("name", ["linear_activation", "onednn", "approximate_gelu"])
+@pytest.mark.parametrize("rows", [(0,), (2, 0)], ids=str)
+def test_without_rows(name, rows):
+    """An input without rows gives a result without rows."""
+    act = {"linear_activation": F.relu, "onednn": F.silu, "approximate_gelu": F.gelu}[name]
+    rewriting, x = Rewriting(fn := lambda x: act(LINEAR(x)), name), torch.randn(*rows, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(rewriting(x), fn(x))
+
+
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
 def test_near_miss(fn):
     """Similar graphs stay unchanged."""

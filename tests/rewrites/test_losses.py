@@ -111,6 +111,15 @@ NEAR_LINEAR = {
 }
 
 
+def test_half_precision_is_not_chunked():
+    """Gradients in float16 would underflow before a scaler's factor reaches them, which it multiplies at the end."""
+    fn = lambda x, w: F.cross_entropy(F.linear(x, w), T)  # noqa: E731
+    changed = Changed(fn, "linear_cross_entropy")
+    args = [torch.randn(4, 4).half(), torch.randn(4, 4).half()]
+    torch.testing.assert_close(gradients(changed, args), gradients(fn, args), atol=1e-3, rtol=1e-2)
+    assert changed.counts["linear_cross_entropy"] == 0
+
+
 @pytest.mark.parametrize("fn", NEAR_LINEAR.values(), ids=NEAR_LINEAR)
 def test_near_miss_with_linear(fn):
     """Without a linear layer right before the loss the graph stays unchanged."""

@@ -155,6 +155,11 @@ def test_packs_stay_where_they_are():
     assert torch.equal(pack.buffer, torch.cat([each.detach() for each in tensors]))
 
 
+def mixed(layer, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return layer(x)
+
+
 LAYERS, PLAIN = Heads(), (torch.randn(4, 8), torch.randn(2, 8))
 NEAR = {
     "one layer": lambda x: [LAYERS.q(x)],
@@ -163,6 +168,8 @@ NEAR = {
     "a weight that is computed": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.k.weight * 2, LAYERS.k.bias)],
     "a weight that is no parameter": lambda x: [F.linear(x, x), F.linear(x, x + 1)],
     "weights that are no parameters": lambda x: [F.linear(x, PLAIN[0]), F.linear(x, PLAIN[1])],
+    "one under autocast": lambda x: [mixed(LAYERS.q, x), LAYERS.k(x)],
+    "the other under autocast": lambda x: [LAYERS.q(x), mixed(LAYERS.k, x)],
     "a weight that the graph changes": lambda x: [LAYERS.q(x), F.linear(x, LAYERS.v.weight.mul_(1), LAYERS.v.bias)],
 }
 
@@ -194,6 +201,22 @@ def test_inference_tensors_are_refused():
         compiled, x = packing(model), torch.randn(5, 8)
         torch.testing.assert_close(compiled(x), model(x))
     assert count(compiled) == 0
+
+
+def test_calls_with_and_without_an_argument_for_the_bias():
+    """A layer that passes None for its bias is packed with a call that leaves it out."""
+    model = Heads(bias=False)
+    fn = lambda x: [model.q(x), F.linear(x, model.k.weight), F.linear(x, model.v.weight, bias=None)]  # noqa: E731
+    compiled = packing(fn)
+    same(compiled, fn, torch.randn(5, 8))
+    assert count(compiled) == 1
+
+
+def test_without_rows():
+    """An input without rows gives results without rows."""
+    model, x = Heads(), torch.randn(0, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(packing(model)(x), model(x), check_stride=False)
 
 
 def test_the_report_has_its_costs():

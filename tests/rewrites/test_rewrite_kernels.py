@@ -25,6 +25,10 @@ for rows, columns in ((5, 33), (3, 9000)):
     torch.testing.assert_close(losses.double(), want.detach(), rtol=1e-5, atol=1e-5)
     got = gradient_of_rows(torch.tensor(1.0), logits, target, tops, logs, -100)
     torch.testing.assert_close(got.double(), exact.grad, rtol=1e-5, atol=1e-6)
+    for unknown in (-1, columns, columns + 1):
+        target[0] = unknown
+        losses, *_ = loss_of_rows(logits, target, -100)
+        assert losses[0].isnan() and not losses[1:].isnan().any()
 """
 ATTENTION = """
 import torch

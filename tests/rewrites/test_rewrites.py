@@ -248,9 +248,21 @@ def test_uuid():
     assert RewritePass(["convolution"], [lambda graph: None]).uuid() is None
 
 
-def test_without_lowered_rewrites_nothing_is_patched():
-    """Rewrites of dynamo's graph alone add no Inductor pass."""
-    assert with_rewrites({"max_autotune": True}, ("packed",)) == {"max_autotune": True}
+def test_the_key_knows_rewrites_of_dynamos_graph():
+    """Their sources are part of the key, since they may decompose an operator in another way; nothing is lowered."""
+    patched = with_rewrites({"max_autotune": True}, ("packed",))
+    made = patched.pop("post_grad_custom_pre_pass")
+    assert (patched, made.uuid()[:2]) == (
+        {"max_autotune": True},
+        ("backend_kwargs.rewrites", rewrites.fingerprint(["packed"])),
+    )
+    made(torch.fx.Graph())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_rewrites_that_work_nothing_is_patched():
+    """Rewrites that need a GPU add no pass without one."""
+    assert with_rewrites({"max_autotune": True}, ("grouped_convolution",)) == {"max_autotune": True}
 
 
 @pytest.mark.parametrize("first", ["plain", "rewritten"])
@@ -339,13 +351,20 @@ def test_the_configuration_stays_as_it_was():
     assert config.post_grad_custom_pre_pass is before
 
 
-@pytest.mark.parametrize("options", [{"cpp_wrapper": True}, {"freezing": True}], ids=str)
-def test_beside_other_options(options):
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        pytest.param({"cpp_wrapper": True}, {"linear_activation": 1}, id="a C++ wrapper"),
+        pytest.param({"freezing": True}, {}, id="freezing, with which Inductor fuses a frozen layer itself"),
+    ],
+)
+def test_beside_other_options(options, count):
     """Rewrites can be combined with a C++ wrapper and with freezing."""
     model, x = feed(), torch.randn(2, 8)
     compiled = called(model, x, rewrites=("linear_activation",), **options)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
+    assert rewritten(compiled) == count
 
 
 def test_graph_breaks():

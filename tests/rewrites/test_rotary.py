@@ -104,6 +104,7 @@ NEAR = {
     "other angles": lambda x: torch.cat(
         (x[..., :4] * COS[:, :4] - x[..., 4:] * SIN[:, :4], x[..., 4:] * COS[:, :4] + x[..., :4] * SIN[:, 4:]), -1
     ),
+    "angles of no dimension": lambda x: x * COS.sum() + rotate_half(x) * SIN.sum(),
     "the same twice": lambda x: x * COS + x * SIN,
     "another user": lambda x: (r := rotate_half(x)) + x * COS + r * SIN,
     "three dimensions": lambda x: x[0] * COS + rotate_half(x[0]) * SIN,

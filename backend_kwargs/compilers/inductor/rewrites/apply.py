@@ -30,7 +30,10 @@ class Found:
 
 
 class RewritePass(_Base):  # type: ignore[misc]
-    """Inductor's pass `PLACE`: the user's passes, then the rewrites `names`."""
+    """Inductor's pass `PLACE`: the user's passes, then those of the rewrites `names` that have patterns.
+
+    The others have changed dynamo's graph already; their sources are part of the key too.
+    """
 
     def __init__(self, names: Iterable[str], users: Sequence[Any]) -> None:
         self.names = tuple(names)
@@ -44,7 +47,8 @@ class RewritePass(_Base):  # type: ignore[misc]
             else:
                 each(graph)
         for name in self.names:
-            rewrite_graph(graph, name)
+            if find_rewrite(name).patterns:
+                rewrite_graph(graph, name)
 
     def uuid(self) -> Any:
         """Return the pass's part of Inductor's cache key, or None if a pass of the user has none."""
@@ -53,15 +57,15 @@ class RewritePass(_Base):  # type: ignore[misc]
 
 
 def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return Inductor's options with a pass for those of the rewrites `names` that have patterns and work here."""
-    lowered = [name for name in names if (each := find_rewrite(name)).patterns and not unmet(each.needs, machine())]
-    if not lowered:
+    """Return Inductor's options with a pass for those of the rewrites `names` that work here."""
+    working = [name for name in names if not unmet(find_rewrite(name).needs, machine())]
+    if not working:
         return patches
-    for name in lowered:
-        resolved(find_rewrite(name).patterns)  # defines operators, which code out of a cache calls without the pass
+    for each in map(find_rewrite, working):
+        resolved(each.patterns or each.traced)  # defines operators, which code out of a cache calls without the pass
     users = patches.get(PLACE, getattr(config, PLACE))
     users = list(users) if isinstance(users, list | tuple) else [users] if users is not None else []
-    return {**patches, PLACE: RewritePass(lowered, users)}
+    return {**patches, PLACE: RewritePass(working, users)}
 
 
 def rewrite_graph(graph: Graph, name: str) -> int:

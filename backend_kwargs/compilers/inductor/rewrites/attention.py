@@ -150,19 +150,49 @@ def _parse(match: Match) -> Attention | None:
     whole, value = value_of(scores), value_of(product) if product else None
     if product is None or whole is None or value is None or value.dtype not in DTYPES:
         return None
+    if known_true(value.numel() == 0):
+        return None
     if not isinstance(scores, Node) or not set(match.nodes).issuperset(scores.users):
         return None
     found = _sum_of_scores(scores, whole)
     if found is None:
         return None
     node, biases, scale, factors = found
-    if len({period for period in map(_period, biases) if period != 1}) > 1:
+    periods = [period for period in map(_period, biases) if not known_true(period == 1)]
+    if not all(known_true(period == periods[0]) for period in periods):
         return None
     attention = _of_product(node, product, whole, biases, scale)
     if attention is None or any(value_of(each).dtype != value.dtype for each in factors):  # type: ignore[union-attr]
         return None
+    if not _exact_in(value.dtype, biases):
+        return None
     attention.factors = factors
     return attention
+
+
+def _exact_in(dtype: torch.dtype, biases: list[AnyNode]) -> bool:
+    """Return whether the sum of `biases` has no more digits than `dtype`, so that a call can take it in `dtype`."""
+    given = [each.meta["val"].dtype for each in biases]
+    if all(each == dtype for each in given):
+        return True
+    return len(biases) == 1 and (torch.promote_types(given[0], dtype) == dtype or _was_widened(biases[0], dtype))
+
+
+def _was_widened(node: Any, dtype: torch.dtype) -> bool:
+    """Return whether `node` has the values of a tensor of `dtype`."""
+    same = (*VIEWS, aten.expand.default, aten.unsqueeze.default, aten.permute.default, aten.slice.Tensor)
+    while calls(node, *same, aten.clone.default, prims.convert_element_type.default):
+        node = node.args[0]
+        value = value_of(node)
+        if value is not None and value.dtype == dtype:
+            return True
+    return False
+
+
+def _converts_floats(node: Any) -> bool:
+    """Return whether `node` converts floating-point numbers to others: integers would be rounded."""
+    values = (value_of(node), value_of(node.args[0])) if calls(node, prims.convert_element_type.default) else ()
+    return bool(values) and all(each is not None and each.is_floating_point() for each in values)
 
 
 def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[AnyNode], float, list[AnyNode]] | None:
@@ -172,7 +202,7 @@ def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[
     scale = 1.0
     node: Any = scores
     while isinstance(node, Node) and (node is scores or used_once(node)):
-        if calls(node, prims.convert_element_type.default):
+        if _converts_floats(node):
             node = node.args[0]
         elif calls(node, aten.mul.Tensor, aten.div.Tensor) and isinstance(node.args[1], int | float):
             factor = float(node.args[1])
@@ -242,7 +272,7 @@ def _product_of(weights: AnyNode) -> AnyNode | None:
         user = next(iter(node.users))
         if calls(user, aten.bmm.default):
             return user if user.args[0] is node and user.args[1] is not node else None
-        if not calls(user, *VIEWS, aten.expand.default, prims.convert_element_type.default, aten.clone.default):
+        if not (calls(user, *VIEWS, aten.expand.default, aten.clone.default) or _converts_floats(user)):
             return None
         node = user
     return None
@@ -358,7 +388,7 @@ def _repeated(node: Any) -> AnyNode | None:
 
 
 def _comes_from_product(node: Any) -> bool:
-    while calls(node, aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, prims.convert_element_type.default, *VIEWS):
+    while calls(node, aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, *VIEWS) or _converts_floats(node):
         node = node.args[0]
     return calls(node, aten.bmm.default)
 
@@ -421,7 +451,7 @@ def _arguments(node: AnyNode) -> dict[str, Any]:
 def _only_result(node: AnyNode) -> bool:
     """Return whether only the first result is used, in the layout [batch, queries, heads, width] of our operator.
 
-    The other results are for the backward pass of the same kernel.
+    The other results are for the backward pass of the same kernel. Keys and values must have as many heads as queries.
     """
     given = _arguments(node)
     if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
@@ -430,7 +460,9 @@ def _only_result(node: AnyNode) -> bool:
         return False
     values = [value_of(given[name]) for name in ("query", "key", "value")]
     half = all(each is not None and each.dtype in (torch.bfloat16, torch.float16) for each in values)
-    return half and not given.get("dropout_p") and not given.get("return_debug_mask")
+    if not half or not all(same_sizes(each.shape[:2], values[0].shape[:2]) for each in values):  # type: ignore[union-attr]
+        return False
+    return not given.get("dropout_p") and not given.get("return_debug_mask")
 
 
 def _by_cudnn(match: Match, *args: Any, **kwargs: Any) -> None:

@@ -35,7 +35,9 @@ def _losses(logits, target, losses, tops, logs, columns, stride, ignore_index, B
     logarithm = tl.log(total)
     wanted = tl.load(target + row)
     counts = wanted != ignore_index
-    picked = tl.load(start_of_row + tl.where(counts, wanted, 0)).to(tl.float32)
+    exists = (wanted >= 0) & (wanted < columns)  # other classes make the loss nan
+    picked = tl.load(start_of_row + tl.where(exists, wanted, 0)).to(tl.float32)
+    picked = tl.where(exists, picked, float("nan"))
     tl.store(tops + row, highest)
     tl.store(logs + row, logarithm)
     tl.store(losses + row, tl.where(counts, logarithm - (picked - highest), 0.0))

@@ -80,7 +80,7 @@ def insert_product(operator: Any, more: tuple[Any, ...], match: Match, x: AnyNod
     graph = activation.graph
     with graph.inserting_before(activation):
         weight = insert(graph, aten.permute.default, columns, [1, 0])
-        if calls(columns, aten.permute.default):
+        if calls(columns, aten.permute.default) and [dim % 2 for dim in columns.args[1]] == [1, 0]:
             weight = columns.args[0]
         new = insert(graph, operator, rows, weight, bias[0] if bias else None, *more)
         sizes = [*activation.meta["val"].shape]

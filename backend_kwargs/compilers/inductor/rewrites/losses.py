@@ -75,6 +75,8 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
     value, held = example(x), example(weight)
     if value is None or held is None or any(each is not None for each in bias) or value.dtype != held.dtype:
         return None
+    if value.dtype == torch.float16:  # gradients are stored before a scaler's factor reaches them, and underflow
+        return None
     if changes_meanwhile(node, [x, weight, given["target"]]):
         return None
     trains = torch.is_grad_enabled() and (value.requires_grad or held.requires_grad)

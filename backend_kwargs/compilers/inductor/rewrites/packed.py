@@ -30,7 +30,7 @@ from backend_kwargs.compilers.graphs import (
     written_memory,
 )
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
-from backend_kwargs.compilers.inductor.rewrites.traced import Change
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, example
 
 logger = logging.getLogger("backend_kwargs.rewrites")
 
@@ -142,8 +142,10 @@ def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode
             if isinstance(x, Node) and all(
                 _may_pack(each, values, written) for each in (weight, bias) if each is not None
             ):
-                held = values[weight]
-                sharing[x, bias is None, held.dtype, held.device, held.shape[1:]].append(node)
+                held, made = values[weight], example(node)
+                # Under autocast layers of one dtype may give results of another.
+                dtypes = held.dtype, None if made is None else made.dtype
+                sharing[x, bias is None, *dtypes, held.device, held.shape[1:]].append(node)
     return [
         group
         for group in sharing.values()
@@ -164,7 +166,7 @@ def _pack_group(
 ) -> list[Pack]:
     first = group[0]
     x = first.args[0]
-    operands = [[*each.args[1:], *each.kwargs.values()] for each in group]
+    operands = [[*each.args[1:], *each.kwargs.values(), None][:2] for each in group]
     packs, attributes = [], []
     with gm.graph.inserting_before(first):
         for nodes in zip(*operands, strict=True):

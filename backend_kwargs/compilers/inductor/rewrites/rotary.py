@@ -111,7 +111,9 @@ def _fits(x: Tensor, cos: Tensor, sin: Tensor, made: Tensor) -> bool:
     if x.dtype not in DTYPES or not x.dtype == cos.dtype == sin.dtype == made.dtype:
         return False
     trained = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
-    return not trained and cos.shape[-1] == sin.shape[-1] and cos.shape[-1] in (width, width // 2)
+    if trained or not cos.dim() or not sin.dim():
+        return False
+    return cos.shape[-1] == sin.shape[-1] and cos.shape[-1] in (width, width // 2)
 
 
 def _same_strides(one: Tensor, other: Tensor) -> bool:

@@ -94,7 +94,8 @@ def turned(  # type: ignore[no-untyped-def]
     at = tl.arange(0, HALF)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     keep = (row < rows)[:, None] & (at < half)[None, :]
-    outer, between, inner = (row // last // middle).to(tl.int64), row // last % middle, row % last
+    outer, between = (row // last // middle).to(tl.int64), (row // last % middle).to(tl.int64)
+    inner = (row % last).to(tl.int64)
     at_x = x + (outer * x_0 + between * x_1 + inner * x_2)[:, None] + at[None, :]
     at_out = out + (outer * out_0 + between * out_1 + inner * out_2)[:, None] + at[None, :]
     at_cos = cos + (outer * cos_0 + between * cos_1 + inner * cos_2)[:, None] + at[None, :]
