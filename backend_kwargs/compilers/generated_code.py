@@ -46,7 +46,7 @@ def rewritten_in(compiled: Callable[..., Any] | None, names: Iterable[str]) -> d
 
 
 def rewrite_costs_in(compiled: Callable[..., Any] | None) -> dict[str, str]:
-    """Return what each rewrite costs beside what it replaced, for those that say so."""
+    """Return the memory and time that rewrites take in addition, for those that tell."""
     found: dict[str, str] = {}
     for each in _held(compiled):
         found |= getattr(each, "rewrite_costs", {})

@@ -37,7 +37,7 @@ class Budget:
 
     @property
     def may_time_late(self) -> bool:
-        """Whether so many calls fit into the time that is allowed beyond the budget."""
+        """Whether the fewest calls fit into the time that is allowed beyond the budget."""
         return LEAST_CALLS * self.call_s <= (GRACE - 1) * self.seconds
 
     @property
@@ -47,12 +47,12 @@ class Budget:
 
     @property
     def is_spent(self) -> str:
-        """The reason of a candidate that is not compiled since the budget is spent."""
+        """What the row of a candidate says that is not compiled, since the budget is spent."""
         return f"the budget of {self.seconds:g} s is spent"
 
     @property
     def interrupted(self) -> str:
-        """The reason of a candidate whose tuning lasted until the end."""
+        """What the row of a candidate says whose tuning lasted until the end."""
         return f"its tuning was interrupted when the budget of {self.seconds:g} s ended"
 
     def allows(self, calls: float) -> bool:

@@ -244,7 +244,8 @@ STEPS: tuple[RaceCandidate, ...] = (
         rank=3,
     ),
 )
-# A rewrite's operators are called from Python. A rewrite that loses only for the time of its launches is tried again.
+# A rewrite's operators are called from Python: if it loses only for the time of its launches, CUDA graphs of it are
+# raced.
 REWRITTEN_GRAPHS = "cudagraphs_of_rewritten"
 # Compiled before default where eager waits for launches.
 GRAPHS_FIRST = replace(next(step for step in STEPS if step.options == CUDAGRAPHS), over=False)
