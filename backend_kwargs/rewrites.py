@@ -69,6 +69,10 @@ def _may_use_onednn(stats: Any) -> bool:
     return not stats.gpu and not stats.training and stats.gemms + stats.convolutions > 0
 
 
+def _trains_layer_norm(stats: Any) -> bool:
+    return (stats.training and _has(stats, "native_layer_norm")) or _has(stats, "native_layer_norm_backward")
+
+
 BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
     {
         "convolution": Rewrite(
@@ -139,7 +143,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             traced=f"{OURS}.layer_norm:fuse_gradients",
             operators=("backend_kwargs::layer_norm_backward",),
             costs="what follows the gradient of the input is no longer part of its kernel",
-            fitting=lambda stats: stats.gpu and stats.training and _has(stats, "native_layer_norm"),
+            fitting=lambda stats: stats.gpu and _trains_layer_norm(stats),
         ),
         "rotary": Rewrite(
             "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",

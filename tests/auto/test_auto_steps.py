@@ -32,8 +32,9 @@ LITTLE = float(16 << 20)
 
 
 def costs(step):
+    tuned = f" {step.costs.norm_s:g} for a norm's gradients" if step.costs.norm_s else ""
     seconds = (step.costs.compiles, step.costs.op_s, step.costs.product_s)
-    return " ".join(f"{cost:g}" for cost in seconds)
+    return " ".join(f"{cost:g}" for cost in seconds) + tuned
 
 
 def row(step):
@@ -54,17 +55,18 @@ two_pass_softmax: generated 0.3; 0.65 0 0; quick, 1; online_softmax=False
 padded: unaligned 0.3; 1 0 0; quick, 1; force_shape_pad=True
 eager_numerics: generated 0.05; 0.65 0 0; quick, 1; \
 emulate_precision_casts=True eager_numerics.division_rounding=True eager_numerics.disable_ftz=True
-coordinate_descent: generated 0.3; 1 0.3 0; quick, 2; max_autotune_pointwise=True coordinate_descent_tuning=True
-coordinate_descent_looped: generated 0.2; 1 0.3 0; quick, 2; \
+coordinate_descent: generated 0.3; 1 0.3 0 40 for a norm's gradients; quick, 2; max_autotune_pointwise=True coordinate_descent_tuning=True
+coordinate_descent_looped: generated 0.2; 1 0.3 0 40 for a norm's gradients; quick, 2; \
 max_autotune_pointwise=True coordinate_descent_tuning=True -triton.multi_kernel -online_softmax
 combo_kernels: launches 0.1, generated 0.05; 1.5 0 0; quick, 2; combo_kernels=True benchmark_combo_kernel=True
-max_autotune: library 0.3, generated 0.2; 1 0 4; quick, 2; \
+max_autotune: library 0.3, generated 0.2; 1 0 4 40 for a norm's gradients; quick, 2; \
 max_autotune=True coordinate_descent_tuning=True -tuned_products
 max_autotune: library 0.3, generated 0.2; 1 0 4; quick, 2; max_autotune=True coordinate_descent_tuning=True -freezing
 one_thread: launches 0.3, library 0.3, generated 0.3; 1 0 0; quick, 1; cpp.threads=1
+no_size_asserts: launches 0.2; 0.65 0 0; quick, 1; size_asserts=False
 cpp_wrapper: launches 0.5; 1.2 0 0; quick, 2; cpp_wrapper=True
 multi_kernel: generated 0.3; 1 0.3 0; full, 2; triton.multi_kernel=1
-all_directions: generated 0.35; 1 1 0; full, 2; \
+all_directions: generated 0.35; 1 1 0 40 for a norm's gradients; full, 2; \
 max_autotune_pointwise=True coordinate_descent_tuning=True coordinate_descent_check_all_directions=True
 simd_256: generated 0.2; 1 0 0; full, 1; cpp.simdlen=256
 tma: library 0.3; 1 0 4; full, 2; \
@@ -87,21 +89,21 @@ REDUCTIONS = {"persistent_reductions", "mix_order_reductions", "multi_kernel"}
 @pytest.mark.parametrize(
     ("stats", "tried"),
     [
-        pytest.param(CPU, {"max_autotune", "cpp_wrapper", "simd_256"}, id="cpu"),
-        pytest.param(replace(CPU, gemms=0), {"cpp_wrapper", "simd_256"}, id="cpu without products"),
+        pytest.param(CPU, {"max_autotune", "cpp_wrapper", "no_size_asserts", "simd_256"}, id="cpu"),
+        pytest.param(replace(CPU, gemms=0), {"cpp_wrapper", "no_size_asserts", "simd_256"}, id="cpu without products"),
         pytest.param(
             replace(CPU, bytes_read=LITTLE / 2, bytes_written=LITTLE / 2),
-            {"max_autotune", "cpp_wrapper", "simd_256", "one_thread"},
+            {"max_autotune", "cpp_wrapper", "no_size_asserts", "simd_256", "one_thread"},
             id="cpu, as many bytes as little",
         ),
         pytest.param(
             replace(CPU, bytes_read=LITTLE, bytes_written=1.0),
-            {"max_autotune", "cpp_wrapper", "simd_256"},
+            {"max_autotune", "cpp_wrapper", "no_size_asserts", "simd_256"},
             id="a byte more",
         ),
         pytest.param(
             replace(CPU, reductions=9, softmaxes=9, unaligned=9, opaque=True, dynamic=True),
-            {"max_autotune", "cpp_wrapper", "simd_256"},
+            {"max_autotune", "cpp_wrapper", "no_size_asserts", "simd_256"},
             id="cpu, all else",
         ),
         pytest.param(replace(GPU, ops=1), ON_A_GPU, id="gpu, a product alone"),
@@ -242,10 +244,17 @@ def test_a_name_of_two_steps_is_the_one_of_the_device(device, costs):
         pytest.param(
             Costs(0.0, product_s=1.0), replace(CPU, products=(PRODUCT, replace(PRODUCT, count=3))), 2.0, id="layouts"
         ),
+        pytest.param(
+            Costs(0.0, norm_s=9.0),
+            replace(CPU, names=frozenset({"native_layer_norm_backward", "native_group_norm_backward"})),
+            9.0,
+            id="gradients of norms",
+        ),
+        pytest.param(Costs(0.0, norm_s=9.0), replace(CPU, names=frozenset({"native_layer_norm"})), 0.0, id="a norm"),
     ],
 )
 def test_seconds_to_compile(costs, stats, seconds):
-    """Operators that are fused count by number, products by layout; more products than operators take no time back."""
+    """Fused operators count by number, products by layout, norms' gradients once; surplus products count as nothing."""
     assert costs.seconds(7.0, stats) == seconds
 
 

@@ -71,6 +71,40 @@ def test_near_miss(fn):
     assert changed.counts[NAME] == 0
 
 
+def of_aten(grad, x, weight, bias, mask=(True, True, True)):
+    _, mean, rstd = torch.ops.aten.native_layer_norm(x, weight.shape, weight, bias, 1e-5)
+    return torch.ops.aten.native_layer_norm_backward(grad, x, weight.shape, mean, rstd, weight, bias, [*mask])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_that_are_called(dtype):
+    """ATen's own gradients, as compiled autograd calls them, are replaced by the operator and agree with float64."""
+    args = [*torch.randn(2, 3, 5, 16), *torch.randn(2, 16)]
+    changed = Changed(of_aten, NAME)
+    got = changed(*(arg.to(dtype) for arg in args))
+    want = of_aten(*(arg.to(dtype).double() for arg in args))
+    assert [each.dtype for each in got] == [dtype] * 3
+    torch.testing.assert_close([each.double() for each in got], [*want], rtol=1e-2, atol=20 * torch.finfo(dtype).eps)
+    assert changed.operators() == ["layer_norm_backward"]
+
+
+CALLED = {
+    "no gradient of the bias": lambda g, x, w, b: of_aten(g, x, w, b, (True, True, False))[:2],
+    "another dtype": lambda g, x, w, b: of_aten(g.double(), x.double(), w.double(), b.double()),
+    "two dimensions": lambda g, x, w, b: of_aten(g, x, torch.outer(w[:5], w), torch.outer(b[:5], b)),
+    "rows apart": lambda g, x, w, b: of_aten(g, x.transpose(0, 1), w, b),
+}
+
+
+@pytest.mark.parametrize("fn", CALLED.values(), ids=CALLED)
+def test_gradients_that_stay(fn):
+    """Calls of ATen's gradients that the kernel does not take stay as they are."""
+    args = [*torch.randn(2, 5, 5, 16), *torch.randn(2, 16)]
+    changed = Changed(fn, NAME)
+    torch.testing.assert_close([*changed(*args)], [*fn(*args)])
+    assert changed.counts[NAME] == 0
+
+
 def test_inference_stays():
     """Without gradients nothing is replaced."""
     norm, x = nn.LayerNorm(8), torch.randn(4, 8)

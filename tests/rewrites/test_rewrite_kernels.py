@@ -60,7 +60,7 @@ from backend_kwargs.compilers.inductor.rewrites.row_kernels import gradients_of_
 
 for shape in ((5, 33), (2, 3, 64), (9, 700), (3, 5000)):
     x, grad = torch.randn(shape) + 2, torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
-    weight, bias = torch.randn(2, shape[-1])
+    weight, bias = torch.randn(shape[-1], 2).unbind(1)
     _, mean, rstd = _layer_norm(x, weight, bias, 1e-5)
     got, want = (fn(grad, x, mean, rstd, weight) for fn in (gradients_of_layer_norm, _gradients))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -1,7 +1,7 @@
 """Layer norm in training, whose gradients come from one kernel that reads input and incoming gradient once.
 
 It acts on dynamo's graph. The operator's forward pass is decomposed like ATen's, so Inductor fuses it with its
-neighbours.
+neighbours. Calls of ATen's own gradients, as compiled autograd has them, are replaced too.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,11 @@ from torch.fx import GraphModule
 
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of
 from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define, nbytes
-from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, put_first
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, put, put_first
 
 NORMS = (F.layer_norm, torch.layer_norm)
 NAMES = ("input", "normalized_shape", "weight", "bias", "eps")
+GRADIENTS = (torch.ops.aten.native_layer_norm_backward, torch.ops.aten.native_layer_norm_backward.default)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_COLUMNS = 8192  # of a row that fits into one program
 
@@ -96,24 +97,44 @@ for _table in (decomposition.decompositions, decomposition.select_decomp_table()
 
 def fuse_gradients(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     """Return the graph with layer norms whose gradients are one kernel, or None if it has none."""
-    return changed(gm, example_inputs, lambda node: node.target in NORMS, _replace)
+    replacements = {**dict.fromkeys(NORMS, _replace_norm), **dict.fromkeys(GRADIENTS, _replace_gradients)}
+    return changed(
+        gm, example_inputs, lambda node: node.target in replacements, lambda node: replacements[node.target](node)
+    )
 
 
-def _replace(node: AnyNode) -> float | None:
+def _replace_norm(node: AnyNode) -> float | None:
     given = {**dict(zip(NAMES, node.args, strict=False)), **node.kwargs}
     x, weight, made = (example(each) for each in (given["input"], given.get("weight"), node))
     bias = example(given.get("bias"))
     if x is None or weight is None or made is None or (bias is None) != (given.get("bias") is None):
         return None
-    dtypes = {each.dtype for each in (x, weight, made, bias) if each is not None}
-    columns = x.shape[-1] if x.dim() else 0
-    fits = len(given["normalized_shape"]) == 1 and isinstance(columns, int) and 0 < columns <= MOST_COLUMNS
     # Without a gradient of the weight, the gradient is one kernel anyway.
     trains = torch.is_grad_enabled() and x.requires_grad and weight.requires_grad
-    if not fits or not trains or len(dtypes) > 1 or x.dtype not in DTYPES or not x.is_contiguous():
+    if not trains or not _fits(given["normalized_shape"], x, weight, made, bias):
         return None
     with node.graph.inserting_before(node):
         args = (given["input"], given["weight"], given.get("bias"), given.get("eps", 1e-5))
         call = node.graph.call_function(layer_norm, args)
     put_first(node, call, x.dtype)
     return 2.0 * bytes_of(x)
+
+
+def _replace_gradients(node: AnyNode) -> float | None:
+    if node.kwargs:
+        return None
+    grad, x, shape, mean, rstd, weight, bias, wanted = node.args
+    value, held = example(x), example(weight)
+    if value is None or held is None or not all(wanted) or not _fits(shape, value, example(grad), held, example(bias)):
+        return None
+    with node.graph.inserting_before(node):
+        put(node, node.graph.call_function(layer_norm_backward, (grad, x, mean, rstd, weight)))
+    return 2.0 * bytes_of(value)
+
+
+def _fits(shape: Sequence[Any], x: Tensor, *others: Tensor | None) -> bool:
+    """Return whether the kernel takes a norm over `shape` of `x`, whose `others` have its dtype."""
+    columns = x.shape[-1] if x.dim() else 0
+    fits = len(shape) == 1 and isinstance(columns, int) and 0 < columns <= MOST_COLUMNS
+    dtypes = {each.dtype for each in (x, *others) if each is not None}
+    return fits and len(dtypes) == 1 and x.dtype in DTYPES and x.is_contiguous()

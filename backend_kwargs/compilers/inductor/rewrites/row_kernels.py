@@ -62,7 +62,7 @@ def gradients_of_layer_norm(
     """Return the gradients of `x`, weight and bias; `mean` and `rstd` are float32, one for each row."""
     columns = x.shape[-1]
     rows = x.numel() // columns
-    grad, x, mean, rstd = (each.contiguous() for each in (grad, x, mean, rstd))
+    grad, x, mean, rstd, weight = (each.contiguous() for each in (grad, x, mean, rstd, weight))
     grad_x = torch.empty_like(x)
     block = triton.next_power_of_2(columns)
     at_once = max(min(TILE // block, 8), 1)
