@@ -55,7 +55,8 @@ two_pass_softmax: generated 0.3; 0.65 0 0; quick, 1; online_softmax=False
 padded: unaligned 0.3; 1 0 0; quick, 1; force_shape_pad=True
 eager_numerics: generated 0.05; 0.65 0 0; quick, 1; \
 emulate_precision_casts=True eager_numerics.division_rounding=True eager_numerics.disable_ftz=True
-coordinate_descent: generated 0.3; 1 0.3 0 40 for a norm's gradients; quick, 2; max_autotune_pointwise=True coordinate_descent_tuning=True
+coordinate_descent: generated 0.3; 1 0.3 0 40 for a norm's gradients; quick, 2; \
+max_autotune_pointwise=True coordinate_descent_tuning=True
 coordinate_descent_looped: generated 0.2; 1 0.3 0 40 for a norm's gradients; quick, 2; \
 max_autotune_pointwise=True coordinate_descent_tuning=True -triton.multi_kernel -online_softmax
 combo_kernels: launches 0.1, generated 0.05; 1.5 0 0; quick, 2; combo_kernels=True benchmark_combo_kernel=True

@@ -97,10 +97,11 @@ for _table in (decomposition.decompositions, decomposition.select_decomp_table()
 
 def fuse_gradients(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     """Return the graph with layer norms whose gradients are one kernel, or None if it has none."""
-    replacements = {**dict.fromkeys(NORMS, _replace_norm), **dict.fromkeys(GRADIENTS, _replace_gradients)}
-    return changed(
-        gm, example_inputs, lambda node: node.target in replacements, lambda node: replacements[node.target](node)
-    )
+    return changed(gm, example_inputs, lambda node: node.target in (*NORMS, *GRADIENTS), _replace)
+
+
+def _replace(node: AnyNode) -> float | None:
+    return _replace_gradients(node) if node.target in GRADIENTS else _replace_norm(node)
 
 
 def _replace_norm(node: AnyNode) -> float | None:
