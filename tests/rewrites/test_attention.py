@@ -114,14 +114,16 @@ def test_masks_that_multiply_stay():
 
 
 def test_keys_of_one_head():
-    """Keys and values that are repeated for each head match."""
-    q, k, v = torch.randn(2, 3, 5, 16), torch.randn(2, 1, 7, 16), torch.randn(2, 1, 7, 16)
-    fn = lambda q, k, v: K(q, k.expand(2, 3, 7, 16), 0.5).softmax(-1) @ v.expand(2, 3, 7, 16)  # noqa: E731
+    """Keys and values that are repeated for each head match, and are passed on as views without copies."""
+    q, k, v, b = torch.randn(2, 3, 5, 16), torch.randn(2, 1, 7, 16), torch.randn(2, 1, 7, 16), torch.randn(5, 7)
+    fn = lambda q, k, v, b: K(q, k.expand(2, 3, 7, 16), b).softmax(-1) @ v.expand(2, 3, 7, 16)  # noqa: E731
     rewriting = Rewriting(fn, "attention")
-    counters.clear()
     with torch.no_grad():
-        agrees(rewriting(q, k, v), fn, (q, k, v))
-    assert rewriting.counts["attention"] + counters["inductor"]["fuse_attention"] <= 1
+        agrees(rewriting(q, k, v, b), fn, (q, k, v, b))
+    assert rewriting.counts["attention"] == 1
+    (gm,) = rewriting.graphs
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.backend_kwargs.attention.default)
+    assert [each.meta["val"].stride(1) for each in node.args[1:3]] == [0, 0]
 
 
 def test_heads_merged():
@@ -153,6 +155,7 @@ NEAR = {
     "a scale of heads of another dtype": lambda q, k, v, b: (
         (q @ k.transpose(-2, -1) * HEADS.double() + b).softmax(-1).to(v.dtype) @ v
     ),
+    "a number added to the scores": lambda q, k, v, b: K(q, k, 0.5).softmax(-1) @ v,
     "a scale for each query": lambda q, k, v, b: (q @ k.transpose(-2, -1) * QUERIES).softmax(-1) @ v,
     "a scale of zero": lambda q, k, v, b: (q @ k.transpose(-2, -1) * 0.0 + b).softmax(-1) @ v,
     "a scale for each key": lambda q, k, v, b: (q @ k.transpose(-2, -1) * b).softmax(-1) @ v,
