@@ -1,12 +1,14 @@
 """Rewrites as values: names, the option, plug-ins, and the state after a compile."""
 
 import dataclasses
+import operator
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config, custom_graph_pass
@@ -358,6 +360,60 @@ def test_caches_tell_graphs_apart(first):
             assert rewritten(called(feed(), x, **ways[way])) == ({"linear_activation": 1} if way == "rewritten" else {})
         hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
         assert hits >= len(order)
+
+
+def by_choice(passes):
+    """Replace the CPU's kernel of SDPA by `cudnn_attention`'s operator, which computes on any device."""
+
+    @register_graph_pattern(
+        CallFunction(
+            operator.getitem,
+            CallFunction(
+                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+                KeywordArg("q"),
+                KeywordArg("k"),
+                KeywordArg("v"),
+                scale=KeywordArg("scale"),
+            ),
+            0,
+        ),
+        pass_dict=passes,
+    )
+    def fuse(match, q, k, v, scale):
+        chosen = torch.ops.backend_kwargs.cudnn_attention
+        match.replace_by_example(lambda q, k, v: chosen(q, k, v, None, False, scale).transpose(1, 2), [q, k, v])
+
+
+@pytest.mark.parametrize("first", ["plain", "rewritten"])
+@pytest.mark.parametrize("before", [True, False], ids=["cuDNN allowed before", "cuDNN allowed after"])
+def test_choices_of_attention_with_warm_caches(before, first):
+    """With warm caches and another `enable_cudnn_sdp`, the option still has its kernel and the plain graph its own.
+
+    This is shown on a CPU, with a rewrite of the CPU's kernel that inserts `cudnn_attention`'s operator: what is found
+    in AOTAutograd's and Inductor's caches depends on the option, and not on the flag.
+    """
+    register_rewrite(
+        "chosen", Rewrite("a choice", patterns=by_choice, operators=rewrites.BUILT_IN["cudnn_attention"].operators)
+    )
+    x = torch.randn(2, 4, 16, 16)
+    ways = {"plain": {}, "rewritten": {"rewrites": ("chosen",)}}
+    order = [first, *(way for way in ways if way != first)]
+    allowed = torch.backends.cuda.cudnn_sdp_enabled()
+    fn = lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, scale=0.2)  # noqa: E731
+    try:
+        with fresh_cache():
+            for flag in (before, not before):
+                torch.backends.cuda.enable_cudnn_sdp(flag)
+                counters.clear()
+                for way in order:
+                    compiled = called(fn, x, **ways[way])
+                    assert rewritten(compiled) == ({"chosen": 1} if way == "rewritten" else {})
+                    with torch.no_grad():
+                        torch.testing.assert_close(compiled(x), fn(x))
+            hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
+            assert hits >= len(order)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(allowed)
 
 
 IN_ANOTHER_PROCESS = """
