@@ -6,10 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lowering import Rewriting, agrees, matched
 from torch._dynamo.utils import counters
+from torch._inductor import config
+from torch._inductor.codecache import compiled_fx_graph_hash
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from backend_kwargs.compilers.inductor.rewrites.apply import rewrite_graph
+from backend_kwargs.compilers.inductor.rewrites.apply import RewritePass, rewrite_graph
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -114,14 +116,16 @@ def test_masks_that_multiply_stay():
 
 
 def test_keys_of_one_head():
-    """Keys and values that are repeated for each head match."""
-    q, k, v = torch.randn(2, 3, 5, 16), torch.randn(2, 1, 7, 16), torch.randn(2, 1, 7, 16)
-    fn = lambda q, k, v: K(q, k.expand(2, 3, 7, 16), 0.5).softmax(-1) @ v.expand(2, 3, 7, 16)  # noqa: E731
+    """Keys and values that are repeated for each head match, and are passed on as views without copies."""
+    q, k, v, b = torch.randn(2, 3, 5, 16), torch.randn(2, 1, 7, 16), torch.randn(2, 1, 7, 16), torch.randn(5, 7)
+    fn = lambda q, k, v, b: K(q, k.expand(2, 3, 7, 16), b).softmax(-1) @ v.expand(2, 3, 7, 16)  # noqa: E731
     rewriting = Rewriting(fn, "attention")
-    counters.clear()
     with torch.no_grad():
-        agrees(rewriting(q, k, v), fn, (q, k, v))
-    assert rewriting.counts["attention"] + counters["inductor"]["fuse_attention"] <= 1
+        agrees(rewriting(q, k, v, b), fn, (q, k, v, b))
+    assert rewriting.counts["attention"] == 1
+    (gm,) = rewriting.graphs
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.backend_kwargs.attention.default)
+    assert [each.meta["val"].stride(1) for each in node.args[1:3]] == [0, 0]
 
 
 def test_heads_merged():
@@ -153,6 +157,7 @@ NEAR = {
     "a scale of heads of another dtype": lambda q, k, v, b: (
         (q @ k.transpose(-2, -1) * HEADS.double() + b).softmax(-1).to(v.dtype) @ v
     ),
+    "a number added to the scores": lambda q, k, v, b: K(q, k, 0.5).softmax(-1) @ v,
     "a scale for each query": lambda q, k, v, b: (q @ k.transpose(-2, -1) * QUERIES).softmax(-1) @ v,
     "a scale of zero": lambda q, k, v, b: (q @ k.transpose(-2, -1) * 0.0 + b).softmax(-1) @ v,
     "a scale for each key": lambda q, k, v, b: (q @ k.transpose(-2, -1) * b).softmax(-1) @ v,
@@ -354,3 +359,31 @@ def test_cudnn_in_place_of_others(by, scale, wanted):
     assert node.args[3:] == (None, by == "flash", wanted)
     (after,) = inference.graph.output_node().all_input_nodes
     assert (after.meta["val"].shape, after.meta["val"].stride()) == (was.shape, was.stride())
+
+
+CHOICES = {
+    "flash": lambda q, k, v: torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, scale=0.2),
+    "efficient": lambda q, k, v: torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, False),
+    "cudnn": lambda q, k, v: torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, False, scale=0.2),
+}
+
+
+def test_keys_of_choices_of_attention():
+    """Inductor's cache has other keys for each kernel that SDPA may choose, with the option and without it.
+
+    This is shown on graphs that are traced for a GPU without having one: the operators and keys alone, no results.
+    """
+    with FakeTensorMode():
+        qkv = [torch.empty(2, 128, 4, 64, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(3)]
+        traced = {by: make_fx(lambda *args, call=call: call(*args)[0])(*qkv) for by, call in CHOICES.items()}
+    keys = []
+    for own in (None, RewritePass(["cudnn_attention"], [])):
+        with config.patch(post_grad_custom_pre_pass=own):
+            keys += [compiled_fx_graph_hash(gm, qkv, {}, [])[0] for gm in traced.values()]
+    assert len(set(keys)) == 2 * len(CHOICES)
+    ours = torch.ops.backend_kwargs.cudnn_attention.default
+    for gm in traced.values():
+        gm.graph.eliminate_dead_code()
+        RewritePass(["cudnn_attention"], [])(gm.graph)
+    found = {by: len(gm.graph.find_nodes(op="call_function", target=ours)) for by, gm in traced.items()}
+    assert found == {"flash": 1, "efficient": 1, "cudnn": 0}

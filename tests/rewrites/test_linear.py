@@ -107,6 +107,32 @@ def test_a_weight_that_is_not_transposed():
     matched(fn, (torch.randn(4, 6),), "linear_activation")
 
 
+COMPUTED = {
+    "from the rows": lambda x, b: x.sum(0),
+    "from a parameter": lambda x, b: b * 2 + 1,
+    "by a product": lambda x, b: torch.mv(LINEAR.weight, b),
+    "changed in place": lambda x, b: b.clone().add_(x[0]),
+}
+
+
+@pytest.mark.parametrize(("name", "act"), [("linear_activation", F.relu), ("onednn", F.silu)], ids=["ReLU", "SiLU"])
+@pytest.mark.parametrize("bias", COMPUTED.values(), ids=COMPUTED)
+def test_a_bias_that_the_graph_computes(bias, name, act):
+    """A bias with one dimension may be computed in the graph: the call reads it as one more input, at each call.
+
+    This is safe: the call stands after the product, which needed the bias already, and one dimension has the columns'
+    size, so that it is added as the product added it.
+    """
+    fn = lambda x, b: act(torch.addmm(bias(x, b), x, LINEAR.weight.t()))  # noqa: E731
+    rewriting, b = Rewriting(fn, name), torch.randn(6)
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(4, 6)
+            torch.testing.assert_close(rewriting(x, b), fn(x, b))
+            b.mul_(3)
+    assert (rewriting.counts[name], len(rewriting.graphs)) == (1, 1)
+
+
 @pytest.mark.parametrize("name", ["linear_activation", "onednn", "approximate_gelu"])
 @pytest.mark.parametrize("rows", [(0,), (2, 0)], ids=str)
 def test_without_rows(name, rows):

@@ -113,6 +113,41 @@ def test_near_miss(fn):
     torch.testing.assert_close(got, want)
 
 
+class Sum(nn.Module):
+    """A layer whose input is added in place, as in a residual branch."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x).add_(x)
+
+
+IN_PLACE = {
+    "ReLU, which other rewrites have": (Activated, F.relu_, 0),
+    "ReLU as a module": (Activated, nn.ReLU(inplace=True), 0),
+    "SiLU": (Activated, nn.SiLU(inplace=True), 1),
+    "Hardswish": (Activated, nn.Hardswish(inplace=True), 1),
+    "Hardsigmoid": (Activated, nn.Hardsigmoid(inplace=True), 1),
+    "ReLU6": (Activated, nn.ReLU6(inplace=True), 1),
+    "sigmoid": (Activated, torch.sigmoid_, 1),
+    "tanh": (Activated, torch.tanh_, 1),
+    "GELU after a sum in place": (lambda layer, act: Activated(Sum(layer), act), nn.GELU(), 0),
+    "SiLU after a sum in place": (lambda layer, act: Activated(Sum(layer), act), nn.SiLU(inplace=True), 0),
+}
+
+
+@pytest.mark.parametrize("layer", [LINEAR, CONV], ids=["linear", "convolution"])
+@pytest.mark.parametrize(("make", "activation", "count"), IN_PLACE.values(), ids=IN_PLACE)
+def test_in_place(make, activation, count, layer):
+    """Activations and sums that overwrite the layer's result give float64's results and leave the input as it was."""
+    x = torch.randn(4, 6) if layer is LINEAR else IMAGES.clone()
+    before = x.clone()
+    assert matched(make(layer, activation).eval(), (x,), "onednn") == count
+    assert torch.equal(x, before)
+
+
 def test_half_stays():
     """oneDNN has no float16 on every CPU."""
     rewriting = Rewriting(Activated(nn.Linear(8, 8), F.silu).half(), "onednn")

@@ -1,15 +1,17 @@
 """Rewrites as values: names, the option, plug-ins, and the state after a compile."""
 
 import dataclasses
+import operator
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._inductor import config
+from torch._inductor import config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 from torch._inductor.utils import fresh_cache
@@ -20,6 +22,8 @@ from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_r
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.apply import RewritePass, with_rewrites
 from backend_kwargs.compilers.inductor.rewrites.operators import with_fallback
+
+PLACES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +42,12 @@ def feed():
 def rewritten(compiled):
     (graph,) = backend_kwargs.report(compiled).graphs
     return dict(graph.rewritten)
+
+
+def calls_in(compiled, operator):
+    """Return whether the generated code calls `operator`: `rewritten` looks only for those of the option's rewrites."""
+    (graph,) = backend_kwargs.report(compiled).graphs
+    return any(operator in code.source for code in graph.codes)
 
 
 def called(fn, x, **options):
@@ -208,21 +218,56 @@ def test_entry_point(install):
     assert str(e.value) == "Entry point 'their_rewrites:broken' must be a Rewrite, got 1 (int)."
 
 
+THEIRS = """
+import torch
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
+from backend_kwargs import Rewrite
+
+@torch.library.custom_op("their_rewrites::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+@doubled.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+def add_patterns(passes):
+    @register_graph_pattern(CallFunction(torch.ops.aten.mul.Tensor, KeywordArg("x"), 2), pass_dict=passes)
+    def fuse(match, x):
+        match.replace_by_example(lambda x: torch.ops.their_rewrites.doubled(x), [x])
+
+mine = Rewrite("x * 2 as one call", patterns="their_rewrites:add_patterns", operators=("their_rewrites::doubled",))
+"""
+
+
+def test_the_pattern_of_an_entry_point(install):
+    """A rewrite of an installed package replaces its pattern in the compiled graph, also beside a built-in one."""
+    install("their_rewrites", THEIRS, "backend_kwargs.rewrites", mine="mine")
+    model, x = feed(), torch.randn(2, 8)
+    fn = lambda x: model(x) * 2  # noqa: E731
+    compiled = called(fn, x, rewrites=("mine", "linear_activation"))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), fn(x))
+    assert rewritten(compiled) == {"mine": 1, "linear_activation": 1}
+
+
 class Counting(CustomGraphPass):
-    """A user's pass that counts its calls."""
+    """A user's pass that counts its calls, and keeps the operators that it found."""
 
     def __init__(self, identity):
         self.calls = 0
         self.identity = identity
+        self.found = []
 
     def __call__(self, graph):
         self.calls += 1
+        self.found = [str(node.target) for node in graph.nodes if node.op == "call_function"]
 
     def uuid(self):
         return self.identity
 
 
-@pytest.mark.parametrize("place", ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"])
+@pytest.mark.parametrize("place", PLACES)
 def test_the_users_own_pass_still_runs(place):
     """The user's pass, from an option or from Inductor's configuration, runs as well as the rewrites."""
     own = Counting("mine")
@@ -234,6 +279,48 @@ def test_the_users_own_pass_still_runs(place):
     with fresh_cache(), config.patch({place: own}):
         assert rewritten(called(feed(), x, rewrites=("linear_activation",))) == {"linear_activation": 1}
         assert own.calls == 2
+    assert ("backend_kwargs.linear_relu.default" in own.found) is place.endswith("post_pass")
+
+
+@pytest.mark.skipif(not hasattr(custom_graph_pass, "get_custom_graph_passes"), reason="this torch takes one pass")
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("place", PLACES)
+def test_several_passes_of_the_user_still_run(place, kind):
+    """All passes of a list or tuple, from an option or from Inductor's configuration, run as well as the rewrites."""
+    own = kind(Counting(name) for name in ("one", "two"))
+    x = torch.randn(2, 8)
+    with fresh_cache():
+        compiled = called(feed(), x, **{"rewrites": ("linear_activation",), place: own})
+        assert rewritten(compiled) == {"linear_activation": 1}
+        assert [each.calls for each in own] == [1, 1]
+    with fresh_cache(), config.patch({place: own}):
+        assert rewritten(called(feed(), x, rewrites=("linear_activation",))) == {"linear_activation": 1}
+        assert [each.calls for each in own] == [2, 2]
+
+
+@pytest.mark.skipif(
+    not hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"), reason="this torch has no such passes"
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_users_pass_that_knows_inference(place):
+    """A user's pass that is told whether the graph is of inference is told the same beside rewrites."""
+
+    class Knowing(custom_graph_pass.CustomInferenceAwareGraphPass):
+        def __init__(self):
+            self.told = []
+
+        def __call__(self, graph, is_inference):
+            self.told.append(is_inference)
+
+        def uuid(self):
+            return "knowing"
+
+    own, model, x = Knowing(), feed(), torch.randn(2, 8)
+    with fresh_cache(), config.patch({place: own}):
+        called(model, x, rewrites=("linear_activation",))
+        trained = torch.compile(model, backend=make_backend("tmpl-inductor", rewrites=("linear_activation",)))
+        trained(x).sum().backward()
+    assert own.told == [True, False, False]
 
 
 def test_uuid():
@@ -272,13 +359,69 @@ def test_caches_tell_graphs_apart(first):
     ways = {"plain": {}, "rewritten": {"rewrites": ("linear_activation",)}}
     order = [first, *(way for way in ways if way != first)]
     with fresh_cache():
-        for way in order:
-            assert rewritten(called(feed(), x, **ways[way])) == ({"linear_activation": 1} if way == "rewritten" else {})
-        counters.clear()
-        for way in order:
-            assert rewritten(called(feed(), x, **ways[way])) == ({"linear_activation": 1} if way == "rewritten" else {})
+        for _ in range(2):
+            counters.clear()
+            for way in order:
+                compiled = called(feed(), x, **ways[way])
+                assert rewritten(compiled) == ({"linear_activation": 1} if way == "rewritten" else {})
+                assert calls_in(compiled, "linear_relu") is (way == "rewritten")
         hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
         assert hits >= len(order)
+
+
+def by_choice(passes):
+    """Replace the CPU's kernel of SDPA by `cudnn_attention`'s operator, which computes on any device."""
+
+    @register_graph_pattern(
+        CallFunction(
+            operator.getitem,
+            CallFunction(
+                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+                KeywordArg("q"),
+                KeywordArg("k"),
+                KeywordArg("v"),
+                scale=KeywordArg("scale"),
+            ),
+            0,
+        ),
+        pass_dict=passes,
+    )
+    def fuse(match, q, k, v, scale):
+        chosen = torch.ops.backend_kwargs.cudnn_attention
+        match.replace_by_example(lambda q, k, v: chosen(q, k, v, None, False, scale).transpose(1, 2), [q, k, v])
+
+
+@pytest.mark.parametrize("first", ["plain", "rewritten"])
+@pytest.mark.parametrize("before", [True, False], ids=["cuDNN allowed before", "cuDNN allowed after"])
+def test_choices_of_attention_with_warm_caches(before, first):
+    """With warm caches and another `enable_cudnn_sdp`, the option still has its kernel and the plain graph its own.
+
+    This is shown on a CPU, with a rewrite of the CPU's kernel that inserts `cudnn_attention`'s operator: what is found
+    in AOTAutograd's and Inductor's caches depends on the option, and not on the flag.
+    """
+    register_rewrite(
+        "chosen", Rewrite("a choice", patterns=by_choice, operators=rewrites.BUILT_IN["cudnn_attention"].operators)
+    )
+    x = torch.randn(2, 4, 16, 16)
+    ways = {"plain": {}, "rewritten": {"rewrites": ("chosen",)}}
+    order = [first, *(way for way in ways if way != first)]
+    allowed = torch.backends.cuda.cudnn_sdp_enabled()
+    fn = lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, scale=0.2)  # noqa: E731
+    try:
+        with fresh_cache():
+            for flag in (before, not before):
+                torch.backends.cuda.enable_cudnn_sdp(flag)
+                counters.clear()
+                for way in order:
+                    compiled = called(fn, x, **ways[way])
+                    assert rewritten(compiled) == ({"chosen": 1} if way == "rewritten" else {})
+                    assert calls_in(compiled, "cudnn_attention") is (way == "rewritten")
+                    with torch.no_grad():
+                        torch.testing.assert_close(compiled(x), fn(x))
+            hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
+            assert hits >= len(order)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(allowed)
 
 
 IN_ANOTHER_PROCESS = """

@@ -89,6 +89,8 @@ def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
     if not calls(inner, aten.add.Tensor) or inner.kwargs or not used_once(inner):
         return None
     one, other = inner.args
+    if one is other:  # a convolution that is its own residual would be computed twice
+        return None
     for left, right in ((one, other), (other, one)):
         found = affine_convolution(_unconverted(left))
         if found is not None and may_fuse(found, relu) and _is_residual(right, relu):
