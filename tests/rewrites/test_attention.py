@@ -366,6 +366,11 @@ FUSED = {
 }
 
 
+def layout(value):
+    """Return the sizes of a tensor, with the strides of the dimensions that have more than one place."""
+    return [(size, stride if size > 1 else 0) for size, stride in zip(value.shape, value.stride(), strict=True)]
+
+
 @settings(SETTINGS, max_examples=60)
 @given(
     by=st.sampled_from(sorted(FUSED)),
@@ -402,10 +407,9 @@ def test_cudnn_computes_the_same(by, dtype, batch, heads, queries, keys, width, 
         gm = make_fx(call)(*fakes)
     gm.graph.eliminate_dead_code()
     (before,) = gm.graph.output_node().all_input_nodes
-    was = before.meta["val"]
     assert rewrite_graph(gm.graph, "cudnn_attention") == 1
     (after,) = gm.graph.output_node().all_input_nodes
-    assert (after.meta["val"].shape, after.meta["val"].stride()) == (was.shape, was.stride())
+    assert layout(after.meta["val"]) == layout(before.meta["val"])
     gm.recompile()
 
     def plain(q, k, v, b=None):
