@@ -100,7 +100,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Linear or convolution and another activation (GELU, SiLU, ...) as one call of oneDNN, on a CPU",
             patterns=f"{OURS}.onednn:add_patterns",
             operators=("backend_kwargs::linear_onednn", "backend_kwargs::conv_onednn"),
-            costs="a norm is folded into weights at each call, rounded to their dtype",
+            costs="a norm is folded into weights at each call, rounded to their dtype; nan may be lost",
             fitting=lambda stats: _may_use_onednn(stats) and _has(stats, *ONEDNN),
         ),
         "attention": Rewrite(

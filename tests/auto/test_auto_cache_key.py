@@ -108,10 +108,15 @@ def test_another_state_is_another_decision(auto, races, state):
             lambda: torch.set_float32_matmul_precision("highest"),
             id="float32",
         ),
+        pytest.param(
+            lambda: torch.backends.cuda.enable_flash_sdp(False),
+            lambda: torch.backends.cuda.enable_flash_sdp(True),
+            id="kernels of attention",
+        ),
     ],
 )
 def test_settings_of_the_process_are_part_of_the_key(change, back):
-    """Deterministic algorithms and the precision of float32 products affect speed, so they are part of the key."""
+    """Deterministic algorithms, float32's precision and attention's kernels affect speed, so the key has them."""
     before = ambient()
     change()
     try:

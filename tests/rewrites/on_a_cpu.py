@@ -11,8 +11,9 @@ def compiled_by(rewrite, fn, *, inductor=False, dynamic=None):
     def backend(gm, example_inputs):
         change = rewrite(gm, example_inputs)
         counts.append(change.count if change else 0)
-        gm = change.gm if change else gm
-        return compile_fx(gm, example_inputs) if inductor else gm.forward
+        if change is None:
+            return compile_fx(gm, example_inputs) if inductor else gm.forward
+        return change.wrap(compile_fx(change.gm, change.example_inputs) if inductor else change.gm.forward)
 
     torch._dynamo.reset()
     return torch.compile(fn, backend=backend, dynamic=dynamic), counts

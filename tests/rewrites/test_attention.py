@@ -387,3 +387,69 @@ def test_keys_of_choices_of_attention():
         RewritePass(["cudnn_attention"], [])(gm.graph)
     found = {by: len(gm.graph.find_nodes(op="call_function", target=ours)) for by, gm in traced.items()}
     assert found == {"flash": 1, "efficient": 1, "cudnn": 0}
+
+
+FUSED = {
+    "flash": lambda q, k, v, b, causal, scale: torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, causal, scale=scale
+    ),
+    "efficient": lambda q, k, v, b, causal, scale: torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, b, False, 0.0, causal, scale=scale
+    ),
+}
+
+
+def layout(value):
+    """Return the sizes of a tensor, with the strides of the dimensions that have more than one place."""
+    return [(size, stride if size > 1 else 0) for size, stride in zip(value.shape, value.stride(), strict=True)]
+
+
+@settings(SETTINGS, max_examples=60)
+@given(
+    by=st.sampled_from(sorted(FUSED)),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    queries=st.integers(1, 9),
+    keys=st.integers(1, 9),
+    width=st.sampled_from([8, 16, 40]),
+    width_of_v=st.sampled_from([8, 24]),
+    masked=st.sampled_from([None, "causal", "whole", "keys", "repeated"]),
+    scale=st.sampled_from([None, 0.2]),
+    size=st.sampled_from([0.1, 1.0, 20.0]),
+    seed=st.integers(0, 9),
+)
+def test_cudnn_computes_the_same(by, dtype, batch, heads, queries, keys, width, width_of_v, masked, scale, size, seed):
+    """Traced for a GPU and run on a CPU, what replaces a library's call agrees with float64, in the call's layout."""
+    torch.manual_seed(seed)
+    if by == "flash":  # takes no bias, and v as wide as q
+        masked, width_of_v = masked if masked == "causal" else None, width
+    causal = masked == "causal"
+    shapes = ((queries, width), (keys, width), (keys, width_of_v))
+    args = [(torch.randn(batch, rows, heads, each) * size).to(dtype).transpose(1, 2) for rows, each in shapes]
+    if masked not in (None, "causal"):
+        bias = torch.randn(batch, heads, 1 if masked == "keys" else queries, keys).to(dtype)
+        args.append((bias[:1] if masked == "repeated" else bias).expand(batch, heads, queries, keys))
+
+    def call(*args):
+        q, k, v, b = (*args, None)[:4]
+        return FUSED[by](q, k, v, b, causal, scale)[0]
+
+    with FakeTensorMode():
+        fakes = [torch.empty_strided(each.shape, each.stride(), dtype=dtype, device="cuda") for each in args]
+        gm = make_fx(call)(*fakes)
+    gm.graph.eliminate_dead_code()
+    (before,) = gm.graph.output_node().all_input_nodes
+    assert rewrite_graph(gm.graph, "cudnn_attention") == 1
+    (after,) = gm.graph.output_node().all_input_nodes
+    assert layout(after.meta["val"]) == layout(before.meta["val"])
+    gm.recompile()
+
+    def plain(q, k, v, b=None):
+        scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if causal:
+            scores = scores.masked_fill(torch.ones(queries, keys, dtype=torch.bool).triu(1), -float("inf"))
+        made = (scores if b is None else scores + b).softmax(-1) @ v
+        return made.transpose(1, 2).contiguous().transpose(1, 2)
+
+    agrees(gm(*args), plain, args)

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lowering import agrees
 from on_a_cpu import compiled_by
 from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.testing import assert_close
@@ -9,6 +12,7 @@ from torch.testing import assert_close
 import backend_kwargs as bk
 from backend_kwargs.compilers.inductor.rewrites.attention_mask import make_dense
 
+SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 B, H, Q, K, D = 2, 3, 5, 7, 8
 
 
@@ -60,6 +64,57 @@ def test_it_computes_the_same(mask, inductor):
     q, k, v = operands()
     fn, counts = compiled_by(make_dense, attention, inductor=inductor)
     assert_close(fn(q, k, v, mask), attention(q, k, v, mask))
+    assert counts == [1]
+
+
+LAYOUTS = {
+    "dense": lambda mask: mask,
+    "transposed": lambda mask: mask.mT.contiguous().mT,
+    "every second key": lambda mask: mask.repeat_interleave(2, -1)[..., ::2],
+}
+
+
+@SETTINGS
+@given(
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    bias=st.booleans(),
+    leading=st.sampled_from([(), (1, 1), (B, 1), (1, H), (B, H)]),
+    queries=st.sampled_from([1, 2, 5]),
+    keys=st.sampled_from([1, 2, 7]),
+    one_query=st.booleans(),
+    one_key=st.booleans(),
+    expanded=st.booleans(),
+    layout=st.sampled_from(sorted(LAYOUTS)),
+    scale=st.sampled_from([None, 0.3]),
+    named=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_against_float64(dtype, bias, leading, queries, keys, one_query, one_key, expanded, layout, scale, named, seed):
+    """A mask is copied if and only if its keys are apart; whatever its sizes, float64's result comes out."""
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(B, H, length, D).to(dtype) for length in (queries, keys, keys))
+    mask = LAYOUTS[layout](torch.randn(*leading, 1 if one_query else queries, 1 if one_key else keys))
+    mask = mask.to(dtype) if bias else mask > -0.5
+    if expanded:
+        mask = mask.expand(B, H, queries, keys)
+
+    def fn(q, k, v, mask):
+        return attention(q, k, v, attn_mask=mask, scale=scale) if named else attention(q, k, v, mask, scale=scale)
+
+    compiled, counts = compiled_by(make_dense, fn)
+    agrees(compiled(q, k, v, mask), fn, (q, k, v, mask))
+    assert counts == [int(mask.shape[-1] > 1 and mask.stride(-1) != 1)]
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("inf"), float("nan"), 1e-40], ids=str)
+def test_values_at_the_edges(value):
+    """A bias of nan, an infinity or a denormal gives eager's results, in the copy as before."""
+    q, k, v = operands()
+    rows = torch.zeros(Q, 1)
+    rows[1] = value
+    mask = rows.expand(B, H, Q, K)
+    compiled, counts = compiled_by(make_dense, attention)
+    assert_close(compiled(q, k, v, mask), attention(q, k, v, mask), equal_nan=True)
     assert counts == [1]
 
 

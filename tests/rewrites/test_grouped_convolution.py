@@ -2,10 +2,18 @@
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from lowering import Rewriting, matched
 from torch import nn
 
+from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import _grouped_cuda
+from backend_kwargs.compilers.inductor.rewrites.operators import convolution
+
+SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 LAST = torch.channels_last
+PAIR = st.tuples(st.integers(1, 2), st.integers(1, 2))
+KERNEL = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 def layer(dtype=torch.bfloat16, ins=12, outs=12, groups=3, **options):
@@ -33,6 +41,57 @@ MATCHES = {
 def test_matches(options):
     """Every such convolution becomes one call, with eager's strides and float64's result up to rounding."""
     assert matched(layer(**options), (image(options.get("dtype", torch.bfloat16)),), "grouped_convolution") == 1
+
+
+@SETTINGS
+@given(
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    groups=st.integers(2, 5),
+    ins=st.integers(1, 3),
+    outs=st.integers(1, 3),
+    kernel=KERNEL,
+    stride=PAIR,
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=PAIR,
+    bias=st.booleans(),
+    of_weights=st.sampled_from([LAST, torch.contiguous_format]),
+    scale=st.sampled_from([1e-4, 1.0, 100.0]),
+    seed=st.integers(0, 9),
+)
+def test_computes_the_same(dtype, groups, ins, outs, kernel, stride, padding, dilation, bias, of_weights, scale, seed):
+    """Whatever the groups, the geometry, the weights' layout and the scale, one call agrees with float64."""
+    torch.manual_seed(seed)
+    geometry = {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    conv = nn.Conv2d(groups * ins, groups * outs, groups=groups, bias=bias, **geometry)
+    model = conv.to(dtype).to(memory_format=of_weights).eval()
+    x = (torch.randn(2, groups * ins, 9, 8) * scale).to(dtype).contiguous(memory_format=LAST)
+    assert matched(model, (x,), "grouped_convolution") == 1
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), float("-inf"), 1e-40], ids=str)
+def test_values_at_the_edges(value):
+    """Infinities, nan, zero and a denormal give eager's results."""
+    model, x = layer(), image()
+    x[0, 0, 2, 2] = value
+    rewriting = Rewriting(model, "grouped_convolution")
+    with torch.no_grad():
+        torch.testing.assert_close(rewriting(x), model(x), equal_nan=True)
+    assert rewriting.counts["grouped_convolution"] == 1
+
+
+@settings(SETTINGS, max_examples=100)
+@given(
+    sizes=st.tuples(st.integers(5, 12), st.integers(5, 12)),
+    kernel=KERNEL,
+    stride=PAIR,
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    dilation=PAIR,
+)
+def test_sizes_of_the_result(sizes, kernel, stride, padding, dilation):
+    """The kernel's result has the sizes of ATen's, whatever the geometry; an empty batch needs no GPU to show it."""
+    x, w = torch.empty(0, 4, *sizes), torch.empty(6, 2, *kernel)
+    args = x, w, None, stride, padding, dilation, 2
+    assert _grouped_cuda(*args).shape == convolution(*args).shape
 
 
 NEAR_MISSES = {

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from backend_kwargs.compilers.auto.ranks import ranks
+from backend_kwargs.compilers.inductor.rewrites.apply import allowed_attention
 from backend_kwargs.requirements import installed_version
 from backend_kwargs.requirements import machine as probed
 
@@ -166,6 +167,7 @@ def ambient() -> dict[str, Any]:
         "autocast": {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds},
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "float32": [each.fp32_precision for each in float32],
+        "attention": allowed_attention(),
     }
 
 

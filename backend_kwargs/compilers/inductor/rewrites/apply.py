@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch._inductor import config, custom_graph_pass
 from torch._inductor.pattern_matcher import PatternMatcherPass, is_match
 from torch.fx import Graph, GraphModule
@@ -53,7 +54,15 @@ class RewritePass(_Base):  # type: ignore[misc]
     def uuid(self) -> Any:
         """Return the pass's part of Inductor's cache key, or None if a pass of the user has none."""
         users = [each.uuid() if hasattr(each, "uuid") else None for each in self.users]
-        return None if None in users else ("backend_kwargs.rewrites", fingerprint(self.names), tuple(users))
+        known = fingerprint(self.names), allowed_attention()
+        return None if None in users else ("backend_kwargs.rewrites", *known, tuple(users))
+
+
+def allowed_attention() -> str:
+    """Return the kernels that scaled_dot_product_attention may choose, which AOTAutograd's cache key does not have."""
+    backends = torch.backends.cuda
+    kinds = (backends.flash_sdp_enabled, backends.mem_efficient_sdp_enabled, backends.math_sdp_enabled)
+    return f"{[allowed() for allowed in (*kinds, backends.cudnn_sdp_enabled)]} {torch._C._get_sdp_priority_order()}"
 
 
 def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
