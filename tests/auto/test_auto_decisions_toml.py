@@ -207,11 +207,6 @@ def test_command_line_imports_what_joined_templates_won(store, tmp_path):
             id="a rewrite",
         ),
         pytest.param(
-            {"winner": "cudagraphs_of_rewritten", "options": {"rewrites": ["x"]}},
-            "sets {'rewrites': ['x']}, which candidate 'cudagraphs_of_rewritten' does not set.",
-            id="CUDA graphs of a rewrite",
-        ),
-        pytest.param(
             {"winner": "tuned_products", "options": {"cpp.cxx": "x"}},
             "sets {'cpp.cxx': 'x'}, which candidate 'tuned_products' does not set.",
             id="tuned products",

@@ -13,7 +13,6 @@ from backend_kwargs.compilers.auto.candidates import (
     CUDAGRAPHS,
     GRAPHS_FIRST,
     RaceCandidate,
-    graphs_of_rewritten,
     rewriting,
 )
 from backend_kwargs.compilers.auto.deadline import OutOfTime
@@ -21,7 +20,7 @@ from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.graph_stats import Product
 from backend_kwargs.compilers.auto.head_to_head import Runner
 from backend_kwargs.compilers.auto.request import Request, Tools
-from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, gain_without_graphs, replay_seconds
+from backend_kwargs.compilers.auto.roofline import Ceilings, Slack, gain_without_graphs
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.rewrites import Rewrite
@@ -265,66 +264,43 @@ def test_early_rewrites_join_cuda_graphs(raced, monkeypatch):
     assert raced(rewrites=("mine",), stats=STATS)[0].selection.graphs is GRAPHS_FIRST  # on a CPU
 
 
-def rewritten(*, over=None, seconds=1.5, status="pass", **options):
-    candidate = over or rewriting("mine")
-    row = RaceRow(candidate.name, {**candidate.options, **options}, status, seconds=seconds)
-    return Runner(candidate, row, None, ())
+def plain(nbytes, *, static=False):
+    tensor = torch.empty(nbytes, dtype=torch.uint8)
+    if static:
+        tensor._dynamo_static_input_type = "guarded"
+    return tensor
 
 
 @pytest.mark.parametrize(
-    ("given", "loser", "found"),
+    ("given", "graphs"),
     [
-        pytest.param({}, rewritten(), {**CUDAGRAPHS, "rewrites": ["mine"]}, id="a rewrite"),
-        pytest.param(
-            {}, rewritten(rewrites=["early", "mine"]), {**CUDAGRAPHS, "rewrites": ["early", "mine"]}, id="two"
-        ),
-        pytest.param({}, rewritten(**CUDAGRAPHS), None, id="with CUDA graphs already"),
-        pytest.param({}, rewritten(over=DEFAULTS), None, id="no rewrite"),
-        pytest.param({"stats": replace(GPU, dynamic=True)}, rewritten(), None, id="symbolic sizes"),
-        pytest.param({"device": CPU}, rewritten(), None, id="on a CPU"),
-        pytest.param({"candidates": ("mine",)}, rewritten(), None, id="named candidates"),
-        pytest.param({"budget_s": 149.0}, rewritten(), None, id="no time to measure"),
-        pytest.param({"objective": "memory"}, rewritten(), None, id="for memory"),
-        pytest.param({"fixed": {"triton.cudagraphs": False}}, rewritten(), None, id="the user forbids CUDA graphs"),
-        pytest.param({}, rewritten(status="oom"), None, id="out of memory"),
-        pytest.param({}, rewritten(seconds=None), None, id="not timed"),
-        pytest.param({"replay_s": 0.98}, rewritten(), None, id="its kernels take as long"),
+        pytest.param({}, True, id="a rewrite"),
+        pytest.param({"operators": ()}, False, id="without an operator"),
+        pytest.param({"stats": replace(GPU, dynamic=True)}, False, id="symbolic sizes"),
+        pytest.param({"stats": replace(GPU, writes=True)}, False, id="a graph that changes its inputs"),
+        pytest.param({"stats": replace(GPU, bytes_written=15.0)}, False, id="large results"),
+        pytest.param({"stats": replace(GPU, bytes_written=14.0)}, True, id="as large as they may be"),
+        pytest.param({"inputs": (plain(15),)}, False, id="a large input"),
+        pytest.param({"inputs": (plain(15, static=True), 15)}, True, id="inputs that are not copied"),
+        pytest.param({"device": CPU}, False, id="on a CPU"),
+        pytest.param({"objective": "memory"}, False, id="for memory"),
+        pytest.param({"fixed": {"triton.cudagraphs": False}}, False, id="the user forbids CUDA graphs"),
     ],
 )
-def test_a_rewrite_that_loses_is_tried_with_cuda_graphs(raced, monkeypatch, given, loser, found):
-    """CUDA graphs of it become a candidate, which is expected to take as long as its kernels alone."""
-    given = {"budget_s": 200.0, **given}
-    replay_s = given.pop("replay_s", 0.75)
-    monkeypatch.setattr(selection, "replay_seconds", lambda call, stats, device: replay_s)
-    made, _ = raced(**given)
-    monkeypatch.setattr(made, "_prepared", lambda *_: loser, raising=False)
-    monkeypatch.setattr(made, "_beats", lambda *_: False, raising=False)
-    race._Race._meet(made, runner("default"), loser.candidate)
-    assert [(each.options, each.call_s) for each in made.led_to] == ([(found, 0.75)] if found else [])
-
-
-def test_a_candidate_that_follows_from_another_is_met(raced, monkeypatch):
-    """What a candidate has led to is raced like the others, by its gain."""
-    made, met = raced()
-    monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [replace(rewriting("mine"), gain=0.5)])
-    made.selection.default_s = 1.0
-
-    def meet(champion, candidate):
-        met.append(candidate.name)
-        made.led_to = [graphs_of_rewritten(["mine"], 0.75)] if candidate.name == "mine" else []
-        return champion
-
-    monkeypatch.setattr(made, "_meet", meet, raising=False)
-    made._climb(runner("default"))
-    assert met == ["mine", "cudagraphs_of_rewritten"]
-
-
-def test_the_seconds_of_a_replay(monkeypatch):
-    """The kernels' time with their launches queued, and the copies of the results."""
-    monkeypatch.setattr(roofline.measure, "device_seconds", lambda call, device: 0.6)
-    monkeypatch.setattr(roofline, "seconds_of_traffic", lambda moved, device: moved / 100)
-    stats = replace(GPU, bytes_written=5.0)
-    assert replay_seconds(print, stats, CUDA) == pytest.approx(0.7)
+def test_a_rewrite_is_raced_with_cuda_graphs(raced, monkeypatch, given, graphs):
+    """At once, where copies take less than 3 % of the best call: launches of its operators could outweigh its gain."""
+    operators = given.pop("operators", ("mine::operator",))
+    inputs = given.pop("inputs", ())
+    monkeypatch.setattr(selection, "find_rewrite", lambda name: Rewrite("r", traced=pytest.fail, operators=operators))
+    monkeypatch.setattr(selection, "candidates_of_rewrites", lambda *_: [rewriting("mine")])
+    monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [])
+    given = {"stats": replace(GPU, bytes_written=0.0), **given}
+    made, _ = raced(rewrites=("mine",), **given)
+    made.selection.task = SimpleNamespace(copy=lambda: None)
+    made.selection.request = replace(made.request, example_inputs=inputs)
+    champion = Runner(DEFAULTS, RaceRow("default", seconds=1000.0), None, ())
+    (found,) = made.selection.candidates(champion)
+    assert found.options == {**(CUDAGRAPHS if graphs else {}), "rewrites": ["mine"]}
 
 
 def test_products_are_tuned_where_the_slack_is_known(raced, monkeypatch):

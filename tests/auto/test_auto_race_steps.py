@@ -54,7 +54,6 @@ SLACK = Slack(launches=0.1, library=0.2, generated=0.4)
     ("candidate", "base", "seconds", "gain"),
     [
         pytest.param(RaceCandidate("a", gain=0.3), None, 1.0, 0.3, id="fixed"),
-        pytest.param(RaceCandidate("a", call_s=0.6), (1.0, SLACK), 0.8, 0.25, id="a measured call"),
         pytest.param(RaceCandidate("a", shares={"library": 0.1}), None, 1.0, 1.0, id="unknown slack"),
         pytest.param(RaceCandidate("a", shares={"generated": 0.5}), (1.0, SLACK), 1.0, 0.2, id="share"),
         pytest.param(

@@ -124,7 +124,6 @@ SAID = {
     "with it": ("approximate_gelu", ["approximate_gelu"], {"rewrites": ("approximate_gelu",)}, True),
     "no rewrite": ("convolution", ["somewhere:function"], {}, False),
     "no list": ("convolution", "convolution", {}, False),
-    "one of several candidates": ("cudagraphs_of_rewritten", ["convolution"], {}, True),
 }
 
 

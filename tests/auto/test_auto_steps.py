@@ -364,7 +364,6 @@ def test_what_a_request_may_choose():
     assert [each.name for each in allowed] == [
         *(step.name for step in STEPS),
         "tuned_products",
-        "cudagraphs_of_rewritten",
         "packed",
         "bf16",
         "aten",

@@ -104,8 +104,8 @@ def test_early_rewrites_are_part_of_the_first_candidate(store):
 
 
 @torch.no_grad()
-def test_a_rewrite_that_waits_for_launches_is_tried_with_cuda_graphs(store, monkeypatch):
-    """Where calls of a rewrite's operator take the host longer than its kernels save, CUDA graphs of it still win."""
+def test_a_rewrite_is_raced_with_cuda_graphs(store, monkeypatch):
+    """Where calls of a rewrite's operator take the host longer than its kernels save, it wins by CUDA graphs."""
     monkeypatch.setattr(operators, "_without_kernel", {"none"})
     monkeypatch.setattr(operators, "_layout", lambda *_: time.sleep(5e-4))
     layers = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()) for _ in range(8)]
@@ -113,8 +113,7 @@ def test_a_rewrite_that_waits_for_launches_is_tried_with_cuda_graphs(store, monk
     x = normal(128, 64, 56, 56).to(memory_format=torch.channels_last)
     torch.testing.assert_close(auto(model)(x), model(x), atol=1e-2, rtol=3e-2)
     rows = rows_of(store)
-    assert rows["convolution"].speedup.median < 0.9
-    row = rows["cudagraphs_of_rewritten"]
+    row = rows["convolution"]
     assert row.options == {"triton.cudagraphs": True, "rewrites": ["convolution"]}
     assert (row.status, row.rewritten) == ("pass", {"convolution": 8})
     assert row.speedup.median > 1.1

@@ -25,6 +25,16 @@ for rows, columns in ((5, 33), (3, 9000)):
     torch.testing.assert_close(losses.double(), want.detach(), rtol=1e-5, atol=1e-5)
     got = gradient_of_rows(torch.tensor(1.0), logits, target, tops, logs, -100)
     torch.testing.assert_close(got.double(), exact.grad, rtol=1e-5, atol=1e-6)
+    edges = logits.clone()
+    edges[0, :-1] = edges[1, 3] = edges[1, 5:] = -torch.inf
+    target[:2] = columns - 1, 4
+    for at, value in ((1, -torch.inf), (2, torch.inf), (2, torch.nan)):
+        edges[at, 7] = value
+        losses, *_ = loss_of_rows(edges, target, -100)
+        want = F.cross_entropy(edges, target, reduction="none")
+        torch.testing.assert_close(losses, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+    edges[0] = -torch.inf
+    assert loss_of_rows(edges, target, -100)[0][0].isnan()
     for unknown in (-1, columns, columns + 1):
         target[0] = unknown
         losses, *_ = loss_of_rows(logits, target, -100)

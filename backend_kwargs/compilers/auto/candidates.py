@@ -58,9 +58,8 @@ class RaceCandidate:
     candidate can help. `shares` are the parts of a call's slack that it removed in past measurements, `costs` its
     compile and tuning time; both decide which candidate runs next and whether it is worth its time. `saved_s` are the
     further seconds of a call that a rewrite is expected to save; `gain` is the share of a call that a lower precision
-    or another compiler is expected to save, in place of both; `call_s` are the seconds that a call is expected to take,
-    if they have been measured. Among candidates of equal speed the one with the lower `rank` is kept. `compiler` names
-    another compiler than Inductor, whose `options` these are.
+    or another compiler is expected to save, in place of both. Among candidates of equal speed the one with the lower
+    `rank` is kept. `compiler` names another compiler than Inductor, whose `options` these are.
     """
 
     name: str
@@ -74,7 +73,6 @@ class RaceCandidate:
     rank: int = 1
     saved_s: float = 0.0
     gain: float | None = None
-    call_s: float | None = None
     compiler: str = ""
 
 
@@ -257,9 +255,6 @@ STEPS: tuple[RaceCandidate, ...] = (
         rank=3,
     ),
 )
-# A rewrite's operators are called from Python: if it loses only for the time of its launches, CUDA graphs of it are
-# raced.
-REWRITTEN_GRAPHS = "cudagraphs_of_rewritten"
 # Compiled before default where eager waits for launches.
 GRAPHS_FIRST = replace(next(step for step in STEPS if step.options == CUDAGRAPHS), over=False)
 
@@ -332,12 +327,6 @@ def rewriting(name: str, saved_s: float = 0.0) -> RaceCandidate:
     shares = {"generated": 0.3} if saved_s > 0 else {"library": 0.2, "generated": 0.2}
     gain = CONSENTED_GAIN if not saved_s and name not in raced_rewrites(None) else None
     return RaceCandidate(name, {"rewrites": [name]}, shares=shares, costs=ONCE, saved_s=saved_s, gain=gain)
-
-
-def graphs_of_rewritten(rewrites: Iterable[str], call_s: float) -> RaceCandidate:
-    """Return CUDA graphs of the graph with `rewrites` as a candidate, whose call is expected to take `call_s`."""
-    options = {**CUDAGRAPHS, "rewrites": [*rewrites]}
-    return RaceCandidate(REWRITTEN_GRAPHS, options, costs=AGAIN, rank=GRAPHS_RANK, call_s=call_s)
 
 
 def tuning(names: Iterable[str], count: int, saved_s: float) -> RaceCandidate:
@@ -422,7 +411,7 @@ def allowed_candidates(
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
     named = list(named)
     in_precisions = precision_candidates(precisions, max_error, filter(is_other, named))
-    allowed = [*STEPS, tuning((), 0, 0.0), graphs_of_rewritten((), 0.0), *map(rewriting, rewrites), *in_precisions]
+    allowed = [*STEPS, tuning((), 0, 0.0), *map(rewriting, rewrites), *in_precisions]
     for name in set(named).difference(step_names()):
         with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
             allowed.append(_named(name, options_of, frozen=False))

@@ -101,10 +101,7 @@ def _seen(task: Task, device: torch.device, frozen: int) -> tuple[dict[str, Any]
 
 @dataclass
 class _Race:
-    """One race: its subject, its parts, the rows up to now, and the first candidate with each code.
-
-    `led_to` are candidates that follow from the last one.
-    """
+    """One race: its subject, its parts, the rows up to now, and the first candidate with each code."""
 
     request: Request
     tell: Progress
@@ -117,7 +114,6 @@ class _Race:
     selection: Selection
     rows: list[RaceRow]
     codes: dict[tuple[Any, ...], str] = field(default_factory=dict)
-    led_to: list[RaceCandidate] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -192,8 +188,6 @@ class _Race:
             left.remove(following)
             self.tell(following.name, 1 - (len(left) + 1) / (count + 1))
             champion = self._meet(champion, following)
-            left += self.led_to
-            count += len(self.led_to)
         return champion
 
     def _not_slower(self, champion: Runner, eager: Runner) -> Runner:
@@ -215,8 +209,6 @@ class _Race:
         if improves and challenger is not None and not candidate.compiler:
             self.selection.best_row = challenger.row
             self.selection.learn_slack(challenger)
-        lost = best is champion and not improves
-        self.led_to = self.selection.graphs_of(challenger, champion) if challenger is not None and lost else []
         del challenger, champion
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
         return best

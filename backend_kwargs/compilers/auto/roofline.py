@@ -134,11 +134,6 @@ def gain_without_graphs(seconds: float, slack: Slack, eager_s: float, stats: Gra
     return 1 - max(seconds - slack.launches - copies_s, LAUNCHED * eager_s) / seconds
 
 
-def replay_seconds(call: Callable[[], object], stats: GraphStats, device: torch.device) -> float:
-    """Return the seconds of a replay of the kernels of `call`, including the copies of its results."""
-    return measure.device_seconds(call, device) + seconds_of_traffic(2 * stats.bytes_written, device)
-
-
 def time_library(products: Iterable[Product], device: torch.device) -> dict[Product, float]:
     """Return the seconds of each library kernel alone, on random inputs of the same layout.
 

@@ -24,7 +24,6 @@ from backend_kwargs.compilers.auto.candidates import (
     UNFROZEN,
     RaceCandidate,
     candidates_for,
-    graphs_of_rewritten,
     merged,
     precision_candidates,
     standing,
@@ -42,7 +41,6 @@ from backend_kwargs.compilers.auto.roofline import (
     excess_of,
     gain_without_graphs,
     idle_share,
-    replay_seconds,
     seconds_of_traffic,
     slack_of,
     time_library,
@@ -123,8 +121,7 @@ class Selection:
         if self.stats.random or not self.may_have_graphs:
             return False
         alone = OP_S * self.stats.ops > self.budget.seconds / 2
-        copies_s = seconds_of_traffic(2 * self.stats.bytes_written, self.device)
-        if alone and not self.stats.writes and copies_s < LEAST_GAIN * self.budget.call_s:
+        if alone and not self.stats.writes and self._copies_s < LEAST_GAIN * self.budget.call_s:
             return True
         if not self.budget.allows(MANY_CALLS):
             return False
@@ -149,22 +146,22 @@ class Selection:
             gain = gain_without_graphs(*self.base, eager_s, self.stats, self.device)
         return [RaceCandidate(DEFAULT, over=False, rank=0, costs=AGAIN, gain=gain)]
 
-    def graphs_of(self, loser: Runner, champion: Runner) -> list[RaceCandidate]:
-        """Return CUDA graphs of a rewrite that has lost, where its kernels take less time than the champion's call."""
-        row, fastest_s = loser.row, champion.row.seconds
-        if "rewrites" not in loser.candidate.options or row.status != "pass" or not row.seconds or not fastest_s:
-            return []
-        if not self.may_have_graphs or row.options.get("triton.cudagraphs"):
-            return []
-        if MANY_CALLS * row.seconds >= self.budget.left_s:
-            return []
-        try:
-            call_s = replay_seconds(loser.call, self.stats, self.device)
-        except Exception as error:  # noqa: BLE001 - the race goes on without this candidate
-            logger.info("The kernels of %s cannot be timed: %s", row.name, measure.status_of(error)[1])
-            return []
-        logger.info("A replay of %s could take %.3g of %.3g s", row.name, call_s, fastest_s)
-        return [graphs_of_rewritten(row.options["rewrites"], call_s)] if call_s < (1 - LEAST_GAIN) * fastest_s else []
+    def _with_graphs(self, rewrite: RaceCandidate, call_s: float) -> RaceCandidate:
+        """Return the rewrite with CUDA graphs, if copies take little of `call_s` and the user allows them.
+
+        Its operators are called from Python, so that it may lose for its launches alone.
+        """
+        calls = any(find_rewrite(name).operators for name in rewrite.options["rewrites"])
+        if not calls or not self.may_have_graphs or self.stats.writes or self._copies_s >= LEAST_GAIN * call_s:
+            return rewrite
+        return replace(rewrite, options={**CUDAGRAPHS, **rewrite.options})
+
+    @cached_property
+    def _copies_s(self) -> float:
+        """The seconds in which CUDA graphs copy inputs whose addresses may change, and results."""
+        given = [each for each in self.request.example_inputs if isinstance(each, torch.Tensor)]
+        inputs = sum(each.nbytes for each in given if not getattr(each, "_dynamo_static_input_type", None))
+        return seconds_of_traffic(2 * (self.stats.bytes_written + inputs), self.device)
 
     # ---- all candidates
 
@@ -176,7 +173,8 @@ class Selection:
         precise = precision_candidates(settings.precision, settings.max_error, compilers)
         if any(row.name == GRAPHS_FIRST.name for row in self.rows):
             steps = [each for each in steps if each.name != GRAPHS_FIRST.name]
-        rewrites = [] if self.named or self.budget.over else self._matching(self.tools.rewrites)
+        found = [] if self.named or self.budget.over else self._matching(self.tools.rewrites)
+        rewrites = [self._with_graphs(each, champion.row.seconds or self.budget.call_s) for each in found]
         return [*self._default_later(champion), *self._tunings(), *steps, *rewrites, *precise]
 
     def _tunings(self) -> list[RaceCandidate]:
@@ -264,8 +262,6 @@ class Selection:
         """Return the share of the champion's time that the candidate may save, from what such options saved before."""
         if candidate.gain is not None:
             return candidate.gain
-        if candidate.call_s is not None and champion.row.seconds:
-            return 1 - candidate.call_s / champion.row.seconds
         if self.base is None:  # default fails or is wrong, so there is no slack to compute from
             return 1.0
         seconds, slack = self.base

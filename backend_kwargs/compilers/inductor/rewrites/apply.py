@@ -60,9 +60,10 @@ class RewritePass(_Base):  # type: ignore[misc]
 
 def allowed_attention() -> str:
     """Return the kernels that scaled_dot_product_attention may choose, which AOTAutograd's cache key does not have."""
-    backends = torch.backends.cuda
+    backends: Any = torch.backends.cuda
     kinds = (backends.flash_sdp_enabled, backends.mem_efficient_sdp_enabled, backends.math_sdp_enabled)
-    return f"{[allowed() for allowed in (*kinds, backends.cudnn_sdp_enabled)]} {torch._C._get_sdp_priority_order()}"
+    order = torch._C._get_sdp_priority_order()
+    return f"{[allowed() for allowed in (*kinds, backends.cudnn_sdp_enabled)]} {order}"
 
 
 def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

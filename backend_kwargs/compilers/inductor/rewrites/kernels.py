@@ -26,12 +26,14 @@ def _losses(logits, target, losses, tops, logs, columns, stride, ignore_index, B
     total = tl.zeros((BLOCK,), tl.float32)
     for start in tl.range(0, columns, BLOCK):
         value = tl.load(start_of_row + start + at, mask=start + at < columns, other=-float("inf")).to(tl.float32)
-        higher = tl.maximum(top, value)
-        base = tl.where(higher == -float("inf"), 0.0, higher)
-        total = total * tl.exp2((top - base) * LOG2_E) + tl.exp2((value - base) * LOG2_E)
-        top = higher
+        # Either the old maximum stays or the value is the new one, so one exponential suffices: two of each logit take
+        # an H200's units for them as long as its memory takes to read it.
+        power = tl.exp2(-tl.abs(value - top) * LOG2_E)
+        more = tl.where(value > top, total * power + 1.0, total + power)
+        total = tl.where(value == -float("inf"), total, more)
+        top = tl.maximum(top, value, propagate_nan=tl.PropagateNan.ALL)
     highest = tl.max(top, 0)
-    total = tl.sum(total * tl.exp2((top - highest) * LOG2_E), 0)
+    total = tl.sum(tl.where(top == -float("inf"), 0.0, total * tl.exp2((top - highest) * LOG2_E)), 0)
     logarithm = tl.log(total)
     wanted = tl.load(target + row)
     counts = wanted != ignore_index
