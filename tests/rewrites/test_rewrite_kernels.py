@@ -27,7 +27,7 @@ for rows, columns in ((5, 33), (3, 9000)):
     torch.testing.assert_close(got.double(), exact.grad, rtol=1e-5, atol=1e-6)
     edges = logits.clone()
     edges[0, :-1] = edges[1, 3] = edges[1, 5:] = -torch.inf
-    target[:2] = columns - 1, 4
+    target[:2] = torch.tensor([columns - 1, 4])
     for at, value in ((1, -torch.inf), (2, torch.inf), (2, torch.nan)):
         edges[at, 7] = value
         losses, *_ = loss_of_rows(edges, target, -100)
