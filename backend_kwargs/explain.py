@@ -12,6 +12,7 @@ from backend_kwargs.layers import same, sources
 from backend_kwargs.options import Option
 from backend_kwargs.registry import make_backend
 from backend_kwargs.requirements import CannotWorkError, Limit, Machine
+from backend_kwargs.rewrites import find_rewrite
 from backend_kwargs.tables import as_html
 
 # Under `auto` these name what may be raced; any other option is set for every candidate.
@@ -50,7 +51,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The options of a backend and their effects; `notes` name the fallback if a template has no effect here."""
+    """The options of a backend and their effects.
+
+    `notes` describe its rewrites, and name the fallback if a template has no effect here.
+    """
 
     backend: str
     effects: tuple[Effect, ...]
@@ -91,7 +95,15 @@ def explain(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = 
         if status == "changed" and value and backend.options.get("auto") and name in PERMITTED:
             status = "permitted: auto also races code without it"
         effects.append(Effect(name, value, layers[name], option.default, status, tuple(beaten)))
-    return Explanation(repr(backend), tuple(effects), tuple(map(str, limits)))
+    notes = (*map(_about, backend.options.get("rewrites") or ()), *map(str, limits))
+    return Explanation(repr(backend), tuple(effects), notes)
+
+
+def _about(name: str) -> str:
+    """Return what the rewrite `name` does, where, and at which cost."""
+    rewrite = find_rewrite(name)
+    parts = {"Where": rewrite.applies, "Costs": rewrite.costs}
+    return " ".join([f"Rewrite {name!r}: {rewrite.summary}.", *(f"{k}: {v}." for k, v in parts.items() if v)])
 
 
 def verdict(backend: Backend) -> Verdict:

@@ -34,10 +34,11 @@ class Rewrite:
     and returns a `Change` or None.
 
     `operators` lists the operators that the rewrite inserts, as "namespace::name": `report` counts them in the
-    generated code. `needs` names entries of `requirements.REQUIREMENTS`. `same_function` is False if the result can
-    differ from the graph's by more than rounding; such a rewrite applies only where it is named. `fitting(stats)`
-    returns whether a graph with these statistics can match, and `objective` names the races that try the rewrite.
-    `early`: it seldom loses, so that a race has it in its first candidate, where that may be the only one.
+    generated code. `needs` names entries of `requirements.REQUIREMENTS`; `applies` describes the dtypes, layouts and
+    modes that it matches; `explain` shows it, with `costs`. `same_function` is False if the result can differ from the
+    graph's by more than rounding; such a rewrite applies only where it is named. `fitting(stats)` returns whether a
+    graph with these statistics can match, and `objective` names the races that try the rewrite. `early`: it seldom
+    loses, so that a race has it in its first candidate, where that may be the only one.
     """
 
     summary: str
@@ -45,6 +46,7 @@ class Rewrite:
     traced: str | Callable[[Any, Any], Any] = ""
     operators: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    applies: str = ""
     same_function: bool = True
     costs: str = ""
     version: int = 1
@@ -79,6 +81,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Convolution, bias or a norm in eval mode, a residual and ReLU as one library call",
             patterns=f"{OURS}.convolution:add_patterns",
             operators=("backend_kwargs::conv_relu", "backend_kwargs::conv_add_relu"),
+            applies="float32 or half precision (on a CPU not float16); on a GPU channels last, without groups",
             costs=f"a norm is folded into weights at each call, rounded to their dtype; {NAN}",
             fitting=lambda stats: stats.convolutions > 0 and not stats.training and _has(stats, "relu"),
         ),
@@ -87,12 +90,14 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             patterns=f"{OURS}.grouped_convolution:add_patterns",
             operators=("backend_kwargs::grouped_convolution",),
             needs=("gpu",),
+            applies="half precision in channels last, at most 64 channels in a group",
             fitting=lambda stats: stats.gpu and stats.convolutions > 0 and not stats.training,
         ),
         "linear_activation": Rewrite(
-            "Linear with bias and ReLU or tanh-GELU as one library call",
+            "Linear with bias and ReLU or tanh-GELU, also one that is written out, as one library call",
             patterns=f"{OURS}.linear:add_patterns",
             operators=("backend_kwargs::linear_relu", "backend_kwargs::linear_gelu"),
+            applies="float32 or half precision (on a CPU not float16)",
             costs=NAN,
             fitting=lambda stats: stats.gemms > 0 and not stats.training and _has(stats, "relu", "gelu", "tanh"),
         ),
@@ -100,6 +105,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Linear or convolution and another activation (GELU, SiLU, ...) as one call of oneDNN, on a CPU",
             patterns=f"{OURS}.onednn:add_patterns",
             operators=("backend_kwargs::linear_onednn", "backend_kwargs::conv_onednn"),
+            applies="a CPU, float32 or bfloat16",
             costs="a norm is folded into weights at each call, rounded to their dtype; nan may be lost",
             fitting=lambda stats: _may_use_onednn(stats) and _has(stats, *ONEDNN),
         ),
@@ -107,6 +113,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Attention that is spelt out, or has a bias over few keys, as one call",
             patterns=f"{OURS}.attention:add_patterns",
             operators=("backend_kwargs::attention",),
+            applies="inference in float32 or half precision; a bias has no more digits than the heads",
             fitting=lambda stats: (stats.softmaxes > 0 and stats.gemms > 1) or (stats.gpu and stats.attentions > 0),
         ),
         "cudnn_attention": Rewrite(
@@ -114,12 +121,14 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             patterns=f"{OURS}.attention:add_cudnn_patterns",
             operators=("backend_kwargs::cudnn_attention",),
             needs=("gpu",),
+            applies="inference in half precision",
             fitting=lambda stats: stats.attentions > 0,
         ),
         "attention_mask": Rewrite(
             "Masks that are expanded over the keys, copied so that scaled_dot_product_attention has a fused kernel",
             traced=f"{OURS}.attention_mask:make_dense",
             needs=("gpu",),
+            applies="float32 or half precision; masks without gradients, of last stride 0",
             costs="memory for the mask of one head",
             fitting=lambda stats: stats.gpu and stats.softmaxes + stats.attentions > 0,
             early=True,
@@ -128,12 +137,14 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Cross-entropy, forward and backward, by kernels that read the logits once each",
             traced=f"{OURS}.losses:fuse_cross_entropy",
             operators=("backend_kwargs::cross_entropy",),
+            applies="float32 or half precision; the mean over class indices (int64)",
             fitting=lambda stats: stats.gpu and stats.softmaxes > 0,
         ),
         "linear_cross_entropy": Rewrite(
             "A linear layer and cross-entropy in chunks of rows, so that few logits are in memory at a time",
             traced=f"{OURS}.losses:fuse_linear_cross_entropy",
             operators=("backend_kwargs::linear_cross_entropy",),
+            applies="float32 or bfloat16; the mean over class indices (int64), without a bias",
             costs="about a tenth slower; gradients are computed in the forward pass and rounded once for each chunk",
             fitting=lambda stats: stats.softmaxes > 0 and stats.gemms > 0,
             objective="memory",
@@ -142,6 +153,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Layer norm's gradients by one kernel, which reads its input and the incoming gradient once",
             traced=f"{OURS}.layer_norm:fuse_gradients",
             operators=("backend_kwargs::layer_norm_backward",),
+            applies="training in float32 or half precision, contiguous rows of at most 8192",
             costs="what follows the gradient of the input is no longer part of its kernel",
             fitting=lambda stats: stats.gpu and _trains_layer_norm(stats),
         ),
@@ -149,6 +161,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",
             traced=f"{OURS}.rotary:fuse_rotary",
             operators=("backend_kwargs::rotary",),
+            applies="float32 or half precision",
             costs="what comes before and after is no longer part of its kernel",
             fitting=lambda stats: stats.gpu and _has(stats, "cat"),
         ),
@@ -156,12 +169,14 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Batched products of a matrix and a vector as multiply and sum, fused with what is around them",
             traced=f"{OURS}.matrix_vector:multiply_and_sum",
             needs=("gpu",),
+            applies="float32 or half precision, at most 256 summands",
             fitting=lambda stats: stats.gpu and stats.gemms > 0,
             early=True,
         ),
         "packed": Rewrite(
             "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",
             traced=f"{OURS}.packed:pack",
+            applies="while no gradients are recorded; weights of one dtype",
             same_function=False,
             costs="a copy of each packed weight, checked at each call; writes through `.data` go unnoticed",
             fitting=lambda stats: stats.gemms > 1 and not stats.training,
@@ -170,6 +185,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Linear with bias and exact GELU as one library call with tanh-GELU",
             patterns=f"{OURS}.linear:add_approximate_patterns",
             operators=("backend_kwargs::linear_approximated_gelu",),
+            applies="float32 or half precision (on a CPU not float16)",
             same_function=False,
             costs="tanh-GELU differs from exact GELU by up to 5e-4",
             fitting=lambda stats: stats.gemms > 0 and _has(stats, "gelu", "erf"),

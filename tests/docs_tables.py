@@ -4,8 +4,10 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 
+from backend_kwargs import rewrites
 from backend_kwargs.compiled.config import FIELDS
 from backend_kwargs.compilers import openvino, tensorrt
 from backend_kwargs.compilers.auto import settings as auto
@@ -30,6 +32,44 @@ def _options(template: Template) -> str:
     return "<br>".join(f"`{name}={value!r}`" for name, value in options.items())
 
 
+def rewrites_table() -> str:
+    """Return the built-in rewrites as a Markdown table."""
+    rows = [
+        f"| `{name}` | {r.summary} | {'; '.join([*(f'needs {n}' for n in r.needs), r.applies])} | {r.costs} |"
+        f" {_in_a_race(r)} |"
+        for name, r in rewrites.BUILT_IN.items()
+    ]
+    head = "| rewrite | what it does | where | costs | in a race of `auto` |"
+    return "\n".join([head, "|---|---|---|---|---|", *rows])
+
+
+class Anything:
+    """Statistics of a graph that contains every operator."""
+
+    def __init__(self, *, gpu: bool, training: bool) -> None:
+        self.gpu, self.training, self.names = gpu, training, self
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> int:
+        return 2
+
+
+def _in_a_race(rewrite: rewrites.Rewrite) -> str:
+    if not rewrite.same_function:
+        return "only if named"
+    places = product((False, True), repeat=2)
+    fitting = {(gpu, trains) for gpu, trains in places if rewrite.fitting(Anything(gpu=gpu, training=trains))}
+    on, modes = ({each[at] for each in fitting} for at in (0, 1))
+    where = ["on a GPU" if on == {True} else "on a CPU" if on == {False} else ""]
+    where += [
+        "in inference" if modes == {False} else "",
+        f"for {rewrite.objective}" if "memory" in rewrite.objective else "",
+    ]
+    return ", ".join(filter(None, where)) or "yes"
+
+
 def options_table(options: Mapping[str, Option]) -> str:
     """Return `options` as a Markdown table."""
     rows = [
@@ -40,6 +80,7 @@ def options_table(options: Mapping[str, Option]) -> str:
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/rewrites.md": {"rewrites": rewrites_table},
     "docs/templates.md": {"templates": templates_table},
     "docs/auto.md": {"auto": partial(options_table, auto.OPTIONS)},
     "docs/tvm.md": {"tvm": partial(options_table, tvm.OPTIONS)},
