@@ -180,15 +180,16 @@ def test_verdict_says_what_would_change_it():
 def test_rewrites_are_described():
     """Each rewrite that is named has a note: what it does, for which graphs, and its costs; then why it cannot act."""
     notes = explain("tmpl-inductor", rewrites=("grouped_convolution", "linear_activation")).notes
-    assert notes[:2] == (
-        (
-            "Rewrite 'grouped_convolution': Convolutions in groups, depthwise ones among them, by our own kernels: cuDNN's "
-            "are slow in channels last. Where: half precision in channels last, at most 64 channels in a group."
-        ),
-        (
-            "Rewrite 'linear_activation': Linear with bias and ReLU or tanh-GELU, also one that is written out, as one "
-            "library call. Where: float32 or half precision (on a CPU not float16). Costs: the library's ReLU may turn nan "
-            "into 0."
-        ),
+    grouped = (
+        "Convolutions in groups, depthwise ones among them, by our own kernels: cuDNN's are slow in channels last."
+    )
+    linear = "Linear with bias and ReLU or tanh-GELU, also one that is written out, as one library call."
+    assert notes[0] == (
+        f"Rewrite 'grouped_convolution': {grouped} Where: half precision in channels last, at most 64 channels "
+        "in a group."
+    )
+    assert notes[1] == (
+        f"Rewrite 'linear_activation': {linear} Where: float32 or half precision (on a CPU not float16). Costs: the "
+        "library's ReLU may turn nan into 0."
     )
     assert [note.partition(":")[0] for note in notes[2:]] == ["Rewrite 'grouped_convolution' cannot act fully here"]
