@@ -403,3 +403,26 @@ def test_every_template_is_shown_here():
         if any(e.status.startswith("inert") for e in bk.explain(f"tmpl-inductor:{name}").effects)
     }
     assert torch.cuda.is_available() or listed == ACT_ON_CPU | fallbacks | {"auto"}  # its races are shown in tests/auto
+
+
+NEW_WEIGHTS = {
+    "columns apart": lambda weight: weight.repeat(1, 2)[:, ::2],
+    "transposed": lambda weight: weight.t().contiguous().t(),
+    "fewer rows": lambda weight: weight[:32].clone(),
+}
+
+
+@pytest.mark.parametrize("new", NEW_WEIGHTS.values(), ids=NEW_WEIGHTS)
+def test_guards_check_what_code_without_size_asserts_does_not(new):
+    """The code of `auto`'s step `no_size_asserts` checks no layouts; dynamo's guards see that of a parameter change."""
+    model, x = mlp(), torch.randn(4, 64)
+    backend = bk.make_backend("tmpl-inductor", size_asserts=False)
+    found = compiled(backend, model, x)
+    assert "assert_size_stride(" in compiled("tmpl-inductor", model, x).code
+    assert "assert_size_stride(" not in found.code.partition("def call")[2]
+    with torch.no_grad():
+        again = torch.compile(model, backend=backend)
+        assert_close(again(x), model(x))
+        weight = new(model[0].weight * 2)
+        model[0].weight.data, model[0].bias.data = weight, model[0].bias[: len(weight)] * 2
+        assert_close(again(x), model(x))
