@@ -78,7 +78,8 @@ def _trains_layer_norm(stats: Any) -> bool:
 BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
     {
         "convolution": Rewrite(
-            "Convolution, bias or a norm in eval mode, a residual and ReLU as one library call",
+            "Convolution, bias or a norm in eval mode (or any scale and shift of channels), a residual and ReLU as one "
+            "library call",
             patterns=f"{OURS}.convolution:add_patterns",
             operators=("backend_kwargs::conv_relu", "backend_kwargs::conv_add_relu"),
             applies="float32 or half precision (on a CPU not float16); on a GPU channels last, without groups",
@@ -91,6 +92,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             operators=("backend_kwargs::grouped_convolution",),
             needs=("gpu",),
             applies="half precision in channels last, at most 64 channels in a group",
+            costs="depthwise ones have not been timed",
             fitting=lambda stats: stats.gpu and stats.convolutions > 0 and not stats.training,
         ),
         "linear_activation": Rewrite(
@@ -153,7 +155,8 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             "Layer norm's gradients by one kernel, which reads its input and the incoming gradient once",
             traced=f"{OURS}.layer_norm:fuse_gradients",
             operators=("backend_kwargs::layer_norm_backward",),
-            applies="training in float32 or half precision, contiguous rows of at most 8192",
+            applies="layer norms in training, or calls of ATen's gradients of them, in float32 or half precision; "
+            "contiguous rows of at most 8192",
             costs="what follows the gradient of the input is no longer part of its kernel",
             fitting=lambda stats: stats.gpu and _trains_layer_norm(stats),
         ),

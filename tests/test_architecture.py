@@ -41,7 +41,8 @@ compilers.engines.onnxruntime compilers.engines.openvino_settings compilers.engi
 compilers.engines.openvino_native
 compilers.others
 compilers.inductor
-compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes compilers.inductor.cutlass
+compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes
+compilers.inductor.allowed_attention compilers.inductor.cutlass
 compilers.inductor.tuned_products
 compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
 compilers.inductor.rewrites.traced compilers.inductor.rewrites.row_kernels compilers.inductor.rewrites.kernels

@@ -186,7 +186,7 @@ def test_rewrites_are_described():
     linear = "Linear with bias and ReLU or tanh-GELU, also one that is written out, as one library call."
     assert notes[0] == (
         f"Rewrite 'grouped_convolution': {grouped} Where: half precision in channels last, at most 64 channels "
-        "in a group."
+        "in a group. Costs: depthwise ones have not been timed."
     )
     assert notes[1] == (
         f"Rewrite 'linear_activation': {linear} Where: float32 or half precision (on a CPU not float16). Costs: the "

@@ -239,6 +239,18 @@ def test_a_backward_is_seen():
 
 
 @torch.no_grad()
+@torch.library.custom_op("backend_kwargs_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize("custom", [False, True], ids=["torch's", "others"])
+def test_operators_that_are_not_those_of_torch(custom):
+    """A graph with operators of other libraries is told apart: their layouts are only what these libraries say."""
+    x = torch.randn(4)
+    assert facts_of(lambda: doubled(x) if custom else x * 2).custom is custom
+
+
 def test_a_graph_in_a_graph_is_opaque():
     """Operators in a higher-order operator are not counted, so every step may gain and CUDA graphs are tried."""
     seen = []

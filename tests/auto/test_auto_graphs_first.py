@@ -285,22 +285,51 @@ def plain(nbytes, *, static=False):
         pytest.param({"device": CPU}, False, id="on a CPU"),
         pytest.param({"objective": "memory"}, False, id="for memory"),
         pytest.param({"fixed": {"triton.cudagraphs": False}}, False, id="the user forbids CUDA graphs"),
+        pytest.param({"rows": [RaceRow("cudagraphs", CUDAGRAPHS, "oom")]}, False, id="after CUDA graphs"),
     ],
 )
 def test_a_rewrite_is_raced_with_cuda_graphs(raced, monkeypatch, given, graphs):
     """At once, where copies take less than 3 % of the best call: launches of its operators could outweigh its gain."""
     operators = given.pop("operators", ("mine::operator",))
-    inputs = given.pop("inputs", ())
+    inputs, rows = given.pop("inputs", ()), given.pop("rows", [])
     monkeypatch.setattr(selection, "find_rewrite", lambda name: Rewrite("r", traced=pytest.fail, operators=operators))
     monkeypatch.setattr(selection, "candidates_of_rewrites", lambda *_: [rewriting("mine")])
     monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [])
     given = {"stats": replace(GPU, bytes_written=0.0), **given}
     made, _ = raced(rewrites=("mine",), **given)
     made.selection.task = SimpleNamespace(copy=lambda: None)
-    made.selection.request = replace(made.request, example_inputs=inputs)
+    made.selection.request, made.selection.rows = replace(made.request, example_inputs=inputs), rows
     champion = Runner(DEFAULTS, RaceRow("default", seconds=1000.0), None, ())
     (found,) = made.selection.candidates(champion)
     assert found.options == {**(CUDAGRAPHS if graphs else {}), "rewrites": ["mine"]}
+
+
+REWRITTEN = {**CUDAGRAPHS, "rewrites": ["mine"]}
+
+
+@pytest.mark.parametrize(
+    ("under", "options", "gain"),
+    [
+        pytest.param({}, REWRITTEN, 1 - (1.0 - 0.9 * 0.2) / 0.9, id="graphs alone may be the reason"),
+        pytest.param(dict(CUDAGRAPHS), REWRITTEN, None, id="graphs were there"),
+        pytest.param({}, {"rewrites": ["mine"]}, None, id="no graphs"),
+        pytest.param({}, dict(CUDAGRAPHS), None, id="no rewrite"),
+    ],
+)
+def test_graphs_without_a_rewrite_that_brought_them(raced, monkeypatch, under, options, gain):
+    """They extend what the rewrite has beaten, and are expected to save what launches took there."""
+    made, _ = raced()
+    made = made.selection
+    monkeypatch.setattr(made, "learn_slack", lambda runner: None, raising=False)
+    made.best_row = RaceRow("default", {"a": 1, **under}, seconds=1.0)
+    made.base = (1.0, Slack(launches=0.2, library=0.0, generated=0.0))
+    champion = Runner(rewriting("mine"), RaceRow("mine", {"a": 1, **options}, seconds=0.9), None, ())
+    made.extend(champion)
+    step = replace(GRAPHS_FIRST, over=True)
+    assert made.best_row is champion.row
+    assert made.options(step, champion) == {"a": 1, **CUDAGRAPHS, **({} if gain else options)}
+    if gain:
+        assert made.gain(step, champion) == pytest.approx(gain)
 
 
 def test_products_are_tuned_where_the_slack_is_known(raced, monkeypatch):

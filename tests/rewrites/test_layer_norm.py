@@ -71,9 +71,14 @@ def test_near_miss(fn):
     assert changed.counts[NAME] == 0
 
 
-def of_aten(grad, x, weight, bias, mask=(True, True, True)):
+def of_aten(grad, x, weight, bias, mask=(True, True, True), flat=False):
     _, mean, rstd = torch.ops.aten.native_layer_norm(x, weight.shape, weight, bias, 1e-5)
+    mean, rstd = (each.squeeze(-1) if flat else each for each in (mean, rstd))
     return torch.ops.aten.native_layer_norm_backward(grad, x, weight.shape, mean, rstd, weight, bias, [*mask])
+
+
+def without_bias(grad, x, weight, bias):
+    return of_aten(grad, x, weight, None, (True, True, False))[:2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -88,8 +93,36 @@ def test_gradients_that_are_called(dtype):
     assert changed.operators() == ["layer_norm_backward"]
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(without_bias, id="no bias"),
+        pytest.param(lambda g, x, w, b: of_aten(g, x, w, b, (True, True, False))[:2], id="not of the bias"),
+    ],
+)
+def test_two_gradients_that_are_called(fn):
+    """The gradient of a bias may be missing."""
+    args = [*torch.randn(2, 5, 5, 16), *torch.randn(2, 16)]
+    changed = Changed(fn, NAME)
+    torch.testing.assert_close([*changed(*args)], [*fn(*args)])
+    assert changed.operators() == ["layer_norm_backward"]
+
+
+def test_gradients_that_are_differentiated():
+    """ATen's gradients can be differentiated again, and ours cannot, so these calls stay."""
+
+    def fn(*args):
+        return sum(each.square().sum() for each in of_aten(*args))
+
+    args = [*torch.randn(2, 3, 4, 8), *torch.randn(2, 8)]
+    changed = Changed(fn, NAME)
+    torch.testing.assert_close(gradients(changed, args), gradients(fn, args), rtol=1e-3, atol=1e-3)
+    assert changed.counts[NAME] == 0
+
+
 CALLED = {
-    "no gradient of the bias": lambda g, x, w, b: of_aten(g, x, w, b, (True, True, False))[:2],
+    "not of the weight": lambda g, x, w, b: of_aten(g, x, w, b, (True, False, True))[::2],
+    "rows of another shape": lambda g, x, w, b: of_aten(g, x, w, b, flat=True),
     "another dtype": lambda g, x, w, b: of_aten(g.double(), x.double(), w.double(), b.double()),
     "two dimensions": lambda g, x, w, b: of_aten(g, x, torch.outer(w[:5], w), torch.outer(b[:5], b)),
     "rows apart": lambda g, x, w, b: of_aten(g, x.transpose(0, 1), w, b),

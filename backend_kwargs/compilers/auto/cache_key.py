@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from backend_kwargs.compilers.auto.ranks import ranks
-from backend_kwargs.compilers.inductor.rewrites.apply import allowed_attention
+from backend_kwargs.compilers.inductor.allowed_attention import allowed_attention
 from backend_kwargs.requirements import installed_version
 from backend_kwargs.requirements import machine as probed
 

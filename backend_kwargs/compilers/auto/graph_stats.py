@@ -18,6 +18,7 @@ GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm"}
 GROUPED = frozenset({"_grouped_mm"})  # products of groups of rows, which begin at offsets
 NARROW = frozenset({"_int_mm", "_scaled_mm", "_scaled_grouped_mm"})  # their limit is not that of bf16 products
 CONVOLUTIONS = ("convolution", "cudnn_conv")
+OF_TORCH = ("aten", "prims")  # namespaces of operators
 ATTENTIONS = ("scaled_dot_product", "flex_attention")
 
 
@@ -53,7 +54,8 @@ class GraphStats:
 
     `flops` excludes 8-bit products, which run at another speed. `unaligned` counts the GEMMs whose rows do not begin at
     multiples of 16 bytes. `names` are those of the operators. `opaque` graphs contain operators that cannot be counted.
-    `frozen` counts the parameters that become constants, since the caller set `freezing`.
+    `frozen` counts the parameters that become constants, since the caller set `freezing`. `custom` graphs contain
+    operators that are not torch's.
     """
 
     device: str
@@ -75,6 +77,7 @@ class GraphStats:
     frozen: int = 0
     products: tuple[Product, ...] = ()
     names: frozenset[str] = frozenset()
+    custom: bool = False
 
     @property
     def gpu(self) -> bool:
@@ -103,6 +106,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tags: Counter[torch.Tag] = Counter()
         self.flops = 0.0
         self.opaque = False
+        self.custom = False
         self.products: dict[str, Product] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -117,6 +121,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         result = func(*args, **kwargs)
         packet = func._overloadpacket
+        self.custom |= func.namespace not in OF_TORCH
         if not getattr(func, "is_view", False):
             self.names[packet.__name__] += 1
             # Attention is tagged as random because of its dropout; the generators show whether it drew.
@@ -194,6 +199,7 @@ def observed_stats(
         flops=seen.flops,
         bytes_written=bytes_of(result),
         opaque=seen.opaque,
+        custom=seen.custom,
         products=tuple(seen.products.values()),
         names=frozenset(named),
         random=bool(seen.tags[torch.Tag.nondeterministic_seeded]),

@@ -207,8 +207,7 @@ class _Race:
         first = candidate.name == DEFAULT and champion.candidate.name == EAGER
         improves = challenger is not None and (first or best is challenger)
         if improves and challenger is not None and not candidate.compiler:
-            self.selection.best_row = challenger.row
-            self.selection.learn_slack(challenger)
+            self.selection.extend(challenger)
         del challenger, champion
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
         return best

@@ -71,7 +71,8 @@ class Selection:
 
     `rows` are those of the race and `lowered` the graphs that default was lowered to; its compile took `default_s`.
     `library` has the seconds of each library kernel. `base` belongs to the candidate whose options the next ones
-    extend: its seconds and its slack. `best_row` is the fastest of Inductor's.
+    extend: its seconds and its slack. `best_row` is the fastest of Inductor's. `before_graphs` are the options and
+    `base` of a candidate that has lost to a rewrite with CUDA graphs, for which graphs alone may be the reason.
     """
 
     request: Request
@@ -86,6 +87,7 @@ class Selection:
     lowered: list[GraphModule] = field(default_factory=list)
     base: tuple[float, Slack] | None = None
     best_row: RaceRow | None = None
+    before_graphs: tuple[Mapping[str, Any], float, Slack] | None = None
 
     @property
     def settings(self) -> Settings:
@@ -147,12 +149,15 @@ class Selection:
         return [RaceCandidate(DEFAULT, over=False, rank=0, costs=AGAIN, gain=gain)]
 
     def _with_graphs(self, rewrite: RaceCandidate, call_s: float) -> RaceCandidate:
-        """Return the rewrite with CUDA graphs, if copies take little of `call_s` and the user allows them.
+        """Return the rewrite with CUDA graphs, if copies take little of `call_s` and none have been tried yet.
 
         Its operators are called from Python, so that it may lose for its launches alone.
         """
         calls = any(find_rewrite(name).operators for name in rewrite.options["rewrites"])
-        if not calls or not self.may_have_graphs or self.stats.writes or self._copies_s >= LEAST_GAIN * call_s:
+        tried = any(row.options.get("triton.cudagraphs") for row in self.rows)
+        if not calls or tried or not self.may_have_graphs or self.stats.writes:
+            return rewrite
+        if self._copies_s >= LEAST_GAIN * call_s:
             return rewrite
         return replace(rewrite, options={**CUDAGRAPHS, **rewrite.options})
 
@@ -209,6 +214,8 @@ class Selection:
     def options(self, candidate: RaceCandidate, champion: Runner) -> dict[str, Any]:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
         row = self.best_row if champion.row.compiler else champion.row
+        if self.before_graphs and candidate.options == CUDAGRAPHS:
+            return merged(self.before_graphs[0], candidate)
         return merged(row.options if candidate.over and row else {}, candidate)
 
     def why_not(self, candidate: RaceCandidate, champion: Runner) -> str:
@@ -262,11 +269,23 @@ class Selection:
         """Return the share of the champion's time that the candidate may save, from what such options saved before."""
         if candidate.gain is not None:
             return candidate.gain
+        if self.before_graphs and candidate.options == CUDAGRAPHS and champion.row.seconds:
+            _, seconds, slack = self.before_graphs
+            return 1 - (seconds - slack.saves(candidate.shares)) / champion.row.seconds
         if self.base is None:  # default fails or is wrong, so there is no slack to compute from
             return 1.0
         seconds, slack = self.base
         saved_s = slack.saves(candidate.shares) + candidate.saved_s
         return 1 - (seconds - saved_s) / (champion.row.seconds or seconds)
+
+    def extend(self, runner: Runner) -> None:
+        """Let the next candidates extend the options of this one, and measure its slack."""
+        under, options = self.best_row, runner.row.options
+        joined = "rewrites" in options and "triton.cudagraphs" in options
+        if joined and self.base and under and "triton.cudagraphs" not in under.options:
+            self.before_graphs = under.options, *self.base
+        self.best_row = runner.row
+        self.learn_slack(runner)
 
     def learn_slack(self, runner: Runner) -> None:
         """Measure the slack of a compiled candidate, since the next candidates extend its options."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
 from torch._inductor import config, custom_graph_pass
 from torch._inductor.pattern_matcher import PatternMatcherPass, is_match
 from torch.fx import Graph, GraphModule
 
+from backend_kwargs.compilers.inductor.allowed_attention import allowed_attention
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.folding import fold_together
 from backend_kwargs.requirements import machine, unmet
@@ -56,14 +56,6 @@ class RewritePass(_Base):  # type: ignore[misc]
         users = [each.uuid() if hasattr(each, "uuid") else None for each in self.users]
         known = fingerprint(self.names), allowed_attention()
         return None if None in users else ("backend_kwargs.rewrites", *known, tuple(users))
-
-
-def allowed_attention() -> str:
-    """Return the kernels that scaled_dot_product_attention may choose, which AOTAutograd's cache key does not have."""
-    backends: Any = torch.backends.cuda
-    kinds = (backends.flash_sdp_enabled, backends.mem_efficient_sdp_enabled, backends.math_sdp_enabled)
-    order = torch._C._get_sdp_priority_order()
-    return f"{[allowed() for allowed in (*kinds, backends.cudnn_sdp_enabled)]} {order}"
 
 
 def with_rewrites(patches: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ It acts on dynamo's graph. The operator's forward pass is decomposed like ATen's
 neighbours. Calls of ATen's own gradients, as compiled autograd has them, are replaced too.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch._inductor import decomposition
 from torch.fx import GraphModule
 
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, same_sizes
 from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define, nbytes
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, put, put_first
 
@@ -125,8 +126,17 @@ def _replace_gradients(node: AnyNode) -> float | None:
     if node.kwargs:
         return None
     grad, x, shape, mean, rstd, weight, bias, wanted = node.args
-    value, held = example(x), example(weight)
-    if value is None or held is None or not all(wanted) or not _fits(shape, value, example(grad), held, example(bias)):
+    above, value, held, *of_rows = map(example, (grad, x, weight, mean, rstd))
+    if above is None or value is None or held is None or not _fits(shape, value, above, held, example(bias)):
+        return None
+    # ATen's operator can be differentiated, and ours cannot.
+    if torch.is_grad_enabled() and any(each.requires_grad for each in (above, value, held)):
+        return None
+    if not all(each is not None and same_sizes(each.shape, (*value.shape[:-1], 1)) for each in of_rows):
+        return None
+    results = 3 if bias is not None and wanted[2] else 2
+    read = [user.args[1] if user.target is operator.getitem else results for user in node.users]
+    if not all(wanted[:results]) or any(at >= results for at in read):
         return None
     with node.graph.inserting_before(node):
         put(node, node.graph.call_function(layer_norm_backward, (grad, x, mean, rstd, weight)))
