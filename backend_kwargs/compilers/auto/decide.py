@@ -3,7 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -96,7 +96,8 @@ def nothing_decided() -> Iterator[None]:
 def _one_key() -> Iterator[None]:
     """Let AOTAutograd's cache find the winner among what was raced; only a race lowers backward graphs at once."""
     ignored = [*functorch_config._save_config_ignore, "force_non_lazy_backward_lowering", "_save_config_ignore"]
-    with functorch_config.patch(_save_config_ignore=ignored):
+    with ExitStack() as stack, stack:  # entered twice: the outer exit completes the undoing if a Ctrl-C stops the inner
+        stack.enter_context(functorch_config.patch(_save_config_ignore=ignored))
         yield
 
 
