@@ -95,8 +95,8 @@ def explain(spec: str | Callable[..., Any], options: Mapping[str, Any] | None = 
         if status == "changed" and value and backend.options.get("auto") and name in PERMITTED:
             status = "permitted: auto also races code without it"
         effects.append(Effect(name, value, layers[name], option.default, status, tuple(beaten)))
-    notes = (*map(_about, backend.options.get("rewrites") or ()), *map(str, limits))
-    return Explanation(repr(backend), tuple(effects), notes)
+    rewrites = backend.options.get("rewrites") if backend.takes_inductor_options else None
+    return Explanation(repr(backend), tuple(effects), (*map(_about, rewrites or ()), *map(str, limits)))
 
 
 def _about(name: str) -> str:

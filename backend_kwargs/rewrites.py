@@ -71,10 +71,6 @@ def _may_use_onednn(stats: Any) -> bool:
     return not stats.gpu and not stats.training and stats.gemms + stats.convolutions > 0
 
 
-def _trains_layer_norm(stats: Any) -> bool:
-    return (stats.training and _has(stats, "native_layer_norm")) or _has(stats, "native_layer_norm_backward")
-
-
 BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
     {
         "convolution": Rewrite(
@@ -158,7 +154,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             applies="layer norms in training, or calls of ATen's gradients of them, in float32 or half precision; "
             "contiguous rows of at most 8192",
             costs="what follows the gradient of the input is no longer part of its kernel",
-            fitting=lambda stats: stats.gpu and _trains_layer_norm(stats),
+            fitting=lambda stats: stats.gpu and _has(stats, "native_layer_norm_backward"),
         ),
         "rotary": Rewrite(
             "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",

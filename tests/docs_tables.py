@@ -63,10 +63,8 @@ def _in_a_race(rewrite: rewrites.Rewrite) -> str:
     fitting = {(gpu, trains) for gpu, trains in places if rewrite.fitting(Anything(gpu=gpu, training=trains))}
     on, modes = ({each[at] for each in fitting} for at in (0, 1))
     where = ["on a GPU" if on == {True} else "on a CPU" if on == {False} else ""]
-    where += [
-        "in inference" if modes == {False} else "",
-        f"for {rewrite.objective}" if "memory" in rewrite.objective else "",
-    ]
+    where += ["in inference" if modes == {False} else ""]
+    where += [f'under `objective="{rewrite.objective}"`' if rewrite.objective != "latency" else ""]
     return ", ".join(filter(None, where)) or "yes"
 
 

@@ -177,6 +177,15 @@ def test_verdict_says_what_would_change_it():
     assert str(Verdict("cannot", "no luck", "try again")) == "cannot: no luck"
 
 
+def test_an_option_of_another_backend_that_has_the_name_of_rewrites():
+    """The option `rewrites` of the user's own function is not Inductor's, so nothing is said of it."""
+
+    def mine(gm, example_inputs, *, rewrites=()):
+        return gm.forward
+
+    assert explain(mine, rewrites=("a", "b")).notes == ()
+
+
 def test_rewrites_are_described():
     """Each rewrite that is named has a note: what it does, for which graphs, and its costs; then why it cannot act."""
     notes = explain("tmpl-inductor", rewrites=("grouped_convolution", "linear_activation")).notes

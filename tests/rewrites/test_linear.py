@@ -47,17 +47,19 @@ ACTIVATIONS = {
 }
 
 
+SHAPES = {
+    "dtype": st.sampled_from([torch.float32, torch.bfloat16]),
+    "sizes": st.lists(st.integers(1, 5), min_size=0, max_size=3),
+    "width": st.integers(1, 17),
+    "inner": st.integers(1, 17),
+    "cut": st.booleans(),
+    "scale": st.sampled_from([0.1, 1.0, 100.0]),
+    "seed": st.integers(0, 9),
+}
+
+
 @SETTINGS
-@given(
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    act=st.sampled_from(sorted(ACTIVATIONS)),
-    sizes=st.lists(st.integers(1, 5), min_size=0, max_size=3),
-    width=st.integers(1, 17),
-    inner=st.integers(1, 17),
-    cut=st.booleans(),
-    scale=st.sampled_from([0.1, 1.0, 100.0]),
-    seed=st.integers(0, 9),
-)
+@given(act=st.sampled_from(sorted(ACTIVATIONS)), **SHAPES)
 def test_computes_the_same(dtype, act, sizes, width, inner, cut, scale, seed):
     """Whatever the sizes and strides, one call gives float64's result up to rounding.
 
@@ -82,15 +84,7 @@ def test_exact_gelu_by_consent():
 
 
 @SETTINGS
-@given(
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    sizes=st.lists(st.integers(1, 5), min_size=0, max_size=2),
-    width=st.integers(1, 17),
-    inner=st.integers(1, 17),
-    cut=st.booleans(),
-    scale=st.sampled_from([0.1, 1.0, 100.0]),
-    seed=st.integers(0, 9),
-)
+@given(**SHAPES)
 def test_exact_gelu_becomes_tanh_gelu(dtype, sizes, width, inner, cut, scale, seed):
     """The call that replaces exact GELU agrees with tanh-GELU in float64, whatever the sizes, strides and scale."""
     torch.manual_seed(seed)

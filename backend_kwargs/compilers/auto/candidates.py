@@ -120,7 +120,8 @@ PRECISION_GAIN = 0.3  # of a call: less than bf16 with freezing saved on BERT, R
 # CUDA graphs gained more than 1.2 %. Options for generated kernels removed most of a softmax's slack, and little in
 # graphs with many kernels.
 AGAIN, ONCE, EVERYWHERE = Costs(0.65), Costs(0.65), 0.3
-TUNES = Costs(1.0, op_s=0.3, norm_s=40.0)  # a layer norm's gradients alone were tuned for 43 and 53 s
+NORM_S = 40.0  # descents of a layer norm's gradients took 43 and 53 s
+TUNES = Costs(1.0, op_s=0.3, norm_s=NORM_S)
 
 
 # Left out by steps that are raced frozen even after `unfrozen` won: on a CPU Inductor's own GEMMs need constants, and
@@ -175,7 +176,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         _gpu_matmul,
         without=("tuned_products",),
         shares={"library": 0.3, "generated": 0.2},
-        costs=replace(TUNES, op_s=0.0, product_s=PRODUCT_S),
+        costs=Costs(1.0, product_s=PRODUCT_S, norm_s=NORM_S),
         rank=2,
     ),
     RaceCandidate(
@@ -194,8 +195,8 @@ STEPS: tuple[RaceCandidate, ...] = (
         _little_on_a_cpu,
         shares={"launches": EVERYWHERE, "library": EVERYWHERE, "generated": EVERYWHERE},
     ),
-    # Dynamo's guards have checked the inputs, and torch's own operators have the strides that it expects of them. On a
-    # Xeon 20 small layers took 96 instead of 115 µs.
+    # Dynamo's guards have checked the inputs, and torch's own operators have the strides that it expects of them. On an
+    # EPYC 20 small layers took 96 instead of 115 µs.
     RaceCandidate(
         "no_size_asserts",
         {"size_asserts": False},
@@ -216,7 +217,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         {"triton.multi_kernel": 1},
         _gpu_reductions,
         shares={"generated": 0.3},
-        costs=replace(TUNES, norm_s=0.0),
+        costs=Costs(1.0, op_s=0.3),
         effort="full",
         rank=2,
     ),
@@ -226,7 +227,7 @@ STEPS: tuple[RaceCandidate, ...] = (
         {**TUNED, "coordinate_descent_check_all_directions": True},
         _gpu_fused,
         shares={"generated": 0.35},
-        costs=replace(TUNES, op_s=1.0),
+        costs=Costs(1.0, op_s=1.0, norm_s=NORM_S),
         effort="full",
         rank=2,
     ),
@@ -272,7 +273,10 @@ def candidates_for(
     `frozen` says whether the caller has parameters frozen: only then compilers may take them as constants.
     """
     if named is None:
-        fitting = [step for step in STEPS if step.can_gain(_possible(stats))]
+        known = stats
+        if stats.opaque and stats.gpu:  # some of each operator, since not all were counted
+            known = replace(stats, ops=stats.ops + 9, gemms=1, unaligned=1, reductions=1, softmaxes=1)
+        fitting = [step for step in STEPS if step.can_gain(known)]
         steps = [step for step in fitting if effort in ("full", step.effort)]
         others = installed() if effort == "full" and not stats.gpu else ()
         candidates = [_of_compiler(name, frozen=frozen) for name in others]
@@ -283,13 +287,6 @@ def candidates_for(
     if stats.frozen and UNFROZEN not in wanted:  # the caller permitted freezing, which can make a graph slower
         wanted.insert(0, UNFROZEN)
     return [steps_by_name.get(name) or _named(name, options_of, frozen=frozen) for name in wanted]
-
-
-def _possible(stats: "GraphStats") -> "GraphStats":
-    """Return the stats, with some of each operator if a graph on a GPU has operators that were not counted."""
-    if not (stats.opaque and stats.gpu):
-        return stats
-    return replace(stats, ops=stats.ops + 9, gemms=1, unaligned=1, reductions=1, softmaxes=1)
 
 
 def _named(name: str, options_of: Callable[[str], Mapping[str, Any]], *, frozen: bool) -> RaceCandidate:

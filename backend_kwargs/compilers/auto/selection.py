@@ -123,7 +123,7 @@ class Selection:
         if self.stats.random or not self.may_have_graphs:
             return False
         alone = OP_S * self.stats.ops > self.budget.seconds / 2
-        if alone and not self.stats.writes and self._copies_s < LEAST_GAIN * self.budget.call_s:
+        if alone and self._copies_take_little(self.budget.call_s):
             return True
         if not self.budget.allows(MANY_CALLS):
             return False
@@ -153,20 +153,22 @@ class Selection:
 
         Its operators are called from Python, so that it may lose for its launches alone.
         """
-        calls = any(find_rewrite(name).operators for name in rewrite.options["rewrites"])
         tried = any(row.options.get("triton.cudagraphs") for row in self.rows)
-        if not calls or tried or not self.may_have_graphs or self.stats.writes:
+        if tried or not find_rewrite(rewrite.name).operators or not self.may_have_graphs:
             return rewrite
-        if self._copies_s >= LEAST_GAIN * call_s:
-            return rewrite
-        return replace(rewrite, options={**CUDAGRAPHS, **rewrite.options})
+        return (
+            replace(rewrite, options={**CUDAGRAPHS, **rewrite.options}) if self._copies_take_little(call_s) else rewrite
+        )
 
-    @cached_property
-    def _copies_s(self) -> float:
-        """The seconds in which CUDA graphs copy inputs whose addresses may change, and results."""
+    def _copies_take_little(self, call_s: float) -> bool:
+        """Return whether CUDA graphs copy inputs that may move, and results, in a small part of `call_s`.
+
+        Of a graph that changes its inputs torch records nothing, in most cases.
+        """
         given = [each for each in self.request.example_inputs if isinstance(each, torch.Tensor)]
-        inputs = sum(each.nbytes for each in given if not getattr(each, "_dynamo_static_input_type", None))
-        return seconds_of_traffic(2 * (self.stats.bytes_written + inputs), self.device)
+        moving = sum(each.nbytes for each in given if not getattr(each, "_dynamo_static_input_type", None))
+        copies_s = seconds_of_traffic(2 * (self.stats.bytes_written + moving), self.device)
+        return not self.stats.writes and copies_s < LEAST_GAIN * call_s
 
     # ---- all candidates
 
@@ -213,9 +215,9 @@ class Selection:
 
     def options(self, candidate: RaceCandidate, champion: Runner) -> dict[str, Any]:
         """Return the options with which the candidate is compiled: merged onto those of Inductor's best, if it is."""
-        row = self.best_row if champion.row.compiler else champion.row
         if self.before_graphs and candidate.options == CUDAGRAPHS:
             return merged(self.before_graphs[0], candidate)
+        row = self.best_row if champion.row.compiler else champion.row
         return merged(row.options if candidate.over and row else {}, candidate)
 
     def why_not(self, candidate: RaceCandidate, champion: Runner) -> str:

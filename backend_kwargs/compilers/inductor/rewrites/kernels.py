@@ -26,8 +26,7 @@ def _losses(logits, target, losses, tops, logs, columns, stride, ignore_index, B
     total = tl.zeros((BLOCK,), tl.float32)
     for start in tl.range(0, columns, BLOCK):
         value = tl.load(start_of_row + start + at, mask=start + at < columns, other=-float("inf")).to(tl.float32)
-        # Either the old maximum stays or the value is the new one, so one exponential suffices: two of each logit take
-        # an H200's units for them as long as its memory takes to read it.
+        # Either the old maximum stays or the value is the new one, so one exponential suffices.
         power = tl.exp2(-tl.abs(value - top) * LOG2_E)
         more = tl.where(value > top, total * power + 1.0, total + power)
         total = tl.where(value == -float("inf"), total, more)
