@@ -154,11 +154,10 @@ class Selection:
         Its operators are called from Python, so that it may lose for its launches alone.
         """
         tried = any(row.options.get("triton.cudagraphs") for row in self.rows)
-        if tried or not find_rewrite(rewrite.name).operators or not self.may_have_graphs:
+        calls = find_rewrite(rewrite.name).operators
+        if tried or not calls or not self.may_have_graphs or not self._copies_take_little(call_s):
             return rewrite
-        return (
-            replace(rewrite, options={**CUDAGRAPHS, **rewrite.options}) if self._copies_take_little(call_s) else rewrite
-        )
+        return replace(rewrite, options={**CUDAGRAPHS, **rewrite.options})
 
     def _copies_take_little(self, call_s: float) -> bool:
         """Return whether CUDA graphs copy inputs that may move, and results, in a small part of `call_s`.
