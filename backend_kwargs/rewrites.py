@@ -159,7 +159,6 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
         "rotary": Rewrite(
             "The rotary embedding, forward and backward, by a kernel that reads each half of a head once",
             traced=f"{OURS}.rotary:fuse_rotary",
-            operators=("backend_kwargs::rotary",),
             applies="float32 or half precision",
             costs="what comes before and after is no longer part of its kernel",
             fitting=lambda stats: stats.gpu and _has(stats, "cat"),

@@ -378,7 +378,22 @@ def test_rotary(fn, width, heads_last, dtype):
     for one, want in zip(got, in_float64(fn, args, grad), strict=True):
         close(one.cpu(), want, dtype)
     assert got[0].stride() == fn(*args).stride()
-    assert report(compiled).graphs[0].rewritten == {"rotary": 2}
+    assert report(compiled).graphs[0].rewritten == {"rotary": 1}
+    assert not _without_kernel
+
+
+@torch.no_grad()
+def test_rotary_is_launched_by_inductor():
+    """The generated code launches the kernel once for each size, without a call from Python and without a copy."""
+    cos = normal(1, 1, 64, 128)
+    x = normal(2, 64, 8, 128).transpose(1, 2)
+    got, code, compiled = code_of(rotated, (x, cos, cos), ("rotary",))
+    close(got, rotated(x, cos, cos), torch.bfloat16)
+    assert "torch.ops.backend_kwargs" not in code
+    assert code.count(".run(") == 1
+    for rows in (96, 33):  # sizes are dynamic from the second on
+        cos, x = normal(1, 1, rows, 128), normal(2, rows, 8, 128).transpose(1, 2)
+        close(compiled(x, cos, cos), rotated(x, cos, cos), torch.bfloat16)
     assert not _without_kernel
 
 

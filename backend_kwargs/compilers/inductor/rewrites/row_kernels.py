@@ -127,17 +127,17 @@ def sizes_and_strides(
     return sizes[0] * sizes[1] * sizes[2], sizes[1], sizes[2], x.shape[3] // 2, strides
 
 
-def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor, *, back: bool) -> torch.Tensor:
+def turn(
+    kernel: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor, *, back: bool
+) -> torch.Tensor:
     """Write `x` [.., .., .., width], with both halves rotated by the angles, which broadcast, to `out` and return it.
 
-    The angles have the width of `x` or half of it.
+    The angles have the width of `x` or half of it. `kernel` is `turned`, to launch or to trace.
     """
     x, cos, sin = (each if each.stride(-1) == 1 else each.contiguous() for each in (x, cos, sin))
     rows, middle, last, half, strides = sizes_and_strides(x, out, cos, sin)
-    kernel: Any = turned[(triton.cdiv(rows, ROWS_TO_TURN),)]
-    with on_device_of(x):
-        kernel(
-            x, cos, sin, out, rows, middle, last, half, *strides, cos.shape[-1] == half, back,
-            triton.next_power_of_2(half), ROWS_TO_TURN, num_warps=4,
-        )  # fmt: skip
+    kernel[(triton.cdiv(rows, ROWS_TO_TURN),)](
+        x, cos, sin, out, rows, middle, last, half, *strides, bool(cos.shape[-1] == half), back,
+        triton.next_power_of_2(int(half)), ROWS_TO_TURN,
+    )  # fmt: skip
     return out
