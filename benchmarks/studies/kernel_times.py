@@ -43,6 +43,7 @@ def measure_kernels(case: Case, device: str, scale: str, backend: Backend | None
     """Compile a case under a backend, None for eager, and profile one call in its first mode."""
     study = CaseStudy.of(case, case.modes[0], torch.device(device), case.dtype, scale)
     torch.set_grad_enabled(study.mode != "fwd")
+    study.prepare()
     subject = study.subject()
     if backend is not None:
         subject = subject._replace(call=torch.compile(subject.call, backend=backend))

@@ -30,10 +30,11 @@ def test_env():
     assert json.loads(bench("env", "--device", "cpu").stdout)["device"] == "cpu"
 
 
-def test_kernels():
+@pytest.mark.parametrize("case", ["softmax", "cross_entropy"], ids=["forward", "backward too"])
+def test_kernels(case):
     """`kernels` prints the first call's seconds and a row for each kernel, or operator, of a later call."""
     header, columns, *rows = bench(
-        "kernels", "softmax", "--device", "cpu", "--backend", "tmpl-inductor", "-o", "cpp.threads=1"
+        "kernels", case, "--device", "cpu", "--backend", "tmpl-inductor", "-o", "cpp.threads=1"
     ).stdout.splitlines()
     assert header.startswith("first call ")
     assert columns.split() == ["µs", "share", "launches", "kernel"]
