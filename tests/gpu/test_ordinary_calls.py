@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from backend_kwargs import make_backend
 from backend_kwargs.compilers.auto import decide, race
+from backend_kwargs.compilers.inductor import cudagraph_outputs
 
 CALLS = 6
 
@@ -260,6 +261,20 @@ def test_dynamic_shapes():
 
 
 @torch.no_grad()
+def test_sizes_in_turn_are_looked_up_once(monkeypatch):
+    """Once each size has been recorded, calls no longer search the pool for results, whatever the order of sizes."""
+    model = mlp()
+    f = torch.compile(model, dynamic=True, backend=make_backend("tmpl-inductor:cudagraphs", clone_outputs=True))
+    xs = [torch.randn(rows, 128, device="cuda") for rows in (8, 16, 24)]
+    for _ in range(4):
+        for x in xs:
+            f(x)
+    monkeypatch.setattr(cudagraph_outputs._PooledCopies, "_looked_up", None)
+    kept = [f(x) for x in (*xs, *reversed(xs))]
+    assert_close(kept, [model(x) for x in (*xs, *reversed(xs))], atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     "setting",
     [
@@ -282,20 +297,22 @@ def test_results_of_partitions_and_fallbacks_stay(setting):
     assert_close(kept, [fn(x, y) for x, y in zip(xs, ys, strict=True)], atol=1e-3, rtol=1e-3)
 
 
-def loop_s(f, x, calls=200):
-    """Return the median seconds of a call in a loop that keeps its result."""
-    for _ in range(20):
-        out = f(x)
-    seconds = []
-    for _ in range(7):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(calls // 7):
+def loops_s(x, *functions, rounds=7, calls=28):
+    """Return, for each function, the median seconds of a call in loops that keep its result; they take turns."""
+    for f in functions:
+        for _ in range(20):
             out = f(x)
-        torch.cuda.synchronize()
-        seconds.append((time.perf_counter() - started) / (calls // 7))
+    seconds = [[] for _ in functions]
+    for _ in range(rounds):
+        for f, taken in zip(functions, seconds, strict=True):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(calls):
+                out = f(x)
+            torch.cuda.synchronize()
+            taken.append((time.perf_counter() - started) / calls)
     del out
-    return median(seconds)
+    return [median(taken) for taken in seconds]
 
 
 @torch.no_grad()
@@ -304,10 +321,10 @@ def test_a_race_does_not_slow_other_functions(evidence):
     from torch._inductor.cudagraph_trees import MarkStepBox
 
     other, (x, *_) = torch.compile(mlp(), mode="reduce-overhead"), inputs()
-    before = loop_s(other, x)
+    before = loops_s(x, other)[0]
     auto(mlp(4))(x)
     assert set(winner()) == {"cudagraphs"}
-    after = loop_s(other, x)
+    after = loops_s(x, other)[0]
     evidence("auto", "reduce-overhead loop before and after a race", microseconds=[before * 1e6, after * 1e6])
     assert MarkStepBox.mark_step_counter == 0
     assert after < 1.5 * before
@@ -318,7 +335,7 @@ def test_what_auto_returns_is_fast_in_a_loop(evidence):
     """In such a loop the winner costs as much as reduce-overhead with cloned outputs, without recording again."""
     model, (x, *_) = mlp(), inputs()
     plain = torch.compile(mlp(), mode="reduce-overhead")
-    cloned, raced = loop_s(lambda x: plain(x).clone(), x), loop_s(auto(model), x)
+    cloned, raced = loops_s(x, lambda x: plain(x).clone(), auto(model))
     evidence("auto", "held loop: cloned reduce-overhead, auto", microseconds=[cloned * 1e6, raced * 1e6])
     assert raced < 1.5 * cloned
 

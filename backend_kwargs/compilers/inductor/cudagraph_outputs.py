@@ -106,21 +106,23 @@ def _refuse_to_serialize(*_: Any, **__: Any) -> NoReturn:
 
 
 class _PooledCopies:
-    """Copies a function's results; caches which ones are in the pool for the CUDA graph that was replayed last.
+    """Copies a function's results; caches which ones are in the pool for each CUDA graph, of which each size has one.
 
-    The cache is valid while that graph is the current one of its trees. Warm-up runs, results of several graphs
-    (`graph_partition`) and results that share memory are looked up at each call.
+    Warm-up runs, results of several graphs (`graph_partition`) and results that share memory are looked up at each
+    call.
     """
 
     def __init__(self) -> None:
         # Trees belong to a thread; for each size, a function records in those of the thread that calls it first.
         self._trees: list[dict[int, Any]] = []
-        self._last: tuple[Callable[[], Any], Callable[[], Any], tuple[int, ...]] = (_gone, _gone, ())
+        self._last: Callable[[], Any] = _gone  # the trees of the graph that was replayed last
+        self._positions: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
     def __call__(self, results: Sequence[Any]) -> tuple[Any, ...]:
-        graph, manager, positions = self._last
-        node, trees = graph(), manager()
-        if node is None or trees is None or node is not trees.current_node:
+        trees = self._last()
+        node = None if trees is None else trees.current_node
+        positions = None if node is None else self._positions.get(node)
+        if positions is None:
             return self._looked_up(results)
         copies = list(results)
         for at, made in zip(positions, _copies([results[at] for at in positions]), strict=True):
@@ -143,7 +145,7 @@ class _PooledCopies:
         if found and len(found) == len(positions) and not any(map(_is_opaque, results)):
             for node, manager in nodes.items():
                 if found <= _recorded(node):
-                    self._last = weakref.ref(node), weakref.ref(manager), positions
+                    self._last, self._positions[node] = weakref.ref(manager), positions
         return tuple(_copied(results, addresses, pooled))
 
 
