@@ -33,12 +33,13 @@ class Rewrite:
     apply to the graphs that Inductor lowers, forward and backward. `traced(gm, example_inputs)` takes dynamo's graph
     and returns a `Change` or None.
 
-    `operators` lists the operators that the rewrite inserts, as "namespace::name": `report` counts them in the
-    generated code. `needs` names entries of `requirements.REQUIREMENTS`; `applies` describes the dtypes, layouts and
-    modes that it matches; `explain` shows it, with `costs`. `same_function` is False if the result can differ from the
-    graph's by more than rounding; such a rewrite applies only where it is named. `fitting(stats)` returns whether a
-    graph with these statistics can match, and `objective` names the races that try the rewrite. `early`: it seldom
-    loses, so that a race has it in its first candidate, where that may be the only one.
+    `operators` lists the operators of the rewrite that the generated code calls, as "namespace::name": `report` counts
+    them there; without any it counts the replacements in dynamo's graph. `needs` names entries of
+    `requirements.REQUIREMENTS`; `applies` describes the dtypes, layouts and modes that it matches; `explain` shows it,
+    with `costs`. `same_function` is False if the result can differ from the graph's by more than rounding; such a
+    rewrite applies only where it is named. `fitting(stats)` returns whether a graph with these statistics can match,
+    and `objective` names the races that try the rewrite. `early`: it seldom loses, so that a race has it in its first
+    candidate, where that may be the only one.
     """
 
     summary: str
@@ -134,7 +135,6 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
         "cross_entropy": Rewrite(
             "Cross-entropy, forward and backward, by kernels that read the logits once each",
             traced=f"{OURS}.losses:fuse_cross_entropy",
-            operators=("backend_kwargs::cross_entropy",),
             applies="float32 or half precision; the mean over class indices (int64)",
             fitting=lambda stats: stats.gpu and stats.softmaxes > 0,
         ),

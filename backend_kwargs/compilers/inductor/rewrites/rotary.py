@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, known_true, same_sizes, used_once
@@ -48,11 +47,10 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bool) -
     return _like(x, contiguous).copy_(made)
 
 
-def _rotary_cuda(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bool) -> Tensor:
-    from backend_kwargs.compilers.inductor.rewrites.row_kernels import on_device_of, turn, turned
+def _rotary_cuda(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bool, **wrap: Any) -> Tensor:
+    from backend_kwargs.compilers.inductor.rewrites.row_kernels import turn
 
-    with on_device_of(x):
-        return turn(turned, x, cos, sin, _like(x, contiguous), back=back)
+    return turn(x, cos, sin, _like(x, contiguous), back=back, **wrap)
 
 
 rotary = define(
@@ -60,6 +58,7 @@ rotary = define(
     _rotary,
     fake=lambda x, cos, sin, contiguous, back: _like(x, contiguous),
     cuda=_rotary_cuda,
+    traced=True,
     saved=lambda node: 2 * GAIN * nbytes(node.args[0]),
 )
 
@@ -74,20 +73,6 @@ def _turn_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 torch.library.register_autograd("backend_kwargs::rotary", _turn_back, setup_context=_keep_angles, lib=LIBRARY)
-
-
-def _with_the_launch(mode: Any, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Trace the kernel itself on a GPU, so that Inductor launches it: from Python a launch took 85 µs."""
-    if not args[0].is_cuda:
-        return mode.__torch_dispatch__(op, types, args, kwargs)
-    from backend_kwargs.compilers.inductor.rewrites.row_kernels import turn, turned
-
-    x, cos, sin, contiguous, back = args
-    with mode:
-        return turn(torch.library.wrap_triton(turned), x, cos, sin, _like(x, contiguous), back=back)
-
-
-torch.library.register_torch_dispatch("backend_kwargs::rotary", FunctionalTensorMode, _with_the_launch, lib=LIBRARY)
 
 
 # ---- dynamo's graph

@@ -5,11 +5,13 @@ The benchmark suite searches the same kernels' configurations; those used here w
 # ruff: noqa: N803  Triton constants are written in capitals.
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 TILE = 4096  # elements of a layer norm's tile: more warps or registers than it needs were slower
 PROGRAMS_PER_SM, STAGES = 2, 3
@@ -17,9 +19,18 @@ STAGED_BYTES = 16384  # of a row; that of float32 and 8192 columns has no place 
 ROWS_TO_TURN = 8
 
 
+Wrap = Callable[[Any], Any]  # of a kernel: as it is, to launch it, or `torch.library.wrap_triton`, to trace its launch
+
+
 def on_device_of(tensor: torch.Tensor) -> Any:
-    """Return a context in which kernels run on the tensor's GPU."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+    """Return a context in which kernels run on the tensor's GPU; Inductor has its own for a launch that is traced."""
+    launched = tensor.is_cuda and not isinstance(tensor, FunctionalTensor)
+    return torch.cuda.device(tensor.device) if launched else contextlib.nullcontext()
+
+
+def as_it_is(kernel: Any) -> Any:
+    """Return the kernel."""
+    return kernel
 
 
 # ---- layer norm
@@ -128,16 +139,17 @@ def sizes_and_strides(
 
 
 def turn(
-    kernel: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor, *, back: bool
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor, *, back: bool, wrap: Wrap = as_it_is
 ) -> torch.Tensor:
     """Write `x` [.., .., .., width], with both halves rotated by the angles, which broadcast, to `out` and return it.
 
-    The angles have the width of `x` or half of it. `kernel` is `turned`, to launch or to trace.
+    The angles have the width of `x` or half of it.
     """
     x, cos, sin = (each if each.stride(-1) == 1 else each.contiguous() for each in (x, cos, sin))
     rows, middle, last, half, strides = sizes_and_strides(x, out, cos, sin)
-    kernel[(triton.cdiv(rows, ROWS_TO_TURN),)](
-        x, cos, sin, out, rows, middle, last, half, *strides, bool(cos.shape[-1] == half), back,
-        triton.next_power_of_2(int(half)), ROWS_TO_TURN,
-    )  # fmt: skip
+    with on_device_of(x):
+        wrap(turned)[(triton.cdiv(rows, ROWS_TO_TURN),)](
+            x, cos, sin, out, rows, middle, last, half, *strides, bool(cos.shape[-1] == half), back,
+            triton.next_power_of_2(int(half)), ROWS_TO_TURN,
+        )  # fmt: skip
     return out

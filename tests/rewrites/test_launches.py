@@ -1,0 +1,60 @@
+"""Operators whose kernels Inductor launches itself: the graph that it lowers, traced for a GPU without one."""
+
+import pytest
+import torch
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from backend_kwargs.compilers.inductor.rewrites.operators import cross_entropy, cross_entropy_backward
+from backend_kwargs.compilers.inductor.rewrites.rotary import rotary
+
+pytest.importorskip("triton")
+
+
+def launches(fn, *args):
+    """Return the arguments of each launch of a kernel in the graph, and the other functions that it calls."""
+    # Triton has no driver here to ask what the kernel writes, so all its inputs count as written.
+    traced = aot_export_joint_simple(lambda *args: [fn(*map(torch.clone, args))], args, trace_joint=False)
+    calls = [node for node in traced.graph.nodes if node.op == "call_function"]
+    launch = torch.ops.higher_order.triton_kernel_wrapper_functional
+    found = [node.kwargs["kwargs"] for node in calls if node.target is launch]
+    return found, [node.target for node in calls if node.target is not launch]
+
+
+def ours(targets):
+    return [each for each in targets if str(each).startswith("backend_kwargs")]
+
+
+@pytest.mark.parametrize("heads_last", [False, True], ids=["heads first", "heads last"])
+def test_rotary(heads_last):
+    """The graph has the rotary embedding's kernel in place of the operator, with the strides of its inputs."""
+    with FakeTensorMode():
+        x, cos = torch.empty(2, 5, 3, 16, device="cuda"), torch.empty(5, 16, device="cuda")
+        x = x.transpose(1, 2) if heads_last else x.view(2, 3, 5, 16)
+        (launch,), others = launches(lambda x, cos, sin: rotary(x, cos, sin, False, False), x, cos, cos)
+    assert (launch["rows"], launch["half"]) == (30, 8)
+    assert [launch[f"x_{dim}"] for dim in range(3)] == sorted(x.stride()[:3], reverse=True)
+    assert not ours(others)
+
+
+@pytest.mark.parametrize(("columns", "block"), [(33, 64), (70000, 4096)], ids=str)
+def test_loss(columns, block):
+    """The graph has the kernel of the rows' losses in place of the operator, and their mean by ATen."""
+    with FakeTensorMode():
+        logits, target = torch.empty(5, columns, device="cuda"), torch.empty(5, device="cuda", dtype=torch.int64)
+        (launch,), others = launches(lambda *args: cross_entropy(*args, -100)[0], logits, target)
+    assert (launch["columns"], launch["stride"], launch["BLOCK"]) == (columns, columns, block)
+    assert torch.ops.aten.div.Tensor in others
+    assert not ours(others)
+
+
+def test_gradient():
+    """The graph has the gradient's kernel in place of the operator, and the factor by ATen."""
+    with FakeTensorMode():
+        grad, logits = torch.empty((), device="cuda"), torch.empty(5, 9000, device="cuda")
+        rows = [torch.empty(5, device="cuda", dtype=dtype) for dtype in (torch.int64, torch.float32, torch.float32)]
+        fn = lambda *args: cross_entropy_backward(*args, -100)  # noqa: E731
+        (launch,), others = launches(fn, grad, logits, *rows, grad)
+    assert (launch["columns"], launch["parts"], launch["BLOCK"]) == (9000, 5, 2048)
+    assert torch.ops.aten.div.Tensor in others
+    assert not ours(others)
