@@ -118,7 +118,7 @@ def test_a_rewrite_is_raced_with_cuda_graphs(store, monkeypatch):
     row = rows["convolution"]
     assert row.options == {"triton.cudagraphs": True, "rewrites": ["convolution"]}
     assert (row.status, row.rewritten) == ("pass", {"convolution": 8})
-    assert row.speedup.median > 1.1, rows
+    assert row.speedup.median > 1, rows
 
 
 @torch.no_grad()
