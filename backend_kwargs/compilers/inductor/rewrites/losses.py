@@ -53,7 +53,9 @@ def _replace_loss(node: AnyNode) -> float | None:
         return None
     logits = _narrow(given["input"])
     value = example(logits)
-    if value is None or not known_true(value.stride(1) == 1) or changes_meanwhile(node, [logits, given["target"]]):
+    if value is None or not known_true(value.stride(1) == 1) or not known_true(value.shape[0] > 0):
+        return None
+    if changes_meanwhile(node, [logits, given["target"]]):
         return None
     with node.graph.inserting_before(node):
         call = node.graph.call_function(

@@ -109,6 +109,8 @@ def _fits(x: Tensor, cos: Tensor, sin: Tensor, made: Tensor) -> bool:
     width = x.shape[-1]
     if x.dim() != 4 or not isinstance(width, int) or width % 2 or not same_sizes(x.shape, made.shape):
         return False
+    if not known_true(x.numel() > 0):
+        return False
     if x.dtype not in DTYPES or not x.dtype == cos.dtype == sin.dtype == made.dtype:
         return False
     trained = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
