@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from backend_kwargs.compilers.inductor.rewrites.operators import cross_entropy, cross_entropy_backward
 from backend_kwargs.compilers.inductor.rewrites.rotary import rotary
@@ -58,3 +59,16 @@ def test_gradient():
     assert (launch["columns"], launch["parts"], launch["BLOCK"]) == (9000, 5, 2048)
     assert torch.ops.aten.div.Tensor in others
     assert not ours(others)
+
+
+def test_sizes_that_change():
+    """Rows and classes may be symbols: the graph then holds for any number of rows, and of classes from a block on."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False)
+    sizes = mode.from_tensor(torch.empty(7, 9001)).shape
+    with mode:
+        logits, target = torch.empty(sizes, device="cuda"), torch.empty(sizes[0], device="cuda", dtype=torch.int64)
+        (launch,), others = launches(lambda *args: cross_entropy(*args, -100)[0], logits, target)
+    assert isinstance(launch["columns"], torch.fx.Node)
+    assert not ours(others)
+    (guard,) = mode.shape_env.guards
+    assert str(guard.expr) == f"{sizes[1]} >= 4096"
