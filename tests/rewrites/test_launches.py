@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.testing._internal.two_tensor import TwoTensor
 
 from backend_kwargs.compilers.inductor.rewrites.operators import cross_entropy, cross_entropy_backward
 from backend_kwargs.compilers.inductor.rewrites.rotary import rotary
@@ -12,11 +13,22 @@ from backend_kwargs.compilers.inductor.rewrites.rotary import rotary
 pytest.importorskip("triton")
 
 
+class NoGpuError(Exception):
+    """Ends a compile once the graph is there: no GPU is there to run it."""
+
+
 def launches(fn, *args):
     """Return the arguments of each launch of a kernel in the graph, and the other functions that it calls."""
     # Triton has no driver here to ask what the kernel writes, so all its inputs count as written.
-    traced = aot_export_joint_simple(lambda *args: [fn(*map(torch.clone, args))], args, trace_joint=False)
-    calls = [node for node in traced.graph.nodes if node.op == "call_function"]
+    graphs = []
+
+    def collect(gm, _):
+        graphs.append(gm.graph)
+        raise NoGpuError
+
+    with pytest.raises(NoGpuError):
+        aot_function(lambda *args: fn(*map(torch.clone, args)), fw_compiler=collect)(*args)
+    calls = [node for node in graphs[0].nodes if node.op == "call_function"]
     launch = torch.ops.higher_order.triton_kernel_wrapper_functional
     found = [node.kwargs["kwargs"] for node in calls if node.target is launch]
     return found, [node.target for node in calls if node.target is not launch]
@@ -58,6 +70,17 @@ def test_gradient():
         (launch,), others = launches(fn, grad, logits, *rows, grad)
     assert (launch["columns"], launch["parts"], launch["BLOCK"]) == (9000, 5, 2048)
     assert torch.ops.aten.div.Tensor in others
+    assert not ours(others)
+
+
+def test_subclass():
+    """A tensor of a subclass launches the kernel for each tensor inside."""
+    with FakeTensorMode():
+        one, other = (torch.empty(5, 9000, device="cuda") for _ in range(2))
+        target = torch.empty(5, device="cuda", dtype=torch.int64)
+        both = TwoTensor(one, other), TwoTensor(target, target)
+        found, others = launches(lambda *args: cross_entropy(*args, -100)[0], *both)
+    assert [launch["columns"] for launch in found] == [9000, 9000]
     assert not ours(others)
 
 

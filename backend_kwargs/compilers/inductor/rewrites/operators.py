@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx import Node
 
 from backend_kwargs.compilers.inductor.rewrites.matching import bytes_of, hint, known_true
@@ -19,6 +20,7 @@ from backend_kwargs.compilers.inductor.rewrites.matching import bytes_of, hint, 
 LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
 # Inductor must pass the strides of the matched graph: another layout would cost a copy or another kernel.
 TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
+PLAIN = frozenset((Tensor, FakeTensor, FunctionalTensor))
 
 _saved: dict[Any, Callable[[Node], float]] = {}
 _without_kernel: set[tuple[Any, ...]] = set()  # layouts for which the library raised
@@ -54,7 +56,8 @@ def define(
 
 def _rule_of(cuda: Callable[..., Any]) -> Callable[..., Any]:
     def rule(mode: Any, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not args[0].is_cuda:
+        # A subclass, such as DTensor, first passes the operator on to the tensors inside.
+        if not args[0].is_cuda or not PLAIN.issuperset(types):
             return mode.__torch_dispatch__(op, types, args, kwargs)
         with mode:
             return cuda(*args, wrap=torch.library.wrap_triton)
