@@ -34,7 +34,7 @@ class Rewrite:
     and returns a `Change` or None.
 
     `operators` lists the operators of the rewrite that the generated code calls, as "namespace::name": `report` counts
-    them there; without any it counts the replacements in dynamo's graph. `needs` names entries of
+    them there. Without any, what the rewrite replaces in dynamo's graph is counted. `needs` names entries of
     `requirements.REQUIREMENTS`; `applies` describes the dtypes, layouts and modes that it matches; `explain` shows it,
     with `costs`. `same_function` is False if the result can differ from the graph's by more than rounding; such a
     rewrite applies only where it is named. `fitting(stats)` returns whether a graph with these statistics can match,

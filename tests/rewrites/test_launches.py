@@ -18,7 +18,7 @@ class NoGpuError(Exception):
 
 
 def launches(fn, *args):
-    """Return the arguments of each launch of a kernel in the graph, and the other functions that it calls."""
+    """Return each launch of a kernel in the graph, as its arguments and grid, and the other functions that it calls."""
     # Triton has no driver here to ask what the kernel writes, so all its inputs count as written.
     graphs = []
 
@@ -30,7 +30,7 @@ def launches(fn, *args):
         aot_function(lambda *args: fn(*map(torch.clone, args)), fw_compiler=collect)(*args)
     calls = [node for node in graphs[0].nodes if node.op == "call_function"]
     launch = torch.ops.higher_order.triton_kernel_wrapper_functional
-    found = [node.kwargs["kwargs"] for node in calls if node.target is launch]
+    found = [{**node.kwargs["kwargs"], "grid": node.kwargs["grid"]} for node in calls if node.target is launch]
     return found, [node.target for node in calls if node.target is not launch]
 
 
@@ -45,8 +45,11 @@ def test_rotary(heads_last):
         x, cos = torch.empty(2, 5, 3, 16, device="cuda"), torch.empty(5, 16, device="cuda")
         x = x.transpose(1, 2) if heads_last else x.view(2, 3, 5, 16)
         (launch,), others = launches(lambda x, cos, sin: rotary(x, cos, sin, False, False), x, cos, cos)
-    assert (launch["rows"], launch["half"]) == (30, 8)
-    assert [launch[f"x_{dim}"] for dim in range(3)] == sorted(x.stride()[:3], reverse=True)
+    assert (launch["rows"], launch["half"], launch["SHARED"], launch["BACK"]) == (30, 8, False, False)
+    strides = sorted(x.stride()[:3], reverse=True)
+    assert [launch[f"x_{dim}"] for dim in range(3)] == [launch[f"out_{dim}"] for dim in range(3)] == strides
+    of_position = [0, 16, 0] if heads_last else [0, 0, 16]  # the others broadcast
+    assert [launch[f"cos_{dim}"] for dim in range(3)] == [launch[f"sin_{dim}"] for dim in range(3)] == of_position
     assert not ours(others)
 
 
@@ -69,6 +72,7 @@ def test_gradient():
         fn = lambda *args: cross_entropy_backward(*args, -100)  # noqa: E731
         (launch,), others = launches(fn, grad, logits, *rows, grad)
     assert (launch["columns"], launch["parts"], launch["BLOCK"]) == (9000, 5, 2048)
+    assert launch["grid"] == [(5 * 5, 1, 1)]  # in one dimension: CUDA's others end at 65535
     assert torch.ops.aten.div.Tensor in others
     assert not ours(others)
 
@@ -84,14 +88,17 @@ def test_subclass():
     assert not ours(others)
 
 
-def test_sizes_that_change():
-    """Rows and classes may be symbols: the graph then holds for any number of rows, and of classes from a block on."""
+@pytest.mark.parametrize("columns", [1000, 9001], ids=str)
+def test_sizes_that_change(columns):
+    """Rows and classes may be symbols: the graphs then hold for any number of either."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False)
-    sizes = mode.from_tensor(torch.empty(7, 9001)).shape
+    rows, columns = mode.from_tensor(torch.empty(7, columns)).shape
     with mode:
-        logits, target = torch.empty(sizes, device="cuda"), torch.empty(sizes[0], device="cuda", dtype=torch.int64)
-        (launch,), others = launches(lambda *args: cross_entropy(*args, -100)[0], logits, target)
-    assert isinstance(launch["columns"], torch.fx.Node)
-    assert not ours(others)
-    (guard,) = mode.shape_env.guards
-    assert str(guard.expr) == f"{sizes[1]} >= 4096"
+        logits, grad = torch.empty(rows, columns, device="cuda"), torch.empty((), device="cuda")
+        target, per_row = torch.empty(rows, device="cuda", dtype=torch.int64), torch.empty(rows, device="cuda")
+        (loss,), _ = launches(lambda *args: cross_entropy(*args, -100)[0], logits, target)
+        fn = lambda *args: cross_entropy_backward(*args, -100)  # noqa: E731
+        (gradient,), _ = launches(fn, grad, logits, target, per_row, per_row, grad)
+    assert (loss["BLOCK"], gradient["BLOCK"]) == (4096, 2048)
+    assert all(isinstance(each["columns"], torch.fx.Node) for each in (loss, gradient))
+    assert not mode.shape_env.guards

@@ -129,6 +129,22 @@ def test_near_miss_with_linear(fn):
     assert changed.counts["linear_cross_entropy"] == 0
 
 
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_rows_that_only_the_run_tells(name):
+    """A number of rows that depends on values compiles, and the loss equals eager's."""
+
+    def fn(x, w, target):
+        rows = (target > 0).nonzero().squeeze(1)
+        torch._check(rows.shape[0] > 1)
+        return F.cross_entropy(F.linear(x[rows], w), target[rows])
+
+    args = torch.randn(9, 4), torch.randn(7, 4), torch.arange(9) % 3
+    compiled = torch.compile(fn, backend=backend_kwargs.make_backend("tmpl-inductor", rewrites=(name,)))
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.testing.assert_close(compiled(*args), fn(*args))
+
+
 TRANSFORMS = {
     "grad": lambda loss, w, x, y: torch.func.grad(loss)(w, x, y),
     "vmap": lambda loss, w, x, y: torch.func.vmap(loss, (None, 0, 0))(w, x[:, None], y[:, None]),

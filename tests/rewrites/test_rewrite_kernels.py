@@ -25,6 +25,11 @@ for rows, columns in ((5, 33), (3, 9000)):
     torch.testing.assert_close(losses.double(), want.detach(), rtol=1e-5, atol=1e-5)
     got = gradient_of_rows(torch.tensor(1.0), logits, target, tops, logs, -100)
     torch.testing.assert_close(got.double(), exact.grad, rtol=1e-5, atol=1e-6)
+    strided = torch.stack((target, target - 1), 1)[:, 0]
+    torch.testing.assert_close(loss_of_rows(logits, strided, -100), (losses, tops, logs))
+    torch.testing.assert_close(gradient_of_rows(torch.tensor(1.0), logits, strided, tops, logs, -100), got)
+    same = target[:1].expand(rows)
+    torch.testing.assert_close(loss_of_rows(logits, same, -100)[0], loss_of_rows(logits, same.clone(), -100)[0])
     edges = logits.clone()
     edges[0, :-1] = edges[1, 3] = edges[1, 5:] = -torch.inf
     target[:2] = torch.tensor([columns - 1, 4])

@@ -68,6 +68,7 @@ def loss_of_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return each row's loss (0 if its target is `ignore_index`), largest logit, and logsumexp minus that logit."""
     rows, columns = logits.shape
+    target = target.contiguous()
     losses, tops, logs = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
     block = _block(columns, BLOCK)
     with on_device_of(logits):
@@ -90,6 +91,7 @@ def gradient_of_rows(
 ) -> torch.Tensor:
     """Return the gradient of the sum of the rows' losses, times `factor`."""
     rows, columns = logits.shape
+    target = target.contiguous()
     out = torch.empty((rows, columns), dtype=logits.dtype, device=logits.device)
     block = _block(columns, PART)
     parts = triton.cdiv(columns, block)
@@ -101,7 +103,8 @@ def gradient_of_rows(
 
 
 def _block(columns: int, most: int) -> int:
-    return most if columns >= most else triton.next_power_of_2(int(columns))
+    """Return the numbers of a row at a time; `most` if the number of columns is a symbol, which stays one."""
+    return min(most, int(triton.next_power_of_2(columns))) if isinstance(columns, int) else most
 
 
 # ---- attention over few keys

@@ -33,6 +33,9 @@ def used_once(node: Node) -> bool:
     return len(node.users) == 1
 
 
+UNKNOWN = 8192  # in place of a size that only the run will tell, as Inductor assumes it
+
+
 def known_true(condition: Any) -> bool:
     """Return whether a condition on sizes is true for all values of its symbols."""
     return bool(statically_known_true(condition))
@@ -45,7 +48,9 @@ def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 def hint(size: Any) -> int:
     """Return a size in this call: where it varies, `int` would make it constant for all others."""
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return int(size.node.hint) if size.node.has_hint() else UNKNOWN
 
 
 def bytes_of(value: torch.Tensor) -> float:

@@ -1,7 +1,8 @@
 """The operators that replace patterns, each with a fake kernel, a composite one for any device, and a library's.
 
 A library may have no kernel for some sizes or layouts: it then raises before it launches anything. The composite kernel
-runs instead, and from then on without another attempt.
+runs instead, and from then on without another attempt. Operators that are `inlined` have no such choice on a GPU, where
+Inductor compiles their kernels with its own.
 """
 
 from collections.abc import Callable
@@ -33,28 +34,27 @@ def define(
     fake: Callable[..., Any] | None = None,
     cpu: Callable[..., Any] | None = None,
     cuda: Callable[..., Any] | None = None,
-    traced: bool = False,
+    inlined: bool = False,
     saved: Callable[[Node], float] | None = None,
 ) -> Any:
     """Define an operator; `saved` returns the bytes of memory traffic that a node saves over the nodes it replaces.
 
-    `traced`: the graph of an operator on a GPU has the launches of `cuda`, which takes `wrap` for its kernels, and what
-    is around them, in the operator's place; so Inductor launches them, and fuses the rest. A launch from Python took up
-    to 85 µs.
+    `inlined`: on a GPU, AOTAutograd traces into `cuda`, which takes `wrap` for its kernels; so Inductor launches them,
+    and fuses what is around them. A launch from Python took up to 85 µs. Patterns insert operators too late for that.
     """
     name = LIBRARY.define(signature, tags=TAGS)
     for key, kernel in (("CPU", cpu), ("CUDA", cuda)):
         LIBRARY.impl(name, with_fallback(kernel, composite) if kernel else composite, key)
     torch.library.register_fake(f"backend_kwargs::{name}", fake or composite, lib=LIBRARY)
-    if traced and cuda:
-        rule = _rule_of(cuda)
+    if inlined and cuda:
+        rule = _inlining(cuda)
         torch.library.register_torch_dispatch(f"backend_kwargs::{name}", FunctionalTensorMode, rule, lib=LIBRARY)
     operator = getattr(torch.ops.backend_kwargs, name).default
     _saved[operator] = saved or _written_and_read
     return operator
 
 
-def _rule_of(cuda: Callable[..., Any]) -> Callable[..., Any]:
+def _inlining(cuda: Callable[..., Any]) -> Callable[..., Any]:
     def rule(mode: Any, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # A subclass, such as DTensor, first passes the operator on to the tensors inside.
         if not args[0].is_cuda or not PLAIN.issuperset(types):
@@ -292,10 +292,10 @@ def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> Lo
     return one, tops, logs, count
 
 
-def _cross_entropy_cuda(logits: Tensor, target: Tensor, ignore_index: int, **wrap: Any) -> Loss:
+def _cross_entropy_cuda(logits: Tensor, target: Tensor, ignore_index: int, **options: Any) -> Loss:
     from backend_kwargs.compilers.inductor.rewrites.kernels import loss_of_rows
 
-    losses, tops, logs = loss_of_rows(logits, target, ignore_index, **wrap)
+    losses, tops, logs = loss_of_rows(logits, target, ignore_index, **options)
     count = (target != ignore_index).sum().float()
     return losses.sum() / count, tops, logs, count
 
@@ -312,11 +312,11 @@ def _cross_entropy_backward(
 
 def _cross_entropy_backward_cuda(
     grad: Tensor, logits: Tensor, target: Tensor, tops: Tensor, logs: Tensor, count: Tensor, ignore_index: int,
-    **wrap: Any,
+    **options: Any,
 ) -> Tensor:  # fmt: skip
     from backend_kwargs.compilers.inductor.rewrites.kernels import gradient_of_rows
 
-    return gradient_of_rows(grad.float() / count, logits, target, tops, logs, ignore_index, **wrap)
+    return gradient_of_rows(grad.float() / count, logits, target, tops, logs, ignore_index, **options)
 
 
 cross_entropy = define(
@@ -324,7 +324,7 @@ cross_entropy = define(
     _cross_entropy,
     fake=_cross_entropy_fake,
     cuda=_cross_entropy_cuda,
-    traced=True,
+    inlined=True,
     saved=lambda node: 2.0 * nbytes(node.args[0]),
 )
 cross_entropy_backward = define(
@@ -333,7 +333,7 @@ cross_entropy_backward = define(
     _cross_entropy_backward,
     fake=lambda grad, logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
     cuda=_cross_entropy_backward_cuda,
-    traced=True,
+    inlined=True,
 )
 
 

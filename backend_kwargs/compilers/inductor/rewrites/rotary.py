@@ -47,10 +47,10 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bool) -
     return _like(x, contiguous).copy_(made)
 
 
-def _rotary_cuda(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bool, **wrap: Any) -> Tensor:
+def _rotary_cuda(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bool, **options: Any) -> Tensor:
     from backend_kwargs.compilers.inductor.rewrites.row_kernels import turn
 
-    return turn(x, cos, sin, _like(x, contiguous), back=back, **wrap)
+    return turn(x, cos, sin, _like(x, contiguous), back=back, **options)
 
 
 rotary = define(
@@ -58,7 +58,7 @@ rotary = define(
     _rotary,
     fake=lambda x, cos, sin, contiguous, back: _like(x, contiguous),
     cuda=_rotary_cuda,
-    traced=True,
+    inlined=True,
     saved=lambda node: 2 * GAIN * nbytes(node.args[0]),
 )
 

@@ -19,7 +19,7 @@ STAGED_BYTES = 16384  # of a row; that of float32 and 8192 columns has no place 
 ROWS_TO_TURN = 8
 
 
-Wrap = Callable[[Any], Any]  # of a kernel: as it is, to launch it, or `torch.library.wrap_triton`, to trace its launch
+Wrap = Callable[[Any], Any]  # `as_it_is`, to launch a kernel, or `torch.library.wrap_triton`, to trace the launch
 
 
 def on_device_of(tensor: torch.Tensor) -> Any:
