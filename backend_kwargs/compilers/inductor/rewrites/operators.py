@@ -21,7 +21,7 @@ from backend_kwargs.compilers.inductor.rewrites.matching import bytes_of, hint, 
 LIBRARY: Any = torch.library.Library("backend_kwargs", "DEF")  # type: ignore[no-untyped-call]  # alive for as long as its operators
 # Inductor must pass the strides of the matched graph: another layout would cost a copy or another kernel.
 TAGS = tuple(filter(None, (getattr(torch.Tag, name, None) for name in ("needs_exact_strides", "pt2_compliant_tag"))))
-PLAIN = frozenset((Tensor, FakeTensor, FunctionalTensor))
+PLAIN = frozenset((Tensor, FakeTensor, FunctionalTensor))  # without a subclass of the user's
 
 _saved: dict[Any, Callable[[Node], float]] = {}
 _without_kernel: set[tuple[Any, ...]] = set()  # layouts for which the library raised
@@ -40,7 +40,7 @@ def define(
     """Define an operator; `saved` returns the bytes of memory traffic that a node saves over the nodes it replaces.
 
     `inlined`: on a GPU, AOTAutograd traces into `cuda`, which takes `wrap` for its kernels; so Inductor launches them,
-    and fuses what is around them. A launch from Python took up to 85 µs. Patterns insert operators too late for that.
+    and fuses what is around them. A launch from Python took about 85 µs. Patterns insert operators too late for that.
     """
     name = LIBRARY.define(signature, tags=TAGS)
     for key, kernel in (("CPU", cpu), ("CUDA", cuda)):
