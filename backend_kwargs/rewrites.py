@@ -68,6 +68,11 @@ def _has(stats: Any, *names: str) -> bool:
     return any(name in stats.names or f"{name}_" in stats.names for name in names)
 
 
+def _may_gather_and_sum(stats: Any) -> bool:
+    sums = _has(stats, "sum", "mean") and _has(stats, "index", "index_select", "embedding")
+    return stats.gpu and (sums or _has(stats, "_embedding_bag", "_embedding_bag_forward_only"))
+
+
 def _may_use_onednn(stats: Any) -> bool:
     return not stats.gpu and not stats.training and stats.gemms + stats.convolutions > 0
 
@@ -169,6 +174,14 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             needs=("gpu",),
             applies="float32 or half precision, at most 256 summands",
             fitting=lambda stats: stats.gpu and stats.gemms > 0,
+            early=True,
+        ),
+        "gather_sum": Rewrite(
+            "Sums and means of gathered rows (bags of embeddings, the outputs of a token's experts) by our own kernel",
+            traced=f"{OURS}.gather_sum:fuse_gather_sum",
+            needs=("gpu",),
+            applies="float32 or half precision, without gradients; at most 256 rows in each sum",
+            fitting=_may_gather_and_sum,
             early=True,
         ),
         "packed": Rewrite(

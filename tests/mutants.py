@@ -65,6 +65,7 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/attention.py": "rewrites/test_attention.py rewrites/test_rewrite_cases.py",
     "*/rewrites/convolution.py": "rewrites/test_convolution.py",
     "*/rewrites/folding.py": "rewrites/test_folding.py rewrites/test_convolution.py",
+    "*/rewrites/gather_sum.py": "rewrites/test_gather_sum.py rewrites/test_rewrite_kernels.py",
     "*/rewrites/grouped_convolution.py": "rewrites/test_grouped_convolution.py rewrites/test_rewrite_kernels.py",
     "*/rewrites/*kernels.py": "rewrites/test_rewrite_kernels.py",
     "*/rewrites/layer_norm.py": "rewrites/test_layer_norm.py",

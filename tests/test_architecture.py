@@ -53,6 +53,7 @@ compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compi
 compilers.inductor.rewrites.attention
 compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
 compilers.inductor.rewrites.rotary compilers.inductor.rewrites.attention_mask compilers.inductor.rewrites.matrix_vector
+compilers.inductor.rewrites.gather_sum
 compilers.inductor.rewrites.apply
 compilers.auto.request compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml

@@ -400,6 +400,41 @@ def test_rotary_is_launched_by_inductor():
         close(compiled(x, cos, cos), rotated(x, cos, cos), torch.bfloat16)
 
 
+GATHERED = {  # of a table [500, width], indices [60, 7] and weights [60, 7]
+    "bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum"),
+    "weighted bags": lambda t, i, w: F.embedding_bag(i, t, mode="sum", per_sample_weights=w),
+    "means of padded bags": lambda t, i, w: F.embedding_bag(i, t, mode="mean", padding_idx=3),
+    "experts": lambda t, i, w: (t[i.flatten()].view(*i.shape, -1) * w.sigmoid()[..., None]).sum(1),
+    "mean of tokens": lambda t, i, w: F.embedding(i.int(), t).mean(-2),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [1, 100, 3000], ids=str)
+@pytest.mark.parametrize("form", GATHERED)
+@torch.no_grad()
+def test_gather_sum(form, width, dtype):
+    """Sums of gathered rows agree with float64, by a kernel that Inductor launches."""
+    fn = GATHERED[form]
+    indices = torch.randint(500, (60, 7), device="cuda")
+    indices[:2] = 3
+    args = [normal(500, width, dtype=dtype), indices, normal(60, 7, dtype=dtype)]
+    got, code, compiled = code_of(fn, args, ("gather_sum",))
+    close(got.cpu(), fn(*exact(args)), dtype)
+    assert "torch.ops.backend_kwargs" not in code
+    assert report(compiled).graphs[0].rewritten == {"gather_sum": 1}
+
+
+@torch.no_grad()
+def test_gathered_row_that_does_not_exist():
+    """An index that is too large makes its sum nan, and those of negative indices count from the end."""
+    table = normal(50, 16)
+    indices = torch.tensor([[0, 1], [49, 50], [-50, -1], [-51, 0]], device="cuda")
+    got, *_ = code_of(lambda t, i: t[i].sum(1), (table, indices), ("gather_sum",))
+    close(got[::2], table[indices[::2]].sum(1), torch.bfloat16)
+    assert got[1::2].isnan().all()
+
+
 def test_training_step_under_cuda_graphs():
     """A CUDA graph replays both kernels with changing inputs."""
     norm = nn.LayerNorm(256).to("cuda", torch.bfloat16)

@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.two_tensor import TwoTensor
 
+from backend_kwargs.compilers.inductor.rewrites.gather_sum import gather_sum
 from backend_kwargs.compilers.inductor.rewrites.operators import cross_entropy, cross_entropy_backward
 from backend_kwargs.compilers.inductor.rewrites.rotary import rotary
 
@@ -74,6 +75,21 @@ def test_gradient():
     assert (launch["columns"], launch["parts"], launch["BLOCK"]) == (9000, 5, 2048)
     assert launch["grid"] == [(5 * 5, 1, 1)]  # in one dimension: CUDA's others end at 65535
     assert torch.ops.aten.div.Tensor in others
+    assert not ours(others)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["sum", "weighted sum"])
+def test_gather_sum(weighted):
+    """The graph has the kernel of gathered rows in place of the operator, with the strides of its inputs."""
+    with FakeTensorMode():
+        table, indices = torch.empty(50, 100, device="cuda"), torch.empty(6, 5, device="cuda", dtype=torch.int32).t()
+        args = (table, indices, *([torch.empty(5, 6, device="cuda")] if weighted else ()))
+        fn = lambda *args: gather_sum(*args[:2], args[2] if weighted else None, 3, False)  # noqa: E731
+        (launch,), others = launches(fn, *args)
+    assert [launch[name] for name in ("sums", "length", "rows", "width", "padding")] == [5, 6, 50, 100, 3]
+    assert [launch[name] for name in ("index_0", "index_1")] == [1, 5]
+    assert [launch[name] for name in ("weight_0", "weight_1")] == ([6, 1] if weighted else [0, 0])
+    assert (launch["WEIGHTED"], launch["PADDED"], launch["MEAN"]) == (weighted, True, False)
     assert not ours(others)
 
 

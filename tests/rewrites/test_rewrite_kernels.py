@@ -102,6 +102,30 @@ for half in (8, 20):
                             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
                             assert got.stride() == want.stride()
 """
+GATHER_SUM = """
+import itertools
+import torch
+from backend_kwargs.compilers.inductor.rewrites.gather_sum import _gather_sum, _gather_sum_cuda
+
+for rows, width, sums, length in ((7, 20, 3, 5), (50, 128, 9, 1), (9, 1100, 2, 11), (6, 1, 300, 8)):
+    wide = torch.randn(rows, width + 3)
+    for table, indices, weights in itertools.product(
+        (torch.randn(rows, width), wide[:, 1:-2], wide[:, :-3].half()),
+        (torch.randint(-rows, rows, (sums, length)), torch.randint(rows, (length, sums), dtype=torch.int32).t()),
+        (None, torch.randn(sums, length), torch.randn(length, sums).t().bfloat16()),
+    ):
+        for padding, mean in ((None, False), (3, False), (3, True), (None, True)):
+            args = table, indices, weights, padding, mean
+            got, want = _gather_sum_cuda(*args), _gather_sum(*args)
+            torch.testing.assert_close(got, want)
+indices = torch.tensor([[0, 1], [3, 4], [-4, -1], [-5, 0], [4, 4]])
+padded = torch.tensor([[0.0, 1], [1, 1], [1, 1], [1, 1], [1, float("inf")]])
+table = torch.randn(4, 8)
+assert _gather_sum_cuda(table, indices, None, None, False).isnan().all(1).tolist() == [False, True, False, True, True]
+got = _gather_sum_cuda(table, indices, padded, 4, True)
+torch.testing.assert_close(got[[0, 1, 2]], torch.stack((table[1] / 2, table[3], (table[0] + table[3]) / 2)))
+assert got[3].isnan().all() and got[4].eq(0).all()
+"""
 GROUPED_CONVOLUTION = """
 import torch
 from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import _grouped_cuda
@@ -127,6 +151,7 @@ CODES = {
     "attention": ATTENTION,
     "layer norm": LAYER_NORM,
     "rotary": ROTARY,
+    "sums of gathered rows": GATHER_SUM,
     "grouped convolution": GROUPED_CONVOLUTION,
 }
 

@@ -15,7 +15,7 @@ from torch._inductor import decomposition
 from torch.fx import GraphModule
 
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, same_sizes
-from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define, nbytes
+from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, put, put_first
 
 NORMS = (F.layer_norm, torch.layer_norm)
@@ -64,14 +64,12 @@ def _gradients_cuda(
 layer_norm = define(
     "layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
     _layer_norm,
-    saved=lambda node: 0.0,
 )
 layer_norm_backward = define(
     "layer_norm_backward(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor weight) -> (Tensor, Tensor, Tensor)",
     _gradients,
     fake=_gradients_fake,
     cuda=_gradients_cuda,
-    saved=lambda node: 2.0 * nbytes(node.args[1]),
 )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, known_true, same_sizes, used_once
-from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define, nbytes
+from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example, put
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -59,7 +59,6 @@ rotary = define(
     fake=lambda x, cos, sin, contiguous, back: _like(x, contiguous),
     cuda=_rotary_cuda,
     inlined=True,
-    saved=lambda node: 2 * GAIN * nbytes(node.args[0]),
 )
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels of our own that work row by row: the gradients of layer norm, and the rotary embedding.
+"""Triton kernels of our own that work row by row: layer norm's gradients, the rotary embedding, sums of gathered rows.
 
 The benchmark suite searches the same kernels' configurations; those used here were the fastest on an H200.
 """
@@ -17,6 +17,8 @@ TILE = 4096  # elements of a layer norm's tile: more warps or registers than it 
 PROGRAMS_PER_SM, STAGES = 2, 3
 STAGED_BYTES = 16384  # of a row; that of float32 and 8192 columns has no place in shared memory three times
 ROWS_TO_TURN = 8
+# A warp reads a row of up to 128 columns. Triton unrolls the loop: unrolled by Python, it took Inductor twice as long.
+WIDEST, NARROW, UNROLLED = 1024, 128, 4
 
 
 Wrap = Callable[[Any], Any]  # `as_it_is`, to launch a kernel, or `torch.library.wrap_triton`, to trace the launch
@@ -151,5 +153,62 @@ def turn(
         wrap(turned)[(triton.cdiv(rows, ROWS_TO_TURN),)](
             x, cos, sin, out, rows, middle, last, half, *strides, bool(cos.shape[-1] == half), back,
             triton.next_power_of_2(int(half)), ROWS_TO_TURN,
+        )  # fmt: skip
+    return out
+
+
+# ---- sums of gathered rows
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def summed(  # type: ignore[no-untyped-def]
+    table, indices, weights, out, sums, length, rows, width, row_stride, index_0, index_1, weight_0, weight_1, padding,
+    WEIGHTED: tl.constexpr, PADDED: tl.constexpr, MEAN: tl.constexpr, SUMS: tl.constexpr, WIDTH: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Store some columns of some sums; rows whose index is `padding` do not count, and one that is too large is nan."""
+    parts = tl.cdiv(width, WIDTH)
+    at = tl.cast(tl.program_id(0) // parts, tl.int64) * SUMS + tl.arange(0, SUMS)
+    column = tl.program_id(0) % parts * WIDTH + tl.arange(0, WIDTH)
+    inside, in_width = at < sums, (column < width)[None, :]
+    total = tl.zeros((SUMS, WIDTH), tl.float32)
+    count = tl.zeros((SUMS,), tl.float32)
+    for step in tl.range(0, length, loop_unroll_factor=UNROLL):
+        index = tl.load(indices + at * index_0 + step * index_1, mask=inside, other=0).to(tl.int64)
+        counts = inside & (index != padding) if PADDED else inside
+        index = tl.where(index < 0, index + rows, index)
+        exists = (index >= 0) & (index < rows)
+        missing = tl.where(counts & (exists == 0), float("nan"), 0.0)[:, None]
+        at_row = table + index[:, None] * row_stride + column[None, :]
+        value = tl.load(at_row, mask=(counts & exists)[:, None] & in_width, other=0.0).to(tl.float32) + missing
+        if WEIGHTED:
+            weight = tl.load(weights + at * weight_0 + step * weight_1, mask=counts, other=0.0)
+            value *= weight.to(tl.float32)[:, None]
+        total += value
+        count += counts.to(tl.float32)
+    if MEAN:
+        total = total / tl.maximum(count, 1.0)[:, None]
+    tl.store(out + at[:, None] * width + column[None, :], total, mask=inside[:, None] & in_width)
+
+
+def sum_of_rows(
+    table: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor | None, padding: int | None, out: torch.Tensor,
+    *, mean: bool, wrap: Wrap = as_it_is,
+) -> torch.Tensor:  # fmt: skip
+    """Write sums or means of the rows of `table` [rows, width] at `indices` [sums, length] to `out` and return it.
+
+    `weights` [sums, length] multiply the rows. Those whose index is `padding` are left out.
+    """
+    sums, length = indices.shape
+    rows, width = table.shape
+    block = min(triton.next_power_of_2(width), WIDEST)
+    warps = 8 if block <= NARROW else 4
+    at_once = max(min(warps, WIDEST // block), 32 * warps // block)
+    of_weights = (0, 0) if weights is None else weights.stride()
+    with on_device_of(table):
+        wrap(summed)[(triton.cdiv(sums, at_once) * triton.cdiv(width, block),)](
+            table, indices, table if weights is None else weights, out, sums, length, rows, width, table.stride(0),
+            *indices.stride(), *of_weights, 0 if padding is None else padding, weights is not None, padding is not None,
+            mean, at_once, block, min(length, UNROLLED), num_warps=warps,
         )  # fmt: skip
     return out

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._dynamo.eval_frame import innermost_fn
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, storages_of, written_between
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, erase_dead
@@ -90,9 +91,9 @@ def _calls(gm: GraphModule) -> list[AnyNode]:
 
 
 def example(node: Any) -> torch.Tensor | None:
-    """Return the fake tensor with which dynamo traced a node, or None."""
+    """Return the fake tensor with which dynamo traced a node, or None; subclasses have no rules for our operators."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
-    return value if isinstance(value, torch.Tensor) else None
+    return value if isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value) else None
 
 
 def changes_meanwhile(node: AnyNode, read: Sequence[AnyNode]) -> bool:

@@ -1,0 +1,216 @@
+"""Sums of gathered rows by one kernel: bags of embeddings, and the outputs of the experts that a token was given to.
+
+ATen reads the rows of a bag one after another, and Inductor each column of the result by another thread's loop.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from inspect import Signature, signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, hint, known_true, same_sizes, used_once
+from backend_kwargs.compilers.inductor.rewrites.operators import define
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example, put
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+INDICES = (torch.int32, torch.int64)
+MOST = 256  # rows of one sum, which one program adds up; Inductor divides longer sums among several
+REDUCTIONS = {"sum": False, "mean": True, torch.sum: False, torch.mean: True}  # and whether it is the mean
+MUL = (operator.mul, torch.mul, "mul")
+RESHAPE = (torch.reshape, torch.unflatten, "view", "reshape", "unflatten")
+SELECT = (torch.index_select, "index_select")
+BAG, EMBEDDING = signature(F.embedding_bag), signature(F.embedding)
+
+# ---- the operator
+
+
+def _gather_sum(table: Tensor, indices: Tensor, weights: Tensor | None, padding: int | None, mean: bool) -> Tensor:
+    rows = table[indices].to(torch.float32)
+    if weights is not None:
+        rows = rows * weights.unsqueeze(-1).to(torch.float32)
+    if padding is None:
+        made = rows.mean(1) if mean else rows.sum(1)
+    else:
+        kept = (indices != padding).unsqueeze(-1)
+        made = torch.where(kept, rows, 0.0).sum(1)
+        made = made / kept.sum(1).clamp(min=1) if mean else made
+    return made.to(_dtype(table, weights))
+
+
+def _dtype(table: Tensor, weights: Tensor | None) -> torch.dtype:
+    return table.dtype if weights is None else torch.promote_types(table.dtype, weights.dtype)
+
+
+def _empty(table: Tensor, indices: Tensor, weights: Tensor | None, *_: Any) -> Tensor:
+    return table.new_empty((indices.shape[0], table.shape[1]), dtype=_dtype(table, weights))
+
+
+def _gather_sum_cuda(
+    table: Tensor, indices: Tensor, weights: Tensor | None, padding: int | None, mean: bool, **options: Any
+) -> Tensor:
+    from backend_kwargs.compilers.inductor.rewrites.row_kernels import sum_of_rows
+
+    return sum_of_rows(table, indices, weights, padding, _empty(table, indices, weights), mean=mean, **options)
+
+
+gather_sum = define(
+    "gather_sum(Tensor table, Tensor indices, Tensor? weights, int? padding, bool mean) -> Tensor",
+    _gather_sum,
+    fake=_empty,
+    cuda=_gather_sum_cuda,
+    inlined=True,
+)
+
+
+# ---- dynamo's graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A sum, or a mean, of `length` gathered rows; `indices` and `weights` have a number for each row, in any shape."""
+
+    table: AnyNode
+    indices: AnyNode
+    weights: AnyNode | None = None
+    padding: int | None = None
+    length: Any = 0
+    mean: bool = False
+
+
+def fuse_gather_sum(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
+    """Return the graph with each sum of gathered rows as one operator, or None if it has none."""
+    return changed(gm, example_inputs, lambda node: node.target in (F.embedding_bag, *REDUCTIONS), _replace)
+
+
+def _replace(node: AnyNode) -> float | None:
+    found = _bag(node) if node.target is F.embedding_bag else _reduction(node)
+    if found is None or not _fits(found, example(node)):
+        return None
+    read = [each for each in (found.table, found.indices, found.weights) if each is not None]
+    if changes_meanwhile(node, read):
+        return None
+    table, indices, made = (each.meta["example_value"] for each in (found.table, found.indices, node))
+    with node.graph.inserting_before(node):
+        new = _call(node.graph, found)
+        if made.dim() != 2:
+            new = node.graph.call_function(torch.reshape, (new, (-1, *made.shape[1:])))
+    put(node, new)
+    # ATen and Inductor take at least twice as long as it takes to read the rows.
+    return float(hint(indices.numel()) * hint(table.shape[1]) * table.element_size())
+
+
+def _call(graph: Graph, found: _Sum) -> AnyNode:
+    indices, weights = (
+        each and graph.call_function(torch.reshape, (each, (-1, found.length)))
+        for each in (found.indices, found.weights)
+    )
+    return graph.call_function(gather_sum, (found.table, indices, weights, found.padding, found.mean))
+
+
+def _fits(found: _Sum, made: Tensor | None) -> bool:
+    """Return whether the kernel can compute this result, which has no derivative."""
+    table, indices, weights = map(example, (found.table, found.indices, found.weights))
+    if table is None or indices is None or made is None or made.requires_grad:
+        return False
+    if table.dim() != 2 or not known_true(table.stride(1) == 1) or indices.device != table.device:
+        return False
+    floats = {table.dtype, table.dtype if weights is None else weights.dtype}
+    if not floats.issubset(DTYPES) or indices.dtype not in INDICES or made.dtype != _dtype(table, weights):
+        return False
+    static = all(isinstance(size, int) for size in (found.length, table.shape[1], *made.shape[1:]))
+    return static and 0 < found.length <= MOST and known_true(made.numel() > 0)
+
+
+def _bag(node: AnyNode) -> _Sum | None:
+    """Return the sum of a call of `embedding_bag` whose bags all have one length, or None."""
+    given = _bound(BAG, node)
+    bags, table = example(given["input"]), example(given["weight"])
+    if bags is None or table is None or bags.dim() != 2 or given["include_last_offset"]:
+        return None
+    if given["mode"] not in ("sum", "mean") or given["max_norm"] is not None:
+        return None
+    padding = given["padding_idx"]
+    if padding is not None and padding < 0:
+        padding += table.shape[0]
+    weights = given["per_sample_weights"]
+    return _Sum(given["weight"], given["input"], weights, padding, bags.shape[1], given["mode"] == "mean")
+
+
+def _reduction(node: AnyNode) -> _Sum | None:
+    """Return the sum of a reduction over the last dimension but one of gathered rows, or None."""
+    given = _named(node, "input", "dim", "keepdim", "dtype")
+    given["input"] = given.pop("self", given.get("input"))
+    rows = example(given["input"])
+    if rows is None or rows.dim() < 3 or given.get("dtype") is not None:
+        return None
+    dims = given.get("dim")
+    dims = dims if isinstance(dims, tuple | list) else [dims]
+    if len(dims) != 1 or dims[0] not in (-2, rows.dim() - 2):
+        return None
+    found = _gathered(given["input"])
+    return found and replace(found, length=rows.shape[-2], mean=REDUCTIONS[node.target])
+
+
+def _gathered(node: Any) -> _Sum | None:
+    """Return the table, indices and weights of rows that are gathered, then at most reshaped and weighted, or None."""
+    weights = None
+    while isinstance(node, Node) and used_once(node) and example(node) is not None:
+        if (selected := _selected(node)) is not None:
+            return _Sum(*selected, weights)
+        if node.target in RESHAPE and _same_last(node, node.args[0]):
+            node = node.args[0]
+        elif node.target in MUL and weights is None and (factors := _weighted(node)):
+            node, weights = factors
+        else:
+            return None
+    return None
+
+
+def _selected(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
+    """Return the table and the indices of the rows that `node` gathers, or None."""
+    table, index = None, None
+    if node.target is operator.getitem:
+        table, index = node.args
+        index, *others = index if isinstance(index, tuple) else (index,)
+        index = index if all(each in (slice(None), Ellipsis) for each in others) else None
+    elif node.target is F.embedding:
+        given = _bound(EMBEDDING, node)
+        table, index = given["weight"], given["input"] if given["max_norm"] is None else None
+    elif node.target in SELECT:
+        given = _named(node, "input", "dim", "index")
+        table, index = given.get("input", given.get("self")), given["index"] if given["dim"] in (0, -2) else None
+    numbers = example(index)
+    return (table, index) if numbers is not None and numbers.dim() else None
+
+
+def _weighted(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
+    """Return the rows and the weights, one for each row, that `node` multiplies, or None."""
+    if node.kwargs or len(node.args) != 2:
+        return None
+    for rows, weights in (node.args, node.args[::-1]):
+        many, each = example(rows), example(weights)
+        if many is not None and each is not None and same_sizes(each.shape, (*many.shape[:-1], 1)):
+            return rows, weights
+    return None
+
+
+def _same_last(node: AnyNode, other: Any) -> bool:
+    """Return whether both have the same last dimension, as rows that are only arranged differently."""
+    made, given = example(node), example(other)
+    return made is not None and given is not None and known_true(made.shape[-1] == given.shape[-1])
+
+
+def _bound(names: Signature, node: AnyNode) -> dict[str, Any]:
+    bound = names.bind(*node.args, **node.kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _named(node: AnyNode, *names: str) -> dict[str, Any]:
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
