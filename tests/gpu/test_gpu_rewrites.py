@@ -409,8 +409,9 @@ GATHERED = {  # of a table [500, width], indices [60, 7] and weights [60, 7]
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("width", [1, 100, 3000], ids=str)
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(1, torch.float32), (100, torch.float16), (3000, torch.bfloat16)], ids=str
+)
 @pytest.mark.parametrize("form", GATHERED)
 @torch.no_grad()
 def test_gather_sum(form, width, dtype):
