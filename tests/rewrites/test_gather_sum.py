@@ -206,6 +206,22 @@ def test_gradients_stay(trained):
     assert counts == [0, 1]
 
 
+def test_rows_gathered_without_gradients():
+    """A sum of rows and weights that were computed under `no_grad` needs no gradients, although the table does."""
+
+    def form(t, i, w):
+        with torch.no_grad():
+            rows, weights = t[i], w[..., None] * 1
+        return (rows * weights).sum(1)
+
+    table, weights = TABLE.clone().requires_grad_(), WEIGHTS.clone().requires_grad_()
+    fn, counts = compiled_by(fuse_gather_sum, form, inductor=True)
+    found = fn(table, INDICES, weights)
+    assert_close(found, form(table, INDICES, weights))
+    assert not found.requires_grad
+    assert counts == [1]
+
+
 def test_sizes_may_vary():
     """With symbolic rows and sums one graph serves other tables and batches."""
     fn, counts = compiled_by(fuse_gather_sum, FORMS["weighted tokens"], inductor=True)

@@ -110,7 +110,9 @@ def _call(graph: Graph, found: _Sum) -> AnyNode:
         each and graph.call_function(torch.reshape, (each, (-1, found.length)))
         for each in (found.indices, found.weights)
     )
-    return graph.call_function(gather_sum, (found.table, indices, weights, found.padding, found.mean))
+    # A sum without gradients may be of rows that were gathered under `no_grad`, from a table that has them.
+    table, weights = (each and graph.call_method("detach", (each,)) for each in (found.table, weights))
+    return graph.call_function(gather_sum, (table, indices, weights, found.padding, found.mean))
 
 
 def _fits(found: _Sum, made: Tensor | None) -> bool:
