@@ -42,9 +42,10 @@ FORMS = {
     "selected": lambda t, i, w: torch.index_select(t, 0, i.flatten()).reshape(*i.shape, -1).mean(dim=[1]),
     "selected by the method": lambda t, i, w: t.index_select(-2, i.flatten()).view(*i.shape, -1).sum(1),
     "kept dimension": lambda t, i, w: t[i].sum(1, keepdim=True),
+    "by keywords": lambda t, i, w: torch.mean(input=F.embedding(input=i, weight=t), dim=1),
+    "bags by keywords": lambda t, i, w: F.embedding_bag(weight=t, input=i, mode="mean", padding_idx=None),
     "batches": lambda t, i, w: t[torch.stack((i, i.flip(0)))].mean(2),
 }
-NEGATIVE = [name for name in FORMS if name in ("experts", "weighted before", "without weights", "indices in rows")]
 
 
 @pytest.mark.parametrize("inductor", [False, True], ids=["as it is", "Inductor"])
@@ -86,7 +87,7 @@ def test_against_float64(form, rows, width, sums, length, strided, turned, dtype
     assert counts == [1]
 
 
-@pytest.mark.parametrize("form", NEGATIVE)
+@pytest.mark.parametrize("form", ["experts", "weighted before", "without weights", "indices in rows"])
 def test_negative_indices(form):
     """Negative indices count from the end, as in eager."""
     fn, counts = compiled_by(fuse_gather_sum, FORMS[form], inductor=True)
@@ -142,9 +143,23 @@ def weights_written_between(t, i, w):
     return rows.sum(1)
 
 
-def under_autocast(t, i, w):
-    with torch.autocast("cpu", torch.bfloat16):
-        return t.bfloat16()[i].sum(1, dtype=torch.float32)
+def summed_into(t, i, w):
+    made = torch.zeros(6, 16)
+    torch.sum(t[i], 1, out=made)
+    return made
+
+
+def selected_into(t, i, w):
+    made = torch.zeros(30, 16)
+    torch.index_select(t, 0, i.flatten(), out=made).view(6, 5, 16).sum(1)
+    return made
+
+
+def squares_of_rows_written(t, i, w):
+    t = t[:, :1] * 2
+    rows = t[i]
+    t.zero_()
+    return (rows * rows).sum(1)
 
 
 STAY = {
@@ -164,12 +179,20 @@ STAY = {
     "a weight for each column": lambda t, i, w: (t[i] * t[:6, None]).sum(1),
     "one weight for all": lambda t, i, w: (t[i] * w[:1, :1, None]).sum(1),
     "a number": lambda t, i, w: (t[i] * 2).sum(1),
-    "rows of matrices": lambda t, i, w: t.view(50, 4, 4)[i].sum(1),
+    "rows of matrices": lambda t, i, w: t.view(50, 4, 4)[i].sum(-2),
+    "a column's rows": lambda t, i, w: t.view(10, 5, 16)[i.view(2, 3, 5) % 10, 0].sum(-2),
+    "into a tensor": summed_into,
+    "selected into a tensor": selected_into,
+    "squares of rows": squares_of_rows_written,
+    "as another dtype": lambda t, i, w: (t.half()[i].view(torch.bfloat16) * w[..., None]).sum(1),
+    "a reshape by keywords": lambda t, i, w: torch.reshape(input=t[i], shape=(6, 5, 16)).sum(1),
+    "everything": lambda t, i, w: t[()].view(-1, 5, 16).sum(1),
     "columns": lambda t, i, w: t.t().contiguous()[:, i].sum(1),
-    "columns of the selected": lambda t, i, w: t.index_select(1, i[0] % 16).view(50, 5, 1).sum(1),
+    "columns of the selected": lambda t, i, w: t.index_select(1, i[0] % 16).view(10, 5, 5).sum(1),
     "a mask": lambda t, i, w: t[t[:, 0] > 0].view(1, -1, 16).sum(1),
     "columns apart": lambda t, i, w: t.t().contiguous().t()[i].sum(1),
-    "other rows": lambda t, i, w: t[i].view(6, 5, 4, 4).sum(1),
+    "other rows": lambda t, i, w: t[i].view(6, 5, 4, 4).sum(-2),
+    "one more row than fits": lambda t, i, w: t[i.repeat(1, 52)[:, :257]].sum(1),
     "a slice": lambda t, i, w: t[:30].view(6, 5, 16).sum(1),
     "a wide dtype": lambda t, i, w: t.double()[i].sum(1),
     "a sum in another dtype": lambda t, i, w: t[i].sum(1, dtype=torch.float64),
@@ -177,7 +200,6 @@ STAY = {
     "numbers": lambda t, i, w: t.long()[i].sum(1),
     "no rows": lambda t, i, w: t[i[:0]].sum(1),
     "empty sums": lambda t, i, w: t[i[:, :0]].sum(1),
-    "many rows": lambda t, i, w: t[i.repeat(1, 60)].sum(1),
 }  # fmt: skip
 
 
@@ -231,6 +253,38 @@ def test_sizes_may_vary():
         torch._dynamo.mark_dynamic(indices, 0)
         torch._dynamo.mark_dynamic(weights, 0)
         assert_close(fn(table, indices, weights), FORMS["weighted tokens"](table, indices, weights))
+    assert counts == [1]
+
+
+def test_the_longest_sum():
+    """256 rows still fit."""
+    fn, counts = compiled_by(fuse_gather_sum, FORMS["indices in rows"])
+    indices = INDICES.repeat(1, 52)[:, :256]
+    assert_close(fn(TABLE, indices, WEIGHTS), FORMS["indices in rows"](TABLE, indices, WEIGHTS))
+    assert counts == [1]
+
+
+def test_padding_that_varies():
+    """Where the padding's index is a symbol, bags stay."""
+    form = lambda t, i, padding: F.embedding_bag(i, t, mode="sum", padding_idx=padding)  # noqa: E731
+    fn, counts = compiled_by(fuse_gather_sum, form)
+    for padding in (3, 4, 5):
+        assert_close(fn(TABLE, INDICES, padding), form(TABLE, INDICES, padding))
+    assert counts[0] == 1
+    assert sum(counts) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_under_autocast(dtype):
+    """Autocast leaves these operators alone, so their sum has eager's dtype."""
+
+    def form(t, i, w):
+        with torch.autocast("cpu", torch.bfloat16):
+            return (t[i] * w[..., None]).sum(1)
+
+    args = TABLE.to(dtype), INDICES, WEIGHTS.to(dtype)
+    fn, counts = compiled_by(fuse_gather_sum, form)
+    assert_close(fn(*args), form(*args), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert counts == [1]
 
 

@@ -5,7 +5,7 @@ ATen reads the rows of a bag one after another, and Inductor each column of the 
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import Signature, signature
 from typing import Any
 
@@ -77,10 +77,10 @@ class _Sum:
 
     table: AnyNode
     indices: AnyNode
-    weights: AnyNode | None = None
-    padding: int | None = None
-    length: Any = 0
-    mean: bool = False
+    weights: AnyNode | None
+    padding: Any
+    length: Any
+    mean: bool
 
 
 def fuse_gather_sum(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
@@ -120,13 +120,18 @@ def _fits(found: _Sum, made: Tensor | None) -> bool:
     table, indices, weights = map(example, (found.table, found.indices, found.weights))
     if table is None or indices is None or made is None or made.requires_grad:
         return False
-    if table.dim() != 2 or not known_true(table.stride(1) == 1) or indices.device != table.device:
+    if table.device != indices.device or (
+        table.is_cpu and torch.cuda.is_available()
+    ):  # ATen's is for the host's memory
+        return False
+    if table.dim() != 2 or not known_true(table.stride(1) == 1):
         return False
     floats = {table.dtype, table.dtype if weights is None else weights.dtype}
     if not floats.issubset(DTYPES) or indices.dtype not in INDICES or made.dtype != _dtype(table, weights):
         return False
     static = all(isinstance(size, int) for size in (found.length, table.shape[1], *made.shape[1:]))
-    return static and 0 < found.length <= MOST and known_true(made.numel() > 0)
+    constant = found.padding is None or isinstance(found.padding, int)
+    return static and constant and 0 < found.length <= MOST and known_true(made.numel() > 0)
 
 
 def _bag(node: AnyNode) -> _Sum | None:
@@ -138,7 +143,7 @@ def _bag(node: AnyNode) -> _Sum | None:
     if given["mode"] not in ("sum", "mean") or given["max_norm"] is not None:
         return None
     padding = given["padding_idx"]
-    if padding is not None and padding < 0:
+    if isinstance(padding, int) and padding < 0:
         padding += table.shape[0]
     weights = given["per_sample_weights"]
     return _Sum(given["weight"], given["input"], weights, padding, bags.shape[1], given["mode"] == "mean")
@@ -146,26 +151,23 @@ def _bag(node: AnyNode) -> _Sum | None:
 
 def _reduction(node: AnyNode) -> _Sum | None:
     """Return the sum of a reduction over the last dimension but one of gathered rows, or None."""
-    given = _named(node, "input", "dim", "keepdim", "dtype")
-    given["input"] = given.pop("self", given.get("input"))
-    rows = example(given["input"])
-    if rows is None or rows.dim() < 3 or given.get("dtype") is not None:
-        return None
+    given = _named(node, "input", "dim", "keepdim")
+    rows = example(given.get("input"))
     dims = given.get("dim")
     dims = dims if isinstance(dims, tuple | list) else [dims]
-    if len(dims) != 1 or dims[0] not in (-2, rows.dim() - 2):
+    if rows is None or len(dims) != 1 or dims[0] not in (-2, rows.dim() - 2):
         return None
-    found = _gathered(given["input"])
-    return found and replace(found, length=rows.shape[-2], mean=REDUCTIONS[node.target])
+    table, indices, weights = _gathered(given["input"]) or (None, None, None)
+    return table and _Sum(table, indices, weights, None, rows.shape[-2], REDUCTIONS[node.target])
 
 
-def _gathered(node: Any) -> _Sum | None:
+def _gathered(node: Any) -> tuple[AnyNode, AnyNode, AnyNode | None] | None:
     """Return the table, indices and weights of rows that are gathered, then at most reshaped and weighted, or None."""
     weights = None
     while isinstance(node, Node) and used_once(node) and example(node) is not None:
         if (selected := _selected(node)) is not None:
-            return _Sum(*selected, weights)
-        if node.target in RESHAPE and _same_last(node, node.args[0]):
+            return *selected, weights
+        if node.target in RESHAPE and node.args and _are_rows_of(node, node.args[0]):
             node = node.args[0]
         elif node.target in MUL and weights is None and (factors := _weighted(node)):
             node, weights = factors
@@ -178,15 +180,15 @@ def _selected(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
     """Return the table and the indices of the rows that `node` gathers, or None."""
     table, index = None, None
     if node.target is operator.getitem:
-        table, index = node.args
-        index, *others = index if isinstance(index, tuple) else (index,)
+        table, given = node.args
+        index, *others = given if isinstance(given, tuple) and given else (given,)
         index = index if all(each in (slice(None), Ellipsis) for each in others) else None
     elif node.target is F.embedding:
         given = _bound(EMBEDDING, node)
         table, index = given["weight"], given["input"] if given["max_norm"] is None else None
     elif node.target in SELECT:
         given = _named(node, "input", "dim", "index")
-        table, index = given.get("input", given.get("self")), given["index"] if given["dim"] in (0, -2) else None
+        table, index = given.get("input"), given.get("index") if given.get("dim") in (0, -2) else None
     numbers = example(index)
     return (table, index) if numbers is not None and numbers.dim() else None
 
@@ -197,15 +199,19 @@ def _weighted(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
         return None
     for rows, weights in (node.args, node.args[::-1]):
         many, each = example(rows), example(weights)
-        if many is not None and each is not None and same_sizes(each.shape, (*many.shape[:-1], 1)):
+        if rows is weights or many is None or each is None:
+            return None
+        if same_sizes(each.shape, (*many.shape[:-1], 1)):
             return rows, weights
     return None
 
 
-def _same_last(node: AnyNode, other: Any) -> bool:
-    """Return whether both have the same last dimension, as rows that are only arranged differently."""
+def _are_rows_of(node: AnyNode, other: Any) -> bool:
+    """Return whether `node` has the rows of `other` in another arrangement."""
     made, given = example(node), example(other)
-    return made is not None and given is not None and known_true(made.shape[-1] == given.shape[-1])
+    if made is None or given is None or made.dtype != given.dtype:  # `view` also takes a dtype
+        return False
+    return known_true(made.shape[-1] == given.shape[-1])
 
 
 def _bound(names: Signature, node: AnyNode) -> dict[str, Any]:
@@ -215,4 +221,6 @@ def _bound(names: Signature, node: AnyNode) -> dict[str, Any]:
 
 
 def _named(node: AnyNode, *names: str) -> dict[str, Any]:
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    """Return the arguments by name, or none if there are others, such as `out`."""
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return given if len(node.args) <= len(names) and given.keys() <= set(names) else {}

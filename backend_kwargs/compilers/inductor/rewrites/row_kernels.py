@@ -1,6 +1,6 @@
 """Triton kernels of our own that work row by row: layer norm's gradients, the rotary embedding, sums of gathered rows.
 
-The benchmark suite searches the same kernels' configurations; those used here were the fastest on an H200.
+Their configurations are the fastest of those that were timed on an H200; the benchmark suite searches the first two's.
 """
 # ruff: noqa: N803  Triton constants are written in capitals.
 
@@ -173,19 +173,21 @@ def summed(  # type: ignore[no-untyped-def]
     inside, in_width = at < sums, (column < width)[None, :]
     total = tl.zeros((SUMS, WIDTH), tl.float32)
     count = tl.zeros((SUMS,), tl.float32)
-    for step in tl.range(0, length, loop_unroll_factor=UNROLL):
-        index = tl.load(indices + at * index_0 + step * index_1, mask=inside, other=0).to(tl.int64)
+    at_index, at_weight = indices + at * index_0, weights + at * weight_0  # which move on, as offsets may need 64 bits
+    for _ in tl.range(0, length, loop_unroll_factor=UNROLL):
+        index = tl.load(at_index, mask=inside, other=0).to(tl.int64)
         counts = inside & (index != padding) if PADDED else inside
         index = tl.where(index < 0, index + rows, index)
         exists = (index >= 0) & (index < rows)
-        missing = tl.where(counts & (exists == 0), float("nan"), 0.0)[:, None]
+        missing = tl.where(counts & ~exists, float("nan"), 0.0)[:, None]
         at_row = table + index[:, None] * row_stride + column[None, :]
         value = tl.load(at_row, mask=(counts & exists)[:, None] & in_width, other=0.0).to(tl.float32) + missing
         if WEIGHTED:
-            weight = tl.load(weights + at * weight_0 + step * weight_1, mask=counts, other=0.0)
-            value *= weight.to(tl.float32)[:, None]
+            value *= tl.load(at_weight, mask=counts, other=0.0).to(tl.float32)[:, None]
+            at_weight += weight_1
         total += value
         count += counts.to(tl.float32)
+        at_index += index_1
     if MEAN:
         total = total / tl.maximum(count, 1.0)[:, None]
     tl.store(out + at[:, None] * width + column[None, :], total, mask=inside[:, None] & in_width)

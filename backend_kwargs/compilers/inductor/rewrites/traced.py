@@ -72,12 +72,16 @@ def changed(
     """Return the graph after `replace` of each call that `may_start` a pattern, or None if none was replaced.
 
     `replace` returns the bytes of memory traffic that it saves, or None if it does not change the node. Operators of
-    ours have no rules for `torch.func`'s transforms.
+    ours have no rules for `torch.func`'s transforms, nor for subclasses such as DTensor.
     """
-    if not any(map(may_start, _calls(gm))) or has_transforms(gm):
+
+    def starts(node: AnyNode) -> bool:
+        return may_start(node) and not is_traceable_wrapper_subclass(example(node))
+
+    if not any(map(starts, _calls(gm))) or has_transforms(gm):
         return None
     copied = copy_of_graph(gm)
-    saved = [found for node in _calls(copied) if may_start(node) and (found := replace(node)) is not None]
+    saved = [found for node in _calls(copied) if starts(node) and (found := replace(node)) is not None]
     if not saved:
         return None
     # Not eliminate_dead_code: it takes an in-place method whose result is unused, such as a cache's update, for dead.
@@ -91,9 +95,9 @@ def _calls(gm: GraphModule) -> list[AnyNode]:
 
 
 def example(node: Any) -> torch.Tensor | None:
-    """Return the fake tensor with which dynamo traced a node, or None; subclasses have no rules for our operators."""
+    """Return the fake tensor with which dynamo traced a node, or None."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
-    return value if isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value) else None
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def changes_meanwhile(node: AnyNode, read: Sequence[AnyNode]) -> bool:
