@@ -37,9 +37,13 @@ def _fresh(fresh_dynamo):
     rewrites._registered.update(before)
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # tables of the host are left alone where there is a GPU
 OF_A_SUBCLASS = {
     "rotary": (lambda x, cos: SPELLINGS["halves"][1](x, cos, cos), (torch.randn(2, 3, 5, 8), torch.randn(5, 8))),
-    "gather_sum": (lambda i, t: F.embedding(i, t).sum(1), (torch.randint(50, (6, 5)), torch.randn(50, 16))),
+    "gather_sum": (
+        lambda i, t: F.embedding(i, t).sum(1),
+        (torch.randint(50, (6, 5), device=DEVICE), torch.randn(50, 16, device=DEVICE)),
+    ),
     "cross_entropy": (F.cross_entropy, (torch.randn(5, 8), torch.randint(8, (5,)))),
 }
 

@@ -120,9 +120,8 @@ def _fits(found: _Sum, made: Tensor | None) -> bool:
     table, indices, weights = map(example, (found.table, found.indices, found.weights))
     if table is None or indices is None or made is None or made.requires_grad:
         return False
-    if table.device != indices.device or (
-        table.is_cpu and torch.cuda.is_available()
-    ):  # ATen's is for the host's memory
+    on_host = table.is_cpu and torch.cuda.is_available()  # where ATen and Inductor are faster
+    if on_host or table.device != indices.device:
         return False
     if table.dim() != 2 or not known_true(table.stride(1) == 1):
         return False
