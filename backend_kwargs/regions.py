@@ -7,13 +7,14 @@ from itertools import count
 from typing import Any, TypeVar
 
 from backend_kwargs.backend import Backend
+from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.registry import make_backend
 
 KEY = "compile_with_inductor"
 OWN_REGION = "inductor_region"
 # Options that this package handles itself, or that apply only to a whole graph.
-WHOLE_GRAPHS_ONLY = ("strict", "use_aoti", "clone_outputs", "freezing")
+WHOLE_GRAPHS_ONLY = (*OWN, "freezing")
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -56,6 +56,10 @@ class Rewrite:
     early: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("operators", "needs"):
+            if isinstance(value := getattr(self, name), str):
+                raise wrong_value(f"Rewrite's {name!r}", "a tuple of str", value)
+            object.__setattr__(self, name, tuple(value))
         if bool(self.patterns) == bool(self.traced):
             raise BackendKwargsError("A rewrite must have either `patterns` or `traced`; give exactly one.")
 
@@ -97,6 +101,14 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             costs="depthwise ones have not been timed",
             fitting=lambda stats: stats.gpu and stats.convolutions > 0 and not stats.training,
         ),
+        "patches": Rewrite(
+            "Convolutions of patches that do not overlap, as by the first layer of a vision transformer, as a product",
+            traced=f"{OURS}.patches:multiply_patches",
+            needs=("gpu",),
+            applies="half precision; a stride of the kernel's size, no padding, and sizes that do not vary",
+            fitting=lambda stats: stats.gpu and stats.convolutions > 0,
+            early=True,
+        ),
         "linear_activation": Rewrite(
             "Linear with bias and ReLU or tanh-GELU, also one that is written out, as one library call",
             patterns=f"{OURS}.linear:add_patterns",
@@ -135,6 +147,15 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             applies="float32 or half precision; masks without gradients, of last stride 0",
             costs="memory for the mask of one head",
             fitting=lambda stats: stats.gpu and stats.softmaxes + stats.attentions > 0,
+            early=True,
+        ),
+        "decode_attention": Rewrite(
+            "Attention of a few queries over many keys, as in decoding, by kernels that share the keys of a head",
+            traced=f"{OURS}.decode_attention:split_keys",
+            needs=("gpu",),
+            applies="float32 or half precision, without gradients; with a mask or repeated keys; at most 64 queries, "
+            "counted for each head that shares keys",
+            fitting=lambda stats: stats.gpu and stats.attentions + stats.softmaxes > 0 and not stats.training,
             early=True,
         ),
         "cross_entropy": Rewrite(

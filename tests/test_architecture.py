@@ -46,6 +46,7 @@ compilers.inductor.allowed_attention compilers.inductor.cutlass
 compilers.inductor.tuned_products
 compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
 compilers.inductor.rewrites.traced compilers.inductor.rewrites.row_kernels compilers.inductor.rewrites.kernels
+compilers.inductor.rewrites.decode_kernels
 compilers.inductor.rewrites.operators
 compilers.inductor.rewrites.convolution_kernels compilers.inductor.rewrites.grouped_convolution
 compilers.inductor.rewrites.folding
@@ -53,7 +54,7 @@ compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compi
 compilers.inductor.rewrites.attention
 compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
 compilers.inductor.rewrites.rotary compilers.inductor.rewrites.attention_mask compilers.inductor.rewrites.matrix_vector
-compilers.inductor.rewrites.gather_sum
+compilers.inductor.rewrites.gather_sum compilers.inductor.rewrites.decode_attention compilers.inductor.rewrites.patches
 compilers.inductor.rewrites.apply
 compilers.auto.request compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml

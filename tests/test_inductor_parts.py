@@ -170,6 +170,19 @@ def test_paths_in_options_are_the_machines():
             "Options 'use_aoti' and 'freezing' cannot be combined; leave one out.",
             id="two ways to freeze",
         ),
+        *(
+            pytest.param(
+                {one: first, other: value},
+                f"Options {one!r} and {other!r} cannot be combined; leave one out.",
+                id=f"{one} and {other}",
+            )
+            for one, first, other, value in (
+                ("use_aoti", True, "auto", True),
+                ("use_aoti", True, "rewrites", ("packed",)),
+                ("use_aoti", True, "tuned_products", ()),
+                ("tuned_products", (), "inductor_choices_class", dict),
+            )
+        ),
         pytest.param(
             {"clone_outputs": True, "triton.cudagraph_trees": False},
             "Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.",

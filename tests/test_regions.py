@@ -72,6 +72,13 @@ def test_gradients_flow_through_a_region():
         ),
         pytest.param(
             "tmpl-inductor",
+            {"rewrites": ("patches",)},
+            "Option 'rewrites' is for whole graphs, not for a region.",
+            id="rewrites",
+        ),
+        pytest.param("tmpl-inductor:auto", {}, "Option 'auto' is for whole graphs, not for a region.", id="auto"),
+        pytest.param(
+            "tmpl-inductor",
             {"epilog_fusion": True},
             "Unknown Inductor option 'epilog_fusion'. Did you mean 'epilogue_fusion'?",
             id="unknown_option",

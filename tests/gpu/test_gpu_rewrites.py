@@ -436,6 +436,92 @@ def test_gathered_row_that_does_not_exist():
     assert got[1::2].isnan().all()
 
 
+def repeated(x, times=4):
+    batch, heads, keys, width = x.shape
+    return x[:, :, None].expand(batch, heads, times, keys, width).reshape(batch, heads * times, keys, width)
+
+
+ATTENDED = {  # of q [batch, 8, 1, width], k and v [batch, 2, keys, width], and a mask of the keys
+    "shared heads": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m, enable_gqa=True),
+    "repeated heads": lambda q, k, v, m: F.scaled_dot_product_attention(q, repeated(k), repeated(v), m),
+    "no mask": lambda q, k, v, m: F.scaled_dot_product_attention(q, repeated(k), repeated(v)),
+    "added": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m.to(q).log(), enable_gqa=True),
+    "heads last": lambda q, k, v, m: F.scaled_dot_product_attention(
+        *(x.mT.contiguous().mT if x is q else x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)),
+        m, enable_gqa=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys", "width", "dtype"),
+    [
+        (1, 3000, 64, torch.bfloat16), (3, 700, 128, torch.float16), (200, 50, 80, torch.bfloat16),
+        (2, 500, 256, torch.bfloat16), (2, 500, 256, torch.float32), (2, 900, 100, torch.float32),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("form", ATTENDED)
+@torch.no_grad()
+def test_decode_attention(form, batch, keys, width, dtype):
+    """Attention of one query over a cache agrees with float64, by kernels that Inductor launches."""
+    fn = ATTENDED[form]
+    k, v = normal(2, batch, 2, keys, width, dtype=dtype)
+    mask = (torch.rand(batch, 1, 1, keys, device="cuda") < 0.5) & (torch.arange(keys, device="cuda") < keys * 0.8)
+    mask[..., 0] = True
+    args = [normal(batch, 8, 1, width, dtype=dtype), k, v, mask]
+    got, code, compiled = code_of(fn, args, ("decode_attention",))
+    close(got.cpu(), fn(*exact(args)), dtype)
+    assert not re.search(r"= (torch\.ops|aten)\.", code)
+    assert report(compiled).graphs[0].rewritten == {"decode_attention": 1}
+
+
+@pytest.mark.parametrize("queries", [1, 5, 16])
+@torch.no_grad()
+def test_decoding_from_a_static_cache(queries):
+    """A step writes its keys into the cache and reads it in place, also under CUDA graphs, token after token."""
+    cache = normal(2, 2, 2, 400, 64)
+    plain = cache.clone()
+
+    def step(q, new, at, cache):
+        k, v = cache
+        k.index_copy_(2, at, new)
+        v.index_copy_(2, at, new)
+        seen = torch.arange(400, device="cuda") <= at[:, None]
+        return F.scaled_dot_product_attention(q, repeated(k), repeated(v), seen[None, None])
+
+    compiled = torch.compile(
+        step, backend=make_backend("tmpl-inductor:cudagraphs", rewrites=("decode_attention",), clone_outputs=True)
+    )
+    for start in range(0, 160, 2 * queries):
+        at = torch.arange(start, start + queries, device="cuda")
+        q, new = normal(2, 8, queries, 64), normal(2, 2, queries, 64)
+        close(compiled(q, new, at, cache), step(q, new, at, plain), torch.bfloat16)
+    assert torch.equal(cache, plain)
+    assert report(compiled).graphs[0].rewritten == {"decode_attention": 1}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize(("channels", "size"), [(3, 16), (3, 14), (1, 4), (40, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_patches(channels, size, last, dtype):
+    """Patches of images and their gradients agree with float64, in eager's layout, without a convolution."""
+    x = normal(3, channels, 4 * size, 5 * size, dtype=dtype)
+    x = x.contiguous(memory_format=LAST) if last else x
+    args = [x, normal(24, channels, size, size, dtype=dtype), normal(24, dtype=dtype)]
+    fn = lambda x, w, b: F.conv2d(x, w, b, stride=size)  # noqa: E731
+    with torch.no_grad():
+        got, code, _ = code_of(fn, args, ("patches",))
+    assert got.stride() == fn(*args).stride()
+    assert "convolution" not in code[code.index("def call") :].replace("aten.convolution]", "")
+    args = [each.requires_grad_() for each in args]
+    grad = torch.randn_like(got)
+    found, compiled = trained(fn, args, ("patches",), grad)
+    for one, want in zip(found, in_float64(fn, args, grad), strict=True):
+        close(one.cpu(), want, dtype)
+    assert report(compiled).graphs[0].rewritten == {"patches": 1}
+
+
 def test_training_step_under_cuda_graphs():
     """A CUDA graph replays both kernels with changing inputs."""
     norm = nn.LayerNorm(256).to("cuda", torch.bfloat16)

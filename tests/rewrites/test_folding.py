@@ -83,6 +83,19 @@ def test_biases_of_two_branches():
     assert lists(rewritten(fn, image(8, 4, 6, 6))) == [3]
 
 
+def test_a_bias_that_is_given():
+    """A bias that needs no computing, since the other branch has none, is no part of a list."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(8, 8, 3, padding=1, bias=each % 2 == 0) for each in range(4)]
+
+    def fn(x):
+        for one, other in (layers[:2], layers[2:]):
+            x = F.relu(one(x) + other(x))
+        return x
+
+    assert lists(rewritten(fn, image(4, 8, 9, 8))) == []
+
+
 def test_a_scale_that_is_computed():
     """A scale that depends on another convolution is not moved before it."""
     first, second = block(), block(in_channels=8)

@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.two_tensor import TwoTensor
 
+from backend_kwargs.compilers.inductor.rewrites.decode_attention import decode_attention
 from backend_kwargs.compilers.inductor.rewrites.gather_sum import gather_sum
 from backend_kwargs.compilers.inductor.rewrites.operators import cross_entropy, cross_entropy_backward
 from backend_kwargs.compilers.inductor.rewrites.rotary import rotary
@@ -90,6 +91,20 @@ def test_gather_sum(weighted):
     assert [launch[name] for name in ("index_0", "index_1")] == [1, 5]
     assert [launch[name] for name in ("weight_0", "weight_1")] == ([6, 1] if weighted else [0, 0])
     assert (launch["WEIGHTED"], launch["PADDED"], launch["MEAN"]) == (weighted, True, False)
+    assert not ours(others)
+
+
+@pytest.mark.parametrize("batch", [1, 40], ids=["splits", "one split"])
+def test_decode_attention(batch):
+    """The graph has the kernels of attention for the operator, with the cache's strides; one split needs no second."""
+    with FakeTensorMode():
+        q = torch.empty(batch, 8, 1, 64, device="cuda")
+        k, v = (torch.empty(batch, 2000, 2, 64, device="cuda").transpose(1, 2) for _ in range(2))
+        (launch, *joins), others = launches(lambda q, k, v: decode_attention(q, k, v, None, 0.2, False), q, k, v)
+    assert [launch[f"k_{dim}"] for dim in range(3)] == [launch[f"v_{dim}"] for dim in range(3)] == [256_000, 64, 128]
+    assert (launch["SPLITS"], launch["heads"], launch["rows"], launch["keys"]) == (4 if batch == 1 else 1, 2, 4, 2000)
+    assert (launch["MASKED"], launch["SCALE"]) == (False, 0.2)
+    assert [join["SPLITS"] for join in joins] == [4] * (batch == 1)
     assert not ours(others)
 
 

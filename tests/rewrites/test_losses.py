@@ -121,6 +121,20 @@ def test_half_precision_is_not_chunked():
     assert changed.counts["linear_cross_entropy"] == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_linear_layer_under_autocast_stays(dtype):
+    """Autocast computes the product in another dtype than that of its inputs, which the operator would keep."""
+
+    def fn(x, w):
+        with torch.autocast("cpu", dtype):
+            return F.cross_entropy(F.linear(x, w), T)
+
+    changed = Changed(fn, "linear_cross_entropy")
+    args = [torch.randn(4, 4), torch.randn(4, 4)]
+    torch.testing.assert_close(gradients(changed, args), gradients(fn, args))
+    assert changed.counts["linear_cross_entropy"] == 0
+
+
 @pytest.mark.parametrize("fn", NEAR_LINEAR.values(), ids=NEAR_LINEAR)
 def test_near_miss_with_linear(fn):
     """Without a linear layer right before the loss the graph stays unchanged."""

@@ -88,7 +88,9 @@ from backend_kwargs.compilers.inductor.rewrites.row_kernels import turn
 
 for half in (8, 20):
     wide = torch.randn(2, 7, 3, 2 * half + 4)
-    for x in (wide[..., 4:], wide[..., : 2 * half].transpose(1, 2).contiguous().transpose(1, 2), wide[:, :1, :, 4:]):
+    columns = torch.randn(2, 7, 2 * half, 3).transpose(2, 3)
+    inside = wide[..., : 2 * half].transpose(1, 2).contiguous().transpose(1, 2)
+    for x in (wide[..., 4:], inside, wide[:, :1, :, 4:], columns):
         for heads_inside in (False, True):
             y = x.transpose(1, 2) if heads_inside else x
             sizes = (y.shape[2],), (2, 1, y.shape[2]), (y.shape[1], 1)
@@ -126,6 +128,37 @@ got = _gather_sum_cuda(table, indices, padded, 4, True)
 torch.testing.assert_close(got[[0, 1, 2]], torch.stack((table[1] / 2, table[3], (table[0] + table[3]) / 2)))
 assert got[3].isnan().all() and got[4].eq(0).all()
 """
+DECODE_ATTENTION = """
+import itertools
+import torch
+import torch.nn.functional as F
+from backend_kwargs.compilers.inductor.rewrites.decode_kernels import attention_in_splits
+
+sizes = (2, 4, 2, 1, 70, 20, 20), (1, 2, 2, 3, 130, 16, 9), (2, 8, 1, 2, 150, 32, 33), (1, 2, 1, 1, 300, 200, 256)
+for batch, heads, shared, queries, keys, width, width_of_v in sizes:
+    q, k = torch.randn(batch, queries, heads, width).transpose(1, 2), torch.randn(batch, keys, shared, width)
+    k, v = k.transpose(1, 2), torch.randn(batch, shared, keys, width_of_v)
+    few = torch.rand(batch, 1, queries, keys) > 0.4
+    few[0, 0, 0, :] = torch.arange(keys) < 50  # whole tiles that nobody sees
+    masks = (
+        None, torch.rand(1, keys) > 0.5, few, torch.rand(batch, heads, 1, keys) > 0.3,
+        torch.randn(1, heads, queries, keys), torch.randn(1, 1, 1, keys), torch.zeros(1, 1, 1, keys, dtype=torch.bool),
+        few[:, :, :1].float().log(), torch.randn(queries, keys).half(),
+    )
+    for mask, splits, last in itertools.product(masks, (1, 2, 3), (False, True)):
+        out = torch.full((batch, queries, heads, width_of_v), float("nan")).transpose(1, 2)
+        out = out if last else out.contiguous()
+        got = attention_in_splits(q, k, v, mask, 0.3, out, splits=splits)
+        added = mask.float() if mask is not None and mask.dtype == torch.float16 else mask
+        want = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=0.3, enable_gqa=True)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        assert got.data_ptr() == out.data_ptr()
+k[0, 0, 3], v[0, 0, 4] = float("nan"), float("inf")
+hidden = torch.ones(keys, dtype=torch.bool).index_fill(0, torch.tensor([3, 4]), False)
+for splits in (1, 3):
+    bad, good = (attention_in_splits(q, k, v, mask, 0.3, out, splits=splits).clone() for mask in (None, hidden))
+    assert bad.isnan().all() and good.isfinite().all()  # what the mask hides is not read
+"""
 GROUPED_CONVOLUTION = """
 import torch
 from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import _grouped_cuda
@@ -152,6 +185,7 @@ CODES = {
     "layer norm": LAYER_NORM,
     "rotary": ROTARY,
     "sums of gathered rows": GATHER_SUM,
+    "attention of a few queries": DECODE_ATTENTION,
     "grouped convolution": GROUPED_CONVOLUTION,
 }
 

@@ -22,7 +22,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import backend_kwargs
 from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_rewrite, rewrites
-from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites import operators, traced
 from backend_kwargs.compilers.inductor.rewrites.apply import RewritePass, with_rewrites
 from backend_kwargs.compilers.inductor.rewrites.operators import with_fallback
 
@@ -92,9 +92,9 @@ WRONG = {
     "far from all": (
         {"rewrites": ("zzz",)},
         (
-            "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, linear_activation, onednn, "
-            "attention, cudnn_attention, attention_mask, cross_entropy, linear_cross_entropy, layer_norm_backward, "
-            "rotary, matrix_vector, gather_sum, packed, approximate_gelu."
+            "Unknown rewrite 'zzz'. Rewrites are convolution, grouped_convolution, patches, linear_activation, onednn, "
+            "attention, cudnn_attention, attention_mask, decode_attention, cross_entropy, linear_cross_entropy, "
+            "layer_norm_backward, rotary, matrix_vector, gather_sum, packed, approximate_gelu."
         ),
     ),
     "type": (
@@ -131,6 +131,16 @@ def test_a_rewrite_has_one_function():
         with pytest.raises(BackendKwargsError) as e:
             Rewrite("nothing", **given)
         assert str(e.value) == "A rewrite must have either `patterns` or `traced`; give exactly one."
+
+
+def test_a_rewrite_takes_lists():
+    """Lists of operators and requirements are kept as tuples, so that a rewrite can be a key; a string raises."""
+    rewrite = Rewrite("nothing", patterns="a:b", operators=["c::d"], needs=["gpu"])
+    assert (rewrite.operators, rewrite.needs) == (("c::d",), ("gpu",))
+    assert len({rewrite}) == 1
+    with pytest.raises(BackendKwargsError) as e:
+        Rewrite("nothing", patterns="a:b", needs="gpu")
+    assert str(e.value) == "Rewrite's 'needs' must be a tuple of str, got 'gpu' (str)."
 
 
 def test_every_built_in_resolves():
@@ -504,6 +514,25 @@ def test_a_rewrite_for_a_gpu_leaves_other_graphs():
     with pytest.warns(backend_kwargs.BackendKwargsWarning, match="no CUDA GPU is visible; graphs stay as they are"):
         compiled = called(model, x, rewrites=("grouped_convolution",))
     assert rewritten(compiled) == {}
+
+
+def test_a_rewrite_for_a_gpu_leaves_a_graph_on_a_cpu(monkeypatch):
+    """On a machine with a GPU, too, a rewrite that needs one changes no graph that has nothing there."""
+    monkeypatch.setattr(traced, "unmet", lambda needs, here: ())
+    graphs = []
+
+    def compile_gm(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    def backend(gm, inputs):
+        return traced.compile_rewritten(gm, inputs, ("patches", "rotary"), compile_gm)
+
+    x, w = torch.randn(2, 3, 8, 8).bfloat16(), torch.randn(4, 3, 4, 4).bfloat16()
+    torch._dynamo.reset()
+    torch.compile(lambda x, w: torch.conv2d(x, w, stride=4), backend=backend)(x, w)
+    (gm,) = graphs
+    assert [node.target for node in gm.graph.nodes if node.op == "call_function"] == [torch.conv2d]
 
 
 def test_the_configuration_stays_as_it_was():

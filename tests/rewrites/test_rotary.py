@@ -148,6 +148,15 @@ def test_angles_with_gradients_stay():
     assert changed.counts["rotary"] == 0
 
 
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_rows_are_dense(contiguous):
+    """The kernel writes whole rows, so its result has these also where the input, such as a gradient, has columns."""
+    x, (cos, sin) = torch.randn(2, 3, 8, 5).transpose(2, 3), angles((5, 8), torch.float32)
+    made = rotary.rotary(x, cos, sin, contiguous, True)
+    assert made.is_contiguous()
+    torch.testing.assert_close(made, rotary.rotary(x.contiguous(), cos, sin, True, True))
+
+
 def test_a_model():
     """In transformers' Llama the operator rotates the queries and keys of each layer, in training and inference."""
     pytest.importorskip("transformers")

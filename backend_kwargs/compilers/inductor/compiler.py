@@ -62,6 +62,13 @@ OWN: Mapping[str, Option] = MappingProxyType(
 TUPLES = ("rewrites", "tuned_products")
 # Options that torch.compile itself uses; a backend never gets them.
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
+# An option, and those that it cannot be combined with.
+EXCLUSIVE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "use_aoti": ("auto", "freezing", "precision", "rewrites", "tuned_products"),
+        "tuned_products": ("inductor_choices_class",),
+    }
+)
 # What works only where this package compiles, and why a plain dict of options for Inductor cannot contain it.
 NOT_PLAIN: Mapping[str, str] = MappingProxyType(
     {
@@ -123,12 +130,10 @@ class InductorCompiler:
         return Reading(names, (*implied, *options))
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
-        if options.get("use_aoti") and options.get("freezing"):
-            raise BackendKwargsError("Options 'use_aoti' and 'freezing' cannot be combined; leave one out.")
-        if options.get("tuned_products") is not None and options.get("inductor_choices_class"):
-            raise BackendKwargsError(
-                "Options 'tuned_products' and 'inductor_choices_class' cannot be combined; leave one out."
-            )
+        for one, others in EXCLUSIVE.items():
+            for other in others:
+                if all(options.get(name) not in (None, False) for name in (one, other)):
+                    raise BackendKwargsError(f"Options {one!r} and {other!r} cannot be combined; leave one out.")
         if _clones(options) and not options.get("triton.cudagraph_trees", True):
             raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
         check_candidates(options.get("candidates") or ())

@@ -94,8 +94,6 @@ def verify(options: Mapping[str, Any], here: Machine, tell: Callable[[Limit], No
             f"Option 'precision' names {len(names)} ({', '.join(names)}), but only `auto` can choose between them: "
             "name one, or pass auto=True."
         )
-    if options.get("use_aoti"):
-        raise BackendKwargsError("Options 'use_aoti' and 'precision' cannot be combined; leave one out.")
     for name in names:
         for limit in lacking(name, here):
             if not limit.otherwise and not options.get("auto"):

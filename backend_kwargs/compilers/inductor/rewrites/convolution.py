@@ -121,7 +121,11 @@ def _is_residual(node: Any, relu: AnyNode) -> bool:
     value, wanted = value_of(node), value_of(relu)
     if value is None or wanted is None:
         return False
-    return value.dtype == wanted.dtype and same_sizes(value.shape, wanted.shape) and value.stride() == wanted.stride()
+    return (
+        value.dtype == wanted.dtype
+        and same_sizes(value.shape, wanted.shape)
+        and same_sizes(value.stride(), wanted.stride())
+    )
 
 
 def _unconverted(node: Any) -> Any:

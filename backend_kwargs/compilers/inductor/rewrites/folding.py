@@ -18,8 +18,8 @@ VIEWS = (aten.reshape.default, aten.view.default, aten.unsqueeze.default, aten.s
 
 
 def mark_folded(value: Any) -> Any:
-    """Let `fold_together` compute this node together with others, and return it."""
-    if isinstance(value, Node):
+    """Let `fold_together` compute this node together with others, and return it; an input is there already."""
+    if isinstance(value, Node) and value.op == "call_function":
         value.meta[FOLDED] = True
     return value
 

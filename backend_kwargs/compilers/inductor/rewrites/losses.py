@@ -74,8 +74,10 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
     if not isinstance(logits, Node) or logits.target not in LINEAR or not used_once(logits):
         return None
     x, weight, *bias = (*logits.args, *logits.kwargs.values())
-    value, held = example(x), example(weight)
-    if value is None or held is None or any(each is not None for each in bias) or value.dtype != held.dtype:
+    value, held, made = example(x), example(weight), example(logits)
+    if value is None or held is None or made is None or any(each is not None for each in bias):
+        return None
+    if not value.dtype == held.dtype == made.dtype:  # autocast computes the product in another
         return None
     if value.dtype == torch.float16:  # gradients are stored before a scaler's factor reaches them, and underflow
         return None

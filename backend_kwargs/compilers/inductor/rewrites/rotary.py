@@ -33,6 +33,7 @@ def _halves(angles: Tensor, half: int) -> tuple[Tensor, Tensor]:
 
 
 def _like(x: Tensor, contiguous: bool) -> Tensor:
+    contiguous = contiguous or not known_true(x.stride(-1) == 1)  # the kernel writes rows
     return torch.empty_like(x, memory_format=torch.contiguous_format if contiguous else torch.preserve_format)
 
 
@@ -93,7 +94,7 @@ def _replace(node: AnyNode) -> float | None:
     if changes_meanwhile(node, found):
         return None
     # A view that needs eager's strides may follow.
-    layouts = [contiguous for contiguous in (True, False) if _same_strides(_like(x, contiguous), made)]
+    layouts = [contiguous for contiguous in (True, False) if same_sizes(_like(x, contiguous).stride(), made.stride())]
     if not layouts:
         return None
     with node.graph.inserting_before(node):
@@ -116,10 +117,6 @@ def _fits(x: Tensor, cos: Tensor, sin: Tensor, made: Tensor) -> bool:
     if trained or not cos.dim() or not sin.dim():
         return False
     return cos.shape[-1] == sin.shape[-1] and cos.shape[-1] in (width, width // 2)
-
-
-def _same_strides(one: Tensor, other: Tensor) -> bool:
-    return all(known_true(a == b) for a, b in zip(one.stride(), other.stride(), strict=True))
 
 
 def _sum_of_products(node: AnyNode) -> tuple[Any, Any, Any] | None:

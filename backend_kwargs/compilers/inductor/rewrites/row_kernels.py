@@ -30,6 +30,12 @@ def on_device_of(tensor: torch.Tensor) -> Any:
     return torch.cuda.device(tensor.device) if launched else contextlib.nullcontext()
 
 
+def processors(device: torch.device) -> int:
+    """Return the number of a GPU's multiprocessors; 2 for another device, and where no GPU is seen."""
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if on_gpu else 2
+
+
 def as_it_is(kernel: Any) -> Any:
     """Return the kernel."""
     return kernel
@@ -79,8 +85,7 @@ def gradients_of_layer_norm(
     grad_x = torch.empty_like(x)
     block = triton.next_power_of_2(columns)
     at_once = max(min(TILE // block, 8), 1)
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
-    programs = min(triton.cdiv(rows, at_once), processors * PROGRAMS_PER_SM)
+    programs = min(triton.cdiv(rows, at_once), processors(x.device) * PROGRAMS_PER_SM)
     partial = torch.empty(2, programs, columns, dtype=torch.float32, device=x.device)
     kernel: Any = layer_norm_gradients[(programs,)]
     with on_device_of(x):

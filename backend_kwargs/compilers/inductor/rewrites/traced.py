@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, storages_of, written_between
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, erase_dead
 from backend_kwargs.requirements import machine, unmet
-from backend_kwargs.rewrites import find_rewrite, resolved
+from backend_kwargs.rewrites import Rewrite, find_rewrite, resolved
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -44,8 +44,7 @@ def compile_rewritten(
     wraps, counts = [], {}
     for name in names:
         rewrite = find_rewrite(name)
-        works = rewrite.traced and not unmet(rewrite.needs, machine())
-        change = resolved(rewrite.traced)(gm, example_inputs) if works else None
+        change = resolved(rewrite.traced)(gm, example_inputs) if _works(rewrite, example_inputs) else None
         if change is not None:
             gm, example_inputs = change.gm, change.example_inputs
             wraps.append(change.wrap)
@@ -58,6 +57,11 @@ def compile_rewritten(
     for wrap in reversed(wraps):
         compiled = wrap(compiled)
     return compiled
+
+
+def _works(rewrite: Rewrite, example_inputs: Sequence[Any]) -> bool:
+    on_gpu = any(getattr(value, "is_cuda", False) for value in example_inputs)
+    return bool(rewrite.traced) and not unmet(rewrite.needs, machine()) and (on_gpu or "gpu" not in rewrite.needs)
 
 
 # ---- shared by these rewrites
