@@ -149,6 +149,14 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
             fitting=lambda stats: stats.gpu and stats.softmaxes + stats.attentions > 0,
             early=True,
         ),
+        "multihead_attention": Rewrite(
+            "nn.MultiheadAttention with queries, keys and values as views of its products, which torch copies",
+            traced=f"{OURS}.multihead_attention:attend_without_copies",
+            needs=("gpu",),
+            applies="calls with need_weights=False, as nn.TransformerEncoderLayer makes them in training",
+            fitting=lambda stats: stats.gpu and stats.attentions > 0,
+            early=True,
+        ),
         "decode_attention": Rewrite(
             "Attention of a few queries over many keys, as in decoding, by kernels that share the keys of a head",
             traced=f"{OURS}.decode_attention:split_keys",

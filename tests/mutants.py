@@ -67,6 +67,7 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/folding.py": "rewrites/test_folding.py rewrites/test_convolution.py",
     "*/rewrites/decode_attention.py": "rewrites/test_decode_attention.py",
     "*/rewrites/gather_sum.py": "rewrites/test_gather_sum.py rewrites/test_rewrite_kernels.py",
+    "*/rewrites/multihead_attention.py": "rewrites/test_multihead_attention.py",
     "*/rewrites/patches.py": "rewrites/test_patches.py",
     "*/rewrites/grouped_convolution.py": "rewrites/test_grouped_convolution.py rewrites/test_rewrite_kernels.py",
     "*/rewrites/*kernels.py": "rewrites/test_rewrite_kernels.py",

@@ -55,6 +55,7 @@ compilers.inductor.rewrites.attention
 compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
 compilers.inductor.rewrites.rotary compilers.inductor.rewrites.attention_mask compilers.inductor.rewrites.matrix_vector
 compilers.inductor.rewrites.gather_sum compilers.inductor.rewrites.decode_attention compilers.inductor.rewrites.patches
+compilers.inductor.rewrites.multihead_attention
 compilers.inductor.rewrites.apply
 compilers.auto.request compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml

@@ -501,6 +501,24 @@ def test_decoding_from_a_static_cache(queries):
     assert report(compiled).graphs[0].rewritten == {"decode_attention": 1}
 
 
+@pytest.mark.parametrize("batch_first", [False, True], ids=["sequences first", "batches first"])
+def test_multihead_attention(batch_first):
+    """An encoder layer's gradients agree with float64, and no kernel copies queries, keys and values."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=batch_first).to("cuda", torch.bfloat16)
+    x = normal(5, 6, 128)
+    exactly = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=batch_first).double()
+    exactly.load_state_dict(layer.state_dict())
+    compiled = torch.compile(layer, backend=make_backend("tmpl-inductor", rewrites=("multihead_attention",)))
+    got, want = compiled(x), exactly(x.double().cpu())
+    close(got.cpu(), want, torch.bfloat16)
+    grads = torch.autograd.grad(got.float().square().sum(), [*layer.parameters()])
+    for one, other in zip(grads, torch.autograd.grad(want.square().sum(), [*exactly.parameters()]), strict=True):
+        close(one.cpu(), other, torch.bfloat16)
+    graph, *_ = report(compiled).graphs
+    assert graph.rewritten == {"multihead_attention": 1}
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize(("channels", "size"), [(3, 16), (3, 14), (1, 4), (40, 2)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
