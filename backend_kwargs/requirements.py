@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, unknown
 
 OPTIONAL_PACKAGES = (
     "onnx",
@@ -299,7 +299,11 @@ def limits(subject: str, needs: Iterable[str], otherwise: str = "", here: Machin
 
 
 def unmet(needs: Iterable[str], machine: Machine) -> list[Requirement]:
-    """Return the named requirements that `machine` does not meet."""
+    """Return the named requirements that `machine` does not meet; raise if one of them is unknown."""
+    needs = tuple(needs)
+    for need in needs:
+        if need not in REQUIREMENTS:
+            raise unknown("requirement", need, REQUIREMENTS, otherwise=f"Requirements are {', '.join(REQUIREMENTS)}.")
     return [REQUIREMENTS[need] for need in needs if not REQUIREMENTS[need].met(machine)]
 
 

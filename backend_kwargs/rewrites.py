@@ -6,7 +6,9 @@ points of installed packages. Only the entry point of that name is loaded.
 
 import hashlib
 import inspect
+import os
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +23,7 @@ from backend_kwargs.named_values import NamedValues
 ENTRY_POINT_GROUP = "backend_kwargs.rewrites"
 # Training may rely on nan being propagated, so `auto` uses such calls for inference only.
 NAN = "the library's ReLU may turn nan into 0"
+OBJECTIVES = ("latency", "memory")  # of the races that may try a rewrite
 OURS = "backend_kwargs.compilers.inductor.rewrites"
 
 
@@ -62,6 +65,14 @@ class Rewrite:
             object.__setattr__(self, name, tuple(value))
         if bool(self.patterns) == bool(self.traced):
             raise BackendKwargsError("A rewrite must have either `patterns` or `traced`; give exactly one.")
+        function = self.patterns or self.traced
+        if not (callable(function) or (isinstance(function, str) and ":" in function)):
+            name = "patterns" if self.patterns else "traced"
+            raise wrong_value(f"Rewrite's {name!r}", "a function or 'module:function'", function)
+        if wrong := [each for each in self.operators if "::" not in each]:
+            raise wrong_value("Rewrite's 'operators'", "of the form 'namespace::name'", wrong[0])
+        if self.objective not in OBJECTIVES:
+            raise wrong_value("Rewrite's 'objective'", " or ".join(map(repr, OBJECTIVES)), self.objective)
 
 
 ONEDNN = ("gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh")  # by ATen's names
@@ -290,21 +301,43 @@ def resolved(function: str | Callable[..., Any]) -> Callable[..., Any]:
 def _source_hash(rewrite: Rewrite) -> str:
     function = rewrite.patterns or rewrite.traced
     module = function.partition(":")[0] if isinstance(function, str) else getattr(function, "__module__", "")
-    text = _module_text(module)
+    text = _main_text() if module == "__main__" else _module_text(module)
     if not isinstance(function, str):
-        try:
-            text += inspect.getsource(function)
-        except (OSError, TypeError):  # typed at a prompt, or not a plain function
-            code = getattr(function, "__code__", None)
-            text += f"{code.co_code.hex()} {code.co_consts} {code.co_names}" if code else repr(function)
+        text += _code_text(function) + _held(function)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _code_text(function: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # typed at a prompt, or not a plain function
+        code = getattr(function, "__code__", None)
+        return f"{code.co_code.hex()} {code.co_consts} {code.co_names}" if code else repr(function)
+
+
+def _held(function: Any) -> str:
+    """Return the values that a function holds, as text: those of its closure and defaults.
+
+    The text of an object with an address differs in each process, so that nothing is found that may be another's.
+    """
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return repr((cells, getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)))
+
+
+def _main_text() -> str:
+    """Return the source of the running script; without one, what differs in each process."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        return Path(path).read_text() if path else repr(os.getpid())
+    except OSError:
+        return repr(os.getpid())
 
 
 @cache
 def _module_text(module: str) -> str:
     """Return the source of a module; for one of ours, of all modules in its folder."""
     try:
-        spec = find_spec(module) if module and module != "__main__" else None
+        spec = find_spec(module) if module else None
     except (ImportError, ValueError):
         return ""
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):

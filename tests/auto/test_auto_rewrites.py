@@ -149,15 +149,35 @@ def test_another_version_is_raced_anew(store, monkeypatch):
     assert len(Store(store).all()) == 2
 
 
-def test_one_that_fails_is_not_tried(store, caplog):
-    """A user's rewrite that raises is skipped with a line in the log."""
-    backend_kwargs.register_rewrite("broken", backend_kwargs.Rewrite("broken", patterns="nowhere:function"))
+def raising(stats):
+    raise ZeroDivisionError("no reason")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"patterns": "nowhere:function"}, "ModuleNotFoundError: No module named 'nowhere'"),
+        ({"patterns": "nowhere:function", "fitting": raising}, "ZeroDivisionError: no reason"),
+        (
+            {"patterns": "nowhere:function", "needs": ("cudnn_pgu",)},
+            "BackendKwargsError: Unknown requirement 'cudnn_pgu'. Requirements are ",
+        ),
+        (
+            {"traced": lambda gm, inputs: 42},
+            "BackendKwargsError: The result of rewrite 'broken' must be a Change or None, got 42 (int).",
+        ),
+    ],
+    ids=["import", "fitting", "needs", "result"],
+)
+def test_one_that_fails_is_not_tried(store, caplog, options, error):
+    """A user's rewrite that raises, or returns nothing of use, is skipped with a line in the log."""
+    backend_kwargs.register_rewrite("broken", backend_kwargs.Rewrite("broken", **options))
     try:
         with caplog.at_level(logging.INFO, "backend_kwargs.auto"):
             raced()
     finally:
         backend_kwargs.rewrites._registered.pop("broken")
-    assert "Rewrite broken is not tried: ModuleNotFoundError: No module named 'nowhere'" in caplog.messages
+    assert any(line.startswith(f"Rewrite broken is not tried: {error}") for line in caplog.messages)
     assert "convolution" in rows_of(store)
 
 

@@ -30,6 +30,20 @@ def test_weights_follow_their_parameter(precision):
     assert bk.report(compiled).graphs[-1].compile_id == "0/1"  # for the parameter replaced, and no other
 
 
+@pytest.mark.parametrize("precision", ["bf16", *INT8])
+def test_weights_follow_a_fused_optimizer(precision):
+    """A step of a fused optimizer, which changes no version, takes effect."""
+    model, x = net(), rows()
+    compiled = in_precision(model, precision)
+    with torch.no_grad():
+        compiled(x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    model(x).square().sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        assert error(compiled(x), model, x) < BOUND
+
+
 @pytest.mark.parametrize("precision", INT8)
 def test_frozen_quantised_weights_follow(precision):
     """With freezing a changed weight is compiled again, since it is a constant."""

@@ -169,6 +169,10 @@ NEAR = {
     "weights that are rounded to integers": lambda q, k, v, b: (
         K(q, k, 9 * b).softmax(-1).to(torch.int32).to(v.dtype) @ v
     ),
+    "scores that are quantised": lambda q, k, v, b: (
+        ((q @ k.transpose(-2, -1)).to(torch.float8_e4m3fn).float() + b).softmax(-1) @ v
+    ),
+    "weights that are quantised": lambda q, k, v, b: K(q, k, b).softmax(-1).to(torch.float8_e4m3fn).to(v.dtype) @ v,
     "scores that are no product": lambda q, k, v, b: (b.expand(2, 3, 5, 7) * 2).softmax(-1) @ v,
 }
 

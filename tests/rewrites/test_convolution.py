@@ -152,6 +152,8 @@ NEAR = {
     "a subtrahend": lambda x: F.relu(1 - CONV(x)),
     "norm in training mode": lambda x: F.relu(F.batch_norm(CONV(x), None, None, training=True)),
     "another dtype after": lambda x: F.relu(CONV(x).double()),
+    "a convolution that is quantised": lambda x: F.relu(CONV(x).to(torch.float8_e4m3fn).float()),
+    "a sum that is quantised": lambda x: F.relu((CONV(x) + x).to(torch.float8_e4m3fn).float()),
 }
 
 

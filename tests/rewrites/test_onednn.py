@@ -25,6 +25,31 @@ class Activated(nn.Module):
         return self.activation(self.norm(self.layer(x)))
 
 
+STRIDED = {
+    "linear_relu": ("linear_activation", lambda x, b: F.relu(F.linear(x[:, :, 0, 0], W[:, :, 0, 0], b))),
+    "linear_gelu": (
+        "linear_activation",
+        lambda x, b: F.gelu(F.linear(x[:, :, 0, 0], W[:, :, 0, 0], b), approximate="tanh"),
+    ),
+    "linear_onednn": ("onednn", lambda x, b: F.silu(F.linear(x[:, :, 0, 0], W[:, :, 0, 0], b))),
+    "conv_relu": ("convolution", lambda x, b: F.relu(F.conv2d(x, W, b))),
+    "conv_add_relu": ("convolution", lambda x, b: F.relu(F.conv2d(x, W, b) + x[:, :, 1:-1, 1:-1].contiguous())),
+    "conv_onednn": ("onednn", lambda x, b: F.silu(F.conv2d(x, W, b))),
+}
+W = torch.randn(8, 8, 3, 3)
+
+
+@pytest.mark.parametrize("bias", [torch.randn(8, 2)[:, 1], torch.ones(1).expand(8)], ids=["column", "expanded"])
+@pytest.mark.parametrize("name", STRIDED)
+@torch.no_grad()
+def test_a_bias_that_is_not_dense(name, bias):
+    """oneDNN ignores the stride of a bias, so a column of a matrix, or one value for all, is copied."""
+    rewrite, fn = STRIDED[name]
+    rewriting, x = Rewriting(fn, rewrite), torch.randn(2, 8, 6, 6)
+    torch.testing.assert_close(rewriting(x, bias), fn(x, bias), atol=1e-4, rtol=1e-4)
+    assert rewriting.operators() == [name]
+
+
 @SETTINGS
 @given(
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lowering import agrees
 from on_a_cpu import compiled_by
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 
 import backend_kwargs
@@ -150,6 +151,86 @@ def test_writes_through_data_are_unseen():
         assert torch.equal(compiled(x)[1], before)
         model.k.weight.add_(0)
     same(compiled, model, x)
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["plain", "compiled step"])
+@pytest.mark.parametrize("fused", [False, True], ids=["for each", "fused"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_steps_of_optimizers_show(kind, fused, compiles):
+    """A step of an optimizer takes effect, also of a fused one, which changes no version."""
+    model, x = Heads(), torch.randn(5, 8)
+    compiled = packing(model)
+    same(compiled, model, x)
+    optimizer = kind(model.parameters(), lr=0.5, fused=fused)
+    step = torch.compile(optimizer.step) if compiles else optimizer.step
+    for _ in range(2):
+        sum(each.square().sum() for each in model(x)).backward()
+        step()
+        same(compiled, model, x)
+
+
+def test_steps_of_other_models_pack_nothing():
+    """A fused step packs the weights that it changed, and no others."""
+    model, other, x = Heads(), nn.Linear(8, 8), torch.randn(5, 8)
+    packs = [Pack([at], [each.weight]) for at, each in enumerate((model.q, other))]
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.5, fused=True)
+    other(x).sum().backward()
+    optimizer.step()
+    assert [each.stale for each in packs] == [False, True]
+    packs[1].refresh([model.q.weight, other.weight])
+    assert not packs[1].stale
+    assert torch.equal(packs[1].buffer, other.weight)
+
+
+def test_memory_that_is_replaced_is_kept_until_it_is_noticed():
+    """New memory cannot have the address of the memory that was packed, so that a replaced `.data` shows."""
+    model, x = Heads(), torch.randn(5, 8)
+    compiled = packing(model)
+    for _ in range(20):
+        same(compiled, model, x)
+        for _ in range(2):
+            model.q.weight.data = torch.randn(8, 8)
+
+
+def test_gradients_that_begin_within_the_graph():
+    """A graph that starts to record gradients, although its caller records none, packs nothing and has them."""
+    model, x = Heads(), torch.randn(5, 8)
+
+    def fn(x):
+        with torch.enable_grad():
+            q, k, _ = model(x)
+            (grad,) = torch.autograd.grad(q.square().sum() + k.sum(), model.q.weight)
+        return grad
+
+    compiled, counts = compiled_by(pack, fn, inductor=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), fn(x))
+    assert sum(counts) == 0
+
+
+def test_results_of_one_row_have_memory_of_their_own():
+    """Results of a product with one row do not keep each other's memory."""
+    model, x = Heads(), torch.randn(1, 8)
+    compiled = packing(model)
+    same(compiled, model, x)
+    with torch.no_grad():
+        q, _, v = compiled(x)
+    assert q.untyped_storage().data_ptr() != v.untyped_storage().data_ptr()
+
+
+def test_many_modules_of_one_code(fresh_dynamo):
+    """Of many modules that share code the first few are packed; one graph serves all others, and none runs in eager."""
+    layers, x = nn.ModuleList(Heads() for _ in range(12)), torch.randn(5, 8)
+    backend = backend_kwargs.make_backend("tmpl-inductor", rewrites=("packed",))
+    for layer in layers:
+        layer.compile(backend=backend)
+    said = "Rewrite 'packed' packs the weights of up to 4 modules that share code; others stay apart."
+    counters.clear()
+    with torch.no_grad(), pytest.warns(backend_kwargs.BackendKwargsWarning, match=re.escape(said)):
+        results = [layer(x) for layer in layers]
+    with torch.no_grad():
+        torch.testing.assert_close(results, [layer.forward(x) for layer in layers])
+    assert counters["stats"]["unique_graphs"] == 5
 
 
 def test_two_modules_of_one_code():

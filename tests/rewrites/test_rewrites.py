@@ -98,8 +98,8 @@ WRONG = {
         ),
     ),
     "type": (
-        {"rewrites": "convolution"},
-        "Option 'rewrites' must be tuple[str, ...] | None, got 'convolution' (str).",
+        {"rewrites": 3},
+        "Option 'rewrites' must be tuple[str, ...] | None, got 3 (int).",
     ),
     "of a part": (
         {"rewrites": (1,)},
@@ -123,6 +123,101 @@ def test_wrong_options(options, message):
     with pytest.raises(BackendKwargsError) as e:
         make_backend("tmpl-inductor", options)
     assert str(e.value) == message
+
+
+@pytest.mark.parametrize("value", ["packed, rotary", ["packed", "rotary", "packed"], ("packed", "rotary")], ids=str)
+def test_names_in_any_form(value):
+    """Names may be a text, a list or a tuple; a repeated one counts once."""
+    backend = make_backend("tmpl-inductor", rewrites=value)
+    assert backend.options["rewrites"] == ("packed", "rotary")
+    assert backend == make_backend("tmpl-inductor", {"rewrites": ("packed", "rotary")})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"patterns": 3}, "Rewrite's 'patterns' must be a function or 'module:function', got 3 (int)."),
+        ({"traced": "name"}, "Rewrite's 'traced' must be a function or 'module:function', got 'name' (str)."),
+        (
+            {"patterns": "a:b", "operators": ("relu",)},
+            "Rewrite's 'operators' must be of the form 'namespace::name', got 'relu' (str).",
+        ),
+        (
+            {"patterns": "a:b", "objective": "speed"},
+            "Rewrite's 'objective' must be 'latency' or 'memory', got 'speed' (str).",
+        ),
+    ],
+    ids=["patterns", "traced", "operators", "objective"],
+)
+def test_a_wrong_rewrite(options, message):
+    """A wrong part of a rewrite raises where it is made."""
+    with pytest.raises(BackendKwargsError) as e:
+        Rewrite("wrong", **options)
+    assert str(e.value) == message
+
+
+def test_an_unknown_requirement():
+    """A requirement that does not exist is named when the rewrite is."""
+    register_rewrite("needy", Rewrite("needy", patterns="a:b", needs=("gpus",)))
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tmpl-inductor", rewrites=("needy",))
+    rewrites._registered.pop("needy")
+    assert str(e.value) == "Unknown requirement 'gpus'. Did you mean 'gpu'?"
+
+
+def test_a_result_that_is_no_change():
+    """A rewrite of dynamo's graph that returns anything else than a Change or None is named."""
+    register_rewrite("odd", Rewrite("odd", traced=lambda gm, inputs: gm))
+    try:
+        with pytest.raises(
+            torch._dynamo.exc.BackendCompilerFailed, match="The result of rewrite 'odd' must be a Change"
+        ):
+            called(lambda x: x + 1, torch.ones(2), rewrites=("odd",))
+    finally:
+        rewrites._registered.pop("odd")
+
+
+def scaling(factor):
+    def patterns(passes):
+        @register_graph_pattern(CallFunction(torch.ops.aten.relu.default, KeywordArg("x")), pass_dict=passes)
+        def fuse(match, x):
+            old = match.output_node()
+            with old.graph.inserting_before(old):
+                new = old.graph.call_function(torch.ops.aten.mul.Tensor, (x, factor))
+            new.meta = dict(old.meta)
+            old.replace_all_uses_with(new)
+            old.graph.erase_node(old)
+
+    return patterns
+
+
+def test_the_key_knows_what_a_function_holds():
+    """Two functions of the same source whose closures or defaults differ have different keys."""
+    made = [scaling(2.0), scaling(3.0), lambda passes, by=2: None, lambda passes, by=3: None]
+    keys = {rewrites._source_hash(Rewrite("scaled", patterns=each)) for each in made}
+    assert len(keys) == 4
+    assert rewrites._source_hash(Rewrite("scaled", patterns=scaling(2.0))) in keys
+
+
+SCRIPT = """
+import sys
+from backend_kwargs import rewrites
+def helper():
+    return 2
+def patterns(passes):
+    helper()
+print(rewrites._source_hash(rewrites.Rewrite("mine", patterns=patterns)))
+"""
+
+
+def test_the_key_knows_the_script(tmp_path):
+    """A function of the running script has the whole script in its key, with the helpers that it calls."""
+    said = []
+    for text in (SCRIPT, SCRIPT, SCRIPT.replace("return 2", "return 3")):
+        (tmp_path / "train.py").write_text(text)
+        ran = subprocess.run([sys.executable, tmp_path / "train.py"], capture_output=True, text=True, check=True)
+        said.append(ran.stdout)
+    assert said[0] == said[1] != said[2]
 
 
 def test_a_rewrite_has_one_function():

@@ -41,10 +41,10 @@ def candidates_of_rewrites(
     found = []
     for name in names:
         rewrite = find_rewrite(name)
-        fits = rewrite.fitting(stats) and rewrite.objective in ("latency", objective)
-        if not fits or unmet(rewrite.needs, machine()):
-            continue
         try:
+            fits = rewrite.fitting(stats) and rewrite.objective in ("latency", objective)
+            if not fits or unmet(rewrite.needs, machine()):
+                continue
             match = find_in(lowered(), name) if rewrite.patterns else find_in_traced(*traced, name)
         except Exception as error:  # noqa: BLE001 - a user's rewrite may raise anything: it is not tried
             logger.info("Rewrite %s is not tried: %s", name, error_text(error))

@@ -58,8 +58,8 @@ OWN: Mapping[str, Option] = MappingProxyType(
     }
     | dict(auto.OPTIONS)
 )
-# As tuples, whether they came from Python, from a file or from a stored decision: equal backends compile once.
-TUPLES = ("rewrites", "tuned_products")
+# Tuples of names, whether they came from Python, from a text or from a file: equal backends compile once.
+NAMES = ("rewrites", "tuned_products")
 # Options that torch.compile itself uses; a backend never gets them.
 TORCH_COMPILE_ONLY = ("guard_filter_fn",)
 # An option, and those that it cannot be combined with.
@@ -236,9 +236,17 @@ class InductorCompiler:
                     f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend."
                 )
         known = [(self.option(name), value) for name, value in options.items()]
-        known = [(o, tuple(v) if o.name in TUPLES and isinstance(v, list) else v) for o, v in known]
+        known = [(o, _names(value) if o.name in NAMES else value) for o, value in known]
         known = [(o, precisions.named(value) if o.name == "precision" else value) for o, value in known]
         return {o.name: copied(coerce(o, value, "option" if o.name in OWN else KIND)) for o, value in known}
+
+
+def _names(value: Any) -> Any:
+    """Return a list of names, or a text such as "packed,patches", as a tuple without repetitions."""
+    if isinstance(value, str) and not value.lstrip().startswith("[") and value.strip().lower() not in ("none", "null"):
+        value = [name.strip() for name in value.split(",") if name.strip()]
+    hashable = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+    return tuple(dict.fromkeys(value)) if hashable else value
 
 
 def _clones(options: Mapping[str, Any]) -> bool:

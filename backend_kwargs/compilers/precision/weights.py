@@ -12,6 +12,8 @@ from torch._guards import Source
 from torch.fx import GraphModule, Node
 from torch.utils.weak import WeakIdKeyDictionary
 
+from backend_kwargs.compilers.fused_steps import CopyOfParameters
+
 Make = Callable[[torch.Tensor], torch.Tensor]
 
 # By parameter, then by precision: graphs of other shapes and the candidates of a race share a converted weight. The
@@ -21,22 +23,24 @@ _lock = threading.Lock()
 
 
 @dataclass(eq=False)
-class Weight:
+class Weight(CopyOfParameters):
     """A parameter in another precision; `state` is the parameter's address and version at the conversion."""
 
     tensor: torch.Tensor
     make: Make
     state: tuple[int, int]
+    storage: Any  # kept alive, since new memory could get the old address
 
     def follow(self, parameter: torch.Tensor) -> None:
         """Convert the parameter again, into the same memory, if it has changed."""
         state = parameter.data_ptr(), parameter._version
-        if state == self.state:
+        if state == self.state and not self.stale:
             return
         with _lock:
-            if state != self.state:
+            if state != self.state or self.stale:
+                self.watch([parameter])
                 _copy(self.tensor, _of(parameter, self.make))
-                self.state = state
+                self.state, self.storage = state, parameter.untyped_storage()
 
     @property
     def nbytes(self) -> int:
@@ -50,7 +54,8 @@ def weight_of(parameter: torch.Tensor, precision: str, make: Make) -> Weight:
     found = known[precision]() if precision in known else None
     if found is None:
         state = parameter.data_ptr(), parameter._version
-        found = Weight(_of(parameter, make), make, state)
+        found = Weight(_of(parameter, make), make, state, parameter.untyped_storage())
+        found.watch([parameter])
         known[precision] = ref(found)
     found.follow(parameter)
     return found

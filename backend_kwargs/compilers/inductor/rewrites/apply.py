@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule
 from backend_kwargs.compilers.inductor.allowed_attention import allowed_attention
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.folding import fold_together
+from backend_kwargs.compilers.inductor.rewrites.traced import change_by
 from backend_kwargs.requirements import machine, unmet
 from backend_kwargs.rewrites import Rewrite, find_rewrite, fingerprint, resolved
 
@@ -115,5 +116,5 @@ def find_in(gms: Sequence[GraphModule], name: str) -> Found:
 
 def find_in_traced(gm: GraphModule, example_inputs: Sequence[Any], name: str) -> Found:
     """Return the matches of the rewrite `name` in dynamo's graph, which stays unchanged."""
-    change = resolved(find_rewrite(name).traced)(gm, example_inputs)
+    change = change_by(name, gm, example_inputs)
     return Found(change.count, change.bytes) if change else Found(0, 0.0)

@@ -23,6 +23,7 @@ from torch.fx import Graph, Node
 
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.matching import (
+    FLOATS,
     AnyNode,
     aten,
     calls,
@@ -190,9 +191,9 @@ def _was_widened(node: Any, dtype: torch.dtype) -> bool:
 
 
 def _converts_floats(node: Any) -> bool:
-    """Return whether `node` converts floating-point numbers to others: integers would be rounded."""
+    """Return whether `node` converts floating-point numbers to others; those to integers or to 8 bits are wanted."""
     values = (value_of(node), value_of(node.args[0])) if calls(node, prims.convert_element_type.default) else ()
-    return bool(values) and all(each is not None and each.is_floating_point() for each in values)
+    return bool(values) and all(each is not None and each.dtype in FLOATS for each in values)
 
 
 def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[AnyNode], float, list[AnyNode]] | None:

@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.folding import mark_folded
 from backend_kwargs.compilers.inductor.rewrites.matching import (
+    FLOATS,
     AnyNode,
     aten,
     calls,
@@ -129,10 +130,10 @@ def _is_residual(node: Any, relu: AnyNode) -> bool:
 
 
 def _unconverted(node: Any) -> Any:
-    """Return the node before conversions of dtype that have no other user; None if one starts from an integer."""
+    """Return the node before conversions of dtype that have no other user; None if one is more than a rounding."""
     while calls(node, prims.convert_element_type.default) and used_once(node):
-        source = value_of(node.args[0])
-        if source is None or not source.is_floating_point():
+        source, made = value_of(node.args[0]), value_of(node)
+        if source is None or made is None or not {source.dtype, made.dtype}.issubset(FLOATS):
             return None
         node = node.args[0]
     return node

@@ -110,7 +110,7 @@ def _replace_norm(node: AnyNode) -> float | None:
     if x is None or weight is None or made is None or (bias is None) != (given.get("bias") is None):
         return None
     # Without a gradient of the weight, the gradient is one kernel anyway.
-    trains = torch.is_grad_enabled() and x.requires_grad and weight.requires_grad
+    trains = made.requires_grad and x.requires_grad and weight.requires_grad
     if not trains or not _fits(given["normalized_shape"], x, weight, made, bias):
         return None
     with node.graph.inserting_before(node):

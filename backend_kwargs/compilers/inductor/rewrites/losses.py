@@ -83,7 +83,7 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
         return None
     if changes_meanwhile(node, [x, weight, given["target"]]):
         return None
-    trains = torch.is_grad_enabled() and (value.requires_grad or held.requires_grad)
+    trains = made.requires_grad  # not of the mode at the start of the graph, which may change it
     with node.graph.inserting_before(node):
         rows = node.graph.call_function(torch.reshape, (x, (-1, held.shape[1])))
         call = node.graph.call_function(

@@ -12,6 +12,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_arg
 
 aten, prims = torch.ops.aten, torch.ops.prims
+# Conversions between these only round, as Inductor's own do; one to 8 bits is a quantisation that the user wants.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # torch types a node's arguments as a union of everything that a graph can contain. The patterns narrow that down.
 AnyNode: TypeAlias = Any

@@ -16,7 +16,7 @@ from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_
 from backend_kwargs.compilers.inductor.rewrites.convolution import affine_convolution, folded, may_fuse
 from backend_kwargs.compilers.inductor.rewrites.linear import insert_product, product_before, used_by_one_pattern
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, insert, pattern_of, replace
-from backend_kwargs.compilers.inductor.rewrites.operators import define
+from backend_kwargs.compilers.inductor.rewrites.operators import define, dense
 
 DTYPES = (torch.float32, torch.bfloat16)
 # By oneDNN's names: the activation, its numbers and its algorithm.
@@ -38,7 +38,7 @@ def _linear(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
 
 
 def _linear_cpu(x: Tensor, w: Tensor, bias: Tensor | None, name: str) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, w, bias, name, *ACTIVATIONS[name][1:])  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._linear_pointwise(x, w, dense(bias), name, *ACTIVATIONS[name][1:])  # type: ignore[no-any-return]
 
 
 def _conv(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, name: str) -> Tensor:
@@ -51,7 +51,7 @@ def _conv_cpu(
 ) -> Tensor:
     pointwise = torch.ops.mkldnn._convolution_pointwise
     _, numbers, algorithm = ACTIVATIONS[name]
-    return pointwise(x, w, bias, padding, stride, dilation, groups, name, numbers, algorithm)  # type: ignore[no-any-return]
+    return pointwise(x, w, dense(bias), padding, stride, dilation, groups, name, numbers, algorithm)  # type: ignore[no-any-return]
 
 
 linear_onednn = define("linear_onednn(Tensor x, Tensor w, Tensor? bias, str name) -> Tensor", _linear, cpu=_linear_cpu)

@@ -120,11 +120,11 @@ def _conv_relu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilat
 
 def _conv_relu_cpu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
     pointwise = torch.ops.mkldnn._convolution_pointwise
-    return pointwise(x, w, bias, padding, stride, dilation, groups, "relu", [], "")  # type: ignore[no-any-return]
+    return pointwise(x, w, dense(bias), padding, stride, dilation, groups, "relu", [], "")  # type: ignore[no-any-return]
 
 
 def _conv_relu_cuda(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    return torch.ops.aten.cudnn_convolution_relu(x, w, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return]
+    return torch.ops.aten.cudnn_convolution_relu(x, w, dense(bias), stride, padding, dilation, groups)  # type: ignore[no-any-return]
 
 
 def _conv_add_relu(
@@ -137,14 +137,19 @@ def _conv_add_relu_cpu(
     x: Tensor, w: Tensor, z: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
     pointwise = torch.ops.mkldnn._convolution_pointwise.binary
-    return pointwise(x, z, w, bias, padding, stride, dilation, groups, "add", 1.0, "relu", [], "")  # type: ignore[no-any-return]
+    return pointwise(x, z, w, dense(bias), padding, stride, dilation, groups, "add", 1.0, "relu", [], "")  # type: ignore[no-any-return]
 
 
 def _conv_add_relu_cuda(
     x: Tensor, w: Tensor, z: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
     fused = torch.ops.aten.cudnn_convolution_add_relu
-    return fused(x, w, z, 1.0, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return]
+    return fused(x, w, z, 1.0, dense(bias), stride, padding, dilation, groups)  # type: ignore[no-any-return]
+
+
+def dense(bias: Tensor | None) -> Tensor | None:
+    """Return a bias as the libraries need it: oneDNN ignores its stride."""
+    return None if bias is None else bias.contiguous()
 
 
 GEOMETRY = "Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
@@ -170,11 +175,11 @@ def _linear_gelu(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 
 
 def _linear_relu_cpu(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, w, bias, "relu", [], "")  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._linear_pointwise(x, w, dense(bias), "relu", [], "")  # type: ignore[no-any-return]
 
 
 def _linear_gelu_cpu(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, w, bias, "gelu", [], "tanh")  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._linear_pointwise(x, w, dense(bias), "gelu", [], "tanh")  # type: ignore[no-any-return]
 
 
 def _linear_relu_cuda(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:

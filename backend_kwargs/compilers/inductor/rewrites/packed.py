@@ -9,7 +9,6 @@ buffer, a thread that calls one would pack while another thread runs the other.
 import logging
 import threading
 import timeit
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,10 +16,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch._dynamo.source import ConstantSource
-from torch._guards import TracingContext
+from torch._guards import CompileContext, TracingContext
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.freezing import guard_identity
+from backend_kwargs.compilers.fused_steps import CopyOfParameters
 from backend_kwargs.compilers.graphs import (
     copy_of_graph,
     has_memory,
@@ -31,14 +31,16 @@ from backend_kwargs.compilers.graphs import (
 )
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, example
+from backend_kwargs.errors import warn_once
 
 logger = logging.getLogger("backend_kwargs.rewrites")
 
+MODULES = 4  # dynamo compiles eight graphs of a function, then none: one graph without packed weights serves all others
 LINEAR = (F.linear, torch._C._nn.linear)
 _lock = threading.Lock()
 
 
-class Pack:
+class Pack(CopyOfParameters):
     """Tensors concatenated along their first dimension in `buffer`, whose address never changes."""
 
     def __init__(self, positions: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
@@ -48,21 +50,26 @@ class Pack:
             self.buffer = torch.cat([tensor.detach() for tensor in tensors])
         self.known = known
 
-    def _state(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, Any, int, int]]:
+    def _state(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int, int]]:
         """Return what identifies the values of `tensors`; ask before reading them, since a thread may change them."""
+        self.watch(tensors)
+        # Kept alive, since new memory could get the old address. Not the tensors: torch swaps none that has a weak
+        # reference, and others would keep replaced parameters alive.
+        self.storages = [tensor.untyped_storage() for tensor in tensors]
         return [
-            (position, weakref.ref(tensor), tensor.data_ptr(), tensor._version)
+            (position, id(tensor), tensor.data_ptr(), tensor._version)
             for position, tensor in zip(self.positions, tensors, strict=True)
         ]
 
     def refresh(self, inputs: Sequence[torch.Tensor]) -> None:
         """Pack again if a tensor was replaced or written to."""
-        for position, known, address, version in self.known:
+        for position, identity, address, version in self.known:
             tensor = inputs[position]
-            if tensor is not known() or tensor.data_ptr() != address or tensor._version != version:
+            if id(tensor) != identity or tensor.data_ptr() != address or tensor._version != version:
                 break
         else:
-            return
+            if not self.stale:
+                return
         tensors = [inputs[position] for position in self.positions]
         with _lock, torch.no_grad():
             known = self._state(tensors)
@@ -75,7 +82,10 @@ def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
 
     Applies only without gradients, and to parameters that the graph does not change.
     """
-    if torch.is_grad_enabled() or has_transforms(gm) or not _groups(gm, example_inputs):
+    if _records_gradients(gm) or has_transforms(gm) or not _groups(gm, example_inputs):
+        return None
+    if _compiled_before() >= MODULES:
+        warn_once(f"Rewrite 'packed' packs the weights of up to {MODULES} modules that share code; others stay apart.")
         return None
     packed = copy_of_graph(gm)
     placeholders = packed.graph.find_nodes(op="placeholder")
@@ -98,6 +108,18 @@ def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     logger.info("Packed %d groups of linear layers: %s", len(groups), costs)
     wrap = _wrapped(packs, kept, len(groups), costs)
     return Change(packed, [example_inputs[at] for at in kept], len(groups), 0.0, wrap)
+
+
+def _compiled_before() -> int:
+    """Return how many graphs dynamo has compiled of this code: each other module needs one of its own."""
+    current = CompileContext.current_compile_id()
+    return current.frame_compile_id or 0 if current else 0
+
+
+def _records_gradients(gm: GraphModule) -> bool:
+    """Return whether gradients are recorded, or a part of the graph begins to."""
+    modes = gm.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+    return torch.is_grad_enabled() or any(mode.args[0] for mode in modes)
 
 
 def _costs(packs: Sequence[Pack], inputs: Sequence[Any]) -> str:
@@ -180,9 +202,10 @@ def _pack_group(
         start = 0
         for each, (weight, *_) in zip(group, operands, strict=True):
             end = start + example_inputs[positions[weight]].shape[0]
-            # A copy, since the following code may need contiguous strides. It is fused into the next kernel.
+            # A copy, of one row too: the following code may need memory of its own with contiguous strides. The next
+            # kernel contains it.
             part = gm.graph.call_function(torch.narrow, (whole, -1, start, end - start))
-            part = gm.graph.call_method("contiguous", (part,))
+            part = gm.graph.call_method("clone", (part,), {"memory_format": torch.contiguous_format})
             part.meta = dict(each.meta)
             each.replace_all_uses_with(part)
             start = end

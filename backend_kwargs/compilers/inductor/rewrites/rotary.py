@@ -100,8 +100,7 @@ def _replace(node: AnyNode) -> float | None:
     with node.graph.inserting_before(node):
         call = node.graph.call_function(rotary, (*found, layouts[0], False))
     put(node, call)
-    trains = torch.is_grad_enabled() and x.requires_grad
-    return (4 if trains else 2) * GAIN * bytes_of(x)
+    return (4 if made.requires_grad else 2) * GAIN * bytes_of(x)
 
 
 def _fits(x: Tensor, cos: Tensor, sin: Tensor, made: Tensor) -> bool:
@@ -113,7 +112,7 @@ def _fits(x: Tensor, cos: Tensor, sin: Tensor, made: Tensor) -> bool:
         return False
     if x.dtype not in DTYPES or not x.dtype == cos.dtype == sin.dtype == made.dtype:
         return False
-    trained = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    trained = made.requires_grad and (cos.requires_grad or sin.requires_grad)
     if trained or not cos.dim() or not sin.dim():
         return False
     return cos.shape[-1] == sin.shape[-1] and cos.shape[-1] in (width, width // 2)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, storages_of, written_between
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, erase_dead
+from backend_kwargs.errors import wrong_value
 from backend_kwargs.requirements import machine, unmet
 from backend_kwargs.rewrites import Rewrite, find_rewrite, resolved
 
@@ -44,7 +45,7 @@ def compile_rewritten(
     wraps, counts = [], {}
     for name in names:
         rewrite = find_rewrite(name)
-        change = resolved(rewrite.traced)(gm, example_inputs) if _works(rewrite, example_inputs) else None
+        change = change_by(name, gm, example_inputs) if _works(rewrite, example_inputs) else None
         if change is not None:
             gm, example_inputs = change.gm, change.example_inputs
             wraps.append(change.wrap)
@@ -57,6 +58,14 @@ def compile_rewritten(
     for wrap in reversed(wraps):
         compiled = wrap(compiled)
     return compiled
+
+
+def change_by(name: str, gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
+    """Return what the rewrite `name` makes of dynamo's graph, or None if it changes nothing."""
+    change = resolved(find_rewrite(name).traced)(gm, example_inputs)
+    if change is not None and not isinstance(change, Change):
+        raise wrong_value(f"The result of rewrite {name!r}", "a Change or None", change)
+    return change
 
 
 def _works(rewrite: Rewrite, example_inputs: Sequence[Any]) -> bool:
