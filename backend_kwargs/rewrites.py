@@ -343,5 +343,5 @@ def _module_text(module: str) -> str:
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return ""
     path = Path(spec.origin)
-    files = sorted(path.parent.glob("*.py")) if module.startswith(f"{OURS}.") else [path]
+    files = sorted(path.parent.rglob("*.py")) if module.startswith(f"{OURS}.") else [path]
     return "\n".join(each.read_text() for each in files)

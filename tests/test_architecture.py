@@ -45,10 +45,14 @@ compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.
 compilers.inductor.allowed_attention compilers.inductor.cutlass
 compilers.inductor.tuned_products
 compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
-compilers.inductor.rewrites.traced compilers.inductor.rewrites.row_kernels compilers.inductor.rewrites.kernels
-compilers.inductor.rewrites.decode_kernels
+compilers.inductor.rewrites.traced
+compilers.inductor.rewrites.kernels compilers.inductor.rewrites.kernels.launch
+compilers.inductor.rewrites.kernels.convolution compilers.inductor.rewrites.kernels.attention
+compilers.inductor.rewrites.kernels.decode compilers.inductor.rewrites.kernels.cross_entropy
+compilers.inductor.rewrites.kernels.layer_norm compilers.inductor.rewrites.kernels.rotary
+compilers.inductor.rewrites.kernels.gather_sum
 compilers.inductor.rewrites.operators
-compilers.inductor.rewrites.convolution_kernels compilers.inductor.rewrites.grouped_convolution
+compilers.inductor.rewrites.grouped_convolution
 compilers.inductor.rewrites.folding
 compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compilers.inductor.rewrites.onednn
 compilers.inductor.rewrites.attention

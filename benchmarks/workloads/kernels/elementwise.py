@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from backend_kwargs.compilers.inductor.rewrites import row_kernels
+from backend_kwargs.compilers.inductor.rewrites.kernels import rotary
 from benchmarks.workloads.kernels.launch import config, tuned
 
 
@@ -34,7 +34,7 @@ turned = tuned(
     config(4, ROWS=2),
     [config(warps, ROWS=rows) for warps, rows in ((4, 8), (4, 16), (4, 32), (8, 32), (8, 64))],
     "half",
-)(row_kernels.turned)
+)(rotary.turned)
 
 
 def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,7 +45,7 @@ def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
 def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return one tensor turned."""
     out = torch.empty_like(x)
-    rows, middle, last, half, strides = row_kernels.sizes_and_strides(x, out, cos, sin)
+    rows, middle, last, half, strides = rotary.sizes_and_strides(x, out, cos, sin)
     width = triton.next_power_of_2(half)
     turned[lambda meta: (triton.cdiv(rows, meta["ROWS"]),)](
         x, cos, sin, out, rows, middle, last, half, *strides, True, False, width

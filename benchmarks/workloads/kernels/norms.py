@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from backend_kwargs.compilers.inductor.rewrites import row_kernels
+from backend_kwargs.compilers.inductor.rewrites.kernels import layer_norm as layer_norm_kernel
 from benchmarks.workloads.kernels.launch import config, persistent, tuned
 
 SMALL = config(4, ROWS=2, PER_SM=1)
@@ -93,7 +93,7 @@ def layer_norm_rows(
 
 
 layer_norm_gradients = tuned(config(4, ROWS=2, PER_SM=1, STAGES=2), BACKWARD, "columns")(
-    row_kernels.layer_norm_gradients
+    layer_norm_kernel.layer_norm_gradients
 )
 
 

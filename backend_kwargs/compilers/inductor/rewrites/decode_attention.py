@@ -47,7 +47,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, 
 def _decode_cuda(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, heads_last: bool, **options: Any
 ) -> Tensor:
-    from backend_kwargs.compilers.inductor.rewrites.decode_kernels import attention_in_splits
+    from backend_kwargs.compilers.inductor.rewrites.kernels.decode import attention_in_splits
 
     q = q if q.stride(-1) == 1 else q.contiguous()
     return attention_in_splits(q, k, v, mask, scale, _empty(q, k, v, heads_last), **options)

@@ -54,7 +54,7 @@ def _empty(table: Tensor, indices: Tensor, weights: Tensor | None, *_: Any) -> T
 def _gather_sum_cuda(
     table: Tensor, indices: Tensor, weights: Tensor | None, padding: int | None, mean: bool, **options: Any
 ) -> Tensor:
-    from backend_kwargs.compilers.inductor.rewrites.row_kernels import sum_of_rows
+    from backend_kwargs.compilers.inductor.rewrites.kernels.gather_sum import sum_of_rows
 
     return sum_of_rows(table, indices, weights, padding, _empty(table, indices, weights), mean=mean, **options)
 

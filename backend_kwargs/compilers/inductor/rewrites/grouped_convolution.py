@@ -19,7 +19,7 @@ PASSES = 7  # over images and results: cuDNN took longer than our kernel by the 
 
 
 def _grouped_cuda(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    from backend_kwargs.compilers.inductor.rewrites.convolution_kernels import convolution_in_groups
+    from backend_kwargs.compilers.inductor.rewrites.kernels.convolution import convolution_in_groups
 
     sizes = [
         (size + 2 * pad - apart * (kernel - 1) - 1) // step + 1

@@ -56,7 +56,7 @@ def _gradients_fake(
 def _gradients_cuda(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from backend_kwargs.compilers.inductor.rewrites.row_kernels import gradients_of_layer_norm
+    from backend_kwargs.compilers.inductor.rewrites.kernels.layer_norm import gradients_of_layer_norm
 
     return gradients_of_layer_norm(grad, x, mean, rstd, weight)
 

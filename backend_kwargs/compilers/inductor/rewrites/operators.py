@@ -220,7 +220,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: floa
 
 
 def _attention_cuda(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    from backend_kwargs.compilers.inductor.rewrites.kernels import attention_over_few_keys
+    from backend_kwargs.compilers.inductor.rewrites.kernels.attention import attention_over_few_keys
 
     fits = has_few_keys(q, k, v) and q.numel() > 0 and k.numel() > 0
     return (attention_over_few_keys if fits else _attention)(q, k, v, bias, scale)
@@ -298,7 +298,7 @@ def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> Lo
 
 
 def _cross_entropy_cuda(logits: Tensor, target: Tensor, ignore_index: int, **options: Any) -> Loss:
-    from backend_kwargs.compilers.inductor.rewrites.kernels import loss_of_rows
+    from backend_kwargs.compilers.inductor.rewrites.kernels.cross_entropy import loss_of_rows
 
     losses, tops, logs = loss_of_rows(logits, target, ignore_index, **options)
     count = (target != ignore_index).sum().float()
@@ -319,7 +319,7 @@ def _cross_entropy_backward_cuda(
     grad: Tensor, logits: Tensor, target: Tensor, tops: Tensor, logs: Tensor, count: Tensor, ignore_index: int,
     **options: Any,
 ) -> Tensor:  # fmt: skip
-    from backend_kwargs.compilers.inductor.rewrites.kernels import gradient_of_rows
+    from backend_kwargs.compilers.inductor.rewrites.kernels.cross_entropy import gradient_of_rows
 
     return gradient_of_rows(grad.float() / count, logits, target, tops, logs, ignore_index, **options)
 

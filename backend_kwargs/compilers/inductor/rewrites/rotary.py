@@ -49,7 +49,7 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bool) -
 
 
 def _rotary_cuda(x: Tensor, cos: Tensor, sin: Tensor, contiguous: bool, back: bool, **options: Any) -> Tensor:
-    from backend_kwargs.compilers.inductor.rewrites.row_kernels import turn
+    from backend_kwargs.compilers.inductor.rewrites.kernels.rotary import turn
 
     return turn(x, cos, sin, _like(x, contiguous), back=back, **options)
 

@@ -12,10 +12,9 @@ import torch
 import triton  # type: ignore[import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
-from backend_kwargs.compilers.inductor.rewrites.row_kernels import on_device_of
+from backend_kwargs.compilers.inductor.rewrites.kernels.launch import LEAST, on_device_of
 
 PIXELS, WARPS = 256, 4  # of a program for one group: the fastest of 36 on an H200, without stages
-LEAST = 16  # the smallest size for tensor cores
 PIXELS_OF_DEPTHWISE, CHANNELS, WARPS_OF_DEPTHWISE = 32, 64, 4
 
 

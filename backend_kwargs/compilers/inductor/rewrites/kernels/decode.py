@@ -5,11 +5,16 @@ import torch
 import triton  # type: ignore[import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,unused-ignore]
 
+from backend_kwargs.compilers.inductor.rewrites.kernels.launch import (
+    LEAST,
+    LOG2_E,
+    Wrap,
+    as_it_is,
+    on_device_of,
+    processors,
+)
 from backend_kwargs.compilers.inductor.rewrites.matching import hint
-from backend_kwargs.compilers.inductor.rewrites.row_kernels import Wrap, as_it_is, on_device_of, processors
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-LEAST = 16  # rows of a tile that tensor cores multiply
 # The fastest of 54 configurations, or within a tenth of it, on nine shapes on an H200. Two splits took longer than one.
 KEYS, WARPS = 64, 4
 PROGRAMS_PER_SM, FEWEST_SPLITS, MOST_SPLITS, SHORTEST_SPLIT = 4, 3, 64, 128
@@ -63,8 +68,7 @@ def attended(  # type: ignore[no-untyped-def]
         score = tl.where(seen[None, :], score, -float("inf"))
         higher = tl.maximum(top, tl.max(score, 1))
         base = tl.where(higher == -float("inf"), 0.0, higher)  # nothing was seen yet
-        power = tl.exp2(score - base[:, None])
-        kept = tl.exp2(top - base)
+        power, kept = tl.exp2(score - base[:, None]), tl.exp2(top - base)
         at_v = start_of_v + key[:, None] * tl.cast(v_2, tl.int64) + column_of_v[None, :]
         value = tl.load(at_v, mask=seen[:, None] & (column_of_v < width_of_v)[None, :], other=0.0)
         acc = acc * kept[:, None] + tl.dot(power.to(value.dtype), value, input_precision=precision)
@@ -75,7 +79,7 @@ def attended(  # type: ignore[no-untyped-def]
         at_out = out + batch * out_0 + (of_head * out_1 + query * out_2)[:, None] + column_of_v[None, :]
         tl.store(at_out, made, mask=in_rows & (column_of_v < width_of_v)[None, :])
     else:
-        at_row = (tl.cast(tl.program_id(0), tl.int64)) * rows + row
+        at_row = tl.cast(tl.program_id(0), tl.int64) * rows + row
         tl.store(sums + at_row[:, None] * WIDTH_OF_V + column_of_v[None, :], made, mask=in_rows)
         tl.store(logs + at_row, top + tl.log2(total), mask=row < rows)
 
