@@ -145,7 +145,7 @@ BUILT_IN: Mapping[str, Rewrite] = MappingProxyType(
         ),
         "cudnn_attention": Rewrite(
             "cuDNN's kernel instead of the one that scaled_dot_product_attention chose",
-            patterns=f"{OURS}.attention:add_cudnn_patterns",
+            patterns=f"{OURS}.library_attention:add_cudnn_patterns",
             operators=("backend_kwargs::cudnn_attention",),
             needs=("gpu",),
             applies="inference in half precision",

@@ -70,7 +70,7 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/multihead_attention.py": "rewrites/test_multihead_attention.py",
     "*/rewrites/patches.py": "rewrites/test_patches.py",
     "*/rewrites/grouped_convolution.py": "rewrites/test_grouped_convolution.py rewrites/test_rewrite_kernels.py",
-    "*/rewrites/*kernels.py": "rewrites/test_rewrite_kernels.py",
+    "*/rewrites/kernels/*.py": "rewrites/test_rewrite_kernels.py",
     "*/rewrites/layer_norm.py": "rewrites/test_layer_norm.py",
     "*/rewrites/linear.py": "rewrites/test_linear.py rewrites/test_onednn.py",
     "*/rewrites/losses.py": "rewrites/test_losses.py",

@@ -52,10 +52,10 @@ compilers.inductor.rewrites.kernels.decode compilers.inductor.rewrites.kernels.c
 compilers.inductor.rewrites.kernels.layer_norm compilers.inductor.rewrites.kernels.rotary
 compilers.inductor.rewrites.kernels.gather_sum
 compilers.inductor.rewrites.operators
-compilers.inductor.rewrites.grouped_convolution
 compilers.inductor.rewrites.folding
-compilers.inductor.rewrites.convolution compilers.inductor.rewrites.linear compilers.inductor.rewrites.onednn
-compilers.inductor.rewrites.attention
+compilers.inductor.rewrites.convolution compilers.inductor.rewrites.grouped_convolution
+compilers.inductor.rewrites.linear compilers.inductor.rewrites.onednn
+compilers.inductor.rewrites.library_attention compilers.inductor.rewrites.attention
 compilers.inductor.rewrites.packed compilers.inductor.rewrites.losses compilers.inductor.rewrites.layer_norm
 compilers.inductor.rewrites.rotary compilers.inductor.rewrites.attention_mask compilers.inductor.rewrites.matrix_vector
 compilers.inductor.rewrites.gather_sum compilers.inductor.rewrites.decode_attention compilers.inductor.rewrites.patches

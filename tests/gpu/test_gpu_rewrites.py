@@ -11,7 +11,7 @@ from torch import nn
 from torch._inductor.utils import run_and_get_code
 
 from backend_kwargs import make_backend, report
-from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites import convolution, library_attention, linear
 from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import grouped_convolution
 from backend_kwargs.compilers.inductor.rewrites.operators import _without_kernel
 
@@ -62,18 +62,18 @@ def window_args(dtype):
 
 
 CALLS = {
-    "conv": lambda dtype: (operators.conv_relu, conv_args(dtype)),
-    "conv 1x1": lambda dtype: (operators.conv_relu, conv_args(dtype, kernel=1)),
-    "conv groups": lambda dtype: (operators.conv_relu, conv_args(dtype, groups=4)),
-    "conv odd channels": lambda dtype: (operators.conv_relu, conv_args(dtype, channels=3, out=5)),
-    "conv residual": lambda dtype: (operators.conv_add_relu, conv_args(dtype, residual=True)),
-    "linear relu": lambda dtype: (operators.linear_relu, linear_args(dtype)),
-    "linear gelu": lambda dtype: (operators.linear_gelu, linear_args(dtype)),
-    "linear odd": lambda dtype: (operators.linear_gelu, linear_args(dtype, 3, 7, 5)),
-    "attention bias": lambda dtype: (operators.attention, attention_args(dtype, 49, bias=True)),
-    "attention bias repeats": lambda dtype: (operators.attention, window_args(dtype)),
-    "attention": lambda dtype: (operators.attention, attention_args(dtype, 64, bias=False)),
-    "attention many keys": lambda dtype: (operators.attention, attention_args(dtype, 300, bias=True)),
+    "conv": lambda dtype: (convolution.conv_relu, conv_args(dtype)),
+    "conv 1x1": lambda dtype: (convolution.conv_relu, conv_args(dtype, kernel=1)),
+    "conv groups": lambda dtype: (convolution.conv_relu, conv_args(dtype, groups=4)),
+    "conv odd channels": lambda dtype: (convolution.conv_relu, conv_args(dtype, channels=3, out=5)),
+    "conv residual": lambda dtype: (convolution.conv_add_relu, conv_args(dtype, residual=True)),
+    "linear relu": lambda dtype: (linear.linear_relu, linear_args(dtype)),
+    "linear gelu": lambda dtype: (linear.linear_gelu, linear_args(dtype)),
+    "linear odd": lambda dtype: (linear.linear_gelu, linear_args(dtype, 3, 7, 5)),
+    "attention bias": lambda dtype: (library_attention.attention, attention_args(dtype, 49, bias=True)),
+    "attention bias repeats": lambda dtype: (library_attention.attention, window_args(dtype)),
+    "attention": lambda dtype: (library_attention.attention, attention_args(dtype, 64, bias=False)),
+    "attention many keys": lambda dtype: (library_attention.attention, attention_args(dtype, 300, bias=True)),
 }
 
 
@@ -93,10 +93,10 @@ def test_operator(name, dtype):
 def composite(operator):
     """Return the operator in terms of ATen's operators, which accept float64."""
     return {
-        operators.conv_relu: operators._conv_relu,
-        operators.conv_add_relu: operators._conv_add_relu,
-        operators.linear_relu: operators._linear_relu,
-        operators.linear_gelu: operators._linear_gelu,
+        convolution.conv_relu: convolution._conv_relu,
+        convolution.conv_add_relu: convolution._conv_add_relu,
+        linear.linear_relu: linear._linear_relu,
+        linear.linear_gelu: linear._linear_gelu,
     }[operator]
 
 
@@ -119,7 +119,7 @@ def test_grouped_convolution(sizes, dtype):
     w = normal(outs, ins // groups, kernel, kernel, dtype=dtype).contiguous(memory_format=LAST)
     args = [x, w, normal(outs, dtype=dtype), [stride] * 2, [kernel // 2] * 2, [1, 1], groups]
     got = grouped_convolution(*args)
-    close(got.cpu(), operators.convolution(*exact(args)), dtype)
+    close(got.cpu(), convolution.convolution(*exact(args)), dtype)
     with torch._subclasses.FakeTensorMode() as mode:
         fake = grouped_convolution(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args))
     assert fake.stride() == got.stride()
@@ -131,7 +131,7 @@ def test_grouped_convolution_of_many_pixels(groups):
     """More tiles than the second dimension of CUDA's grid may have are computed by the kernel too."""
     x = normal(18, 8, 1024, 1024).contiguous(memory_format=LAST)
     args = [x, normal(8, 8 // groups, 1, 1), None, [1, 1], [0, 0], [1, 1], groups]
-    close(grouped_convolution(*args), operators.convolution(*args), torch.bfloat16)
+    close(grouped_convolution(*args), convolution.convolution(*args), torch.bfloat16)
     assert not _without_kernel
 
 
@@ -139,7 +139,7 @@ def test_grouped_convolution_of_many_pixels(groups):
 def test_cudnn_attention(causal):
     """cuDNN's attention agrees with float64, and its result is [batch, queries, heads, width] in memory."""
     q, k, v = (normal(2, 128, 4, 64).transpose(1, 2) for _ in range(3))
-    got = operators.cudnn_attention(q, k, v, None, causal, 0.125)
+    got = library_attention.cudnn_attention(q, k, v, None, causal, 0.125)
     want = F.scaled_dot_product_attention(*exact([q, k, v]), is_causal=causal, scale=0.125).transpose(1, 2)
     close(got.cpu(), want, torch.bfloat16)
     assert got.is_contiguous()
@@ -167,8 +167,8 @@ def test_windows_of_a_library(shifted):
 def test_no_engine():
     """If the library has no kernel, here for float64, the composite kernel runs, later without another attempt."""
     args = [a.double() if isinstance(a, torch.Tensor) else a for a in conv_args(torch.float32)]
-    first, second = operators.conv_relu(*args), operators.conv_relu(*args)
-    want = operators._conv_relu(*args)
+    first, second = convolution.conv_relu(*args), convolution.conv_relu(*args)
+    want = convolution._conv_relu(*args)
     assert torch.equal(first, second)
     torch.testing.assert_close(first, want)
 

@@ -9,7 +9,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from backend_kwargs.compilers.inductor.rewrites.decode_attention import decode_attention
 from backend_kwargs.compilers.inductor.rewrites.gather_sum import gather_sum
-from backend_kwargs.compilers.inductor.rewrites.operators import cross_entropy, cross_entropy_backward
+from backend_kwargs.compilers.inductor.rewrites.losses import cross_entropy, cross_entropy_backward
 from backend_kwargs.compilers.inductor.rewrites.rotary import rotary
 
 pytest.importorskip("triton")

@@ -162,7 +162,7 @@ for splits in (1, 3):
 GROUPED_CONVOLUTION = """
 import torch
 from backend_kwargs.compilers.inductor.rewrites.grouped_convolution import _grouped_cuda
-from backend_kwargs.compilers.inductor.rewrites.operators import convolution
+from backend_kwargs.compilers.inductor.rewrites.convolution import convolution
 
 LAST = torch.channels_last
 for ins, outs, groups, kernel, stride, padding, dilation in (

@@ -22,7 +22,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import backend_kwargs
 from backend_kwargs import BackendKwargsError, Rewrite, make_backend, register_rewrite, rewrites
-from backend_kwargs.compilers.inductor.rewrites import operators, traced
+from backend_kwargs.compilers.inductor.rewrites import convolution, library_attention, linear, operators, traced
 from backend_kwargs.compilers.inductor.rewrites.apply import RewritePass, with_rewrites
 from backend_kwargs.compilers.inductor.rewrites.operators import with_fallback
 
@@ -254,15 +254,22 @@ QUERIES, KEYS = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4)
 @pytest.mark.parametrize(
     ("operator", "args", "saved"),
     [
-        pytest.param("conv_relu", CONVOLVED, 2 * 4 * 2 * 4 * 4 * 4, id="the convolution"),
-        pytest.param("linear_relu", (ROWS, torch.zeros(5, 8), torch.zeros(5)), 2 * 4 * 3 * 5, id="the product"),
-        pytest.param("attention", (QUERIES, KEYS, KEYS, None, 1.0), 4 * 4 * 2 * 3 * 5 * 7, id="scores and weights"),
-        pytest.param("cudnn_attention", (QUERIES, KEYS, KEYS, None, False, 1.0), 0, id="a faster kernel"),
+        pytest.param(convolution.conv_relu, CONVOLVED, 2 * 4 * 2 * 4 * 4 * 4, id="the convolution"),
+        pytest.param(linear.linear_relu, (ROWS, torch.zeros(5, 8), torch.zeros(5)), 2 * 4 * 3 * 5, id="the product"),
+        pytest.param(
+            library_attention.attention,
+            (QUERIES, KEYS, KEYS, None, 1.0),
+            4 * 4 * 2 * 3 * 5 * 7,
+            id="scores and weights",
+        ),
+        pytest.param(
+            library_attention.cudnn_attention, (QUERIES, KEYS, KEYS, None, False, 1.0), 0, id="a faster kernel"
+        ),
     ],
 )
 def test_what_an_operator_saves(operator, args, saved):
     """The bytes of what it need not write and read again, by which races predict its gain."""
-    graph = make_fx(getattr(torch.ops.backend_kwargs, operator), tracing_mode="fake")(*args).graph
+    graph = make_fx(operator, tracing_mode="fake")(*args).graph
     assert sum(map(operators.saved_bytes, graph.nodes)) == saved
 
 

@@ -7,7 +7,6 @@ shifted windows for each image, is passed on without the repetition.
 
 import itertools
 import math
-import operator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +20,16 @@ from torch._inductor.pattern_matcher import (
 )
 from torch.fx import Graph, Node
 
-from backend_kwargs.compilers.inductor.rewrites import operators
+from backend_kwargs.compilers.inductor.rewrites.library_attention import (
+    CUDNN,
+    EFFICIENT,
+    HEADS_LAST,
+    arguments_of,
+    attention,
+    has_few_keys,
+    only_result,
+    replace_results,
+)
 from backend_kwargs.compilers.inductor.rewrites.matching import (
     FLOATS,
     AnyNode,
@@ -40,7 +48,6 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
-HEADS_LAST = [0, 2, 1, 3]
 
 
 @dataclass(slots=True)
@@ -93,7 +100,7 @@ def _fuse(match: Match, x: AnyNode) -> None:
         for factor in found.factors:
             q = insert(graph, aten.mul.Tensor, q, factor)
         bias = _bias(graph, found, q.meta["val"].dtype)
-        attended = insert(graph, operators.attention, q, k, v, bias, found.scale)
+        attended = insert(graph, attention, q, k, v, bias, found.scale)
     target = _heads_last(found)
     if target is not None:
         _replace_here(target, attended)
@@ -394,23 +401,18 @@ def _comes_from_product(node: Any) -> bool:
     return calls(node, aten.bmm.default)
 
 
-# ---- cuDNN's kernel instead of another one
-
-# The first result of each is the attention's.
-FLASH = aten._scaled_dot_product_flash_attention.default
-EFFICIENT = aten._scaled_dot_product_efficient_attention.default
-CUDNN = aten._scaled_dot_product_cudnn_attention.default
+# ---- a library's call
 
 
 def _over_few_keys(match: Match) -> Attention | None:
     """Return the attention of a library's kernel if it has a bias and so few keys that ours is faster, or None."""
     node = match.output_node()
-    given = _arguments(node)
+    given = arguments_of(node)
     q, k, v, bias = (value_of(given.get(name)) for name in ("query", "key", "value", "attn_bias"))
-    if q is None or k is None or v is None or bias is None or given.get("is_causal") or not _only_result(node):
+    if q is None or k is None or v is None or bias is None or given.get("is_causal") or not only_result(node):
         return None
     biases = _parts_of_bias(given["attn_bias"])
-    if not operators.has_few_keys(q, k, v) or not bias.is_floating_point() or bias.dim() > 4:
+    if not has_few_keys(q, k, v) or not bias.is_floating_point() or bias.dim() > 4:
         return None
     scale = given.get("scale")
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -424,57 +426,6 @@ def _fuse_library(match: Match, *args: Any, **kwargs: Any) -> None:
     node, graph = found.product, found.product.graph
     with graph.inserting_before(node):
         bias = _bias(graph, found, found.q.meta["val"].dtype)
-        attended = insert(graph, operators.attention, found.q, found.k, found.v, bias, found.scale)
+        attended = insert(graph, attention, found.q, found.k, found.v, bias, found.scale)
         attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
-    _replace_results(node, attended)
-
-
-def _replace_results(node: AnyNode, attended: AnyNode) -> None:
-    for user in [*node.users]:
-        user.replace_all_uses_with(attended)
-        node.graph.erase_node(user)
-    erase_dead(node)
-
-
-def add_cudnn_patterns(passes: PatternMatcherPass) -> None:
-    """Register patterns of the other kernels of scaled_dot_product_attention, which cuDNN's replaces."""
-    for target in (FLASH, EFFICIENT):
-        register_graph_pattern(
-            CallFunctionVarArgs(target), extra_check=lambda match: _only_result(match.output_node()), pass_dict=passes
-        )(_by_cudnn)
-
-
-def _arguments(node: AnyNode) -> dict[str, Any]:
-    names = [argument.name for argument in node.target._schema.arguments]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
-def _only_result(node: AnyNode) -> bool:
-    """Return whether only the first result is used, in the layout [batch, queries, heads, width] of our operator.
-
-    The other results are for the backward pass of the same kernel. Keys and values must have as many heads as queries.
-    """
-    given = _arguments(node)
-    if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
-        return False
-    if not all(user.meta["val"].transpose(1, 2).is_contiguous() for user in node.users):
-        return False
-    values = [value_of(given[name]) for name in ("query", "key", "value")]
-    half = all(each is not None and each.dtype in (torch.bfloat16, torch.float16) for each in values)
-    if not half or not all(same_sizes(each.shape[:2], values[0].shape[:2]) for each in values):  # type: ignore[union-attr]
-        return False
-    return not given.get("dropout_p") and not given.get("return_debug_mask")
-
-
-def _by_cudnn(match: Match, *args: Any, **kwargs: Any) -> None:
-    node = match.output_node()
-    given = _arguments(node)
-    q, k, v = (given[name] for name in ("query", "key", "value"))
-    graph = node.graph
-    scale = given.get("scale")
-    scale = q.meta["val"].shape[-1] ** -0.5 if scale is None else scale
-    with graph.inserting_before(node):
-        by = operators.cudnn_attention
-        attended = insert(graph, by, q, k, v, given.get("attn_bias"), bool(given.get("is_causal")), float(scale))
-        attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
-    _replace_results(node, attended)
+    replace_results(node, attended)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, PatternMatcherPass, register_graph_pattern
 from torch.fx import Graph, Node
 
-from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.folding import mark_folded
 from backend_kwargs.compilers.inductor.rewrites.matching import (
     FLOATS,
@@ -26,8 +26,67 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     used_once,
     value_of,
 )
+from backend_kwargs.compilers.inductor.rewrites.operators import define, dense
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+# ---- the operators
+
+
+def convolution(
+    x: Tensor, w: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    """Return a convolution by ATen."""
+    made: Tensor = torch.ops.aten.convolution(x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+    return made
+
+
+def _conv_relu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    return convolution(x, w, bias, stride, padding, dilation, groups).relu()
+
+
+def _conv_relu_cpu(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    pointwise = torch.ops.mkldnn._convolution_pointwise
+    return pointwise(x, w, dense(bias), padding, stride, dilation, groups, "relu", [], "")  # type: ignore[no-any-return]
+
+
+def _conv_relu_cuda(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    return torch.ops.aten.cudnn_convolution_relu(x, w, dense(bias), stride, padding, dilation, groups)  # type: ignore[no-any-return]
+
+
+def _conv_add_relu(
+    x: Tensor, w: Tensor, z: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    return (convolution(x, w, bias, stride, padding, dilation, groups) + z).relu()
+
+
+def _conv_add_relu_cpu(
+    x: Tensor, w: Tensor, z: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    pointwise = torch.ops.mkldnn._convolution_pointwise.binary
+    return pointwise(x, z, w, dense(bias), padding, stride, dilation, groups, "add", 1.0, "relu", [], "")  # type: ignore[no-any-return]
+
+
+def _conv_add_relu_cuda(
+    x: Tensor, w: Tensor, z: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    fused = torch.ops.aten.cudnn_convolution_add_relu
+    return fused(x, w, z, 1.0, dense(bias), stride, padding, dilation, groups)  # type: ignore[no-any-return]
+
+
+GEOMETRY = "Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
+
+conv_relu = define(f"conv_relu(Tensor x, Tensor w, {GEOMETRY}", _conv_relu, cpu=_conv_relu_cpu, cuda=_conv_relu_cuda)
+conv_add_relu = define(
+    f"conv_add_relu(Tensor x, Tensor w, Tensor z, {GEOMETRY}",
+    _conv_add_relu,
+    cpu=_conv_add_relu_cpu,
+    cuda=_conv_add_relu_cuda,
+)
+
+
+# ---- patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +121,9 @@ def add_patterns(passes: PatternMatcherPass) -> None:
             x, _, _, stride, padding, dilation, _, _, groups = affine.convolution.args
             geometry = (stride, padding, dilation, groups)
             new = (
-                insert(graph, operators.conv_relu, x, weight, bias, *geometry)
+                insert(graph, conv_relu, x, weight, bias, *geometry)
                 if residual is None
-                else insert(graph, operators.conv_add_relu, x, weight, residual, bias, *geometry)
+                else insert(graph, conv_add_relu, x, weight, residual, bias, *geometry)
             )
         replace(match, relu, new)
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
 from torch.fx import Node
 
+from backend_kwargs.compilers.inductor.rewrites.convolution import GEOMETRY, convolution
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, aten, insert, replace, value_of
-from backend_kwargs.compilers.inductor.rewrites.operators import GEOMETRY, convolution, define, nbytes
+from backend_kwargs.compilers.inductor.rewrites.operators import define, nbytes
 
 DTYPES = (torch.float16, torch.bfloat16)
 MOST_CHANNELS = 64  # of a group: more of them fill cuDNN's tiles too

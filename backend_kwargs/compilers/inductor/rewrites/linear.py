@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
 
-from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.matching import (
     AnyNode,
     aten,
@@ -21,8 +21,54 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     used_once,
     value_of,
 )
+from backend_kwargs.compilers.inductor.rewrites.operators import define, dense
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+# ---- the operators
+
+
+def _linear_relu(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return torch.addmm(bias, x, w.t()).relu()
+
+
+def _linear_gelu(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(torch.addmm(bias, x, w.t()), approximate="tanh")
+
+
+def _linear_relu_cpu(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, w, dense(bias), "relu", [], "")  # type: ignore[no-any-return]
+
+
+def _linear_gelu_cpu(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, w, dense(bias), "gelu", [], "tanh")  # type: ignore[no-any-return]
+
+
+def _linear_relu_cuda(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return torch.ops.aten._addmm_activation(bias, x, w.t(), use_gelu=False)  # type: ignore[no-any-return]
+
+
+def _linear_gelu_cuda(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    return torch.ops.aten._addmm_activation(bias, x, w.t(), use_gelu=True)  # type: ignore[no-any-return]
+
+
+linear_relu = define(
+    "linear_relu(Tensor x, Tensor w, Tensor bias) -> Tensor", _linear_relu, cpu=_linear_relu_cpu, cuda=_linear_relu_cuda
+)
+# The same kernels under another name, so that generated code shows which rewrite inserted the call.
+linear_approximated_gelu = define(
+    "linear_approximated_gelu(Tensor x, Tensor w, Tensor bias) -> Tensor",
+    _linear_gelu,
+    cpu=_linear_gelu_cpu,
+    cuda=_linear_gelu_cuda,
+)
+linear_gelu = define(
+    "linear_gelu(Tensor x, Tensor w, Tensor bias) -> Tensor", _linear_gelu, cpu=_linear_gelu_cpu, cuda=_linear_gelu_cuda
+)
+
+
+# ---- patterns
 
 
 def _relu(x: torch.Tensor) -> torch.Tensor:
@@ -47,14 +93,14 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
 
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register the patterns that end in ReLU or tanh-GELU, as one call of torch or written out."""
-    _add(passes, _relu, operators.linear_relu)
+    _add(passes, _relu, linear_relu)
     for spelling in (_tanh_gelu, _gelu_by_power, _gelu_by_products):
-        _add(passes, spelling, operators.linear_gelu)
+        _add(passes, spelling, linear_gelu)
 
 
 def add_approximate_patterns(passes: PatternMatcherPass) -> None:
     """Register the pattern that ends in exact GELU, which tanh-GELU replaces."""
-    _add(passes, _gelu, operators.linear_approximated_gelu)
+    _add(passes, _gelu, linear_approximated_gelu)
 
 
 def _add(passes: PatternMatcherPass, activation: Callable[..., Any], operator: Any) -> None:

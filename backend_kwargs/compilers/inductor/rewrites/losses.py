@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.inductor.rewrites import operators
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, known_true, used_once
+from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define
 from backend_kwargs.compilers.inductor.rewrites.packed import LINEAR
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example, put_first
 
@@ -20,6 +21,157 @@ NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", 
 NAMES_IN_C = ("self", "target", "weight", "reduction", "ignore_index", "label_smoothing")
 MEAN = (1, "mean")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+# ---- the operators
+
+# A row's logsumexp is kept as two parts, its largest logit and the rest: their sum would lose digits of the rest.
+Loss = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> Loss:
+    kept = target != ignore_index
+    wide = logits.float()
+    tops = wide.amax(1)
+    below = wide - tops.unsqueeze(1)
+    logs = below.exp().sum(1).log()
+    at = below.gather(1, torch.where(kept, target, 0).unsqueeze(1)).squeeze(1)
+    count = kept.sum().float()
+    return torch.where(kept, logs - at, 0.0).sum() / count, tops, logs, count
+
+
+def _cross_entropy_fake(logits: Tensor, target: Tensor, ignore_index: int) -> Loss:
+    rows = logits.shape[:1]
+    one, tops, logs, count = (logits.new_empty(size, dtype=torch.float32) for size in ((), rows, rows, ()))
+    return one, tops, logs, count
+
+
+def _cross_entropy_cuda(logits: Tensor, target: Tensor, ignore_index: int, **options: Any) -> Loss:
+    from backend_kwargs.compilers.inductor.rewrites.kernels.cross_entropy import loss_of_rows
+
+    losses, tops, logs = loss_of_rows(logits, target, ignore_index, **options)
+    count = (target != ignore_index).sum().float()
+    return losses.sum() / count, tops, logs, count
+
+
+def _cross_entropy_backward(
+    grad: Tensor, logits: Tensor, target: Tensor, tops: Tensor, logs: Tensor, count: Tensor, ignore_index: int
+) -> Tensor:
+    kept = target != ignore_index
+    share = torch.where(kept, grad.float() / count, 0.0).unsqueeze(1)
+    gradient = ((logits.float() - tops.unsqueeze(1)) - logs.unsqueeze(1)).exp() * share
+    gradient.scatter_add_(1, torch.where(kept, target, 0).unsqueeze(1), -share)
+    return gradient.to(logits.dtype)
+
+
+def _cross_entropy_backward_cuda(
+    grad: Tensor, logits: Tensor, target: Tensor, tops: Tensor, logs: Tensor, count: Tensor, ignore_index: int,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    from backend_kwargs.compilers.inductor.rewrites.kernels.cross_entropy import gradient_of_rows
+
+    return gradient_of_rows(grad.float() / count, logits, target, tops, logs, ignore_index, **options)
+
+
+cross_entropy = define(
+    "cross_entropy(Tensor logits, Tensor target, int ignore_index) -> (Tensor, Tensor, Tensor, Tensor)",
+    _cross_entropy,
+    fake=_cross_entropy_fake,
+    cuda=_cross_entropy_cuda,
+    inlined=True,
+)
+cross_entropy_backward = define(
+    "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor tops, Tensor logs, Tensor count,"
+    " int ignore_index) -> Tensor",
+    _cross_entropy_backward,
+    fake=lambda grad, logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
+    cuda=_cross_entropy_backward_cuda,
+    inlined=True,
+)
+
+
+def _keep_for_loss(ctx: Any, inputs: Any, output: Any) -> None:
+    logits, target, ctx.ignore_index = inputs
+    ctx.save_for_backward(logits, target, *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _loss_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    return cross_entropy_backward(grad, *ctx.saved_tensors, ctx.ignore_index), None, None
+
+
+torch.library.register_autograd(
+    "backend_kwargs::cross_entropy", _loss_backward, setup_context=_keep_for_loss, lib=LIBRARY
+)
+
+CHUNKS = 8  # of rows: more make the products small, fewer save little memory
+
+
+def _linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss and the gradients of `x` and `weight`, with the logits of one chunk of rows at a time."""
+    count = (target != ignore_index).sum().float()
+    loss = torch.zeros((), dtype=torch.float32, device=x.device)
+    of_x = torch.empty_like(x, memory_format=torch.contiguous_format) if with_gradients else x.new_empty(0)
+    of_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format) if with_gradients else x.new_empty(0)
+    one = torch.ones((), dtype=torch.float32, device=x.device)
+    rows = max(-(-x.shape[0] // CHUNKS), 1)
+    for start in range(0, x.shape[0], rows):
+        part, wanted = x[start : start + rows], target[start : start + rows]
+        logits = part @ weight.t()
+        mean, tops, logs, number = cross_entropy(logits, wanted, ignore_index)
+        loss += torch.where(number > 0, mean * number, 0.0)  # all rows of a chunk may be ignored
+        if with_gradients:
+            gradient = cross_entropy_backward(one, logits, wanted, tops, logs, count, ignore_index)
+            torch.mm(gradient, weight, out=of_x[start : start + rows])
+            of_weight.addmm_(gradient.t(), part)
+    return loss / count, of_x, of_weight
+
+
+def _linear_cross_entropy_fake(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    loss = torch.empty((), dtype=torch.float32, device=x.device)
+    if not with_gradients:
+        return loss, x.new_empty(0), x.new_empty(0)
+    whole = torch.contiguous_format
+    return loss, torch.empty_like(x, memory_format=whole), torch.empty_like(weight, memory_format=whole)
+
+
+linear_cross_entropy = define(
+    "linear_cross_entropy(Tensor x, Tensor weight, Tensor target, int ignore_index, bool with_gradients)"
+    " -> (Tensor, Tensor, Tensor)",
+    _linear_cross_entropy,
+    fake=_linear_cross_entropy_fake,
+)
+
+
+def _keep_gradients(ctx: Any, inputs: Any, output: Any) -> None:
+    _, of_x, of_weight = output
+    ctx.save_for_backward(of_x, of_weight)
+    ctx.mark_non_differentiable(of_x, of_weight)
+
+
+def _scaled_gradients(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    of_x, of_weight = ctx.saved_tensors
+    return of_x * grad.to(of_x.dtype), of_weight * grad.to(of_weight.dtype), None, None, None
+
+
+torch.library.register_autograd(
+    "backend_kwargs::linear_cross_entropy", _scaled_gradients, setup_context=_keep_gradients, lib=LIBRARY
+)
+
+
+# ---- dynamo's graph
 
 
 def fuse_cross_entropy(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
@@ -58,9 +210,7 @@ def _replace_loss(node: AnyNode) -> float | None:
     if changes_meanwhile(node, [logits, given["target"]]):
         return None
     with node.graph.inserting_before(node):
-        call = node.graph.call_function(
-            operators.cross_entropy, (logits, given["target"], given.get("ignore_index", -100))
-        )
+        call = node.graph.call_function(cross_entropy, (logits, given["target"], given.get("ignore_index", -100)))
     put_first(node, call, torch.float32)
     wide = 2.0 if value.requires_grad else 1.0
     return wide * bytes_of(value)
@@ -87,7 +237,7 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
     with node.graph.inserting_before(node):
         rows = node.graph.call_function(torch.reshape, (x, (-1, held.shape[1])))
         call = node.graph.call_function(
-            operators.linear_cross_entropy, (rows, weight, given["target"], given.get("ignore_index", -100), trains)
+            linear_cross_entropy, (rows, weight, given["target"], given.get("ignore_index", -100), trains)
         )
     put_first(node, call, torch.float32)
     return 0.0
