@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -77,20 +77,7 @@ class Decision:
         return compiled or not failed
 
 
-COLUMNS = (
-    "key",
-    "graph",
-    "winner",
-    "options",
-    "rows",
-    "machine",
-    "facts",
-    "seconds",
-    "cut_s",
-    "made",
-    "fixed",
-    "compiler",
-)
+COLUMNS = tuple(each.name for each in fields(Decision))
 AS_JSON = ("options", "rows", "machine", "fixed")
 
 

@@ -31,11 +31,11 @@ from backend_kwargs.compilers.inductor.rewrites.library_attention import (
     replace_results,
 )
 from backend_kwargs.compilers.inductor.rewrites.matching import (
+    DTYPES,
     FLOATS,
     AnyNode,
     aten,
     calls,
-    erase_dead,
     insert,
     known_true,
     pattern_of,
@@ -46,7 +46,6 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     value_of,
 )
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 
 
@@ -64,7 +63,7 @@ class Attention:
     sizes: tuple[Any, ...]
     biases: list[AnyNode] = field(default_factory=list)
     scale: float = 1.0
-    keys_last: bool = False
+    keys_before_width: bool = False
     factors: list[AnyNode] = field(default_factory=list)
 
 
@@ -95,7 +94,7 @@ def _fuse(match: Match, x: AnyNode) -> None:
     graph = found.product.graph
     with graph.inserting_before(found.product):
         q, k, v = (_of_four(graph, each) for each in (found.q, found.k, found.v))
-        if not found.keys_last:
+        if not found.keys_before_width:
             k = insert(graph, aten.permute.default, k, [0, 1, 3, 2])
         for factor in found.factors:
             q = insert(graph, aten.mul.Tensor, q, factor)
@@ -103,19 +102,14 @@ def _fuse(match: Match, x: AnyNode) -> None:
         attended = insert(graph, attention, q, k, v, bias, found.scale)
     target = _heads_last(found)
     if target is not None:
-        _replace_here(target, attended)
+        replace(target, attended)
         return
     with graph.inserting_before(found.product):
         attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
         attended = insert(graph, aten.clone.default, attended, memory_format=torch.contiguous_format)
         wanted = [*found.product.meta["val"].shape]
         attended = insert(graph, aten.reshape.default, attended, [-1, *wanted[1:]])
-    replace(match, found.product, attended)
-
-
-def _replace_here(old: AnyNode, new: AnyNode) -> None:
-    old.replace_all_uses_with(new)
-    erase_dead(old)
+    replace(found.product, attended)
 
 
 def _heads_last(found: Attention) -> AnyNode | None:
@@ -260,13 +254,13 @@ def _of_product(
     q, k, v = (_source(each, whole.dim()) for each in (*node.args, product.args[1]))
     if q is None or k is None or v is None:
         return None
-    keys_last = calls(k, aten.permute.default) and _swaps_last(k.args[1], whole.dim())
-    if keys_last:
+    keys_before_width = calls(k, aten.permute.default) and _swaps_last(k.args[1], whole.dim())
+    if keys_before_width:
         k = k.args[0]
     dtypes = {value.dtype if value is not None else None for value in map(value_of, (q, k, v, product))}
     if len(dtypes) > 1:
         return None
-    return Attention(q, k, v, product, sizes, biases, scale, keys_last)
+    return Attention(q, k, v, product, sizes, biases, scale, keys_before_width)
 
 
 def _swaps_last(dims: Any, count: int) -> bool:

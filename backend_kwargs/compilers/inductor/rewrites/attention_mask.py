@@ -11,12 +11,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.graphs import written_between
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, hint, known_true
+from backend_kwargs.compilers.inductor.rewrites.matching import DTYPES, AnyNode, hint, known_true
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 MASK = (3, "attn_mask")
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the fused kernels
 PASSES, PASSES_BACK = 4, 8  # over the scores in float32, forward and backward, that a fused kernel saves
 
 

@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 
 from backend_kwargs.compilers.inductor.rewrites.folding import mark_folded
 from backend_kwargs.compilers.inductor.rewrites.matching import (
+    DTYPES,
     FLOATS,
     AnyNode,
     aten,
@@ -27,9 +28,6 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     value_of,
 )
 from backend_kwargs.compilers.inductor.rewrites.operators import define, dense
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
 
 # ---- the operators
 
@@ -125,7 +123,7 @@ def add_patterns(passes: PatternMatcherPass) -> None:
                 if residual is None
                 else insert(graph, conv_add_relu, x, weight, residual, bias, *geometry)
             )
-        replace(match, relu, new)
+        replace(relu, new)
 
 
 def _pays(relu: AnyNode) -> bool:

@@ -14,11 +14,19 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.inductor.rewrites.attention_mask import ATTENTION
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, hint, known_true, same_sizes
+from backend_kwargs.compilers.inductor.rewrites.matching import (
+    DTYPES,
+    AnyNode,
+    arguments,
+    bytes_of,
+    hint,
+    known_true,
+    replace,
+    same_sizes,
+)
 from backend_kwargs.compilers.inductor.rewrites.operators import define
-from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example, put
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 MOST_ROWS = 64  # queries, times the heads that share keys
 WIDEST = 256
@@ -103,7 +111,7 @@ def _replace(node: AnyNode) -> float | None:
         heads = [_detached(each) for each in (call.q, call.k, call.v)]
         mask = call.mask and _detached(call.mask)
         new = node.graph.call_function(decode_attention, (*heads, mask, float(scale), layouts[0]))
-    put(node, new)
+    replace(node, new)
     traffic = bytes_of(k) + bytes_of(v)
     by_one_program = 0 if call.mask is None else hint(k.shape[2]) * BYTES_OF_A_KEY
     # Repeated keys and values are written, read by attention, and read before.
@@ -119,7 +127,7 @@ def _detached(node: AnyNode) -> AnyNode:
 
 def _call(node: AnyNode) -> _Call | None:
     """Return the call, or None if it is one that the operator has no form for."""
-    given = {**dict(zip(ARGUMENTS, node.args, strict=False)), **node.kwargs}
+    given = arguments(node, ARGUMENTS)
     if given.get("dropout_p") or given.get("is_causal"):
         return None
     q, k, v, mask = (given.get(name) for name in ARGUMENTS[:4])
@@ -139,7 +147,7 @@ def _repeated(node: Any) -> tuple[AnyNode, int] | None:
     if made is None or made.dim() != 4:
         return None
     if node.target in REPEAT:
-        given = {**dict(zip(("input", "repeats", "dim"), node.args, strict=False)), **node.kwargs}
+        given = arguments(node, ("input", "repeats", "dim"))
         source, times = given.get("input"), given.get("repeats")
         return (source, times) if isinstance(times, int) and given.get("dim") in (1, -3) else None
     expanded = node.args[0] if node.target in RESHAPE and node.args else None

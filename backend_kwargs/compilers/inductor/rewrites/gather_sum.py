@@ -14,15 +14,23 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, hint, known_true, same_sizes, used_once
+from backend_kwargs.compilers.inductor.rewrites.matching import (
+    DTYPES,
+    MUL,
+    AnyNode,
+    arguments,
+    hint,
+    known_true,
+    replace,
+    same_sizes,
+    used_once,
+)
 from backend_kwargs.compilers.inductor.rewrites.operators import define
-from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example, put
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 INDICES = (torch.int32, torch.int64)
 MOST = 256  # rows of one sum, which one program adds up; Inductor divides longer sums among several
 REDUCTIONS = {"sum": False, "mean": True, torch.sum: False, torch.mean: True}  # and whether it is the mean
-MUL = (operator.mul, torch.mul, "mul")
 RESHAPE = (torch.reshape, torch.unflatten, "view", "reshape", "unflatten")
 SELECT = (torch.index_select, "index_select")
 BAG, EMBEDDING = signature(F.embedding_bag), signature(F.embedding)
@@ -100,7 +108,7 @@ def _replace(node: AnyNode) -> float | None:
         new = _call(node.graph, found)
         if made.dim() != 2:
             new = node.graph.call_function(torch.reshape, (new, (-1, *made.shape[1:])))
-    put(node, new)
+    replace(node, new)
     # ATen and Inductor take at least twice as long as it takes to read the rows.
     return float(hint(indices.numel()) * hint(table.shape[1]) * table.element_size())
 
@@ -221,5 +229,5 @@ def _bound(names: Signature, node: AnyNode) -> dict[str, Any]:
 
 def _named(node: AnyNode, *names: str) -> dict[str, Any]:
     """Return the arguments by name, or none if there are others, such as `out`."""
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given = arguments(node, names)
     return given if len(node.args) <= len(names) and given.keys() <= set(names) else {}

@@ -11,10 +11,9 @@ from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternM
 from torch.fx import Node
 
 from backend_kwargs.compilers.inductor.rewrites.convolution import GEOMETRY, convolution
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, aten, insert, replace, value_of
+from backend_kwargs.compilers.inductor.rewrites.matching import HALF, AnyNode, aten, insert, replace, value_of
 from backend_kwargs.compilers.inductor.rewrites.operators import define, nbytes
 
-DTYPES = (torch.float16, torch.bfloat16)
 MOST_CHANNELS = 64  # of a group: more of them fill cuDNN's tiles too
 PASSES = 7  # over images and results: cuDNN took longer than our kernel by the time of 7 to 20 on an H200
 
@@ -54,7 +53,7 @@ def add_patterns(passes: PatternMatcherPass) -> None:
         x, w, bias, stride, padding, dilation, _, _, groups = node.args
         with node.graph.inserting_before(node):
             new = insert(node.graph, grouped_convolution, x, w, bias, stride, padding, dilation, groups)
-        replace(match, node, new)
+        replace(node, new)
 
 
 def _fits(node: AnyNode) -> bool:
@@ -63,7 +62,7 @@ def _fits(node: AnyNode) -> bool:
     *_, transposed, _, groups = node.args
     if x is None or w is None or made is None or made.dim() != 4 or transposed or not isinstance(groups, int):
         return False
-    if groups == 1 or not x.dtype == w.dtype == made.dtype or made.dtype not in DTYPES:
+    if groups == 1 or not x.dtype == w.dtype == made.dtype or made.dtype not in HALF:
         return False
     if not all(isinstance(size, int) for size in w.shape) or max(w.shape[1], w.shape[0] // groups) > MOST_CHANNELS:
         return False

@@ -14,14 +14,20 @@ from torch import Tensor
 from torch._inductor import decomposition
 from torch.fx import GraphModule
 
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, same_sizes
+from backend_kwargs.compilers.inductor.rewrites.matching import (
+    DTYPES,
+    AnyNode,
+    arguments,
+    bytes_of,
+    replace,
+    same_sizes,
+)
 from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define
-from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, put, put_first
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, replace_by_first
 
 NORMS = (F.layer_norm, torch.layer_norm)
 NAMES = ("input", "normalized_shape", "weight", "bias", "eps")
 GRADIENTS = (torch.ops.aten.native_layer_norm_backward, torch.ops.aten.native_layer_norm_backward.default)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_COLUMNS = 8192  # of a row that fits into one program
 
 # ---- operators
@@ -104,7 +110,7 @@ def _replace(node: AnyNode) -> float | None:
 
 
 def _replace_norm(node: AnyNode) -> float | None:
-    given = {**dict(zip(NAMES, node.args, strict=False)), **node.kwargs}
+    given = arguments(node, NAMES)
     x, weight, made = (example(each) for each in (given["input"], given.get("weight"), node))
     bias = example(given.get("bias"))
     if x is None or weight is None or made is None or (bias is None) != (given.get("bias") is None):
@@ -116,7 +122,7 @@ def _replace_norm(node: AnyNode) -> float | None:
     with node.graph.inserting_before(node):
         args = (given["input"], given["weight"], given.get("bias"), given.get("eps", 1e-5))
         call = node.graph.call_function(layer_norm, args)
-    put_first(node, call, x.dtype)
+    replace_by_first(node, call, x.dtype)
     return 2.0 * bytes_of(x)
 
 
@@ -137,7 +143,7 @@ def _replace_gradients(node: AnyNode) -> float | None:
     if not all(wanted[:results]) or any(at >= results for at in read):
         return None
     with node.graph.inserting_before(node):
-        put(node, node.graph.call_function(layer_norm_backward, (grad, x, mean, rstd, weight)))
+        replace(node, node.graph.call_function(layer_norm_backward, (grad, x, mean, rstd, weight)))
     return 2.0 * bytes_of(value)
 
 

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from backend_kwargs.compilers.inductor.rewrites.matching import (
     AnyNode,
+    arguments,
     aten,
     erase_dead,
     hint,
@@ -102,7 +103,7 @@ CUDNN = aten._scaled_dot_product_cudnn_attention.default
 def arguments_of(node: AnyNode) -> dict[str, Any]:
     """Return the arguments of a call by their names."""
     names = [argument.name for argument in node.target._schema.arguments]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return arguments(node, names)
 
 
 def only_result(node: AnyNode) -> bool:

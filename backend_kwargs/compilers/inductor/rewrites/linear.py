@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
 
 from backend_kwargs.compilers.inductor.rewrites.matching import (
+    DTYPES,
     AnyNode,
     aten,
     calls,
@@ -22,9 +23,6 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     value_of,
 )
 from backend_kwargs.compilers.inductor.rewrites.operators import define, dense
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 
 # ---- the operators
 
@@ -132,7 +130,7 @@ def insert_product(operator: Any, more: tuple[Any, ...], match: Match, x: AnyNod
         sizes = [*activation.meta["val"].shape]
         if not same_sizes(sizes, new.meta["val"].shape):
             new = insert(graph, aten.reshape.default, new, _literal_sizes(activation, x))
-    replace(match, activation, new)
+    replace(activation, new)
 
 
 def _literal_sizes(activation: AnyNode, x: AnyNode) -> Any:

@@ -11,16 +11,28 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, known_true, used_once
+from backend_kwargs.compilers.inductor.rewrites.matching import (
+    DTYPES,
+    AnyNode,
+    arguments,
+    bytes_of,
+    known_true,
+    used_once,
+)
 from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define
 from backend_kwargs.compilers.inductor.rewrites.packed import LINEAR
-from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example, put_first
+from backend_kwargs.compilers.inductor.rewrites.traced import (
+    Change,
+    changed,
+    changes_meanwhile,
+    example,
+    replace_by_first,
+)
 
 LOSS = (F.cross_entropy, torch._C._nn.cross_entropy_loss)
 NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 NAMES_IN_C = ("self", "target", "weight", "reduction", "ignore_index", "label_smoothing")
 MEAN = (1, "mean")
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 # ---- the operators
@@ -187,7 +199,7 @@ def fuse_linear_cross_entropy(gm: GraphModule, example_inputs: Sequence[Any]) ->
 def _arguments(node: AnyNode) -> dict[str, Any] | None:
     """Return the arguments of a mean cross-entropy of logits [rows, classes] and class indices, or None."""
     names = NAMES if node.target is F.cross_entropy else NAMES_IN_C
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given = arguments(node, names)
     given["input"] = given.get("input", given.get("self"))
     plain = not given.get("label_smoothing") and given.get("weight") is None
     old = given.get("size_average") is None and given.get("reduce") is None
@@ -211,7 +223,7 @@ def _replace_loss(node: AnyNode) -> float | None:
         return None
     with node.graph.inserting_before(node):
         call = node.graph.call_function(cross_entropy, (logits, given["target"], given.get("ignore_index", -100)))
-    put_first(node, call, torch.float32)
+    replace_by_first(node, call, torch.float32)
     wide = 2.0 if value.requires_grad else 1.0
     return wide * bytes_of(value)
 
@@ -239,7 +251,7 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
         call = node.graph.call_function(
             linear_cross_entropy, (rows, weight, given["target"], given.get("ignore_index", -100), trains)
         )
-    put_first(node, call, torch.float32)
+    replace_by_first(node, call, torch.float32)
     return 0.0
 
 

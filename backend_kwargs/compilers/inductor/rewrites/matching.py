@@ -1,11 +1,12 @@
 """Helpers for patterns: fake values of nodes, insertion and removal of nodes, and patterns traced from functions."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch._guards import tracing
-from torch._inductor.pattern_matcher import Match, PatternExpr, fwd_only, fx_to_pattern
+from torch._inductor.pattern_matcher import PatternExpr, fwd_only, fx_to_pattern
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -14,6 +15,11 @@ from torch.fx.node import map_arg
 aten, prims = torch.ops.aten, torch.ops.prims
 # Conversions between these only round, as Inductor's own do; one to 8 bits is a quantisation that the user wants.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the kernels and of the libraries' calls
+HALF = (torch.bfloat16, torch.float16)
+# The forms of an operation in dynamo's graph; strings are names of methods.
+ADD = (operator.add, torch.add, "add")
+MUL = (operator.mul, torch.mul, "mul")
 
 # torch types a node's arguments as a union of everything that a graph can contain. The patterns narrow that down.
 AnyNode: TypeAlias = Any
@@ -28,6 +34,11 @@ def value_of(node: Any) -> torch.Tensor | None:
 def calls(node: Any, *targets: Any) -> bool:
     """Return whether `node` calls one of `targets`."""
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def arguments(node: AnyNode, names: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of a call by their names."""
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def used_once(node: Node) -> bool:
@@ -76,9 +87,9 @@ def _fakes(values: Any) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves(values) if hasattr(leaf, "fake_mode")]
 
 
-def replace(match: Match, old: Node, new: Node) -> None:
+def replace(old: Node, new: Node) -> None:
     """Replace `old` by `new`; erase `old` and the nodes that only it used."""
-    new.meta = {**{k: v for k, v in old.meta.items() if k != "val"}, "val": new.meta["val"]}
+    new.meta = {**old.meta, **new.meta}
     old.replace_all_uses_with(new)
     erase_dead(old)
 

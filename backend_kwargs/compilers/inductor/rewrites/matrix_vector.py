@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, known_true
-from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, put
+from backend_kwargs.compilers.inductor.rewrites.matching import DTYPES, HALF, AnyNode, bytes_of, known_true, replace
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example
 
 PRODUCTS = (torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__")
-HALF = (torch.bfloat16, torch.float16)
-DTYPES = (*HALF, torch.float32)
 LARGEST_SUM = 256  # summands that one warp reads at once
 KERNEL_BYTES = 8 << 20  # what an H200 moves in the 2 µs that a library's kernel takes at least
 FAR = 8  # calls between a product and a softmax, in attention that is spelt out
@@ -43,7 +41,7 @@ def _replace(node: AnyNode) -> float | None:
         new = graph.call_method("sum", (products,), {"dim": -1 if column else -2, "keepdim": True})
         if left.dtype in HALF:
             new = graph.call_method("to", (new, left.dtype))
-    put(node, new)
+    replace(node, new)
     return 2 * bytes_of(left if column else right) + KERNEL_BYTES
 
 

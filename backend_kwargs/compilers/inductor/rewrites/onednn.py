@@ -111,4 +111,4 @@ def _fuse_convolution(name: str, match: Match, x: AnyNode) -> None:
         weight, bias = folded(activation.graph, found)
         image, _, _, stride, padding, dilation, _, _, groups = found.convolution.args
         new = insert(activation.graph, conv_onednn, image, weight, bias, stride, padding, dilation, groups, name)
-    replace(match, activation, new)
+    replace(activation, new)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule
 
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, hint, known_true
-from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, put
+from backend_kwargs.compilers.inductor.rewrites.matching import HALF, AnyNode, bytes_of, hint, known_true, replace
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
@@ -23,7 +23,6 @@ SIGNATURE = Signature(
     [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("input", "weight")]
     + [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value) for name, value in DEFAULTS.items()]
 )
-HALF = (torch.bfloat16, torch.float16)
 ALIGNED = 8  # numbers: fast products need rows of multiples of 16 bytes
 FEW = 8  # channels, for which cuDNN reaches 40e12 operations a second on an H200, and 160e12 for more
 BYTES_PER_FLOP = 4.5e12 / 40e12, 4.5e12 / 160e12  # that the memory moves meanwhile
@@ -58,7 +57,7 @@ def _replace(node: AnyNode) -> float | None:
     with node.graph.inserting_before(node):
         new = _product(found, channels_last=known_true(images.stride(1) == 1))
         new = _method("movedim", new, -1, 1)
-        put(node, new if last else _method("contiguous", new))
+        replace(node, new if last else _method("contiguous", new))
     flops = 2 * hint(made.numel()) * hint(images.shape[1]) * math.prod(found.size)
     converted = 0.0 if last else bytes_of(images) + bytes_of(made)
     return flops * BYTES_PER_FLOP[hint(images.shape[1]) >= FEW] + 2 * converted

@@ -11,16 +11,23 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, bytes_of, known_true, same_sizes, used_once
+from backend_kwargs.compilers.inductor.rewrites.matching import (
+    ADD,
+    DTYPES,
+    MUL,
+    AnyNode,
+    arguments,
+    bytes_of,
+    known_true,
+    replace,
+    same_sizes,
+    used_once,
+)
 from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define
-from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example, put
+from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GAIN = 0.15  # of the kernel's traffic: Inductor reads one half of a head again, mostly from the caches
-# The forms of each operation in dynamo's graph; strings are names of methods.
-ADD = (operator.add, torch.add, "add")
 SUB = (operator.sub, torch.sub, "sub")
-MUL = (operator.mul, torch.mul, "mul")
 NEG = (operator.neg, torch.neg, "neg")
 CAT = (torch.cat, torch.concat, torch.concatenate)
 CHUNK = (torch.chunk, "chunk")
@@ -99,7 +106,7 @@ def _replace(node: AnyNode) -> float | None:
         return None
     with node.graph.inserting_before(node):
         call = node.graph.call_function(rotary, (*found, layouts[0], False))
-    put(node, call)
+    replace(node, call)
     return (4 if made.requires_grad else 2) * GAIN * bytes_of(x)
 
 
@@ -173,7 +180,7 @@ def _parts(node: Any, *, once: bool = False) -> tuple[Any, Any] | None:
     """Return the two tensors that `node` joins along its last dimension, or None."""
     if not isinstance(node, Node) or node.target not in CAT or (once and not used_once(node)):
         return None
-    given: dict[str, Any] = {**dict(zip(("tensors", "dim"), node.args, strict=False)), **node.kwargs}
+    given = arguments(node, ("tensors", "dim"))
     value, parts = example(node), given.get("tensors", ())
     if value is None or len(parts) != 2 or given.get("dim", 0) not in (-1, value.dim() - 1):
         return None
@@ -187,7 +194,7 @@ def _half(node: Any) -> tuple[AnyNode, int] | None:
     source: AnyNode = node.args[0]
     index: Any = node.args[1]
     if source.target in CHUNK:
-        given: dict[str, Any] = {**dict(zip(("input", "chunks", "dim"), source.args, strict=False)), **source.kwargs}
+        given = arguments(source, ("input", "chunks", "dim"))
         value = example(given.get("input"))
         last = value is not None and given.get("dim", 0) in (-1, value.dim() - 1)
         return (given["input"], index) if last and given.get("chunks") == 2 else None

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, storages_of, written_between
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, erase_dead
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, replace
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.requirements import machine, unmet
 from backend_kwargs.rewrites import Rewrite, find_rewrite, resolved
@@ -129,14 +129,7 @@ def changes_meanwhile(node: AnyNode, read: Sequence[AnyNode]) -> bool:
     return written_between(first, node, read)
 
 
-def put(node: AnyNode, new: AnyNode) -> None:
-    """Replace `node` by `new`, and erase the nodes that only `node` used."""
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    erase_dead(node)
-
-
-def put_first(node: AnyNode, call: AnyNode, dtype: torch.dtype) -> None:
+def replace_by_first(node: AnyNode, call: AnyNode, dtype: torch.dtype) -> None:
     """Replace `node` by the first result of `call`, which has `dtype`, cast to the node's dtype."""
     value = example(node)
     assert value is not None
@@ -144,4 +137,4 @@ def put_first(node: AnyNode, call: AnyNode, dtype: torch.dtype) -> None:
         first = node.graph.call_function(operator.getitem, (call, 0))
         if value.dtype != dtype:
             first = node.graph.call_method("to", (first, value.dtype))
-    put(node, first)
+    replace(node, first)
