@@ -87,6 +87,15 @@ def test_against_float64(form, batch, queries, keys, width, dtype, seed):
     assert counts == [1]
 
 
+@pytest.mark.parametrize("form", ["enable_gqa", "heads last"])
+def test_layout_of_several_queries(form):
+    """Results of several queries have eager's strides, whether heads or queries come first in memory."""
+    args = made(queries=3)
+    fn, counts = compiled_by(split_keys, FORMS[form])
+    assert fn(*args).stride() == FORMS[form](*args).stride()
+    assert counts == [1]
+
+
 def test_hidden_rows():
     """A query that sees no key attends to nothing, as in eager."""
     q, k, v, mask = made()

@@ -155,7 +155,7 @@ def _repeated(node: Any) -> tuple[AnyNode, int] | None:
         return None
     source = expanded.args[0]
     one, many = example(source), example(expanded)
-    if one is None or many is None or one.dim() != 5 or not known_true(one.shape[2] == 1):
+    if one is None or many is None or many.dim() != 5:
         return None
     batch, heads, times, *rest = many.shape
     if not isinstance(times, int) or not same_sizes(one.shape, (batch, heads, 1, *rest)):
