@@ -158,7 +158,7 @@ def test_cached_under_no_grad():
     found, counts = compiled_by(split_keys, fn, inductor=True)
     (result,) = found(q, k, v, mask, weight)
     result.backward()
-    assert_close(weight.grad, k.sum())
+    assert_close(weight.grad, k.sum(), atol=1e-3, rtol=1e-4)
     assert counts == [1]
 
 
