@@ -196,14 +196,14 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
 
     compiled: Any = torch.compile(model, backend=noting, dynamic=False)
     positional, keywords = arguments_of(inputs)
-    calls = {name: partial(call, *positional, **keywords) for name, call in (("eager", model), ("compiled", compiled))}
     if isinstance(model, torch.nn.Module):
         model.eval()
     with torch.no_grad():
-        try:
-            calls["eager"]()
-        except Exception as error:
-            raise BackendKwargsError(f"The model fails on its example inputs in eager: {error_text(error)}.") from error
+        state = _state_of_calls(model, positional, keywords)
+        calls = {
+            name: measure.Served(partial(call, *positional, **keywords), state)
+            for name, call in (("eager", model), ("compiled", compiled))
+        }
         calls["compiled"]()
         decisions = [decision for decision in decided if decision is not None]
         if not any(decision.rows for decision in decisions):
@@ -215,6 +215,22 @@ def _tuned(label: str, model: Any, inputs: Any, backend: Backend) -> Tuned:
             calls, rounds=ROUNDS, device=next(devices, torch.device("cpu")), budget_s=MOST_TIMING_S
         )
     return Tuned(label, decisions, samples["eager"], samples["compiled"])
+
+
+def _state_of_calls(model: Any, positional: Any, keywords: Any) -> Any:
+    """Return what a call of the model changes, and puts back before the next one; raise if it fails in eager."""
+    from backend_kwargs import measure
+
+    def call(tree: Any) -> object:
+        own, args, kwargs = tree
+        return own(*args, **kwargs)
+
+    try:
+        return measure.Changes.of(call, (model, positional, keywords)).on((model, positional, keywords), timed=True)
+    except measure.CopyError as error:
+        raise BackendKwargsError(f"tune copies the model and its inputs, which failed: {error}.") from error
+    except Exception as error:
+        raise BackendKwargsError(f"The model fails on its example inputs in eager: {error_text(error)}.") from error
 
 
 def _why_none(decisions: list["Decision"]) -> str:

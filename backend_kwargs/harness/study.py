@@ -23,10 +23,11 @@ FRESH = (1, 2)  # seeds of the inputs before and after timing
 
 
 class Subject(NamedTuple):
-    """The callable, the model whose state a call changes, and the optimizer of its parameters."""
+    """The callable, the model whose state a call changes, that state, and the optimizer of its parameters."""
 
     call: Callable[..., Any]
     model: Callable[..., Any]
+    state: measure.State = measure.State()
     optimizer: Optimizer | None = None
 
 
@@ -43,8 +44,8 @@ class Truth:
 class Study:
     """A model in a mode: "fwd", "fwd_bwd" with cotangents, or "train", a step of the optimizer made by `optimizer`.
 
-    `changed` has, by name, the tensors that a call changes in place, with their values at the start of each check; not
-    inputs, since each check has inputs of its own. `tolerance` is passed to `measure.check`; None is its default.
+    Every call, checked or timed, starts from the state that the model and its inputs had: `changes` puts back what a
+    call changes, and `changed` names those tensors. `tolerance` is passed to `measure.check`; None is its default.
     `max_error` accepts results beyond it, by the relative error to the reference.
     """
 
@@ -57,23 +58,28 @@ class Study:
     tolerance: float | None = None
     max_error: float | None = None
     cotangents: list[torch.Tensor] = field(default_factory=list)
-    changed: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    changes: measure.Changes = field(default_factory=measure.Changes)
+    changed: frozenset[str] = frozenset()
     truths: list[Truth] = field(default_factory=list)
+    _pristine: measure.State = field(default_factory=measure.State)
 
     def prepare(self) -> None:
-        """Run eager once to find which outputs require grad and what a call changes."""
-        model, inputs = self.subject().model, copy.deepcopy(self.inputs)
-        before = {name: (tensor, tensor._version) for name, tensor in _state(model, inputs).items()}
-        output = self.bound(model, inputs)()
-        outputs = _differentiable(output) if self.mode != "fwd" else []
+        """Run eager once, on a copy, to find which outputs require grad and what a call changes."""
+        pristine, outputs = _state(self.model, self.inputs), list[torch.Tensor]()
+        changed = set(dict(self._parameters)) if self.mode == "train" else set[str]()
+
+        def run(tree: tuple[Callable[..., Any], Inputs]) -> None:
+            outputs.extend(_differentiable(self.bound(*tree)()))
+            for name, tensor in _state(*tree).items():
+                if name not in pristine or not measure.same_bits(tensor, pristine[name]):
+                    changed.add(name)
+
+        self.changes = measure.Changes.of(run, (self.model, self.inputs))
+        self.changed = frozenset(changed)
+        self._pristine = self.changes.on((self.model, self.inputs))
         if self.mode != "fwd" and not outputs:
             raise BackendKwargsError("A backward pass needs an output that requires grad, and the model has none.")
-        self.cotangents = measure.cotangents(outputs, SEED)
-        kept, self.changed = _state(model), {}
-        for name, tensor in _state(model, inputs).items():
-            was, version = before.get(name, (None, None))
-            if was is not tensor or version != tensor._version or (self.mode == "train" and name in kept):
-                self.changed[name] = tensor.detach().clone() if name in kept else None
+        self.cotangents = measure.cotangents(outputs, SEED) if self.mode != "fwd" else []
 
     def learn(self) -> Accuracy:
         """Compute eager's and the reference's results; return whether two runs of eager agree."""
@@ -84,18 +90,26 @@ class Study:
     def _truth(self, inputs: Inputs) -> Truth:
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
-        # The upcast copy of the model needs its own optimizer.
-        precise = measure.reference(subject.model, inputs, run=lambda fn, wide: self.observe(self._of(fn), wide))
+        # The upcast copy of the model needs its own optimizer, and the state from before this call.
+        precise = measure.reference(self.subject().model, inputs, run=lambda fn, wide: self.observe(self._of(fn), wide))
         return Truth(inputs, eager, precise)
 
     def subject(self) -> Subject:
         """Return the model to run or compile; in "train" a copy, since steps change its parameters."""
+        self._pristine.restore()
         return self._of(copy.deepcopy(self.model) if self.mode == "train" else self.model)
 
     def _of(self, model: Callable[..., Any]) -> Subject:
+        state = self.changes.on((model, ((), {})))
         if self.mode != "train" or self.optimizer is None or not isinstance(model, torch.nn.Module):
-            return Subject(model, model)
-        return Subject(model, model, self.optimizer(model.parameters()))
+            return Subject(model, model, state)
+        for name, parameter in self._parameters:
+            state.add(model.get_parameter(name), parameter)
+        return Subject(model, model, state, self.optimizer(model.parameters()))
+
+    @property
+    def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return list(self.model.named_parameters()) if isinstance(self.model, torch.nn.Module) else []
 
     def bound(self, call: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
         """Return `call` bound to `inputs`."""
@@ -103,12 +117,8 @@ class Study:
 
     def observe(self, subject: Subject, inputs: Inputs) -> dict[str, Any]:
         """Run once from the same seed and state; return copies of outputs, gradients and changed state."""
-        call, model, optimizer = subject
-        with torch.no_grad():
-            for name, tensor in _state(model).items():
-                saved = self.changed.get(name)
-                if saved is not None and saved.shape == tensor.shape:
-                    tensor.copy_(saved)
+        call, model, state, optimizer = subject
+        state.restore()
         if optimizer is not None:
             optimizer.state.clear()
         torch.manual_seed(SEED)
@@ -140,15 +150,17 @@ class Study:
             raise RuntimeError(f"{len(outputs)} outputs require grad, in eager {len(self.cotangents)}")
         return outputs, [c.to(o.dtype) for c, o in zip(self.cotangents, outputs, strict=True)]
 
-    def step(self, subject: Subject) -> Callable[[], object]:
-        """Return the callable to time; its result keeps the output alive, as a variable in a user's loop does.
+    def step(self, subject: Subject) -> measure.Served:
+        """Return the call to time; its result keeps the output alive, as a variable in a user's loop does.
 
-        All share its inputs, also those that calls change, since a copy for each would fill a GPU. Their values drift,
-        but no check uses them.
+        All share its inputs, also those that calls change, since a copy for each would fill a GPU. What an optimizer
+        changes drifts, as in a loop; no check uses it.
         """
+        self._pristine.restore()
+        state = self.changes.on((subject.model, self.inputs), timed=True)
         bound = self.bound(subject.call, self.inputs)
         if self.mode == "fwd":
-            return bound
+            return measure.Served(bound, state)
         leaves = list(_leaves(subject.model, self.inputs if self.mode == "fwd_bwd" else None).values())
 
         def fwd_bwd() -> object:
@@ -161,7 +173,7 @@ class Study:
             _update(subject.optimizer, leaves)
             return output
 
-        return train if self.mode == "train" else fwd_bwd
+        return measure.Served(train if self.mode == "train" else fwd_bwd, state)
 
     def verify(self, subject: Subject, at: int) -> Accuracy:
         """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's results."""

@@ -48,7 +48,7 @@ class Trial:
     counted: Counted | None = field(default=None, init=False)
     settled: int = field(default=0, init=False)  # graphs before timing
     subject: Subject = field(init=False)
-    step: Callable[[], object] = field(init=False)
+    step: measure.Served = field(init=False)
 
     def compile(self, model: Callable[..., Any]) -> tuple[Callable[..., Any], Counted | None]:
         """Return the callable for `model`, and the counter of its graphs: None if nothing is compiled."""

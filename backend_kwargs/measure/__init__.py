@@ -7,13 +7,19 @@ from backend_kwargs.measure.environment import environment
 from backend_kwargs.measure.failures import status_of
 from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
 from backend_kwargs.measure.memory import peak_memory
+from backend_kwargs.measure.served import Changes, CopyError, Served, State, same_bits
 from backend_kwargs.measure.statistics import median_interval, noise_floor, percentile, ratio_interval, within_noise
-from backend_kwargs.measure.timing import Calls, device_seconds, interleave, order, synchronize
+from backend_kwargs.measure.timing import LEAST_SHARE, Calls, device_seconds, interleave, order, restoring, synchronize
 
 __all__ = [
+    "LEAST_SHARE",
     "Accuracy",
     "Calls",
+    "Changes",
+    "CopyError",
     "Interval",
+    "Served",
+    "State",
     "Status",
     "check",
     "check_error",
@@ -30,6 +36,8 @@ __all__ = [
     "percentile",
     "ratio_interval",
     "reference",
+    "restoring",
+    "same_bits",
     "status_of",
     "synchronize",
     "upcast",

@@ -7,9 +7,12 @@ from functools import partial
 
 import torch
 
+from backend_kwargs.measure.served import State
+
 SHORTEST_SAMPLE_S = 1e-3
 MOST_REPEATS = 1_000_000
 QUEUED_S = 5e-3
+LEAST_SHARE = 0.01  # of a sample that remains after what puts the state back is subtracted
 
 
 def synchronize(device: torch.device) -> None:
@@ -33,7 +36,8 @@ def interleave(
 
     Each order is run forward and then backward, and rotated, so that each call runs before and after each other one,
     and in each place, equally often. A sample repeats its call until it lasts about 1 ms, waits for the device, and is
-    divided by the repeats; with repeats, one untimed call comes first, so that its caches are its own. `hold` keeps
+    divided by the repeats; with repeats, one untimed call comes first, so that its caches are its own. Where a `Served`
+    call puts its state back first, the time of that alone is measured beside each sample and subtracted. `hold` keeps
     each call's result until its next call has returned, as `out = call()` in a loop does; otherwise results are dropped
     at once. `budget_s` ends the rounds early, but not before the first is complete. `progress` receives the fraction
     done, `repeated` the number of calls per sample. A call that raises is no longer timed, and its exception goes to
@@ -67,6 +71,12 @@ def order(names: Sequence[str], done: int) -> list[str]:
     zigzag = [size - 1 - at // 2 if at % 2 else at // 2 for at in range(size)]
     rotated = [names[(at + done // 2) % size] for at in zigzag]
     return rotated[::-1] if done % 2 else rotated
+
+
+def restoring(call: Callable[[], object]) -> Callable[[], None] | None:
+    """Return what puts back the state that `call` changes; None if it changes none."""
+    state = getattr(call, "state", None)
+    return state.restore if isinstance(state, State) and state else None
 
 
 @dataclass
@@ -113,24 +123,37 @@ class _Race(Calls):
             self.held[name] = out
 
     def timed(self, name: str) -> float:
+        return self.seconds(partial(self.run, name, self.repeats[name]))
+
+    def seconds(self, what: Callable[[], object]) -> float:
         synchronize(self.device)
         started = time.perf_counter()
-        self.run(name, self.repeats[name])
+        what()
         synchronize(self.device)
         return time.perf_counter() - started
 
     def sample(self, name: str) -> None:
         if self.repeats[name] > 1:
             self.run(name, 1)
-        self.samples[name].append(self.timed(name) / self.repeats[name])
+        seconds = self.timed(name)
+        if restore := restoring(self.calls[name]):
+            restored = self.seconds(lambda: [restore() for _ in range(self.repeats[name])])
+            seconds = max(seconds - restored, LEAST_SHARE * seconds)
+        self.samples[name].append(seconds / self.repeats[name])
 
 
 def device_seconds(call: Callable[[], object], device: torch.device) -> float:
     """Return the seconds that the device works for one call, without the gaps between its kernels.
 
     The device is kept busy until all launches are queued. A CPU runs kernels as they are called: there it is the least
-    wall time of three calls. Meant for decisions, not for reports: few calls, on a warm L2.
+    wall time of three calls. What puts a call's state back is subtracted. Meant for decisions, not for reports: few
+    calls, on a warm L2.
     """
+    seconds, restore = _device_seconds(call, device), restoring(call)
+    return max(seconds - _device_seconds(restore, device), LEAST_SHARE * seconds) if restore else seconds
+
+
+def _device_seconds(call: Callable[[], object], device: torch.device) -> float:
     call()
     synchronize(device)
     if device.type != "cuda":

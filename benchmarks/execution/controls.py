@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.harness.study import tensors_of
-from backend_kwargs.measure import Interval, Status, interleave, percentile, ratio_interval
+from backend_kwargs.measure import Interval, State, Status, interleave, percentile, ratio_interval
 from benchmarks.execution.device_timer import L2, device_times
 from benchmarks.execution.records import AGAIN
 from benchmarks.workloads.peers import Peer
@@ -59,6 +59,11 @@ class Slowed:
     call: Callable[[], object]
     spin: Callable[[], None]
     injected: float = INJECTED
+
+    @property
+    def state(self) -> State:
+        """What the call puts back first."""
+        return getattr(self.call, "state", State())
 
     def __call__(self) -> object:
         """Return what the call returns, later."""

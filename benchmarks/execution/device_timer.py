@@ -39,7 +39,8 @@ def device_times(
     A round queues one sample of every call, in the order of `measure.order`, then waits once. Before a sample the L2 is
     overwritten and read, without a wait before the start event: the launches of the call are queued behind it, and the
     events measure only the device. Calls with longer launches get a longer cover, up to some 15 ms. "cold" samples are
-    one call; "warm" ones are repeated after an untimed call, with the L2 as it left it. `budget_s`, `failed` and
+    one call; "warm" ones are repeated after an untimed call, with the L2 as it left it. Where a call puts its state
+    back first, the time of that alone is measured beside each sample and subtracted. `budget_s`, `failed` and
     `repeated` are as in `measure.interleave`. `exposed` is called with calls whose launches exceed the longest cover:
     their samples include host time. A CPU runs kernels as they are called: there a sample is read from the clock of the
     process.
@@ -130,19 +131,21 @@ class _Bench(measure.Calls):
         return exposed, self.seconds(name, start, end)
 
     def round(self, done: int) -> None:
-        queued: dict[str, tuple[Any, Any]] = {}
+        queued: dict[str, list[tuple[Any, Any]]] = {}
 
         def queue(name: str) -> None:
-            queued[name] = self.sample(name)
+            restore = measure.restoring(self.calls[name])
+            queued[name] = [self.sample(name), *([self.sample(name, restore)] if restore else [])]
 
         for name in measure.order(list(self.calls), done):
             self.guard(name, partial(queue, name))
         measure.synchronize(self.device)
-        for name, (start, end) in queued.items():
-            self.samples[name].append(self.seconds(name, start, end))
+        for name, events in queued.items():
+            seconds, *restored = (self.seconds(name, *pair) for pair in events)
+            self.samples[name].append(max(seconds - sum(restored), measure.LEAST_SHARE * seconds))
 
-    def sample(self, name: str) -> tuple[Any, Any]:
-        call, start, end = self.calls[name], self.event(), self.event()
+    def sample(self, name: str, call: Callable[[], object] | None = None) -> tuple[Any, Any]:
+        call, start, end = call or self.calls[name], self.event(), self.event()
         for _ in range(self.covers[name]):
             self.scratch.flush()
         if self.l2 == "warm":

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs import CompileConfig, CompiledModule, report
+from backend_kwargs import CompileConfig, CompiledModule, measure, report
 from backend_kwargs.harness.isolation import Counted, counted, isolated
 from backend_kwargs.harness.study import tensors_of
 from backend_kwargs.harness.trial import WARM_CALLS, Trial, TrialError, UnavailableError
@@ -84,7 +84,8 @@ class PeerTrial(Trial):
         def call(*args: Any) -> Any:
             shapes = tuple(tensor.shape for tensor in tensors_of(args))
             if shapes not in graphs:
-                graphs[shapes] = Replayed(model, mutates=any(name.startswith("input ") for name in self.study.changed))
+                mutates = any(name.startswith("input ") for name in self.study.changed)
+                graphs[shapes] = Replayed(model, self.study.changes.on((model, ((), {}))), mutates=mutates)
             return graphs[shapes](*args)
 
         return call
@@ -144,11 +145,12 @@ class Replayed:
     """Eager, recorded in a CUDA graph at its first call.
 
     Arguments are copied in, as for compiled graphs, and those that calls change are copied back: for these it keeps a
-    second set.
+    second set. `state` is the state of `fn`, which each call of the recording starts from.
     """
 
-    def __init__(self, fn: Callable[..., Any], *, mutates: bool) -> None:
+    def __init__(self, fn: Callable[..., Any], state: measure.State, *, mutates: bool) -> None:
         self._fn = fn
+        self._state = state
         self._mutates = mutates
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -173,6 +175,9 @@ class Replayed:
         with torch.cuda.stream(stream):
             for _ in range(WARM_CALLS):
                 self._fn(*copied)
+                self._state.restore()
+                for static, tensor in zip(self._static, tensors_of(args), strict=True):
+                    static.copy_(tensor)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):

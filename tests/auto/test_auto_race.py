@@ -16,6 +16,7 @@ from backend_kwargs import measure
 from backend_kwargs.compilers.auto import budget, decide, head_to_head, race, selection
 from backend_kwargs.compilers.auto.candidates import RaceCandidate
 from backend_kwargs.compilers.auto.store import Store
+from backend_kwargs.compilers.auto.workload import Inputs
 from backend_kwargs.errors import BackendKwargsWarning
 
 
@@ -267,11 +268,18 @@ def test_more_guards_cost_more(monkeypatch):
 
 def test_memory_is_not_that_of_the_inputs(monkeypatch, auto):
     """A candidate's peak does not include the creation of its inputs."""
-    made = []
-    monkeypatch.setattr(measure, "peak_memory", lambda call, device: made.append(call.made is not None))
-    auto(chain, objective="memory")(torch.randn(8, 64))
-    assert made
-    assert all(made)
+    copies, within, fresh = [], [], Inputs.fresh
+    monkeypatch.setattr(Inputs, "fresh", lambda self, *args: copies.append(self) or fresh(self, *args))
+
+    def peak_memory(call, device):
+        before = len(copies)
+        call()
+        within.append(len(copies) - before)
+
+    monkeypatch.setattr(measure, "peak_memory", peak_memory)
+    auto(lambda x: x.add_(1).relu() * 2, objective="memory")(torch.randn(8, 64))
+    assert within
+    assert not any(within)
 
 
 def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):

@@ -1,11 +1,12 @@
 """Whether a graph can be raced: run many times, by one rank alone, on copies of its inputs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.graphs import has_memory
@@ -16,6 +17,26 @@ COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"
 # Operators in other namespaces, and functions of other modules, may communicate with other ranks.
 OPERATORS = {"aten", "inductor", "mkldnn", "prims", "profiler", "quantized", "quantized_decomposed", "rngprims"}
 LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "builtins", "math", *OPERATORS})
+
+# Functions and methods that take positions in a tensor, without underscores around their names.
+INDEXING = frozenset(
+    {
+        *("getitem", "setitem", "gather", "take", "take_along_dim", "embedding", "embedding_bag", "one_hot"),
+        *(f"index_{what}" for what in ("select", "copy", "add", "fill", "put", "reduce")),
+        *("scatter", "scatter_add", "scatter_reduce"),
+    }
+)
+# Those whose integers are in a range that no rounding exceeds.
+IN_RANGE = frozenset(
+    {
+        *("argmax", "argmin", "argsort", "sort", "topk", "kthvalue", "median", "mode", "nonzero", "multinomial"),
+        *("bucketize", "searchsorted", "unique", "max", "min", "minimum", "clamp", "clamp_max", "clip"),
+        *("remainder", "fmod", "mod", "and", "bitwise_and"),
+    }
+)
+ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc"})
+ROUNDED = "its positions are rounded from floating-point numbers: another rounding could lead outside a tensor, after "
+ROUNDED += "which no call on this GPU would work"
 
 
 def why_never(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings) -> str:
@@ -35,6 +56,8 @@ def why_never(gm: GraphModule, example_inputs: Sequence[Any], settings: Settings
         return "it has operators that are not torch's, and race_custom_ops is False"
     if holds_state(gm):
         return "it contains tensors, which a race would change"
+    if any(tensor.is_cuda for tensor in tensors) and rounds_positions(gm):
+        return ROUNDED
     if torch.is_grad_enabled() and _changes_what_trains(gm, example_inputs):
         return "it changes in place an input that requires grad"
     return ""
@@ -59,6 +82,42 @@ def _changes_what_trains(gm: GraphModule, example_inputs: Sequence[Any]) -> bool
         if isinstance(value, torch.Tensor) and value.requires_grad
     ]
     return any(isinstance(f, torch.Tensor) and not f.is_inference() and f._version > 0 for f in training)
+
+
+def rounds_positions(gm: GraphModule) -> bool:
+    """Return whether the graph indexes a tensor by integers that it makes of floating-point numbers without a bound.
+
+    Compiled code rounds otherwise than eager does: by one position, which may be one past the end.
+    """
+    return any(
+        _rounded(position) for node in _nodes(gm) if _name(node) in INDEXING for position in node.all_input_nodes
+    )
+
+
+def _rounded(node: Node) -> bool:
+    if _name(node) in IN_RANGE or not _holds(node, _is_integer):
+        return False
+    floats = [each for each in node.all_input_nodes if _holds(each, torch.is_floating_point)]
+    return any(not _bounded(each) for each in floats) or any(map(_rounded, node.all_input_nodes))
+
+
+def _bounded(node: Node) -> bool:
+    while _name(node) in ROUNDINGS:
+        node = node.all_input_nodes[0]
+    return _name(node) in IN_RANGE
+
+
+def _name(node: Node) -> str:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.partition(".")[0].strip("_") if node.op.startswith("call") else ""
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _holds(node: Node, test: Callable[[torch.Tensor], bool]) -> bool:
+    return any(test(each) for each in tree_leaves(node.meta.get("example_value")) if isinstance(each, torch.Tensor))
 
 
 def communicates(gm: GraphModule) -> bool:

@@ -26,7 +26,7 @@ from backend_kwargs.compilers.auto.head_to_head import Runner, better, interleav
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.sandbox import own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.selection import OVER_BUDGET, Selection
-from backend_kwargs.compilers.auto.workload import Task, has_drawn
+from backend_kwargs.compilers.auto.workload import ChangedInputError, Task, has_drawn
 from backend_kwargs.compilers.fell_back import left_to_eager
 from backend_kwargs.compilers.freezing import freezable_parameters
 from backend_kwargs.compilers.generated_code import comparable, compiled_graphs, rewritten_in
@@ -225,6 +225,8 @@ class _Race:
             raise
         except OutOfTime:
             row.status, row.reason = "timeout", self.budget.interrupted
+        except ChangedInputError as error:
+            row.status, row.reason = "fail_accuracy", str(error)
         except Exception as error:  # noqa: BLE001 - a candidate may fail in any way, without harm to the others
             row.status, row.reason = measure.status_of(error)
         row.compile_s = time.perf_counter() - began
@@ -253,14 +255,13 @@ class _Race:
 
     def _entered(self, candidate: RaceCandidate, fn: Callable[..., Any], row: RaceRow) -> Runner:
         """Return the candidate as a runner; its row says whether it passed the accuracy check."""
-        call, accuracy = _Call(fn, self.task, self.dynamo_s), self._accuracy(candidate, fn, row)
+        call, accuracy = self.task.caller(partial(_after_guards, fn, self.dynamo_s)), self._accuracy(candidate, fn, row)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
         elif candidate.compiler and (why := left_to_eager(fn)):
             row.status, row.reason = "fell_back", why
         row.rewritten = rewritten_in(fn, row.options.get("rewrites", ()))
         if row.status == "pass" and self.request.settings.objective == "memory":
-            call()  # the first call allocates the inputs, which do not count
             row.peak_bytes = measure.peak_memory(call, self.device)
         return Runner(candidate, row, call, () if candidate.name == EAGER else _code(fn))
 
@@ -299,22 +300,12 @@ class _Race:
         return failed
 
 
-@dataclass
-class _Call:
-    """A candidate's call with the time of dynamo's guards added; it allocates its inputs at the first call."""
-
-    fn: Callable[..., Any]
-    task: Task
-    dynamo_s: float
-    made: Callable[[], Any] | None = None
-
-    def __call__(self) -> Any:
-        if self.made is None:
-            self.made = self.task.caller(self.fn)
-        called = time.perf_counter() + self.dynamo_s
-        while time.perf_counter() < called:
-            pass
-        return self.made()
+def _after_guards(fn: Callable[..., Any], dynamo_s: float, *inputs: Any) -> Any:
+    """Call `fn` after the time of dynamo's guards."""
+    called = time.perf_counter() + dynamo_s
+    while time.perf_counter() < called:
+        pass
+    return fn(*inputs)
 
 
 def dynamo_seconds() -> float:

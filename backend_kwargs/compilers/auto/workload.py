@@ -1,8 +1,8 @@
 """What a race calls candidates on: the graph's real inputs, with copies of those that a call may change."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.compilers.auto.deadline import capped_backward
 from backend_kwargs.compilers.graphs import STAYS_INPUT, copy_of_graph, has_memory, may_be_written, written_memory
+from backend_kwargs.measure.served import Region, Served, State, copied, layout_of, same_bits, span_of
 
 SEED = 0
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-ALIGNMENT = 64  # bytes; Inductor needs 16
+LARGEST_COPIES = 2 << 30  # bytes of inputs on a CPU that are copied for a candidate's first call, though only read
 
 
 def cuda_devices() -> range:
@@ -42,12 +42,23 @@ def has_drawn() -> bool:
     return any(not torch.equal(state, each.get_state()) for state, each in zip(now, _generators(), strict=True))
 
 
+class ChangedInputError(RuntimeError):
+    """A candidate has written to an input that eager only reads."""
+
+
 @dataclass(frozen=True)
 class Inputs:
-    """A graph's real inputs; `written` are the positions that a call may change, with all that share their memory."""
+    """A graph's real inputs; `written` are the positions that a call may change, with all that share their memory.
+
+    `regions` has the parts of written inputs that a call in eager changed; of those that are `remade` it changed more
+    than values: their size, or their memory. `guard` is whether a candidate's first call has copies of the others too.
+    """
 
     values: Sequence[Any]
     written: frozenset[int]
+    regions: Mapping[int, Region] = field(default_factory=dict)
+    remade: frozenset[int] = frozenset()
+    guard: bool = True
 
     @classmethod
     def of(cls, gm: GraphModule, example_inputs: Sequence[Any]) -> "Inputs":
@@ -58,45 +69,86 @@ class Inputs:
         # An operator may write where its schema says that it does not: compare the values.
         others = {at for at, (_, value) in pairs if has_memory(value) and type(value) is torch.Tensor}
         suspects = cls(example_inputs, _with_memory_shared(example_inputs, declared | others))
+        given = suspects.fresh()
+        layouts = {at: layout_of(given[at]) for at in suspects.written}
         with torch.no_grad():
-            gm(*(given := suspects.fresh()))
-        changed = {at for at in suspects.written if not torch.equal(_bits(given[at]), _bits(example_inputs[at]))}
-        return cls(example_inputs, _with_memory_shared(example_inputs, declared | changed))
+            gm.forward(*given)
+        remade = _with_memory_shared(example_inputs, (at for at, was in layouts.items() if layout_of(given[at]) != was))
+        found = ((at, Region.of(example_inputs[at], given[at])) for at in suspects.written - remade)
+        regions = {at: region for at, region in found if region}
+        return cls(
+            example_inputs, _with_memory_shared(example_inputs, declared | regions.keys() | remade), regions, remade
+        )
 
-    def fresh(self) -> list[Any]:
-        """Return inputs to call a candidate with: the tensors themselves if they are only read, else copies.
+    def fresh(self, positions: Collection[int] | None = None) -> list[Any]:
+        """Return inputs to call a candidate with: copies at `positions`, by default all written, else the tensors.
 
         They are detached, so that the user's hooks do not run and no gradient reaches the user's tensors.
         """
         copies: dict[int, torch.Tensor] = {}
-        return [self._fresh(at, value, copies) for at, value in enumerate(self.values)]
+        positions = self.written if positions is None else positions
+        return [self._fresh(at, value, copies if at in positions else None) for at, value in enumerate(self.values)]
 
-    def _fresh(self, at: int, value: Any, copies: dict[int, torch.Tensor]) -> Any:
+    def _fresh(self, at: int, value: Any, copies: dict[int, torch.Tensor] | None) -> Any:
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return value.node.hint  # the size in this call
         if not isinstance(value, torch.Tensor):
             return value
-        if at not in self.written:
+        if copies is None:
             made = value.detach()
         else:
-            made = _copied_alone(value) if at in self._apart else _copied(value, copies)
+            made = copied(value) if at in self._apart else _copied_with_views(value, copies)
         return made.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else made
 
     @cached_property
+    def staged(self) -> list[Any]:
+        """Inputs on which all candidates are timed: those written are one set of copies, put back before each call."""
+        return self.fresh()
+
+    @cached_property
+    def state(self) -> State:
+        """What calls change in the staged inputs. More than `LARGEST` bytes of floating-point numbers drift."""
+        state = State()
+        for at in sorted(self.remade):
+            state.add_memory(self.staged[at], self.values[at])
+        for at, region in self.regions.items():
+            if at in self.written - self.remade and not region.drifts(self.values[at]):
+                state.add(self.staged[at], self.values[at], region)
+        return state
+
+    @cached_property
+    def guarded(self) -> frozenset[int]:
+        """The positions that are only read, and copied for a candidate's first call, as far as memory allows."""
+        if not self.guard:
+            return frozenset()
+        read = {at for at, value in enumerate(self.values) if has_memory(value)} - self.written
+        own = {at for at in read if type(self.values[at]) is torch.Tensor}
+        return next((frozenset(each) for each in (read, own) if self._bytes_of(each) <= self._spare_bytes), frozenset())
+
+    def _bytes_of(self, positions: Iterable[int]) -> int:
+        return sum(self.values[at].nbytes for at in positions)
+
+    @property
+    def _spare_bytes(self) -> float:
+        on_gpu = next(
+            (value.device for value in self.values if isinstance(value, torch.Tensor) and value.is_cuda), None
+        )
+        return torch.cuda.mem_get_info(on_gpu)[0] / 4 if on_gpu else LARGEST_COPIES
+
+    @cached_property
     def _apart(self) -> frozenset[int]:
-        """The positions of written inputs that share no memory with other inputs."""
+        """The positions of inputs that share no memory with other inputs."""
         by_storage = defaultdict(list)
         for at, value in enumerate(self.values):
             if has_memory(value):
-                by_storage[value.untyped_storage()._cdata].append((*_span(value), at))
+                start, end = (each * value.itemsize for each in span_of(value))
+                by_storage[value.untyped_storage()._cdata].append((start, end, at))
         alone = set[int]()
         for spans in by_storage.values():
             spans.sort()
             if all(end <= start for (_, end, _), (start, _, _) in pairwise(spans)):
                 alone |= {at for _, _, at in spans}
-        return frozenset(
-            at for at in alone & self.written if not (self.values[at].is_conj() or self.values[at].is_neg())
-        )
+        return frozenset(alone)
 
     @property
     def aliased(self) -> bool:
@@ -114,13 +166,6 @@ class Inputs:
         return {v.untyped_storage()._cdata: v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
 
 
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    """Return floating-point values as integers, so that nan equals nan, and float8 can be compared at all."""
-    if value.is_complex():
-        return _bits(torch.view_as_real(value.detach().resolve_conj()))
-    return value.detach().resolve_neg().view(BITS[value.itemsize]) if value.is_floating_point() else value
-
-
 def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> frozenset[int]:
     """Return `positions` and those of all tensors that share memory with one of them."""
     sharing = defaultdict(set)
@@ -131,23 +176,7 @@ def _with_memory_shared(values: Sequence[Any], positions: Iterable[int]) -> froz
     return frozenset(at for group in sharing.values() if group & wanted for at in group)
 
 
-def _span(value: torch.Tensor) -> tuple[int, int]:
-    """Return the range of bytes that `value` covers in its storage."""
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    start = int(value.storage_offset())
-    return start * value.itemsize, (start + (reach if value.numel() else 0)) * value.itemsize
-
-
-def _copied_alone(value: torch.Tensor) -> torch.Tensor:
-    """Return a copy of only the memory that `value` covers: it may be a view of a much larger cache."""
-    start, end = (at // value.itemsize for at in _span(value))
-    lead = value.data_ptr() % ALIGNMENT // value.itemsize
-    memory = value.new_empty(lead + end - start)
-    memory[lead:].copy_(value.detach().as_strided((end - start,), (1,), start))
-    return value.new_empty(0).set_(memory.untyped_storage(), lead, value.size(), value.stride())
-
-
-def _copied(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
+def _copied_with_views(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
     """Return a copy of `value`; views of one tensor become views of one copy, as AOTAutograd expects."""
     root = value if value._base is None else value._base
     if id(root) not in copies:
@@ -195,13 +224,13 @@ class Task:
         """Return a copy of the graph for a compiler, with everything that dynamo attached to it."""
         return copy_of_graph(self.gm)
 
-    def caller(self, fn: Callable[..., Any]) -> Callable[[], Any]:
-        """Return a call of `fn` on its own inputs: outputs, and gradients if it trains."""
-        given = self.inputs.fresh()
+    def caller(self, fn: Callable[..., Any]) -> Served:
+        """Return a call of `fn` from the state of the user's call: outputs, and gradients if it trains."""
+        given = self.inputs.staged
         leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
         # Drawn by the first call: drawing them in each call would delay the device between forward and backward.
         cotangents: list[torch.Tensor] = []
-        return lambda: self._call(fn, given, leaves, cotangents)
+        return Served(lambda: self._call(fn, given, leaves, cotangents), self.inputs.state)
 
     def _call(
         self, fn: Callable[..., Any], given: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor]
@@ -217,17 +246,30 @@ class Task:
         return {"output": outputs, "gradient": list(grads)}
 
     def observe(self, fn: Callable[..., Any]) -> dict[str, Any]:
-        """Return copies of everything that one call returns and changes, under one seed."""
-        given = self.inputs.fresh()
+        """Return copies of everything that one call returns and changes, under one seed.
+
+        Raise ChangedInputError if it changes an input that eager only reads; the user's input stays as it is.
+        """
+        guarded = self.inputs.guarded
+        with _disable_current_modes():  # what a mode counts are the graph's operators
+            given = self.inputs.fresh(self.inputs.written | guarded)
+        layouts = {at: layout_of(given[at]) for at in guarded}
         leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
         _seed()
         seen = self._call(fn, given, leaves, []) | {"written": [given[at] for at in sorted(self.inputs.written)]}
         with _disable_current_modes():
+            for at in guarded:
+                if layout_of(given[at]) != layouts[at] or not same_bits(given[at], self.inputs.values[at]):
+                    name = self.gm.graph.find_nodes(op="placeholder")[at].name
+                    raise ChangedInputError(f"it changes {name}, an input that eager only reads")
             return pytree.tree_map(_kept, seen)  # type: ignore[no-any-return]
 
 
 def _kept(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    freed = has_memory(leaf) and leaf.untyped_storage().nbytes() < span_of(leaf)[1] * leaf.itemsize
+    return leaf.new_empty(0) if freed else leaf.detach().clone()
 
 
 def _cotangent(end: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,291 @@
+"""What is checked, timed and served: one callable, each call of which starts from the state that the user's call had.
+
+A call may advance a counter, write a row of a cache, or append to a list. Called again on what it left, it would go
+past the end of its cache: an error on a CPU, and on a GPU an assert after which every call of the process fails.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+
+from backend_kwargs.errors import error_text
+from backend_kwargs.measure.trees import parts_of
+
+# Bytes of floating-point numbers that are put back before each call; more of them drift, as in a user's loop.
+# Integers always are, since they may be positions.
+LARGEST = 64 << 20
+ALIGNMENT = 64  # bytes; Inductor needs 16
+PIECE = 1 << 26  # elements compared at a time
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Container = dict[Any, Any] | list[Any]
+
+
+@dataclass(frozen=True)
+class Region:
+    """The part of a tensor that a call changed: a range in each dimension, and in dimension `dim` only those `at`."""
+
+    ranges: tuple[slice, ...]
+    dim: int = 0
+    at: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, before: torch.Tensor, after: torch.Tensor) -> "Region | None":
+        """Return where two tensors of one shape differ, in bits; None if nowhere."""
+        if not before.ndim:
+            return None if same_bits(before, after) else WHOLE
+        touched = [places.nonzero().flatten() for places in _touched(memory_of(before), memory_of(after))]
+        if not all(places.numel() for places in touched):
+            return None
+        ranges = tuple(slice(int(places[0]), int(places[-1]) + 1) for places in touched)
+        shares = [places.numel() / (r.stop - r.start) for places, r in zip(touched, ranges, strict=True)]
+        dim = min(range(len(shares)), key=shares.__getitem__)
+        if shares[dim] > 1 / 2:
+            return cls(ranges)
+        return cls(ranges, dim, touched[dim] - ranges[dim].start)
+
+    def values(self, of: torch.Tensor) -> torch.Tensor:
+        """Return the values of this part of a tensor: a view, or a copy of those at indices."""
+        part = memory_of(of)[self.ranges]
+        return part if self.at is None else part.index_select(self.dim, self.at)
+
+    def drifts(self, of: torch.Tensor) -> bool:
+        """Return whether this part is too large to be put back before each call, and holds no positions."""
+        return of.is_floating_point() and self.values(of).nbytes > LARGEST
+
+
+WHOLE = Region(())
+
+
+def bits_of(value: torch.Tensor) -> torch.Tensor:
+    """Return floating-point values as integers, so that nan equals nan, and float8 can be compared at all."""
+    if value.is_complex():
+        return bits_of(torch.view_as_real(value.detach().resolve_conj()))
+    return value.detach().resolve_neg().view(BITS[value.itemsize]) if value.is_floating_point() else value
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors have the same shape and, if their memory can be read, the same bits."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return not (layout_of(a) and layout_of(b)) or torch.equal(bits_of(a), bits_of(b))
+
+
+def span_of(value: torch.Tensor) -> tuple[int, int]:
+    """Return the range of elements of its storage that a tensor covers."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    start = int(value.storage_offset())
+    return start, start + (reach if value.numel() else 0)
+
+
+def memory_of(value: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a tensor as it can be written: no lazy conjugate or negative, no element twice."""
+    value = value.detach()
+    value = value.conj() if value.is_conj() else value
+    value = torch._neg_view(value) if value.is_neg() else value
+    reach = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1 and stride < reach:
+            start, end = span_of(value)
+            return value.as_strided((end - start,), (1,), start)
+        reach += stride * (size - 1)
+    return value
+
+
+def copied(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the memory that `value` covers, which may be a view of a much larger cache, in its layout."""
+    raw = torch._neg_view(value.detach()) if value.is_neg() else value.detach()
+    raw = raw.conj() if raw.is_conj() else raw
+    start, end = span_of(raw)
+    lead = raw.data_ptr() % ALIGNMENT // raw.itemsize
+    memory = raw.new_empty(lead + end - start)
+    memory[lead:].copy_(raw.as_strided((end - start,), (1,), start))
+    made = raw.new_empty(0).set_(memory.untyped_storage(), lead, raw.size(), raw.stride())
+    made = made.conj() if value.is_conj() else made
+    return torch._neg_view(made) if value.is_neg() else made
+
+
+def _touched(before: torch.Tensor, after: torch.Tensor) -> list[torch.Tensor]:
+    """Return, for each dimension, the places at which two tensors differ."""
+    touched = [torch.zeros(size, dtype=torch.bool, device=before.device) for size in before.shape]
+    rows = max(PIECE * before.shape[0] // max(before.numel(), 1), 1)
+    for start in range(0, before.shape[0], rows):
+        old, new = (bits_of(side[start : start + rows]) for side in (before, after))
+        differs = (old != new).any(-1) if before.is_complex() else old != new
+        for dim, places in enumerate(touched):
+            others = [each for each in range(before.ndim) if each != dim]
+            found = differs.any(others) if others else differs
+            (places if dim else places[start : start + rows]).logical_or_(found)
+    return touched
+
+
+@dataclass
+class State:
+    """What calls change, and how it is put back before each of them."""
+
+    _whole: tuple[list[torch.Tensor], list[torch.Tensor]] = field(default_factory=lambda: ([], []))
+    _indexed: list[tuple[torch.Tensor, Region, torch.Tensor]] = field(default_factory=list)
+    _others: list[Callable[[], object]] = field(default_factory=list)
+
+    def add(self, tensor: torch.Tensor, before: torch.Tensor, region: Region = WHOLE) -> None:
+        """Put the region of `tensor` back to what it is in `before`."""
+        part, values = memory_of(tensor)[region.ranges], region.values(before)
+        if region.at is None:
+            for side, each in zip(self._whole, (part, values), strict=True):
+                side.append(each)
+        else:
+            self._indexed.append((part, region, values))
+
+    def add_memory(self, tensor: torch.Tensor, before: torch.Tensor) -> None:
+        """Give `tensor` memory of its own with the values of `before`: a call replaces, frees or resizes it."""
+        self._others.append(lambda: setattr(tensor, "data", before.detach().clone()))
+
+    def add_action(self, action: Callable[[], object]) -> None:
+        """Put something else back by `action`."""
+        self._others.append(action)
+
+    def __bool__(self) -> bool:
+        """Return whether calls change anything."""
+        return bool(self._whole[0] or self._indexed or self._others)
+
+    def restore(self) -> None:
+        """Put everything back; on a GPU this is queued, like the call."""
+        for action in self._others:
+            action()
+        with torch.no_grad():
+            if self._whole[0]:
+                torch._foreach_copy_(*self._whole)
+            for part, region, values in self._indexed:
+                assert region.at is not None
+                part.index_copy_(region.dim, region.at, values)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A call as its user makes it, from the state that the user's call had."""
+
+    call: Callable[[], Any]
+    state: State = field(default_factory=State)
+
+    def __call__(self) -> Any:
+        """Put the state back, and call."""
+        self.state.restore()
+        return self.call()
+
+
+class CopyError(Exception):
+    """A model or its inputs cannot be copied; the message says why."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What one call changes in a tree of modules, objects and tensors, with the values before, by path.
+
+    `tensors` are changed in place, in a region; those without one are given other memory, or free theirs.
+    """
+
+    tensors: dict[str, tuple[Region | None, torch.Tensor]] = field(default_factory=dict)
+    generators: dict[str, torch.Tensor] = field(default_factory=dict)
+    containers: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, call: Callable[[Any], object], tree: Any) -> "Changes":
+        """Return what `call` changes in a copy of `tree`; raise CopyError if it cannot be copied."""
+        try:
+            worked = copy.deepcopy(tree)
+        except Exception as error:
+            raise CopyError(error_text(error)) from error
+        before, after = dict(parts(tree)), dict(parts(worked))
+        layouts = {path: layout_of(part) for path, part in after.items() if isinstance(part, torch.Tensor)}
+        contents = {path: copy.copy(part) for path, part in after.items() if isinstance(part, dict | list)}
+        call(worked)
+        tensors: dict[str, tuple[Region | None, torch.Tensor]] = {}
+        for path in layouts.keys() & before.keys():
+            old, new = before[path], after[path]
+            if layouts[path] != layout_of(new):
+                tensors[path] = None, old.detach().clone()
+            elif layouts[path] and (region := Region.of(old, new)):
+                tensors[path] = region, copied(old)
+        drawn = {path: part.get_state() for path, part in before.items() if isinstance(part, torch.Generator)}
+        return cls(
+            tensors,
+            {path: state for path, state in drawn.items() if not torch.equal(state, after[path].get_state())},
+            frozenset(path for path, old in contents.items() if _changed(after[path], old)),
+        )
+
+    def on(self, tree: Any, *, timed: bool = False) -> State:
+        """Return the state of `tree`, a copy of the original in which nothing has changed yet.
+
+        If it is `timed`, large regions of floating-point numbers drift, and other rows than a call wrote stay.
+        """
+        state, there = State(), dict(parts(tree))
+        for path in self.containers & there.keys():
+            state.add_action(partial(_put_back, there[path], copy.copy(there[path])))
+        for path, (region, before) in self.tensors.items():
+            tensor = there.get(path)
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if region is None:
+                state.add_memory(tensor, before)
+            elif not (timed and region.drifts(before)):
+                state.add(tensor, before, region if timed else WHOLE)
+        for path, drawn in self.generators.items():
+            state.add_action(partial(there[path].set_state, drawn))
+        return state
+
+
+def parts(tree: Any, path: str = "", seen: dict[int, Any] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors, generators, lists and dicts of a tree with their paths, each once.
+
+    The attributes of modules and of objects without an `==` of their own are dicts.
+    """
+    seen = {} if seen is None else seen
+    if isinstance(tree, MethodType):
+        tree = tree.__self__
+    if id(tree) in seen:
+        return
+    seen[id(tree)] = tree  # kept, so that its number is not used again
+    if isinstance(tree, torch.Tensor | torch.Generator):
+        yield path, tree
+    elif isinstance(tree, torch.nn.Module) or (_is_object(tree) and parts_of(tree)):
+        yield from parts(vars(tree), path, seen)
+    elif isinstance(tree, dict | list | tuple):
+        if not isinstance(tree, tuple):
+            yield path, tree
+        for key, part in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
+            yield from parts(part, f"{path}[{key!r}]", seen)
+
+
+def _is_object(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not type(value).__module__.startswith("torch.")
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return a tensor's memory and how it lies there; () for one that is not plain."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
+        return ()
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage.nbytes(), tensor.size(), tensor.stride(), tensor.storage_offset()
+
+
+def _changed(now: Container, before: Container) -> list[Any]:
+    """Return the keys whose values are others; what a call adds to a dict stays, since it may be computed only once."""
+    if isinstance(before, list):
+        changed = len(now) != len(before) or any(map(_differ, now, before))
+        return [slice(None)] if changed else []
+    return [key for key, value in before.items() if key not in now or _differ(now[key], value)]
+
+
+def _differ(a: Any, b: Any) -> bool:
+    plain = type(a) is type(b) and isinstance(a, int | float | str)
+    return a is not b and not (plain and a == b)
+
+
+def _put_back(container: Container, before: Container) -> None:
+    for key in _changed(container, before):
+        container[key] = before[key]
