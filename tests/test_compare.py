@@ -193,6 +193,45 @@ def test_recompile_is_caught():
     assert compiled.latency is None
 
 
+class Step(nn.Module):
+    """A step of decoding, with one free row in its cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(4, 16))
+        self.register_buffer("filled", torch.tensor([3]))
+
+    def forward(self, x):
+        at = torch.arange(1) + self.filled
+        self.filled.add_(1)
+        self.keys.index_copy_(0, at, x[:1])
+        return (self.keys @ x[0]).softmax(0)
+
+
+def test_each_call_of_a_step_starts_from_its_state():
+    """A step whose second call would go past its cache is compiled, checked and timed; the user's stays as it was."""
+    model = Step()
+    rows = rows_of(model, [EAGER, Candidate("c", "inductor")])
+    assert [(row.status, row.reason, row.graphs) for row in rows] == [("pass", "", 0), ("pass", "", 1)]
+    assert model.filled.item() == 3
+
+
+class Growing(nn.Module):
+    """A step that appends to a list in its input."""
+
+    def forward(self, x, cache):
+        cache.append(x.sum())
+        return torch.stack(cache).sum() * x
+
+
+def test_lists_in_inputs_do_not_grow():
+    """Each call finds the list that the user passed, so that nothing recompiles."""
+    inputs = (torch.randn(4), [torch.ones(())])
+    rows = rows_of(Growing(), [EAGER, Candidate("c", "inductor")], inputs)
+    assert [(row.status, row.reason, row.graphs) for row in rows] == [("pass", "", 0), ("pass", "", 1)]
+    assert len(inputs[1]) == 1
+
+
 class State:
     """An object that torch's pytrees do not know, such as a decoder's cache."""
 

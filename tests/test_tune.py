@@ -55,6 +55,36 @@ def test_each_size_is_decided_and_served(tune, tmp_path):
     assert "a graph not raced" not in str(graph.race)
 
 
+STEP = """
+import torch
+
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(4, 16))
+        self.register_buffer("filled", torch.tensor([3]))
+
+    def forward(self, x):
+        at = torch.arange(1) + self.filled
+        self.filled.add_(1)
+        self.keys.index_copy_(0, at, x)
+        return (self.keys @ x[0]).softmax(0)
+
+def build():
+    return Step(), torch.ones(1, 16)
+"""
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_step_is_tuned_from_its_state(tune, tmp_path):
+    """A step whose second call would go past its cache is raced, and timed beside eager."""
+    (tmp_path / "step.py").write_text(STEP, encoding="utf-8")
+    ran = tune("--budget-s", "10", model="step.py:build")
+    assert ran.exit_code == 0, ran.output
+    assert "1 decision written to decisions.toml" in ran.output
+    assert "x [" in ran.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

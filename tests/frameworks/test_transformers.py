@@ -60,3 +60,22 @@ def test_strings_say_what_any_config_says():
     name, _, template = config["backend"].partition(":")
     options = json.loads(json.dumps({"template": template, **config["options"]}))
     assert bk.make_backend(name, options) == backend
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_generate_races_with_a_static_cache(causal_lm, tokens, tmp_path):
+    """Under auto, a prompt one token short of the static cache gives eager's tokens, and the next call too."""
+    from transformers import CompileConfig
+
+    options = {"budget_s": 5, "store": str(tmp_path / "decisions"), "candidates": ["cpp_wrapper"], "race": "always"}
+    config = CompileConfig(backend="tmpl-inductor:auto", options=options, mode=None)
+    prompt, given = tokens[:1, :15], {"max_length": 17, "pad_token_id": 0, "do_sample": False}
+    expected = causal_lm.generate(prompt, **given)
+    for _ in range(2):
+        made = causal_lm.generate(prompt, cache_implementation="static", compile_config=config, **given)
+        assert torch.equal(made, expected)
+    from backend_kwargs.compile_records import records
+
+    decisions = [record.decision for record in records()]
+    assert decisions
+    assert not [decision.facts for decision in decisions if "race failed" in decision.facts]
