@@ -29,6 +29,7 @@ from backend_kwargs.compilers.auto.candidates import EAGER, standing
 from backend_kwargs.compilers.auto.reporting import last_decision
 from backend_kwargs.compilers.generated_code import compiled_graphs
 from backend_kwargs.compilers.inductor.compile_step import stand_in
+from backend_kwargs.compilers.precision.bounds import last_used
 from backend_kwargs.errors import error_text, warn_once
 from backend_kwargs.options import check
 from backend_kwargs.trust import untrusted
@@ -160,8 +161,14 @@ class GraphBackend:
         else:
             # In a race, the winner is compiled last.
             why = OWN_WEIGHTS if used.get("weights") else ""  # AOTAutograd's saved code would miss them as arguments
+            lowered = last_used()
+            if lowered and lowered.reason:
+                why = (
+                    "it was compiled in its own precision, since its error in the lower one is measured wherever it is"
+                )
             self.graphs[key] = _kept(made[-1] if made else None, decision, why)
-            if made and compiled is made[-1]:
+            # Bytecode alone would call what is loaded without a measurement of its error.
+            if made and compiled is made[-1] and not lowered:
                 self.unwrapped[key] = used["options"]
         return compiled
 
@@ -172,6 +179,9 @@ class GraphBackend:
         loads: list[str] = []
 
         def load_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            if loads:  # its error exceeds the bound here
+                loads.clear()
+                return compile_fx(*args, **kwargs)
             try:
                 loaded = load_graph(kept, example_inputs, self.folder, kwargs["config_patches"])
             except CannotLoadError:

@@ -44,7 +44,7 @@ def sandboxed(gm: GraphModule) -> Iterator[Callable[[], None]]:
         # second.
         stack.callback(setattr, _metrics_context_tls, "metrics_context", get_metrics_context())
         _metrics_context_tls.metrics_context = MetricsContext(on_exit=lambda *_: None)
-        stack.enter_context(_unpacked())
+        stack.enter_context(unpacked())
         # Compiled lazily, a backward graph would wait in autograd's thread for the lock that this thread holds.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         _keep_shape_env(stack, getattr(fake_mode, "shape_env", None))
@@ -58,7 +58,7 @@ def sandboxed(gm: GraphModule) -> Iterator[Callable[[], None]]:
         yield _own_cudagraph_trees(stack, devices) if devices else lambda: None
 
 
-def _unpacked() -> AbstractContextManager[None]:
+def unpacked() -> AbstractContextManager[None]:
     """Disable a user's saved-tensor hooks, which may offload, for what candidates save for the backward pass."""
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return nullcontext()

@@ -7,8 +7,8 @@ from torch.fx import GraphModule
 
 from backend_kwargs.compilers.fell_back import ENGINE_SUMMARY, left_to_eager
 from backend_kwargs.compilers.graphs import copy_of_graph
-from backend_kwargs.compilers.precision.bounds import Used, is_measured_elsewhere, note_used
-from backend_kwargs.compilers.precision.error import measured_error
+from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, Used, is_measured_elsewhere, note_used
+from backend_kwargs.compilers.precision.serving import serving
 from backend_kwargs.errors import warn_once
 
 CompileGm = Callable[[GraphModule], Callable[..., Any]]
@@ -26,21 +26,18 @@ def compile_lowered(
 
     Without a bound the caller, a race or a comparison, measures the error.
     """
-    note_used(None)
-    if is_measured_elsewhere():
-        max_error = None
+    used = Used(precision, None, None if is_measured_elsewhere() else max_error)
+    note_used(used)
     compiled = compile_gm(copy_of_graph(gm))
     if why := left_to_eager(compiled):
-        note_used(Used(precision, None, max_error, reason=why))
+        used.reason = why
         return compiled
     # The engine may compute in another precision than it was asked for, without an error.
-    why, error = "; ".join(getattr(compiled, ENGINE_SUMMARY).notes), None
-    if not why and max_error is not None:
-        accuracy = measured_error(gm, compiled, example_inputs, max_error)
-        why, error = "" if accuracy.passed else accuracy.reason, accuracy.error
-    if why:
-        warn_once(f"A graph is compiled without precision {precision!r}: {why}.")
-        note_used(Used(precision, None, max_error, reason=why))
-        return compile_in_float32(gm)
-    note_used(Used(precision, error, max_error))
-    return compiled
+    if not (why := "; ".join(getattr(compiled, ENGINE_SUMMARY).notes)):
+        try:
+            return serving(gm, example_inputs, compiled, used)
+        except UnfitPrecisionError as unfit:
+            why = str(unfit)
+    warn_once(f"A graph is compiled without precision {precision!r}: {why}.")
+    used.reason = why
+    return compile_in_float32(gm)
