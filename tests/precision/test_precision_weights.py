@@ -28,7 +28,8 @@ def test_weights_follow_their_parameter(precision):
             assert error(compiled(x), model, x) < BOUND
             change()
         assert error(compiled(x), model, x) < BOUND
-    assert bk.report(compiled).graphs[-1].compile_id == "0/1"  # for the parameter replaced, and no other
+    # A parameter in place of a quantised one compiles again, and nothing else does.
+    assert bk.report(compiled).graphs[-1].compile_id == ("0/0" if precision == "bf16" else "0/1")
 
 
 @pytest.mark.parametrize("precision", ["bf16", *INT8])
@@ -48,12 +49,13 @@ def test_weights_follow_a_fused_optimizer(precision):
 @pytest.mark.parametrize("precision", INT8)
 def test_frozen_quantised_weights_follow(precision):
     """With freezing a changed weight is compiled again, since it is a constant."""
-    model, x = net(), rows()
-    compiled = in_precision(model, precision, freezing=True)
+    model, x, loose = net(), rows(), 0.5  # without VNNI, oneDNN's sums of int8 saturate in Inductor's frozen products
+    compiled = in_precision(model, precision, loose, freezing=True)
     with torch.no_grad():
         compiled(x)
         model[0].weight.mul_(-3)
-        assert error(compiled(x), model, x) < BOUND
+        assert error(compiled(x), model, x) < loose
+    assert len(bk.report(compiled).graphs) == 2
 
 
 def by_view(weight):

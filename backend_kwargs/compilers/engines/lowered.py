@@ -1,12 +1,12 @@
 """A graph on an engine in a lower precision: its error is measured, and beyond the bound it is compiled in float32."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
 from backend_kwargs.compilers.fell_back import ENGINE_SUMMARY, left_to_eager
-from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.graphs import copy_of_graph, keep_inputs
 from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, Used, is_measured_elsewhere, note_used
 from backend_kwargs.compilers.precision.serving import serving
 from backend_kwargs.errors import warn_once
@@ -28,16 +28,21 @@ def compile_lowered(
     """
     used = Used(precision, None, None if is_measured_elsewhere() else max_error)
     note_used(used)
-    compiled = compile_gm(copy_of_graph(gm))
-    if why := left_to_eager(compiled):
-        used.reason = why
+
+    def compile_copy(written: Collection[int]) -> Callable[..., Any]:
+        copied = copy_of_graph(gm)
+        placeholders = copied.graph.find_nodes(op="placeholder")
+        keep_inputs(placeholders[at] for at in written)
+        compiled = compile_gm(copied)
+        used.reason = left_to_eager(compiled)
+        # The engine may compute in another precision than it was asked for, without an error.
+        if not used.reason and (notes := getattr(compiled, ENGINE_SUMMARY).notes):
+            raise UnfitPrecisionError("; ".join(notes))
         return compiled
-    # The engine may compute in another precision than it was asked for, without an error.
-    if not (why := "; ".join(getattr(compiled, ENGINE_SUMMARY).notes)):
-        try:
-            return serving(gm, example_inputs, compiled, used)
-        except UnfitPrecisionError as unfit:
-            why = str(unfit)
-    warn_once(f"A graph is compiled without precision {precision!r}: {why}.")
-    used.reason = why
+
+    try:
+        return serving(gm, example_inputs, used, compile_copy)
+    except UnfitPrecisionError as unfit:
+        used.reason = str(unfit)
+    warn_once(f"A graph is compiled without precision {precision!r}: {used.reason}.")
     return compile_in_float32(gm)

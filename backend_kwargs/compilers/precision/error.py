@@ -1,7 +1,8 @@
 """The error of a compiled graph in a lower precision, measured against float64 on the inputs of a call."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from backend_kwargs.compilers.auto.sandbox import unpacked
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, cuda_devices, has_drawn
 from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError
 from backend_kwargs.compilers.precision.reference import InFloat64, check_room
 from backend_kwargs.errors import error_text
 from backend_kwargs.measure import Accuracy
@@ -21,28 +23,62 @@ from backend_kwargs.measure.trees import walk
 
 # What sums in another order may change from call to call: this part of the error, or float32's rounding.
 VARYING, ROUNDING = 0.5, 1e-5
+UNMEASURED = "its error cannot be measured"
 STALE = tuple(1 << power for power in range(6, 21))  # bytes of the blocks of memory filled before a call
 
 
-def measured_error(gm: GraphModule, compiled: Callable[..., Any], inputs: Sequence[Any], max_error: float) -> Accuracy:
-    """Run the graph in eager, in float64, and twice as `compiled` on copies of its inputs, and compare.
+@dataclass(frozen=True)
+class Truth:
+    """What a graph computes on some inputs, in eager and in float64; the inputs stay unchanged.
 
-    Results that vary from call to call fail too: they contain memory that nobody wrote.
+    `task` calls graphs on copies of the inputs that are written to.
     """
-    if why := "it communicates with other ranks" if communicates(gm) else why_never(gm, inputs, Settings()):
-        return Accuracy("fail_accuracy", f"its error cannot be measured: {why}")
-    with torch.random.fork_rng(devices=cuda_devices()), unpacked():
-        try:
+
+    task: Task
+    eager: dict[str, Any]
+    precise: dict[str, Any]
+
+    @classmethod
+    def of(cls, gm: GraphModule, inputs: Sequence[Any]) -> "Truth":
+        """Run `gm` in eager and in float64; raise UnfitPrecisionError if the error cannot be measured."""
+        if why := "it communicates with other ranks" if communicates(gm) else why_never(gm, inputs, Settings()):
+            raise UnfitPrecisionError(f"{UNMEASURED}: {why}")
+        with _as_before():
             task = Task.of(copy_of_graph(gm), inputs)
             eager = task.observe(task.copy())
             if has_drawn():
-                return Accuracy("fail_accuracy", "its error cannot be measured: it draws random numbers")
-            precise = in_float64(task)
-            seen, again = _observed_on_stale_memory(task, compiled), _observed_on_stale_memory(task, compiled)
-            accuracy = _worst([against(each, eager, precise, max_error) for each in (seen, again)])
-            return _of_equal_calls(accuracy, seen, again) if accuracy.passed else accuracy
-        except Exception as error:  # noqa: BLE001 - a kernel without float64, no memory left, a kernel missing
-            return Accuracy("fail_accuracy", f"its error cannot be measured: {error_text(error)}")
+                raise UnfitPrecisionError(f"{UNMEASURED}: it draws random numbers")
+            return cls(task, eager, in_float64(task))
+
+    def error_of(self, compiled: Callable[..., Any], max_error: float) -> float:
+        """Return the error of two calls of `compiled`; raise UnfitPrecisionError if it exceeds `max_error`.
+
+        Results that vary from call to call are refused too: they contain memory that nobody wrote.
+        """
+        with _as_before():
+            seen, again = (_observed_on_stale_memory(self.task, compiled) for _ in range(2))
+            error = max(_passed(against(each, self.eager, self.precise, max_error)) for each in (seen, again))
+            if not against(again, seen, seen, max(ROUNDING, VARYING * error)).passed:
+                raise UnfitPrecisionError("its results differ from call to call")
+            return error
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Restore the random generators; raise UnfitPrecisionError for any failure."""
+    with torch.random.fork_rng(devices=cuda_devices()), unpacked():
+        try:
+            yield
+        except UnfitPrecisionError:
+            raise
+        except Exception as error:
+            raise UnfitPrecisionError(f"{UNMEASURED}: {error_text(error)}") from error
+
+
+def _passed(accuracy: Accuracy) -> float:
+    if not accuracy.passed:
+        raise UnfitPrecisionError(accuracy.reason)
+    return accuracy.error or 0.0
 
 
 def _observed_on_stale_memory(task: Task, compiled: Callable[..., Any]) -> dict[str, Any]:
@@ -51,13 +87,6 @@ def _observed_on_stale_memory(task: Task, compiled: Callable[..., Any]) -> dict[
     blocks = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in STALE for _ in range(4)]
     del blocks
     return task.observe(compiled)
-
-
-def _of_equal_calls(accuracy: Accuracy, seen: dict[str, Any], again: dict[str, Any]) -> Accuracy:
-    varying = against(again, seen, seen, max_error=max(ROUNDING, VARYING * (accuracy.error or 0.0)))
-    if varying.passed:
-        return accuracy
-    return Accuracy("fail_accuracy", "its results differ from call to call", error=varying.error, bound=accuracy.bound)
 
 
 def in_float64(task: Task) -> dict[str, Any]:
@@ -91,10 +120,6 @@ def against(seen: dict[str, Any], eager: dict[str, Any], precise: dict[str, Any]
     ]
     numbers = [leaf for what in precise for _, leaf in walk(what, precise[what]) if is_number(leaf) and leaf.numel()]
     if numbers and not any(bool(leaf.any()) for leaf in numbers):  # as of a last layer that starts with zeros
-        return Accuracy("fail_accuracy", "its error cannot be measured: all results are 0")
-    return _worst(judged)
-
-
-def _worst(judged: list[Accuracy]) -> Accuracy:
+        return Accuracy("fail_accuracy", f"{UNMEASURED}: all results are 0")
     failed = [accuracy for accuracy in judged if not accuracy.passed]
     return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)

@@ -1,7 +1,7 @@
 """A graph in a lower precision: converted, compiled, and measured against an error bound if there is one."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +11,10 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from backend_kwargs.compilers.freezing import dropping_guards, guard_identity, guard_versions, lifted_parameters
-from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, may_be_written, written_memory
+from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, keep_inputs, may_be_written, written_memory
 from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, Used, is_measured_elsewhere, note_used
 from backend_kwargs.compilers.precision.casts import cast_products
-from backend_kwargs.compilers.precision.serving import backward_at_once, serving
+from backend_kwargs.compilers.precision.serving import serving
 from backend_kwargs.compilers.precision.table import PRECISIONS, why_slow
 from backend_kwargs.compilers.precision.weights import Held, unused_placeholders
 from backend_kwargs.errors import warn_once
@@ -69,15 +69,19 @@ def compile_lowered(
 def _compiled(
     gm: GraphModule, example_inputs: Sequence[Any], asked: Asked, used: Used, compile_gm: CompileGm
 ) -> Callable[..., Any]:
-    """Return `gm` compiled in the precision, and measured unless the caller does that; note what was used."""
+    """Return `gm` compiled in the precision; note what was used."""
     lowered = lower(gm, example_inputs, asked)
     used.nbytes, used.products = lowered.held.nbytes, lowered.products
-    _guard(gm, example_inputs, lowered, asked)
-    with _silenced(asked.precision), nullcontext() if used.max_error is None else backward_at_once():
-        compiled = compile_gm(lowered.gm, [example_inputs[at] for at in lowered.kept])
-    if lowered.held.positions:
-        compiled = _following(compiled, lowered, watched=not asked.freezing)
-    return serving(gm, example_inputs, compiled, used)
+
+    def compile_copy(written: Collection[int]) -> Callable[..., Any]:
+        placeholders = lowered.gm.graph.find_nodes(op="placeholder")
+        keep_inputs(node for at, node in zip(lowered.kept, placeholders, strict=True) if at in written)
+        _guard(gm, example_inputs, lowered, asked)
+        with _silenced(asked.precision):
+            compiled = compile_gm(lowered.gm, [example_inputs[at] for at in lowered.kept])
+        return _following(compiled, lowered, watched=not asked.freezing) if lowered.held.positions else compiled
+
+    return serving(gm, example_inputs, used, compile_copy)
 
 
 def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lowered:

@@ -1,8 +1,8 @@
 """The compiled graph that serves in a lower precision: its error is measured where it is compiled and for new sizes."""
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from threading import Lock
 from typing import Any
 
@@ -13,35 +13,31 @@ from torch.fx import GraphModule
 
 from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, Used
-from backend_kwargs.compilers.precision.error import measured_error
+from backend_kwargs.compilers.precision.error import Truth
 from backend_kwargs.errors import warn_once
 
+Compile = Callable[[Collection[int]], Callable[..., Any]]
 _lock = Lock()  # a measurement seeds the random generators, and restores them
 
 
-def backward_at_once() -> AbstractContextManager[None]:
-    """Let AOTAutograd compile backward graphs with their forward ones, since both are measured.
+def serving(gm: GraphModule, example_inputs: Sequence[Any], used: Used, compile_copy: Compile) -> Callable[..., Any]:
+    """Return what `compile_copy` makes of a copy of `gm`, measured on these inputs; note its error in `used`.
 
-    Compiled by the first backward pass, one would wait in autograd's thread for the lock that this thread holds.
-    """
-    if not torch.is_grad_enabled():
-        return nullcontext()
-    return functorch_config.patch(force_non_lazy_backward_lowering=True)  # type: ignore[no-any-return]
-
-
-def serving(
-    gm: GraphModule, example_inputs: Sequence[Any], compiled: Callable[..., Any], used: Used
-) -> Callable[..., Any]:
-    """Return `compiled`, measured on these inputs, and note its error in `used`.
+    It is called with the positions of the inputs that must stay inputs, also where others become constants: a
+    measurement calls the graph with copies of what it writes, and frozen code would write to the user's own memory.
 
     If sizes of `gm` are dynamic, the result measures again at the first call in each bucket of sizes, and runs `gm` in
     eager where the error exceeds the bound. Raise UnfitPrecisionError if it exceeds the bound here.
     """
     if used.max_error is None:
-        return compiled
+        return compile_copy(())
     with tracing(None):  # as in the user's calls: dynamo's context is that of a compile
-        if why := _why_beyond(gm, example_inputs, compiled, used):
-            raise UnfitPrecisionError(why)
+        truth = Truth.of(gm, example_inputs)
+    # Compiled by the first backward pass, a backward graph would wait in autograd's thread for this thread's lock.
+    with functorch_config.patch(force_non_lazy_backward_lowering=True) if truth.task.training else nullcontext():
+        compiled = compile_copy(truth.task.inputs.written)
+    with tracing(None):
+        used.error = truth.error_of(compiled, used.max_error)
     sizes = [at for at, value in enumerate(example_inputs) if isinstance(value, torch.SymInt)]
     if not sizes:  # a new size compiles again
         return compiled
@@ -62,12 +58,13 @@ def _in_buckets(
     def decided(given: list[int], inputs: Sequence[Any]) -> Callable[..., Any]:
         with _lock:
             if (found := known.get(_bucket(given))) is None:
-                found = compiled
-                if why := _why_beyond(gm, inputs, compiled, used):
-                    what = f"sizes {_ranges(given)}"
-                    used.refused[what] = why
-                    warn_once(f"A graph runs in eager for {what}, without precision {used.precision!r}: {why}.")
-                    found = gm.forward
+                try:
+                    error = Truth.of(gm, inputs).error_of(compiled, used.max_error or 0.0)
+                    found, used.error = compiled, max(used.error or 0.0, error)
+                except UnfitPrecisionError as unfit:
+                    found, what = gm.forward, f"sizes {_ranges(given)}"
+                    used.refused[what] = str(unfit)
+                    warn_once(f"A graph runs in eager for {what}, without precision {used.precision!r}: {unfit}.")
                 known[_bucket(given)] = found
             return found
 
@@ -89,13 +86,3 @@ def _bucket(sizes: Sequence[int]) -> tuple[int, ...]:
 def _ranges(sizes: Sequence[int]) -> str:
     bits = [abs(size).bit_length() for size in sizes]
     return ", ".join(f"{1 << (each - 1)} to {(1 << each) - 1}" if each > 1 else f"{each}" for each in bits)
-
-
-def _why_beyond(gm: GraphModule, inputs: Sequence[Any], compiled: Callable[..., Any], used: Used) -> str:
-    """Measure the error on `inputs`, and return why the precision is not used for them, or ""."""
-    assert used.max_error is not None
-    accuracy = measured_error(gm, compiled, inputs, used.max_error)
-    if not accuracy.passed:
-        return accuracy.reason
-    used.error = max(used.error or 0.0, accuracy.error or 0.0)
-    return ""
