@@ -33,6 +33,7 @@ class InFloat64(Interpreter):
             if isinstance(held, GraphModule):
                 setattr(within, str(node.target), widened(held))
         super().__init__(within)
+        self.extra_traceback = False  # an error is the reason why there is no reference, in one line
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[Any, Any]:
         """Return a node's arguments with tensors and dtypes widened."""
