@@ -10,9 +10,8 @@ from torch.fx import GraphModule
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.eligibility import communicates, why_never
-from backend_kwargs.compilers.auto.sandbox import unpacked
 from backend_kwargs.compilers.auto.settings import Settings
-from backend_kwargs.compilers.auto.workload import Task, cuda_devices, has_drawn
+from backend_kwargs.compilers.auto.workload import Task, cuda_devices, has_drawn, unpacked
 from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError
 from backend_kwargs.compilers.precision.reference import InFloat64, check_room
