@@ -38,8 +38,8 @@ BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
 # AOTAutograd caches no graph with a private function unless it is known to depend on its arguments only; these do.
 AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 OWN_WEIGHTS = (
-    "it has tensors of its own, such as weights that are frozen, packed or in a lower precision; it is compiled again "
-    "where the bundle is loaded"
+    "it has tensors of its own, such as weights that are frozen, packed or quantised; it is compiled again where the "
+    "bundle is loaded"
 )
 CACHEABLE = {"unsafe_marked_cacheable_functions": dict.fromkeys(AUTOCAST, "1")}
 
@@ -162,9 +162,9 @@ class GraphBackend:
             # In a race, the winner is compiled last.
             why = OWN_WEIGHTS if used.get("weights") else ""  # AOTAutograd's saved code would miss them as arguments
             lowered = last_used()
-            if lowered and lowered.reason:
+            if lowered and lowered.reason and lowered.products:
                 why = (
-                    "it was compiled in its own precision, since its error in the lower one is measured wherever it is"
+                    "its error in a lower precision exceeds the bound; it is measured again where the bundle is loaded"
                 )
             self.graphs[key] = _kept(made[-1] if made else None, decision, why)
             # Bytecode alone would call what is loaded without a measurement of its error.

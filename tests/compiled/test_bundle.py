@@ -511,7 +511,7 @@ def test_code_with_weights_of_its_own_is_compiled_again(tmp_path, x, options):
     assert "graphs held: 0 of 1\ngraphs loaded in this process: 0, compiled: 1" in described
     assert (
         "note: a graph's code is not in the bundle: it has tensors of its own, such as weights that are frozen, packed "
-        "or in a lower precision; it is compiled again where the bundle is loaded"
+        "or quantised; it is compiled again where the bundle is loaded"
     ) in described
 
 

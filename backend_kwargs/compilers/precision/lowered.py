@@ -50,20 +50,18 @@ def compile_lowered(
 
     Without a bound, or if `asked.strict`, raise instead. `compile_gm` is called with a copy of `gm`, or with `gm`.
     """
-    note_used(None)
     used = Used(asked.precision, None, None if is_measured_elsewhere() else asked.max_error)
+    note_used(used)
     drop_guards = dropping_guards()
     try:
-        compiled = _compiled(gm, example_inputs, asked, used, compile_gm)
+        return _compiled(gm, example_inputs, asked, used, compile_gm)
     except UnfitPrecisionError as unfit:
         if used.max_error is None or asked.strict:
             raise UnfitPrecisionError(f"Precision {asked.precision!r} is refused: {unfit}.") from None
         warn_once(f"A graph is compiled without precision {asked.precision!r}: {unfit}.")
-        note_used(Used(asked.precision, None, asked.max_error, reason=str(unfit)))
+        used.reason = str(unfit)
         drop_guards()
         return compile_gm(gm, example_inputs)
-    note_used(used)
-    return compiled
 
 
 def _compiled(
