@@ -163,9 +163,7 @@ class GraphBackend:
             why = OWN_WEIGHTS if used.get("weights") else ""  # AOTAutograd's saved code would miss them as arguments
             lowered = last_used()
             if lowered and lowered.reason and lowered.products:
-                why = (
-                    "its error in a lower precision exceeds the bound; it is measured again where the bundle is loaded"
-                )
+                why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
             self.graphs[key] = _kept(made[-1] if made else None, decision, why)
             # Bytecode alone would call what is loaded without a measurement of its error.
             if made and compiled is made[-1] and not lowered:
@@ -181,7 +179,8 @@ class GraphBackend:
         def load_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
             if loads:  # its error exceeds the bound here
                 loads.clear()
-                return compile_fx(*args, **kwargs)
+                self.compiled.append(key)
+                return compile_fx(*args, **kwargs)  # type: ignore[no-any-return]
             try:
                 loaded = load_graph(kept, example_inputs, self.folder, kwargs["config_patches"])
             except CannotLoadError:
