@@ -71,8 +71,8 @@ def _in_buckets(
     # A wrapper in the hot path: dynamo does not compile again for a new size of a dynamic dimension.
     @functools.wraps(compiled)
     def call(*inputs: Any) -> Any:
-        given = [inputs[at] for at in sizes]
-        return (known.get(_bucket(given)) or decided(given, inputs))(*inputs)
+        found = known.get(tuple([inputs[at].bit_length() for at in sizes]))
+        return (found or decided([inputs[at] for at in sizes], inputs))(*inputs)
 
     call.__dict__.pop("serialize", None)  # aot_compile() would save it without the measurements
     return call
