@@ -27,7 +27,7 @@ compilers.precision compilers.precision.table compilers.precision.bounds
 compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
 compilers.auto
 compilers.auto.settings compilers.auto.eligibility compilers.auto.deadline compilers.auto.workload
-compilers.precision.error
+compilers.precision.error compilers.precision.serving
 compilers.tvm compilers.tvm.summary
 compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
 compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise

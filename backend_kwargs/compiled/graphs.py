@@ -29,6 +29,7 @@ from backend_kwargs.compilers.auto.candidates import EAGER, standing
 from backend_kwargs.compilers.auto.reporting import last_decision
 from backend_kwargs.compilers.generated_code import compiled_graphs
 from backend_kwargs.compilers.inductor.compile_step import stand_in
+from backend_kwargs.compilers.precision.bounds import last_used
 from backend_kwargs.errors import error_text, warn_once
 from backend_kwargs.options import check
 from backend_kwargs.trust import untrusted
@@ -37,8 +38,8 @@ BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
 # AOTAutograd caches no graph with a private function unless it is known to depend on its arguments only; these do.
 AUTOCAST = ("torch.amp.autocast_mode._enter_autocast", "torch.amp.autocast_mode._exit_autocast")
 OWN_WEIGHTS = (
-    "it has tensors of its own, such as weights that are frozen, packed or in a lower precision; it is compiled again "
-    "where the bundle is loaded"
+    "it has tensors of its own, such as weights that are frozen, packed or quantised; it is compiled again where the "
+    "bundle is loaded"
 )
 CACHEABLE = {"unsafe_marked_cacheable_functions": dict.fromkeys(AUTOCAST, "1")}
 
@@ -160,8 +161,12 @@ class GraphBackend:
         else:
             # In a race, the winner is compiled last.
             why = OWN_WEIGHTS if used.get("weights") else ""  # AOTAutograd's saved code would miss them as arguments
+            lowered = last_used()
+            if lowered and lowered.reason and lowered.products:
+                why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
             self.graphs[key] = _kept(made[-1] if made else None, decision, why)
-            if made and compiled is made[-1]:
+            # Bytecode alone would call what is loaded without a measurement of its error.
+            if made and compiled is made[-1] and not lowered:
                 self.unwrapped[key] = used["options"]
         return compiled
 
@@ -172,6 +177,10 @@ class GraphBackend:
         loads: list[str] = []
 
         def load_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            if loads:  # its error exceeds the bound here
+                loads.clear()
+                self.compiled.append(key)
+                return compile_fx(*args, **kwargs)  # type: ignore[no-any-return]
             try:
                 loaded = load_graph(kept, example_inputs, self.folder, kwargs["config_patches"])
             except CannotLoadError:

@@ -36,6 +36,12 @@ def may_be_written(placeholder: Node, written: Collection[int], version: int = 0
     return not storages_of(fake).isdisjoint(written)
 
 
+def keep_inputs(placeholders: Iterable[Node]) -> None:
+    """Let these inputs of a graph stay inputs, also where parameters become constants."""
+    for placeholder in placeholders:
+        placeholder.meta[STAYS_INPUT] = True
+
+
 def written_memory(graph: Graph) -> set[int]:
     """Return the storages into which calls of the graph may write."""
     return {each for node in graph.nodes for each in written_storages(node)}

@@ -197,9 +197,7 @@ TABLE, X = torch.randn(10, 4), torch.rand(5)
     [
         pytest.param(lambda t, x: t[(x * 9).long()], True, id="cast"),
         pytest.param(lambda t, x: torch.nn.functional.embedding((x * 9).round().to(torch.int64), t), True, id="round"),
-        pytest.param(
-            lambda t, x: t.clone().index_copy_(0, (x * 9).long(), torch.ones(5, 4)), True, id="written"
-        ),
+        pytest.param(lambda t, x: t.clone().index_copy_(0, (x * 9).long(), torch.ones(5, 4)), True, id="written"),
         pytest.param(lambda t, x: t[(x * 9).long().add(1).sub(1)], True, id="computed further"),
         pytest.param(lambda t, x: t[(x * 9).long().clamp(0, 9)], False, id="clamped positions"),
         pytest.param(lambda t, x: t[(x * 9).clamp(0, 9).round().long()], False, id="clamped numbers"),

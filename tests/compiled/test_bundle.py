@@ -1,5 +1,6 @@
 """Bundles: what was saved is loaded, and code runs only if it is trusted and fits the machine."""
 
+import copy
 import json
 import os
 import subprocess
@@ -496,7 +497,6 @@ class Heads(torch.nn.Module):
     [
         pytest.param({"freezing": True}, id="freezing"),
         pytest.param({"rewrites": ("packed",)}, id="packed"),
-        pytest.param({"precision": "bf16", "max_error": 0.1}, id="bf16"),
         pytest.param({"precision": "int8-weight", "max_error": 0.1}, id="int8-weight", marks=needs_torchao),
     ],
 )
@@ -511,8 +511,34 @@ def test_code_with_weights_of_its_own_is_compiled_again(tmp_path, x, options):
     assert "graphs held: 0 of 1\ngraphs loaded in this process: 0, compiled: 1" in described
     assert (
         "note: a graph's code is not in the bundle: it has tensors of its own, such as weights that are frozen, packed "
-        "or in a lower precision; it is compiled again where the bundle is loaded"
+        "or quantised; it is compiled again where the bundle is loaded"
     ) in described
+
+
+def precise(module, x):
+    return copy.deepcopy(module).double()(x.double())
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot act fully here")
+@torch.no_grad()
+def test_loaded_code_in_a_lower_precision_is_measured(tmp_path, x):
+    """Casts need no weights of their own, so their code is in the bundle; its error is measured where it is loaded."""
+    x = x[:1].repeat(4, 1)
+    config = bk.CompileConfig(options={"precision": "bf16", "max_error": 0.02}, dynamic=False)
+    CompiledModule(config).build(Heads().eval(), [x]).save(tmp_path / "bundle")
+    loaded = CompiledModule.load(tmp_path / "bundle", module := Heads().eval(), trust=True)
+    loaded.deploy()
+    assert 1e-4 < (loaded(x) - precise(module, x)).norm() / precise(module, x).norm() < 0.02
+    assert "graphs held: 1 of 1\ngraphs loaded in this process: 1, compiled: 0" in loaded.describe()
+
+    again = CompiledModule.load(tmp_path / "bundle", cancelling := Heads().eval(), trust=True)
+    cancelling.k.weight.mul_(1000)
+    cancelling.k.bias.copy_(-cancelling.k.weight @ x[0])
+    again.activate()
+    with pytest.warns(BackendKwargsWarning, match="A graph is compiled without precision 'bf16': output"):
+        result = again(x)
+    torch.testing.assert_close(result, cancelling(x), atol=1e-3, rtol=1e-3)
+    assert "graphs loaded in this process: 0, compiled: 1" in again.describe()
 
 
 def test_a_decision_without_code_is_counted_apart(tmp_path, x, monkeypatch):

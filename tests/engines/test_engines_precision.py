@@ -111,8 +111,9 @@ def test_sizes_stay_symbols():
     assert len(bk.report(compiled).graphs) == 1
 
 
-def test_with_gradients_it_is_eager():
+def test_with_gradients_it_is_eager(monkeypatch):
     """A graph that records gradients runs in eager, and the report says that no precision is used."""
+    without(monkeypatch, "FP16")
     compiled = torch.compile(net(), backend=bk.make_backend("openvino-native", BF16))
     with pytest.warns(BackendKwargsWarning, match="compiles for inference only"):
         compiled(X).sum().backward()
@@ -120,8 +121,9 @@ def test_with_gradients_it_is_eager():
 
 
 @torch.no_grad()
-def test_a_graph_without_a_reference_computes_in_float32():
+def test_a_graph_without_a_reference_computes_in_float32(monkeypatch):
     """A graph that draws random numbers has no error that can be measured."""
+    without(monkeypatch, "FP16")
 
     def fn(x):
         return torch.relu(torch.relu(x * 2 + 1) + torch.rand_like(x)) * 3

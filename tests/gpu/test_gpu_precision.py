@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
+from backend_kwargs import BackendKwargsWarning
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 pytest.importorskip("torchao", reason="torchao quantises")
@@ -76,12 +77,64 @@ def test_casts_of_a_float32_model_train(fresh_dynamo):
 
 @pytest.mark.parametrize("template", ["default", "cudagraphs"])
 def test_casts_follow_their_weights(template):
-    """A weight that was cast once is cast again after a change, also in a CUDA graph."""
+    """A weight is cast at each call, so every change takes effect, also in a CUDA graph."""
     model, x = mlp(torch.float32), rows(torch.float32)
     backend = bk.make_backend(f"tmpl-inductor:{template}", precision="bf16", max_error=0.02)
     compiled = torch.compile(model, backend=backend)
     with torch.no_grad():
-        for _ in range(3):
-            compiled(x)
-        model[2].weight.mul_(-2)
-        assert error(compiled(x).clone(), model, x) < 0.02
+        for change in (
+            lambda weight: weight.mul_(-2),
+            lambda weight: weight.data.add_(0.5),
+            lambda weight: weight.data.copy_(torch.randn_like(weight)),
+            lambda weight: setattr(weight, "data", torch.randn_like(weight)),
+        ):
+            for _ in range(3):
+                compiled(x)
+            change(model[2].weight)
+            assert error(compiled(x).clone(), model, x) < 0.02
+    assert bk.report(compiled).graphs[-1].precision.reason == ""
+
+
+@pytest.mark.parametrize("template", ["default", "cudagraphs"])
+def test_new_sizes_are_held_to_the_bound(template):
+    """A dynamic graph is measured in each bucket of sizes, and runs in eager where its error exceeds the bound."""
+
+    def spread(x):
+        y = x @ torch.ones(512, 64, device="cuda")
+        return y - y.mean()
+
+    backend = bk.make_backend(f"tmpl-inductor:{template}", precision="bf16", max_error=0.02)
+    compiled = torch.compile(spread, backend=backend, dynamic=True)
+    x = rows(torch.float32)
+    with torch.no_grad():
+        assert (compiled(x[:8]) - spread(x[:8])).norm() < 0.02 * spread(x[:8]).norm()
+        with pytest.warns(BackendKwargsWarning, match="A graph runs in eager for sizes 64 to 127, without precision"):
+            result = compiled(x[:100] + 1000)
+        torch.testing.assert_close(result, spread(x[:100] + 1000))
+        assert (compiled(x[:9]) - spread(x[:9])).norm() < 0.02 * spread(x[:9]).norm()
+    assert "; not used for sizes 64 to 127, in eager: " in str(bk.report(compiled).graphs[0].precision)
+
+
+# cuBLAS says so where the thread of the backward pass is the first to use it.
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+def test_the_bound_in_training(fresh_dynamo):
+    """The compiled forward and backward graphs are measured, and leave no gradient and no change of a statistic."""
+    model, x = mlp(torch.float32).train(), rows(torch.float32)
+    model.append(nn.BatchNorm1d(512, device="cuda"))
+    compiled = torch.compile(model, backend=bk.make_backend("tmpl-inductor", precision="bf16", max_error=0.02))
+    result = compiled(x)
+    assert {parameter.grad for parameter in model.parameters()} == {None}
+    assert model[3].num_batches_tracked == 1
+    result.square().mean().backward()
+    used = bk.report(compiled).graphs[0].precision
+    assert 0 < used.error <= used.max_error
+
+
+@needs_fp8
+@pytest.mark.filterwarnings("ignore:A graph is compiled without precision")
+def test_float8_of_one_row():
+    """A product of one row is within the bound, in whichever precision."""
+    model, x = mlp(), rows()[:1, None]
+    backend = bk.make_backend("tmpl-inductor", precision="fp8-dynamic", max_error=0.1)
+    with torch.no_grad():
+        assert error(torch.compile(model, backend=backend)(x), model, x) < 0.1

@@ -45,3 +45,8 @@ def used(compiled):
 
 def code(compiled) -> str:
     return "".join(each.source for graph in bk.report(compiled).graphs for each in graph.codes)
+
+
+def refusals(warned) -> list[str]:
+    """Return the warnings about graphs; a processor without bfloat16 has one of its own."""
+    return [text for each in warned if (text := str(each.message)).startswith("A graph ")]

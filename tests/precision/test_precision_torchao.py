@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from precision_nets import BOUND, INT8, MARKS, code, error, in_precision, net, rows, torchao, used
+from precision_nets import BOUND, INT8, MARKS, code, error, in_precision, net, refusals, rows, torchao, used
 
 from backend_kwargs import BackendKwargsWarning
 
@@ -41,6 +41,72 @@ def test_int8_does_not_train():
     )
 
 
+ONE_ROW = "the weight of its linear layer multiplies one row, or may, for which torch's int8 product on a CPU is wrong"
+ONE_ROWS = {
+    "row": (1, 64),
+    "token": (1, 1, 64),
+    "vector": (64,),
+    "several dimensions": (1, 1, 1, 64),
+}
+
+
+@torchao
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", ONE_ROWS.values(), ids=ONE_ROWS)
+def test_one_row_is_not_multiplied_in_int8(shape, dtype):
+    """With VNNI, torch's int8 product of a view of one row is memory that nobody wrote, so no CPU computes it."""
+    model, x = torch.nn.Linear(64, 32).to(dtype), torch.randn(shape).to(dtype)
+    compiled = in_precision(model, "int8-dynamic")
+    with torch.no_grad(), pytest.warns(BackendKwargsWarning) as warned:
+        torch.testing.assert_close(compiled(x), model(x))
+    assert refusals(warned) == [f"A graph is compiled without precision 'int8-dynamic': {ONE_ROW}."]
+
+
+@torchao
+@pytest.mark.parametrize("sizes", [(64, 1), (1, 64)], ids=["one output", "one input"])
+def test_weights_of_one_row_or_column_stay(sizes):
+    """A weight with a size of 1 has such strides too."""
+    compiled = in_precision(torch.nn.Linear(*sizes), "int8-dynamic")
+    with torch.no_grad(), pytest.warns(BackendKwargsWarning, match=r"and torch's int8 product on a CPU is wrong for"):
+        compiled(torch.randn(8, sizes[0]))
+
+
+@torchao
+def test_a_number_of_rows_that_may_become_one():
+    """Where a size is unknown until it runs, or may be 1, the layer keeps its precision and others are quantised."""
+    model = net()
+
+    def by_data(x, chosen):
+        return model(x[chosen])
+
+    compiled = in_precision(by_data, "int8-dynamic")
+    with torch.no_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        with pytest.warns(BackendKwargsWarning, match="multiplies one row, or may"):
+            compiled(rows(), torch.arange(8) > 2)
+        for count in (1, 5):
+            chosen = torch.arange(8) < count
+            assert error(compiled(rows(), chosen), model, rows()[:count]) < 1e-6
+
+
+@torchao
+def test_the_layer_of_one_row_alone_keeps_its_precision():
+    """Only the layer that multiplies one row is left out."""
+
+    class Pooled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = net(), torch.nn.Linear(32, 8)
+
+        def forward(self, x):
+            return self.head(self.body(x).mean(0))
+
+    model = Pooled().eval()
+    compiled = in_precision(model, "int8-dynamic")
+    with torch.no_grad():
+        assert error(compiled(rows()), model, rows()) < BOUND
+    assert used(compiled).products == 2
+
+
 @torchao
 def test_inference_tensors_are_refused():
     """Parameters created in inference mode are refused, since they have no version counter."""
@@ -65,7 +131,7 @@ def test_inference_mode(precision):
         model[0].weight.mul_(-2)
     with torch.inference_mode():
         assert error(compiled(x), model, x) < BOUND
-    assert used(compiled).nbytes > 0
+    assert used(compiled).reason == ""
 
 
 @torchao

@@ -30,7 +30,7 @@ from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.compilers.others import installed, is_other, other_of, versions_of
-from backend_kwargs.compilers.precision.bounds import last_used, note_used
+from backend_kwargs.compilers.precision.bounds import note_used
 from backend_kwargs.errors import error_text, printable, warn_once
 from backend_kwargs.rewrites import fingerprint, list_rewrites
 
@@ -108,7 +108,7 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     A race leaves nothing but its decision. The winner is compiled again, mostly from AOTAutograd's cache, so that the
     result is the same as without a race.
     """
-    question, began = _Question(request, bucket_of(request.gm, request.example_inputs)), time.time()
+    question = _Question(request, bucket_of(request.gm, request.example_inputs))
     decision = question.decision()
     tell(decision)
     note_used(None)  # of a loser
@@ -118,20 +118,13 @@ def compile_fastest(request: Request) -> Callable[..., Any]:
     if not decision.options and not decision.compiler:
         return request.compile_one(request.gm, request.example_inputs, {})
     spare = copy_of_graph(request.gm)
-    # The compiler measures the error of an earlier decision on these inputs and weights, against its bound.
-    known = {"max_error": None} if "precision" in decision.options and decision.made >= began else {}
     try:
-        options = {**decision.options, **known}
-        compiled = request.compiled(request.gm, request.example_inputs, options, decision.compiler)
+        # In a lower precision the compiler measures the error again, of what it returns.
+        return request.compiled(request.gm, request.example_inputs, decision.options, decision.compiler)
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - a winner from elsewhere or of another graph may fail in any way
         why = f"the chosen {decision.winner} failed: {error_text(error)}"
-    else:
-        if known and (used := last_used()):
-            row = next(row for row in decision.rows if row.won)
-            note_used(replace(used, error=row.error, max_error=row.max_error))
-        return compiled
     warn_once(f"A graph is compiled under default: {why}")
     memory().decisions.pop(question.slot, None)
     tell(question.default(why))

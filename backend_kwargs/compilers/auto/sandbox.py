@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,12 +15,11 @@ from torch._dynamo.metrics_context import MetricsContext
 from torch._dynamo.utils import _metrics_context_tls, counters, get_metrics_context
 from torch._functorch import config as functorch_config
 from torch._guards import GuardsContext, TracingContext, tracing
-from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler._cache import CacheArtifactManager
 from torch.fx import GraphModule
 
 from backend_kwargs.compilers.auto.deadline import restored_by
-from backend_kwargs.compilers.auto.workload import cuda_devices
+from backend_kwargs.compilers.auto.workload import cuda_devices, unpacked
 
 LIBDEVICE = "TRITON_LIBDEVICE_PATH"
 
@@ -44,7 +43,7 @@ def sandboxed(gm: GraphModule) -> Iterator[Callable[[], None]]:
         # second.
         stack.callback(setattr, _metrics_context_tls, "metrics_context", get_metrics_context())
         _metrics_context_tls.metrics_context = MetricsContext(on_exit=lambda *_: None)
-        stack.enter_context(_unpacked())
+        stack.enter_context(unpacked())
         # Compiled lazily, a backward graph would wait in autograd's thread for the lock that this thread holds.
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         _keep_shape_env(stack, getattr(fake_mode, "shape_env", None))
@@ -56,13 +55,6 @@ def sandboxed(gm: GraphModule) -> Iterator[Callable[[], None]]:
         if numpy := sys.modules.get("numpy"):
             stack.callback(numpy.random.set_state, numpy.random.get_state())
         yield _own_cudagraph_trees(stack, devices) if devices else lambda: None
-
-
-def _unpacked() -> AbstractContextManager[None]:
-    """Disable a user's saved-tensor hooks, which may offload, for what candidates save for the backward pass."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        return nullcontext()
-    return saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
 
 
 def _keep_garbage(stack: ExitStack) -> None:

@@ -40,7 +40,9 @@ class Settings:
     ] = "missing"
     store: Annotated[str | None, "file of decisions; None: BACKEND_KWARGS_STORE, or in the user's data folder"] = None
     precision: Annotated[
-        table.Names, "lower precisions that may be used, such as bf16 or int8-dynamic; needs max_error"
+        table.Names,
+        "lower precisions that may be used, such as bf16 or int8-dynamic; needs max_error; int8 and fp8 keep converted "
+        "weights, which may miss a change through .data",
     ] = ()
     max_error: Annotated[
         table.Bound | None, "largest relative RMSE of an output to a float64 reference under a lower precision"

@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
@@ -44,6 +46,13 @@ def has_drawn() -> bool:
 
 class ChangedInputError(RuntimeError):
     """A candidate has written to an input that eager only reads."""
+
+
+def unpacked() -> AbstractContextManager[None]:
+    """Disable a user's saved-tensor hooks, which may offload, for what candidates save for the backward pass."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()
+    return saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
 
 
 @dataclass(frozen=True)

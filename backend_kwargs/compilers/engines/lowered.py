@@ -1,14 +1,14 @@
 """A graph on an engine in a lower precision: its error is measured, and beyond the bound it is compiled in float32."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
 from backend_kwargs.compilers.fell_back import ENGINE_SUMMARY, left_to_eager
-from backend_kwargs.compilers.graphs import copy_of_graph
-from backend_kwargs.compilers.precision.bounds import Used, is_measured_elsewhere, note_used
-from backend_kwargs.compilers.precision.error import measured_error
+from backend_kwargs.compilers.graphs import copy_of_graph, keep_inputs
+from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, Used, is_measured_elsewhere, note_used
+from backend_kwargs.compilers.precision.serving import serving
 from backend_kwargs.errors import warn_once
 
 CompileGm = Callable[[GraphModule], Callable[..., Any]]
@@ -26,21 +26,23 @@ def compile_lowered(
 
     Without a bound the caller, a race or a comparison, measures the error.
     """
-    note_used(None)
-    if is_measured_elsewhere():
-        max_error = None
-    compiled = compile_gm(copy_of_graph(gm))
-    if why := left_to_eager(compiled):
-        note_used(Used(precision, None, max_error, reason=why))
+    used = Used(precision, None, None if is_measured_elsewhere() else max_error)
+    note_used(used)
+
+    def compile_copy(written: Collection[int]) -> Callable[..., Any]:
+        copied = copy_of_graph(gm)
+        placeholders = copied.graph.find_nodes(op="placeholder")
+        keep_inputs(placeholders[at] for at in written)
+        compiled = compile_gm(copied)
+        used.reason = left_to_eager(compiled)
+        # The engine may compute in another precision than it was asked for, without an error.
+        if not used.reason and (notes := getattr(compiled, ENGINE_SUMMARY).notes):
+            raise UnfitPrecisionError("; ".join(notes))
         return compiled
-    # The engine may compute in another precision than it was asked for, without an error.
-    why, error = "; ".join(getattr(compiled, ENGINE_SUMMARY).notes), None
-    if not why and max_error is not None:
-        accuracy = measured_error(gm, compiled, example_inputs, max_error)
-        why, error = "" if accuracy.passed else accuracy.reason, accuracy.error
-    if why:
-        warn_once(f"A graph is compiled without precision {precision!r}: {why}.")
-        note_used(Used(precision, None, max_error, reason=why))
-        return compile_in_float32(gm)
-    note_used(Used(precision, error, max_error))
-    return compiled
+
+    try:
+        return serving(gm, example_inputs, used, compile_copy)
+    except UnfitPrecisionError as unfit:
+        used.reason = str(unfit)
+    warn_once(f"A graph is compiled without precision {precision!r}: {used.reason}.")
+    return compile_in_float32(gm)

@@ -3,16 +3,23 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from backend_kwargs.errors import BackendKwargsError
 
 _elsewhere: ContextVar[bool] = ContextVar("measured_elsewhere", default=False)
 
 
-@dataclass(frozen=True, slots=True)
+class UnfitPrecisionError(BackendKwargsError):
+    """A graph cannot be computed in a precision; the message says why."""
+
+
+@dataclass(slots=True)
 class Used:
     """The use of a precision: its error, at most `max_error`, and the bytes of the weights converted for it.
 
-    `reason` says why the precision is not used, or is "".
+    `reason` says why the precision is not used, or is "". A graph with dynamic sizes is measured again for new sizes:
+    `error` is then the largest, and `refused` has the reason for sizes that run in eager instead.
     """
 
     precision: str
@@ -21,6 +28,7 @@ class Used:
     nbytes: int = 0
     products: int = 0
     reason: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.reason:
@@ -28,7 +36,8 @@ class Used:
         error = "" if self.error is None else f", error {self.error:.2g}, max_error={self.max_error:g}"
         held = f", {self.nbytes / 2**20:.1f} MiB of weights" if self.nbytes else ""
         products = f", {self.products} products" if self.products else ""  # an engine does not count them
-        return f"precision {self.precision}: {f'{products}{error}{held}'.removeprefix(', ') or 'used'}"
+        refused = "".join(f"; not used for {sizes}, in eager: {why}" for sizes, why in self.refused.items())
+        return f"precision {self.precision}: {f'{products}{error}{held}'.removeprefix(', ') or 'used'}{refused}"
 
 
 _last: list[Used] = []  # for the graph that is being compiled: dynamo compiles one at a time

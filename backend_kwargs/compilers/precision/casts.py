@@ -55,6 +55,8 @@ SELECTING = frozenset(
 FOLLOWING = frozenset({functional.batch_norm, torch.batch_norm, operator.add, torch.add})
 # In-place operators and their out-of-place versions, which are used if nothing else reads the overwritten value.
 OUT_OF_PLACE: Mapping[Any, Any] = {operator.iadd: operator.add, "relu_": "relu", torch.relu_: torch.relu}
+# Not the method: AOTAutograd caches no graph with a method of a value that dynamo has not seen.
+CAST = torch.ops.aten.to.dtype
 Narrow = dict[Node, Any]
 
 
@@ -124,7 +126,7 @@ class _Cast:
         """Replace `node` by the same operation on narrow values, with its result widened."""
         with self.graph.inserting_before(node):
             made = self.graph.create_node(node.op, node.target, args, kwargs)
-            wide = self.graph.call_method("to", (made, torch.float32))
+            wide = self.graph.call_function(CAST, (made, torch.float32))
         made.meta = {name: value for name, value in node.meta.items() if name != "example_value"}
         wide.meta = dict(node.meta)
         node.replace_all_uses_with(wide)
@@ -137,7 +139,7 @@ class _Cast:
             return leaf
         if leaf in self.narrow:
             return self.narrow[leaf]
-        return self.graph.call_method("to", (leaf, self.dtype))
+        return self.graph.call_function(CAST, (leaf, self.dtype))
 
     def _clamped(self, leaf: Any) -> Any:
         """Cast an added value without making finite numbers infinite: a row of -inf is nan after softmax."""
@@ -150,7 +152,7 @@ class _Cast:
         infinite = self.graph.call_method("isinf", (leaf,))
         within = self.graph.call_method("clamp", (leaf, limits.min, limits.max))
         chosen = self.graph.call_function(torch.where, (infinite, leaf, within))
-        return self.graph.call_method("to", (chosen, self.dtype))
+        return self.graph.call_function(CAST, (chosen, self.dtype))
 
     # ---- operations after a product
 

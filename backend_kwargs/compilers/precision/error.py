@@ -1,7 +1,8 @@
-"""The error of a graph in a lower precision, measured uncompiled against float64, on the inputs of the call."""
+"""The error of a compiled graph in a lower precision, measured against float64 on the inputs of a call."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,33 +11,81 @@ from torch.fx import GraphModule
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.eligibility import communicates, why_never
 from backend_kwargs.compilers.auto.settings import Settings
-from backend_kwargs.compilers.auto.workload import Task, cuda_devices, has_drawn
+from backend_kwargs.compilers.auto.workload import Task, cuda_devices, has_drawn, unpacked
 from backend_kwargs.compilers.graphs import copy_of_graph
-from backend_kwargs.compilers.precision.reference import InFloat64
+from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError
+from backend_kwargs.compilers.precision.reference import InFloat64, check_room
 from backend_kwargs.errors import error_text
 from backend_kwargs.measure import Accuracy
 from backend_kwargs.measure.accuracy import is_number
 from backend_kwargs.measure.trees import walk
 
-LARGEST_WIDE = 2 << 30  # bytes of inputs widened at the same time: those written to, and those that need gradients
+# What sums in another order may change from call to call: this part of the error, or float32's rounding.
+VARYING, ROUNDING = 0.5, 1e-5
+UNMEASURED = "its error cannot be measured"
+STALE = tuple(1 << power for power in range(6, 21))  # bytes of the blocks of memory filled before a call
 
 
-def measured_error(
-    gm: GraphModule, lowered: Callable[..., Any], example_inputs: Sequence[Any], max_error: float
-) -> Accuracy:
-    """Run the graph in eager, in float64 and as `lowered` on its inputs, and compare. The inputs stay unchanged."""
-    if why := "it communicates with other ranks" if communicates(gm) else why_never(gm, example_inputs, Settings()):
-        return Accuracy("fail_accuracy", f"its error cannot be measured: {why}")
-    with torch.random.fork_rng(devices=cuda_devices()):
-        try:
-            task = Task.of(copy_of_graph(gm), example_inputs)
+@dataclass(frozen=True)
+class Truth:
+    """What a graph computes on some inputs, in eager and in float64; the inputs stay unchanged.
+
+    `task` calls graphs on copies of the inputs that are written to.
+    """
+
+    task: Task
+    eager: dict[str, Any]
+    precise: dict[str, Any]
+
+    @classmethod
+    def of(cls, gm: GraphModule, inputs: Sequence[Any]) -> "Truth":
+        """Run `gm` in eager and in float64; raise UnfitPrecisionError if the error cannot be measured."""
+        if why := "it communicates with other ranks" if communicates(gm) else why_never(gm, inputs, Settings()):
+            raise UnfitPrecisionError(f"{UNMEASURED}: {why}")
+        with _as_before():
+            task = Task.of(copy_of_graph(gm), inputs)
             eager = task.observe(task.copy())
             if has_drawn():
-                return Accuracy("fail_accuracy", "its error cannot be measured: it draws random numbers")
-            precise = in_float64(task)
-            return against(task.observe(lowered), eager, precise, max_error)
-        except Exception as error:  # noqa: BLE001 - a kernel without float64, no memory left, a kernel missing
-            return Accuracy("fail_accuracy", f"its error cannot be measured: {error_text(error)}")
+                raise UnfitPrecisionError(f"{UNMEASURED}: it draws random numbers")
+            return cls(task, eager, in_float64(task))
+
+    def error_of(self, compiled: Callable[..., Any], max_error: float) -> float:
+        """Return the error of two calls of `compiled`; raise UnfitPrecisionError if it exceeds `max_error`.
+
+        Results that vary from call to call are refused too: they contain memory that nobody wrote.
+        """
+        with _as_before():
+            seen, again = (_observed_on_stale_memory(self.task, compiled) for _ in range(2))
+            error = max(_passed(against(each, self.eager, self.precise, max_error)) for each in (seen, again))
+            if not against(again, seen, seen, max(ROUNDING, VARYING * error)).passed:
+                raise UnfitPrecisionError("its results differ from call to call")
+            return error
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Restore the random generators; raise UnfitPrecisionError for any failure."""
+    with torch.random.fork_rng(devices=cuda_devices()), unpacked():
+        try:
+            yield
+        except UnfitPrecisionError:
+            raise
+        except Exception as error:
+            raise UnfitPrecisionError(f"{UNMEASURED}: {error_text(error)}") from error
+
+
+def _passed(accuracy: Accuracy) -> float:
+    if not accuracy.passed:
+        raise UnfitPrecisionError(accuracy.reason)
+    return accuracy.error or 0.0
+
+
+def _observed_on_stale_memory(task: Task, compiled: Callable[..., Any]) -> dict[str, Any]:
+    """Observe a call after free memory was filled with nan: otherwise it may still have the right results."""
+    device = next(value.device for value in task.inputs.values if isinstance(value, torch.Tensor))
+    blocks = [torch.full((size,), 0xFF, dtype=torch.uint8, device=device) for size in STALE for _ in range(4)]
+    del blocks
+    return task.observe(compiled)
 
 
 def in_float64(task: Task) -> dict[str, Any]:
@@ -44,11 +93,10 @@ def in_float64(task: Task) -> dict[str, Any]:
     if task.inputs.aliased:
         raise ValueError("inputs that it writes to share memory")
     whole = {at for at, value in enumerate(task.inputs.values) if at in task.inputs.written or _trains(task, value)}
-    if sum(task.inputs.values[at].nbytes for at in whole) > LARGEST_WIDE:
-        raise ValueError(f"the inputs to keep in float64 exceed {LARGEST_WIDE >> 30} GiB")
+    check_room(2 * sum(task.inputs.values[at].nbytes for at in whole))
     values = [_wide(value) if at in whole else value for at, value in enumerate(task.inputs.values)]
     wide = replace(task, inputs=replace(task.inputs, values=values))
-    return wide.observe(InFloat64(task.copy()).run)
+    return wide.observe(lambda *given: InFloat64(task.copy(), keeps=task.training).run(*given))
 
 
 def _trains(task: Task, value: Any) -> bool:
@@ -71,6 +119,6 @@ def against(seen: dict[str, Any], eager: dict[str, Any], precise: dict[str, Any]
     ]
     numbers = [leaf for what in precise for _, leaf in walk(what, precise[what]) if is_number(leaf) and leaf.numel()]
     if numbers and not any(bool(leaf.any()) for leaf in numbers):  # as of a last layer that starts with zeros
-        return Accuracy("fail_accuracy", "its error cannot be measured: all results are 0")
+        return Accuracy("fail_accuracy", f"{UNMEASURED}: all results are 0")
     failed = [accuracy for accuracy in judged if not accuracy.passed]
     return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)

@@ -1,31 +1,26 @@
-"""A graph in a lower precision: converted, checked against an error bound if there is one, and compiled."""
+"""A graph in a lower precision: converted, compiled, and measured against an error bound if there is one."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule
-from torch.nn import Parameter
 
-from backend_kwargs.compilers.freezing import guard_identity, guard_versions, lifted_parameters
-from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, may_be_written, written_memory
-from backend_kwargs.compilers.precision.bounds import Used, is_measured_elsewhere, note_used
+from backend_kwargs.compilers.freezing import dropping_guards, guard_identity, guard_versions, lifted_parameters
+from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, keep_inputs, may_be_written, written_memory
+from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, Used, is_measured_elsewhere, note_used
 from backend_kwargs.compilers.precision.casts import cast_products
-from backend_kwargs.compilers.precision.error import measured_error
+from backend_kwargs.compilers.precision.serving import serving
 from backend_kwargs.compilers.precision.table import PRECISIONS, why_slow
-from backend_kwargs.compilers.precision.weights import Held, source_of, unused_placeholders, weight_of
-from backend_kwargs.errors import BackendKwargsError, warn_once
+from backend_kwargs.compilers.precision.weights import Held, unused_placeholders
+from backend_kwargs.errors import warn_once
 from backend_kwargs.requirements import machine
 
 CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
-
-
-class UnfitPrecisionError(BackendKwargsError):
-    """A graph cannot be computed in a precision; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +42,6 @@ class Lowered:
     products: int
     held: Held = field(default_factory=Held)
 
-    def forward(self, *inputs: Any) -> Any:
-        """Run the graph uncompiled, with all inputs of the original graph."""
-        return self.gm(*[inputs[at] for at in self.kept])
-
 
 def compile_lowered(
     gm: GraphModule, example_inputs: Sequence[Any], asked: Asked, compile_gm: CompileGm
@@ -59,37 +50,36 @@ def compile_lowered(
 
     Without a bound, or if `asked.strict`, raise instead. `compile_gm` is called with a copy of `gm`, or with `gm`.
     """
-    note_used(None)
-    if is_measured_elsewhere():
-        asked = replace(asked, max_error=None)
+    used = Used(asked.precision, None, None if is_measured_elsewhere() else asked.max_error)
+    note_used(used)
+    drop_guards = dropping_guards()
     try:
-        lowered = lower(gm, example_inputs, asked)
-        error = _error_of(gm, lowered, example_inputs, asked.max_error)
+        return _compiled(gm, example_inputs, asked, used, compile_gm)
     except UnfitPrecisionError as unfit:
-        if asked.max_error is None or asked.strict:
+        if used.max_error is None or asked.strict:
             raise UnfitPrecisionError(f"Precision {asked.precision!r} is refused: {unfit}.") from None
         warn_once(f"A graph is compiled without precision {asked.precision!r}: {unfit}.")
-        note_used(Used(asked.precision, None, asked.max_error, reason=str(unfit)))
+        used.reason = str(unfit)
+        drop_guards()
         return compile_gm(gm, example_inputs)
-    note_used(Used(asked.precision, error, asked.max_error, lowered.held.nbytes, lowered.products))
-    _guard(gm, example_inputs, lowered, asked)
-    with _silenced(asked.precision):
-        compiled = compile_gm(lowered.gm, [example_inputs[at] for at in lowered.kept])
-    if len(lowered.kept) == len(example_inputs) and not lowered.held.positions:
-        return compiled
-    return _following(compiled, lowered, watched=not asked.freezing)
 
 
-def _error_of(
-    gm: GraphModule, lowered: "Lowered", example_inputs: Sequence[Any], max_error: float | None
-) -> float | None:
-    """Return the error, or None if the caller measures it; raise UnfitPrecisionError if it exceeds the bound."""
-    if max_error is None:
-        return None
-    accuracy = measured_error(gm, lowered.forward, example_inputs, max_error)
-    if not accuracy.passed:
-        raise UnfitPrecisionError(accuracy.reason)
-    return accuracy.error
+def _compiled(
+    gm: GraphModule, example_inputs: Sequence[Any], asked: Asked, used: Used, compile_gm: CompileGm
+) -> Callable[..., Any]:
+    """Return `gm` compiled in the precision; note what was used."""
+    lowered = lower(gm, example_inputs, asked)
+    used.nbytes, used.products = lowered.held.nbytes, lowered.products
+
+    def compile_copy(written: Collection[int]) -> Callable[..., Any]:
+        placeholders = lowered.gm.graph.find_nodes(op="placeholder")
+        keep_inputs(node for at, node in zip(lowered.kept, placeholders, strict=True) if at in written)
+        _guard(gm, example_inputs, lowered, asked)
+        with _silenced(asked.precision):
+            compiled = compile_gm(lowered.gm, [example_inputs[at] for at in lowered.kept])
+        return _following(compiled, lowered, watched=not asked.freezing) if lowered.held.positions else compiled
+
+    return serving(gm, example_inputs, used, compile_copy)
 
 
 def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lowered:
@@ -111,10 +101,7 @@ def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lower
     else:
         if has_transforms(gm):
             raise UnfitPrecisionError("it has a transform of torch.func, such as vmap")
-        dtype = getattr(torch, precision.dtype)
-        lowered.products = cast_products(lowered.gm, dtype)
-        if not torch.is_grad_enabled() and not asked.freezing:
-            _hold_casts(lowered, _only_read(gm, lifted), dtype, asked.precision)
+        lowered.products = cast_products(lowered.gm, getattr(torch, precision.dtype))
         nothing = "no product or convolution computes in float32"
     if not lowered.products:
         raise UnfitPrecisionError(nothing)
@@ -135,30 +122,6 @@ def _only_read(gm: GraphModule, lifted: dict[int, torch.Tensor]) -> dict[int, to
     """Return the parameters that the graph does not write: after a write it would use the old conversion."""
     placeholders, written = gm.graph.find_nodes(op="placeholder"), written_memory(gm.graph)
     return {at: value for at, value in lifted.items() if not may_be_written(placeholders[at], written)}
-
-
-def _hold_casts(lowered: Lowered, lifted: dict[int, torch.Tensor], dtype: torch.dtype, precision: str) -> None:
-    """Replace casts of weights at each call by weights cast once, for weights whose version counts their changes."""
-    placeholders = lowered.gm.graph.find_nodes(op="placeholder")
-    for at, value in lifted.items():
-        casts = [
-            user for user in placeholders[at].users if user.target == "to" and not user.meta
-        ]  # not the model's own
-        if not casts or value.is_inference():
-            continue
-        weight = weight_of(value, precision, lambda parameter: parameter.to(dtype))
-        name = f"{placeholders[at].name}_{precision}"
-        while hasattr(lowered.gm, name):
-            name += "_"
-        lowered.gm.register_parameter(name, Parameter(weight.tensor, requires_grad=False))
-        lowered.gm._param_name_to_source[name] = source_of(placeholders[at], precision)  # type: ignore[index, operator, assignment]
-        first = next(node for node in lowered.gm.graph.nodes if node.op != "placeholder")
-        with lowered.gm.graph.inserting_before(first):
-            held = lowered.gm.graph.get_attr(name)
-        for cast in casts:
-            cast.replace_all_uses_with(held)
-            lowered.gm.graph.erase_node(cast)
-        lowered.held.add(at, weight)
 
 
 def _silenced(precision: str) -> AbstractContextManager[None]:

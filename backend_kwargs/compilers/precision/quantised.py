@@ -1,6 +1,7 @@
 """Linear layers quantised by torchao: each becomes a submodule of the graph, changed by torchao's `quantize_`."""
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,11 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from backend_kwargs.compilers.precision.weights import Held, Weight, source_of, weight_of
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# On a CPU with VNNI, torch's `_int_mm` gives oneDNN the strides as they are. Inductor gives a dimension of size 1, in a
+# view, the stride 0; oneDNN refuses a row's stride below its size, and the result is memory that nobody wrote (2.13).
+LEAST_SIZE = 2
 FP8_BLOCK = 16  # both sizes of the weight of a float8 product must be multiples of it
 
 
@@ -48,6 +53,8 @@ def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precis
         x, weight, bias = _arguments(node)
         if weight not in weights or not _can_quantise(weights[weight][1], precision):
             continue
+        if _may_have_one_row(node, weights[weight][1], precision):
+            continue
         at, value = weights[weight]
         if weight not in modules:
             made = weight_of(value, precision, partial(_quantised, precision=precision))
@@ -73,6 +80,10 @@ def why_none_quantised(gm: GraphModule, lifted: Mapping[int, torch.Tensor], prec
         why = f"is of {value.dtype}"
     elif value.dim() != 2:
         why = f"has {value.dim()} dimensions, not 2"
+    elif _has_size_one(value, precision):
+        why = f"has the sizes {tuple(value.shape)}, and torch's int8 product on a CPU is wrong for a size of 1"
+    elif _may_have_one_row(layers[0], value, precision):
+        why = "multiplies one row, or may, for which torch's int8 product on a CPU is wrong"
     else:
         why = f"has the sizes {tuple(value.shape)}, which are not multiples of {FP8_BLOCK}"
     which = "its linear layer" if len(layers) == 1 else f"the first of its {len(layers)} linear layers"
@@ -87,7 +98,20 @@ def _arguments(node: Node) -> tuple[Any, Any, Any]:
 def _can_quantise(value: torch.Tensor, precision: str) -> bool:
     if value.dtype not in FLOATS or value.dim() != 2 or value.is_inference():
         return False
-    return precision != "fp8-dynamic" or not any(size % FP8_BLOCK for size in value.shape)
+    if precision == "fp8-dynamic":
+        return not any(size % FP8_BLOCK for size in value.shape)
+    return not _has_size_one(value, precision)
+
+
+def _has_size_one(value: torch.Tensor, precision: str) -> bool:
+    return precision == "int8-dynamic" and not value.is_cuda and min(value.shape) < LEAST_SIZE
+
+
+def _may_have_one_row(node: Node, value: torch.Tensor, precision: str) -> bool:
+    """Return whether a linear layer is not known to have several rows: a size that varies may become 1."""
+    if precision != "int8-dynamic" or value.is_cuda:
+        return False
+    return not statically_known_true(math.prod(node.meta["example_value"].shape[:-1]) >= LEAST_SIZE)
 
 
 def _quantised(weight: torch.Tensor, precision: str) -> torch.Tensor:

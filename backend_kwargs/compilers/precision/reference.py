@@ -6,21 +6,25 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
 
 WIDENED = frozenset({"float", "half", "bfloat16"})
 LOWER = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})
 AUTOCAST = torch.amp.autocast_mode._enter_autocast
 BITS = "view"  # with a dtype, it reinterprets the bits
+LARGEST = 8 << 30  # bytes of values in float64 at the same time
 
 
 class InFloat64(Interpreter):
     """Runs a graph with each floating value widened where it is read, so only one layer's weights are wide at a time.
 
     The dtypes in the graph are widened too, so a model that rounds to bfloat16 between its layers does not round here.
-    Inputs that the graph writes to, and inputs that need gradients, must be in float64 already.
+    Inputs that the graph writes to, and inputs that need gradients, must be in float64 already. Raise MemoryError if
+    its values exceed LARGEST bytes: those that are read later, or all if it `keeps` them for a backward pass.
     """
 
-    def __init__(self, gm: GraphModule) -> None:
+    def __init__(self, gm: GraphModule, *, keeps: bool = False) -> None:
+        self.keeps, self.bytes, self.live = keeps, dict[Node, int](), 0
         within = GraphModule(gm, gm.graph)
         for node in gm.graph.nodes:
             check_bits(node)
@@ -29,6 +33,7 @@ class InFloat64(Interpreter):
             if isinstance(held, GraphModule):
                 setattr(within, str(node.target), widened(held))
         super().__init__(within)
+        self.extra_traceback = False  # an error is the reason why there is no reference, in one line
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[Any, Any]:
         """Return a node's arguments with tensors and dtypes widened."""
@@ -41,11 +46,29 @@ class InFloat64(Interpreter):
     def run_node(self, n: Node) -> Any:
         """Run a node; a tensor that it creates in the default dtype is widened, since the graph may write into it."""
         result = super().run_node(n)
-        return map_aggregate(result, _wide_tensor) if n.op.startswith("call") else result
+        if not n.op.startswith("call"):
+            return result
+        result = map_aggregate(result, _wide_tensor)
+        self._count(n, result)
+        return result
+
+    def _count(self, n: Node, result: Any) -> None:
+        own = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and not leaf._is_view()]
+        self.bytes[n] = sum(leaf.nbytes for leaf in own)
+        self.live += self.bytes[n]
+        check_room(self.live)
+        if not self.keeps:
+            self.live -= sum(self.bytes.get(each, 0) for each in self.user_to_last_uses.get(n, ()))
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call a method; `.half()`, `.float()` and `.bfloat16()` become `.double()`."""
         return super().call_method("double" if target in WIDENED else target, args, kwargs)
+
+
+def check_room(size: int) -> None:
+    """Raise MemoryError if values of `size` bytes are too many to keep in float64."""
+    if size > LARGEST:
+        raise MemoryError(f"its values in float64 exceed {LARGEST >> 30} GiB")
 
 
 def widened(gm: GraphModule) -> GraphModule:

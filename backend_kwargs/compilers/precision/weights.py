@@ -1,5 +1,6 @@
-"""Weights in lower precision: converted once from each parameter, and again after the parameter has changed."""
+"""Quantised weights: converted once from each parameter, and again after the parameter has changed."""
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from backend_kwargs.compilers.fused_steps import CopyOfParameters
 
+SAMPLES = 64
+_NONE = ctypes.c_uint64()
 Make = Callable[[torch.Tensor], torch.Tensor]
 
 # By parameter, then by precision: graphs of other shapes and the candidates of a race share a converted weight. The
@@ -24,23 +27,33 @@ _lock = threading.Lock()
 
 @dataclass(eq=False)
 class Weight(CopyOfParameters):
-    """A parameter in another precision; `state` is the parameter's address and version at the conversion."""
+    """A parameter in another precision; `state` is the parameter's address and version at the conversion.
+
+    A write through `.data` changes neither. On a CPU `words` are some of the parameter's values, where they are in
+    memory, and `sample` is what they were. On a GPU a look at values would wait for it.
+    """
 
     tensor: torch.Tensor
     make: Make
     state: tuple[int, int]
     storage: Any  # kept alive, since new memory could get the old address
+    words: memoryview
+    sample: bytes
 
     def follow(self, parameter: torch.Tensor) -> None:
         """Convert the parameter again, into the same memory, if it has changed."""
-        state = parameter.data_ptr(), parameter._version
-        if state == self.state and not self.stale:
+        if self._is_current(parameter):
             return
         with _lock:
-            if state != self.state or self.stale:
+            if not self._is_current(parameter):
                 self.watch([parameter])
+                seen = _seen(parameter)
                 _copy(self.tensor, _of(parameter, self.make))
-                self.state, self.storage = state, parameter.untyped_storage()
+                self.state, self.storage, self.words, self.sample = seen
+
+    def _is_current(self, parameter: torch.Tensor) -> bool:
+        state = parameter.data_ptr(), parameter._version
+        return state == self.state and not self.stale and self.words.tobytes() == self.sample
 
     @property
     def nbytes(self) -> int:
@@ -53,12 +66,27 @@ def weight_of(parameter: torch.Tensor, precision: str, make: Make) -> Weight:
     known: dict[str, ref[Weight]] = _made.setdefault(parameter, {})  # type: ignore[no-untyped-call]
     found = known[precision]() if precision in known else None
     if found is None:
-        state = parameter.data_ptr(), parameter._version
-        found = Weight(_of(parameter, make), make, state, parameter.untyped_storage())
+        seen = _seen(parameter)
+        found = Weight(_of(parameter, make), make, *seen)
         found.watch([parameter])
         known[precision] = ref(found)
     found.follow(parameter)
     return found
+
+
+def _seen(parameter: torch.Tensor) -> tuple[tuple[int, int], Any, memoryview, bytes]:
+    """Return what shows whether a parameter has changed. Call it before a conversion: a write meanwhile is noticed."""
+    words = _words(parameter)
+    return (parameter.data_ptr(), parameter._version), parameter.untyped_storage(), words, words.tobytes()
+
+
+def _words(parameter: torch.Tensor) -> memoryview:
+    """Return about SAMPLES 64-bit words of a parameter on a CPU, evenly spaced in its memory; none on a GPU."""
+    count = parameter.untyped_storage().nbytes() - parameter.storage_offset() * parameter.itemsize
+    count = min(count, parameter.nbytes) // 8 if parameter.device.type == "cpu" else 0
+    # ctypes, since reading a few values through torch takes ten times as long. The step is odd: not one column only.
+    memory = (ctypes.c_uint64 * count).from_address(parameter.data_ptr() if count else ctypes.addressof(_NONE))
+    return memoryview(memory).cast("B").cast("Q")[:: count // SAMPLES | 1]
 
 
 def _of(parameter: torch.Tensor, make: Make) -> torch.Tensor:
