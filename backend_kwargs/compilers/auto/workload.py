@@ -13,7 +13,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.compilers.auto.deadline import capped_backward
-from backend_kwargs.compilers.graphs import STAYS_INPUT, copy_of_graph, has_memory, may_be_written, written_memory
+from backend_kwargs.compilers.graphs import (
+    STAYS_INPUT,
+    copy_of_graph,
+    has_memory,
+    may_be_written,
+    modes_restored,
+    written_memory,
+)
 
 SEED = 0
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -59,7 +66,9 @@ class Inputs:
         others = {at for at, (_, value) in pairs if has_memory(value) and type(value) is torch.Tensor}
         suspects = cls(example_inputs, _with_memory_shared(example_inputs, declared | others))
         with torch.no_grad():
-            gm(*(given := suspects.fresh()))
+            given = suspects.fresh()
+        with modes_restored():  # and the caller's grad mode, on which the derivatives of torch.func in a graph depend
+            gm(*given)
         changed = {at for at in suspects.written if not torch.equal(_bits(given[at]), _bits(example_inputs[at]))}
         return cls(example_inputs, _with_memory_shared(example_inputs, declared | changed))
 
@@ -221,7 +230,8 @@ class Task:
         given = self.inputs.fresh()
         leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
         _seed()
-        seen = self._call(fn, given, leaves, []) | {"written": [given[at] for at in sorted(self.inputs.written)]}
+        with modes_restored():
+            seen = self._call(fn, given, leaves, []) | {"written": [given[at] for at in sorted(self.inputs.written)]}
         with _disable_current_modes():
             return pytree.tree_map(_kept, seen)  # type: ignore[no-any-return]
 
