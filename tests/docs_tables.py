@@ -77,10 +77,19 @@ def options_table(options: Mapping[str, Option]) -> str:
     return "\n".join(["| option | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
+def reports_table() -> str:
+    """Return the programs that plain torch.compile gets wrong as a Markdown table."""
+    sys.path.append(str(ROOT))  # for benchmarks/, which is not installed
+    from benchmarks.studies.public_reports import as_markdown
+
+    return as_markdown()
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/rewrites.md": {"rewrites": rewrites_table},
     "docs/templates.md": {"templates": templates_table},
     "docs/auto.md": {"auto": partial(options_table, auto.OPTIONS)},
+    "docs/public-reports.md": {"public-reports": reports_table},
     "docs/tvm.md": {"tvm": partial(options_table, tvm.OPTIONS)},
     "docs/bundle.md": {"compile-config": partial(options_table, FIELDS)},
     "docs/other-backends.md": {

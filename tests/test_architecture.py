@@ -98,8 +98,8 @@ execution.session
 analysis analysis.verdicts analysis.markdown analysis.regressions analysis.auto_choices analysis.plots
 analysis.real_models analysis.auto_tables analysis.report analysis.compilers
 arguments
-studies studies.bundles studies.compilers studies.kernel_times studies.overhead studies.precision studies.rewrite_cases
-studies.rewrites
+studies studies.bundles studies.compilers studies.kernel_times studies.overhead studies.precision studies.public_reports
+studies.rewrite_cases studies.rewrites
 studies.templates studies.tune_kernels
 studies.tvm_speed
 studies.commands

@@ -1,8 +1,8 @@
 """Whole comparisons through real torch.compile, with Inductor only where it matters."""
 
 import os
-import time
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from backend_kwargs import make_backend
 from backend_kwargs.compare import Candidate, Row, compare, fastest
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.harness import isolation as isolating
+from backend_kwargs.measure import timing
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 from benchmarks.execution.controls import slow_while_held
 
@@ -471,30 +472,38 @@ def test_rows_hold_their_figures():
     assert found.noise.low <= 1 <= found.noise.high
 
 
-def test_slow_candidate_is_seen():
-    """The speedup of a candidate with much more work per call is beyond the noise."""
+@pytest.fixture
+def passes(monkeypatch):
+    """Return a function that moves the clock of timings, which nothing else moves."""
+    now = [0.0]
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return lambda seconds: now.__setitem__(0, now[0] + seconds)
 
-    def slow(gm, example_inputs):
-        # A sleep, not work: on a busy machine work takes any time, but a sleep at least its own.
-        return lambda *args: time.sleep(0.05) or gm(*args)
+
+def test_slow_candidate_is_seen(passes):
+    """The speedup of a candidate whose calls take ten times as long is a tenth."""
+
+    def taking(seconds):
+        return lambda gm, example_inputs: lambda *args: passes(seconds) or gm(*args)
 
     x = torch.randn(2, 16)
-    fast, slower = rows_of(mlp(), [Candidate("fast", forward), Candidate("slow", slow)], x, rounds=5)
+    candidates = [Candidate("fast", taking(0.005)), Candidate("slow", taking(0.05))]
+    fast, slower = rows_of(mlp(), candidates, x, rounds=5)
     assert fast.verdict == "baseline"
-    assert slower.speedup.median < 0.5
+    assert slower.speedup.median == pytest.approx(0.1)
 
 
-def test_what_is_fast_only_while_results_are_dropped_loses():
+def test_what_is_fast_only_while_results_are_dropped_loses(passes):
     """A planted candidate that is slow while its last result is alive is measured as slower."""
 
     def steady(gm, example_inputs):
-        return lambda *args: time.sleep(0.03) or gm(*args)
+        return lambda *args: passes(0.03) or gm(*args)
 
     def planted(gm, example_inputs):
-        return slow_while_held(gm.forward, lambda: time.sleep(0.5))
+        return slow_while_held(lambda *args: passes(0.01) or gm(*args), lambda: passes(0.5))
 
     found = compare(mlp(), torch.randn(2, 16), [Candidate("steady", steady), Candidate("planted", planted)], rounds=3)
-    assert min(found.rows[1].samples) >= 0.5
+    assert found.rows[1].samples == pytest.approx([0.51] * 3)
     assert found.rows[1].speedup.median < 1
     assert fastest(found) is None
 

@@ -3,7 +3,8 @@
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,8 @@ STAYS_INPUT = "backend_kwargs_stays_input"
 OF_TORCH = frozenset(
     {
         *("torch", "torch.functional", "torch.nn.functional", "_operator", "builtins", "math"),
-        *(f"torch._C._{name}" for name in ("nn", "autograd", "fft", "linalg", "special")),
+        *("torch._functorch.predispatch", "torch._functorch.eager_transforms"),
+        *(f"torch._C._{name}" for name in ("nn", "autograd", "fft", "functorch", "linalg", "special")),
     }
 )
 # Schemas do not say that norms write into these, unless one of the flags is False.
@@ -128,10 +130,17 @@ def storages_of(value: Any) -> set[int]:
     """Return what identifies the memory of a tensor, or of those in a list."""
     tensors = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else ()
     return {
-        each.untyped_storage()._cdata
+        _unwrapped(each).untyped_storage()._cdata
         for each in tensors
         if isinstance(each, torch.Tensor) and each.layout == torch.strided
     }
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that `torch.func`'s transforms have wrapped, which has the memory."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def origin(node: Node, passes: Callable[[Node], bool] = lambda node: True) -> Node:
@@ -164,8 +173,9 @@ def copy_of_graph(gm: GraphModule) -> GraphModule:
 
 
 def has_memory(value: Any) -> bool:
-    """Return whether `value` is a plain tensor with memory: not fake, not a subclass, not sparse."""
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_meta
+    """Return whether `value` is a plain tensor with memory: not fake, not a subclass, not sparse, not wrapped."""
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided and not value.is_meta
+    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def is_bare_subclass(value: Any) -> bool:
@@ -183,3 +193,29 @@ def has_transforms(gm: GraphModule) -> bool:
     The example values between such calls are wrappers of levels that no longer exist.
     """
     return any(getattr(node.target, "__name__", "").endswith("_increment_nesting") for node in gm.graph.nodes)
+
+
+@contextmanager
+def modes_restored() -> Iterator[None]:
+    """Restore the modes that a graph sets and, where a call raises in between, does not reset.
+
+    They are those of `torch.func`'s transforms, which a graph enters and leaves by separate calls, and the grad mode.
+    """
+    functorch = torch._C._functorch
+    depth, in_place = functorch.get_dynamic_layer_stack_depth(), functorch.get_inplace_requires_grad_allowed()
+    grad, forward_grad = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+    no_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    try:
+        yield
+    finally:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        functorch.set_inplace_requires_grad_allowed(in_place)
+        if torch.autograd.forward_ad._current_level < 0:  # the user has entered none, and levels do not nest
+            with suppress(RuntimeError):
+                torch._C._exit_dual_level(level=0)
+        torch._C._set_grad_enabled(grad)
+        torch._C._set_fwd_grad_enabled(forward_grad)
+        if no_hooks is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+        else:
+            torch._C._autograd._saved_tensors_hooks_disable(no_hooks)

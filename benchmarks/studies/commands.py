@@ -186,6 +186,19 @@ def compilers(
         console().print(f"{out / 'compilers.md'} is the page.", soft_wrap=True)
 
 
+def public_reports(
+    report: Annotated[list[int] | None, typer.Argument(help="Numbers of reports; default: all.")] = None,
+) -> None:
+    """Run programs that plain torch.compile gets wrong on a CPU, in eager, plainly and under auto."""
+    from backend_kwargs.cli.console import console
+    from benchmarks.studies.public_reports import CASES, as_table
+
+    known = {number for case in CASES for number in case.reports}
+    if unknown := [number for number in report or () if number not in known]:
+        raise BackendKwargsError(f"REPORT must be one of {', '.join(map(str, sorted(known)))}, got {unknown[0]}.")
+    console().print(as_table(report or ()), markup=False, soft_wrap=True)
+
+
 COMMANDS: tuple[Callable[..., None], ...] = (
     overhead,
     kernels,
@@ -196,4 +209,5 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     rewrites,
     precision,
     compilers,
+    public_reports,
 )

@@ -1,6 +1,5 @@
 """The comparison of two candidates: speed beyond noise, and cost."""
 
-import time
 from itertools import cycle
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import torch
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto import head_to_head, race
 from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, RaceCandidate
+from backend_kwargs.measure import timing
 
 
 def runner(*, rank=1, speedup=None, peak_mib=None):
@@ -33,29 +33,36 @@ def test_who_is_faster_is_clear(ratios, clear):
     assert head_to_head._certain(samples) is clear
 
 
-def napping(*naps):
-    left = cycle(naps)
-    return lambda: time.sleep(next(left))
+@pytest.fixture
+def napping(monkeypatch):
+    """Return a function that makes calls which take given times in turn, by a clock that only they move."""
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    for module in (head_to_head, timing):
+        monkeypatch.setattr(module, "time", clock)
+
+    def made(*naps):
+        left = cycle(naps)
+        return lambda: now.__setitem__(0, now[0] + next(left))
+
+    return made
 
 
 @pytest.mark.parametrize(
-    ("challenger", "least", "most"),
-    [
-        pytest.param(napping(4e-3), 6, 6, id="clear"),
-        pytest.param(napping(1e-3, 2e-3, 4e-3), 30, 120, id="noisy"),
-    ],
+    ("naps", "least", "most"),
+    [pytest.param([8e-3], 6, 6, id="clear"), pytest.param([2e-3, 4e-3, 8e-3], 30, 120, id="noisy")],
 )
-def test_what_is_not_clear_is_timed_longer(challenger, least, most):
+def test_what_is_not_clear_is_timed_longer(napping, naps, least, most):
     """A clear result needs one set of rounds; a difference within noise gets more."""
     runners = [
         head_to_head.Runner(RaceCandidate(""), head_to_head.RaceRow(""), call, ())
-        for call in (challenger, napping(2e-3))
+        for call in (napping(*naps), napping(4e-3))
     ]
     samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
     assert least <= len(samples["champion"]) == len(samples["challenger"]) <= most
 
 
-def test_what_fails_late_ends_it():
+def test_what_fails_late_ends_it(napping):
     """A call that raises after some rounds is reported, and no further round runs."""
     naps, left, found = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
     calls = (lambda: (next(left), naps())), napping(2e-3)

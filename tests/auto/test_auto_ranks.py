@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import timedelta
 
 import forks
 import pytest
@@ -11,6 +12,7 @@ from graphs import backend_of, chain, logged
 import backend_kwargs
 from backend_kwargs.compilers.auto import decide, ranks
 from backend_kwargs.compilers.auto.decision import Decision, packed
+from backend_kwargs.compilers.auto.settings import Settings
 
 
 def test_collectives_are_not_raced(races, log, tmp_path):
@@ -82,7 +84,7 @@ def key_of_next(monkeypatch, x):
     """Return the key of the next decision for `chain`."""
     keys = []
     with monkeypatch.context() as patch:
-        patch.setattr(decide, "agreed", lambda key, decide, stand_in, settings: keys.append(key) or stand_in)
+        patch.setattr(decide, "agreed", lambda key, decide, default, settings: keys.append(key) or default("asked"))
         torch.compile(chain, backend=backend_of())(x)
     torch._dynamo.reset()
     return keys[0]
@@ -111,6 +113,68 @@ def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monk
     assert logged(log).startswith("auto: default for a graph not raced")
     (key,) = [key for _, key in decide.memory().decisions]
     assert word.check([f"{ranks.PREFIX}/{key}/decision"])
+
+
+def test_the_first_decision_stored_holds(monkeypatch):
+    """A rank that has decided after the others gave up takes default like them."""
+    word = torch.distributed.HashStore()
+    monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
+    monkeypatch.setattr(ranks, "longest_wait_s", lambda settings: 0.0)
+    others = []
+
+    def ask(decide):
+        return ranks.agreed("key", decide, lambda why: Decision("key", "", "default", facts=why), Settings())
+
+    def decide_late():
+        others.append(ask(None))
+        return Decision("key", "", "eager", facts="a race that took long")
+
+    assert [ask(decide_late).facts, others[0].facts] == ["timed out waiting for the racing rank"] * 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_rank_that_raises_leaves_default_to_the_others(monkeypatch, error):
+    """Where the deciding rank raises or is interrupted, the others compile default at once."""
+    word = torch.distributed.HashStore()
+    monkeypatch.setattr(ranks, "_process_group_store", lambda: word)
+
+    def failing():
+        raise error
+
+    def ask():
+        return ranks.agreed("key", failing, lambda why: Decision("key", "", "default", facts=why), Settings())
+
+    with pytest.raises(error):
+        ask()
+    assert ask().facts == "the racing rank failed or was interrupted"
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "timeout_s", "longest_s"),
+    [
+        pytest.param(30.0, 1800, 180.0, id="race"),
+        pytest.param(300.0, 600, 300.0, id="NCCL's timeout"),
+        pytest.param(math.inf, 40, 20.0, id="endless race"),
+    ],
+)
+def test_a_rank_waits_for_half_of_the_groups_timeout_at_most(tmp_path, budget_s, timeout_s, longest_s):
+    """The wait ends early enough for the collectives of the process group."""
+    import torch.distributed as dist
+
+    file, timeout = f"file://{tmp_path / 'init'}", timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", init_method=file, rank=0, world_size=1, timeout=timeout)
+    try:
+        assert ranks.longest_wait_s(Settings(budget_s=budget_s)) == longest_s
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_default_is_compiled_where_the_store_cannot_be_reached(auto, races, log):
+    """A process group whose store answers nothing, as torch's fake one, does not make the compile fail."""
+    auto(chain)(torch.randn(8, 64))
+    why = "the process group's store cannot be reached"
+    assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
 
 
 RANK = """
@@ -157,3 +221,58 @@ def test_ranks_take_one_decision(tmp_path):
     ranks = [forks.Fork("-c", RANK, rank, tmp_path / "init") for rank in range(2)]
     seen = [json.loads(rank.wait().stdout) for rank in ranks]
     assert seen == [["race of 0", "race of 0"], ["race of 0", "race of 1"]]
+
+
+FOUR = """
+import json, os, signal, sys
+import torch, torch.distributed as dist
+import backend_kwargs
+from backend_kwargs.compilers.auto import decide, head_to_head, race, ranks
+case, rank, file = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}.sqlite"
+dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=4)
+ranks.BEAT_S, ranks.SILENCE_S = 0.1, 5.0
+words, row = ranks._process_group_store(), head_to_head.RaceRow("eager", won=True)
+def raced(request, tick):
+    if case == "killed":
+        words.set("racing", "yes")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return race.RaceResult(row, (row,), f"race of {rank}", 0.0, False)
+race.race = raced
+def decided(**options):
+    torch._dynamo.reset()
+    backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], budget_s=100, **options)
+    def chain(x): return torch.relu(x * 2 + 1).sum(-1)
+    torch.compile(chain, backend=backend)(torch.randn(8, 64))
+    return list(decide.memory().decisions.values())[-1:]
+if case == "never" and rank in (1, 2): # each has stored another decision
+    ask, ranks._process_group_store = ranks._process_group_store, lambda: None
+    decided()
+    ranks._process_group_store = ask
+    decide.forget_process()
+if case == "never":
+    words.set(f"stored of {rank}", "yes")
+    words.wait([f"stored of {each}" for each in range(4)])
+    if rank != 2: words.wait(["rank 2 was first"])
+if case == "killed" and rank: words.wait(["racing"])
+told = []
+tell, decide.tell = decide.tell, lambda decision: told.append(decision) or tell(decision)
+decided(race="never" if case == "never" else "missing")
+if case == "never" and rank == 2: words.set("rank 2 was first", "yes")
+print(json.dumps([told[-1].winner, told[-1].facts]))
+os._exit(0) if case == "killed" and not sys.stdout.flush() else dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "answer"),
+    [
+        pytest.param("never", ["eager", "race of 2"], id="race='never'"),
+        pytest.param("killed", ["default", "a graph not raced: the racing rank no longer answers"], id="killed"),
+    ],
+)
+def test_four_ranks_take_one_decision(tmp_path, case, answer):
+    """Four ranks use one answer: where races are off and stores differ, and where the racing rank is killed."""
+    ranks = [forks.Fork("-c", FOUR, case, rank, tmp_path / "init") for rank in range(4)]
+    ended = [rank.wait() for rank in ranks]
+    assert [json.loads(each.stdout) for each in ended if each.stdout] == [answer] * (3 if case == "killed" else 4)

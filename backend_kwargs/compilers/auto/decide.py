@@ -154,8 +154,8 @@ class _Question:
     3. `inherited`: a race is not worth its time, so the winner of earlier races is used.
     4. `raced`: the graph is raced.
 
-    With several ranks, one rank decides for all. Graphs with collectives use default. Under `race="never"` each rank
-    uses its stored decision, or default.
+    Under `race="never"` it uses the stored decision, or default. With several ranks, one rank decides for all, and
+    graphs with collectives use default.
     """
 
     request: Request
@@ -171,20 +171,19 @@ class _Question:
 
     def _of_all_ranks(self) -> Decision:
         gm, settings = self.request.gm, self.request.settings
-        if communicates(gm):
+        if communicates(gm):  # which the graph alone says, so that all of its ranks take default
             return self.default("it communicates with other ranks")
         if ranks() > 1 and may_communicate(gm):
             return self.default("it has an operator that is not torch's, which may communicate with other ranks")
-        if settings.race == "never":
-            return self.remembered() or self.default(f"race='never', and {self._what_is_stored()}")
-        stand_in = self.default("timed out waiting for the racing rank")
         # Agree before using anything that only this rank knows: a rank without it would wait for the others.
-        decision = agreed(self.key, self._of_this_rank, stand_in, settings)
+        decision = agreed(self.key, self._of_this_rank, self.default, settings)
         if decision.rows:
             memory().decisions[self.slot] = decision
         return decision
 
     def _of_this_rank(self) -> Decision:
+        if self.request.settings.race == "never":
+            return self.remembered() or self.default(f"race='never', and {self._what_is_stored()}")
         return self.settled() or self.ineligible() or self.inherited() or self.raced()
 
     # ---- the four ways to a decision

@@ -30,7 +30,7 @@ from backend_kwargs.compilers.auto.workload import ChangedInputError, Task, has_
 from backend_kwargs.compilers.fell_back import left_to_eager
 from backend_kwargs.compilers.freezing import freezable_parameters
 from backend_kwargs.compilers.generated_code import comparable, compiled_graphs, rewritten_in
-from backend_kwargs.compilers.graphs import copy_of_graph
+from backend_kwargs.compilers.graphs import copy_of_graph, modes_restored
 from backend_kwargs.compilers.inductor.compile_step import noting_lowered
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -219,7 +219,7 @@ class _Race:
         row.predicted_s = None if first else self.selection.predicted_s(candidate)
         runner, began = None, time.perf_counter()
         try:
-            with own_libdevice(), capped(math.inf if first else self.budget.ends):
+            with own_libdevice(), modes_restored(), capped(math.inf if first else self.budget.ends):
                 runner = self._entered(candidate, self._compiled(row.options, row.compiler), row)
         except RESTARTS:
             raise
@@ -291,7 +291,8 @@ class _Race:
         """Time both in turn and note it in their rows; return what either raised."""
         failed: dict[str, Exception] = {}
         warm, left_s = self.budget.call_s <= SLOW_S, self.budget.left_s
-        samples = interleaved(challenger, champion, self.device, left_s, failed.__setitem__, warm=warm)
+        with modes_restored():
+            samples = interleaved(challenger, champion, self.device, left_s, failed.__setitem__, warm=warm)
         for runner, name in ((champion, "champion"), (challenger, "challenger")):
             if name in failed:
                 runner.row.status, runner.row.reason = measure.status_of(failed[name])

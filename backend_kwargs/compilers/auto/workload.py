@@ -15,7 +15,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from backend_kwargs.compilers.auto.deadline import capped_backward
-from backend_kwargs.compilers.graphs import STAYS_INPUT, copy_of_graph, has_memory, may_be_written, written_memory
+from backend_kwargs.compilers.graphs import (
+    STAYS_INPUT,
+    copy_of_graph,
+    has_memory,
+    may_be_written,
+    modes_restored,
+    written_memory,
+)
 from backend_kwargs.measure.served import Region, Served, State, copied, layout_of, same_bits, span_of
 
 SEED = 0
@@ -78,9 +85,10 @@ class Inputs:
         # An operator may write where its schema says that it does not: compare the values.
         others = {at for at, (_, value) in pairs if has_memory(value) and type(value) is torch.Tensor}
         suspects = cls(example_inputs, _with_memory_shared(example_inputs, declared | others))
-        given = suspects.fresh()
-        layouts = {at: layout_of(given[at]) for at in suspects.written}
         with torch.no_grad():
+            given = suspects.fresh()
+        layouts = {at: layout_of(given[at]) for at in suspects.written}
+        with modes_restored():  # and the caller's grad mode, on which the derivatives of torch.func in a graph depend
             gm.forward(*given)
         remade = _with_memory_shared(example_inputs, (at for at, was in layouts.items() if layout_of(given[at]) != was))
         found = ((at, Region.of(example_inputs[at], given[at])) for at in suspects.written - remade)
@@ -265,7 +273,8 @@ class Task:
         layouts = {at: layout_of(given[at]) for at in guarded}
         leaves = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
         _seed()
-        seen = self._call(fn, given, leaves, []) | {"written": [given[at] for at in sorted(self.inputs.written)]}
+        with modes_restored():
+            seen = self._call(fn, given, leaves, []) | {"written": [given[at] for at in sorted(self.inputs.written)]}
         with _disable_current_modes():
             for at in guarded:
                 if layout_of(given[at]) != layouts[at] or not same_bits(given[at], self.inputs.values[at]):
