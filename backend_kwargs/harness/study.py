@@ -32,11 +32,12 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True)
 class Truth:
-    """Inputs of one check, with eager's results and the reference's."""
+    """Inputs of one check, with the results of eager and of the reference, and eager's errors at other roundings."""
 
     inputs: Inputs
     eager: dict[str, Any]
     reference: dict[str, Any] | None
+    roundings: measure.Roundings
 
 
 @dataclass
@@ -79,14 +80,17 @@ class Study:
         """Compute eager's and the reference's results; return whether two runs of eager agree."""
         self.prepare()
         self.truths = [self._truth(measure.fresh_inputs(self.inputs, seed)) for seed in FRESH]
-        return measure.worst([self.verify(self.subject(), at) for at in range(len(FRESH))])
+        training = self.mode != "fwd"
+        again = [(self.observe(self.subject(), copy.deepcopy(truth.inputs)), truth.eager) for truth in self.truths]
+        return measure.worst([measure.same_twice(*pair, training=training, tol=self.tolerance) for pair in again])
 
     def _truth(self, inputs: Inputs) -> Truth:
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
         # The upcast copy of the model needs its own optimizer.
         precise = measure.reference(subject.model, inputs, run=lambda fn, wide: self.observe(self._of(fn), wide))
-        return Truth(inputs, eager, precise)
+        otherwise = measure.Roundings(lambda: self.observe(self.subject(), copy.deepcopy(inputs)), eager)
+        return Truth(inputs, eager, precise, otherwise)
 
     def subject(self) -> Subject:
         """Return the model to run or compile; in "train" a copy, since steps change its parameters."""
@@ -166,24 +170,29 @@ class Study:
     def verify(self, subject: Subject, at: int) -> Accuracy:
         """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's results."""
         truth = self.truths[at]
-        seen = self.observe(subject, copy.deepcopy(truth.inputs))
-        judge = partial(measure.check, dtype=self.dtype, training=self.mode != "fwd", tol=self.tolerance)
-        precise = truth.reference or {}
-        accuracy = measure.worst([judge(seen[what], truth.eager[what], precise.get(what), what=what) for what in seen])
+        inputs = copy.deepcopy(truth.inputs)
+        seen = self.observe(subject, inputs)
+        for at, (tensor, before) in enumerate(zip(tensors_of(inputs), tensors_of(truth.inputs), strict=True)):
+            if (name := f"input {at}") not in self.changed and not _same_bits(tensor, before):
+                return Accuracy("fail_accuracy", f"{name}: it is changed, and eager only reads it")
+        accuracy = measure.check_all(
+            seen,
+            truth.eager,
+            truth.reference,
+            dtype=self.dtype,
+            training=self.mode != "fwd",
+            tol=self.tolerance,
+            roundings=truth.roundings,
+        )
         if accuracy.passed or self.max_error is None or truth.reference is None:
             return accuracy
         return self._within_bound(seen, truth, self.max_error)
 
     def _within_bound(self, seen: dict[str, Any], truth: Truth, max_error: float) -> Accuracy:
-        judged = []
-        for what, leaves in seen.items():
-            precise = (truth.reference or {})[what]
-            if what == "gradients":
-                names = list(leaves)
-                pair = ([leaves[name] for name in names], [precise.get(name) for name in names])
-                judged.append(measure.check_gradients(*pair, max_error))
-            else:
-                judged.append(measure.check_error(leaves, truth.eager[what], precise, max_error, what=what))
+        precise = truth.reference or {}
+        judged = [
+            measure.check_error(seen[what], truth.eager[what], precise[what], max_error, what=what) for what in seen
+        ]
         failed = [accuracy for accuracy in judged if not accuracy.passed]
         return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)
 
@@ -219,6 +228,14 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 def _kept(leaf: Any) -> Any:
     # Copied, since a CUDA graph writes its next result to the same memory.
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors of one kind are equal, nan included; sparse ones are not compared."""
+    if one.layout != torch.strided:
+        return True
+    # As bytes, since float8 cannot be compared.
+    return torch.equal(*(tensor.detach().resolve_conj().flatten().view(torch.uint8) for tensor in (one, other)))
 
 
 def _update(optimizer: Optimizer | None, parameters: Iterable[torch.Tensor]) -> None:

@@ -29,6 +29,7 @@ Status = Literal[
 
 REFERENCE_DTYPES = (torch.float64, torch.float32)
 WELL_CONDITIONED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+TIGHT, LOOSE = 1e-3, 1e-2  # the default tolerance, and the one in training
 LOWEST_COSINE = 0.99
 LARGEST_GROWTH = 0.05
 LARGEST_CHANGE = 0.25
@@ -137,10 +138,12 @@ def check(
         return _failed(f"the structure of the result differs from eager's at {odd}")
     if precise.keys() != expected.keys():
         precise = {}
-    limits = _Limits(tol or (1e-2 if training else 1e-3), dtype, list(expected.values()))
+    limits = _Limits(tol or (LOOSE if training else TIGHT), dtype, list(expected.values()))
     return worst(
         [
-            _check_leaf(path, leaf, expected[path], precise.get(path), limits, (errors.get(path) for errors in roundings))
+            _check_leaf(
+                path, leaf, expected[path], precise.get(path), limits, (errors.get(path) for errors in roundings)
+            )
             for path, leaf in results.items()
         ]
     )
@@ -152,6 +155,24 @@ def check_all(
     """Check all that a call returns and changes, by name: outputs, gradients, state."""
     precise = reference or {}
     return worst([check(seen[what], eager[what], precise.get(what), what=what, **how) for what in seen])
+
+
+def same_twice(
+    seen: Mapping[str, Any], eager: Mapping[str, Any], *, training: bool = False, tol: float | None = None
+) -> Accuracy:
+    """Compare two runs of eager, whose rounding errors may differ, as those of atomic additions do.
+
+    Eager's own error says nothing here, since it would be as large as any difference. So errors of up to the tolerance
+    of the largest leaf are rounding errors.
+    """
+    tol = tol or (LOOSE if training else TIGHT)
+    judged = []
+    for what in seen:
+        largest = min(1.0, _largest([leaf for _, leaf in walk(what, eager[what])]))
+        allowed = Errors(tol * largest / 2, tol * largest / 2)
+        rounding = {path: allowed for path, _ in walk(what, eager[what])}
+        judged.append(check(seen[what], eager[what], training=training, what=what, tol=tol, roundings=[rounding]))
+    return worst(judged)
 
 
 def worst(accuracies: list[Accuracy]) -> Accuracy:
@@ -241,9 +262,12 @@ class _Limits:
     @cached_property
     def rounding(self) -> float:
         """How far a leaf may be off that is zero but for rounding."""
-        sizes = (wide(leaf) for leaf in self.leaves if is_number(leaf))
-        largest = max((root_mean_square(values[values.isfinite()]) for values in sizes), default=0.0)
-        return ROUNDING * torch.finfo(torch.float32).eps * largest
+        return ROUNDING * torch.finfo(torch.float32).eps * _largest(self.leaves)
+
+
+def _largest(leaves: Iterable[Any]) -> float:
+    sizes = (wide(leaf) for leaf in leaves if is_number(leaf))
+    return max((root_mean_square(values[values.isfinite()]) for values in sizes), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -317,7 +341,9 @@ class _Leaf:
     def _far_from_eager(self, figures: Accuracy, floor: float) -> Accuracy | None:
         assert figures.cosine is not None
         if figures.cosine < LOWEST_COSINE:
-            return _failed(f"{self.path}: cosine to eager {figures.cosine:.4g}, at least {LOWEST_COSINE} wanted", figures)
+            return _failed(
+                f"{self.path}: cosine to eager {figures.cosine:.4g}, at least {LOWEST_COSINE} wanted", figures
+            )
         # A cosine alone would pass an output of twice its size.
         found = root_mean_square(self.got)
         if abs(found - self.size) > LARGEST_GROWTH * self.size + floor:

@@ -1,5 +1,6 @@
 """Eager's results at other roundings: how far they move shows which errors of a result are rounding errors."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backend_kwargs.measure.accuracy import Errors, is_number, wide
+from backend_kwargs.measure.accuracy import Errors, is_number, same_twice, wide
 from backend_kwargs.measure.inputs import in_precision
 from backend_kwargs.measure.trees import walk
 
@@ -42,15 +43,19 @@ class Roundings:
 def _drawn(
     run: Callable[[], Mapping[str, Any]], eager: Mapping[str, Any], affordable: Callable[[], bool]
 ) -> Iterator[dict[str, Errors]]:
-    for seed in range(MOST):
+    for seed in (None, *range(MOST)):
         if not affordable():
             return
         try:
-            with OtherRounding(seed):
+            with contextlib.ExitStack() as stack, stack:  # entered twice: a Ctrl-C may stop the inner exit
+                stack.enter_context(OtherRounding(seed))
                 seen = run()
-        except Exception:  # noqa: BLE001 - an operator that no mode can run, or no memory left: the check has what it has
+        except Exception:  # noqa: BLE001 - an operator that no mode can run, or no memory left
             return
-        yield errors(seen, eager)
+        if seed is not None:
+            yield errors(seen, eager)
+        elif not same_twice(seen, eager).passed:  # torch chooses other operators under a mode
+            return
 
 
 def errors(seen: Mapping[str, Any], eager: Mapping[str, Any]) -> dict[str, Errors]:
@@ -76,15 +81,15 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seed = seed
+        self.seed = seed  # None changes nothing
         self.generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
+        if self.seed is None or not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
             return result
         if func.is_view or func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             return result
@@ -110,7 +115,7 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _random(self, like: torch.Tensor) -> torch.Tensor:
         """Return a number from -1 to 1 for each of `like`."""
         if like.device not in self.generators:
-            self.generators[like.device] = torch.Generator(like.device).manual_seed(self.seed)
+            self.generators[like.device] = torch.Generator(like.device).manual_seed(self.seed or 0)
         drawn = torch.empty(like.shape, dtype=torch.float64, device=like.device)
         return drawn.uniform_(-1, 1, generator=self.generators[like.device])
 
