@@ -35,7 +35,7 @@ LARGEST_GROWTH = 0.05
 LARGEST_CHANGE = 0.25
 PRECISE = 0.1  # with a larger eager error, relative to its size, a leaf is zero but for rounding
 ROUNDING = 16  # units in the last place, as a share of the largest leaf, that such a leaf may be off
-FEW = 8  # eager's error of a few elements may be small by chance: 2 + 8 times it is allowed for one
+MANY = 32  # elements; with fewer, eager's error to the reference may be small by chance
 ELEMENT = 10  # the largest error of one element, in eager's largest errors
 
 
@@ -119,15 +119,19 @@ def check(
     `floor = tol * min(1, size)` and `tol` by default 1e-3 (1e-2 in training), it passes
 
     - if each element is within `tol * |eager| + floor` of eager's,
-    - or if `RMSE(reference, result) <= (m + 8 / n) * RMSE(reference, eager) + floor / 10`, with m = 2 (3 for half
-      precision and below), and each element is within `2 * (tol * |reference| + floor)` of the reference's, plus 10
-      times eager's largest error.
+    - or if `RMSE(reference, result) <= m * RMSE(reference, eager) + floor / 10`, with m = 2 (3 for half precision and
+      below), and each element is within `2 * (tol * |reference| + floor)` of the reference's, plus 10 times eager's
+      largest error.
 
-    A few elements of eager's may be right by chance. So while a leaf fails, its errors under other `roundings` are drawn
-    (`roundings.drawn`), and the largest count as eager's. A leaf that is zero but for rounding, of which eager computes
-    no digit, may also be off by 16 units in the last place of float32 of the largest leaf. Without a reference, the
-    cosine to eager's must be at least 0.99, the RMS within 5 %, and each element within a quarter of its size and the
-    leaf's. `dtype` is the dtype the model computes in, by default each leaf's own; `what` names the pytree in a reason.
+    Below 32 elements, m is larger by 8 / n. There, and in half precision and below, the share of the size in `floor`
+    is the eps of bfloat16 or of the dtype if that is more than `tol`; `floor` is never above that of the largest leaf.
+
+    A few elements of eager's may be right by chance. So `roundings` gives eager's errors in runs that round otherwise
+    (`Roundings`). They are read while a leaf fails, and the largest count as eager's. A leaf that is zero but for
+    rounding (eager's error exceeds a tenth of its size) may also be off by 16 units in the last place of float32, of
+    the largest leaf. Without a reference, the cosine to eager's must be at least 0.99, the RMS within 5 %, and each
+    element within a quarter of `|eager| + size`. `dtype` is the dtype that the model computes in, by default each
+    leaf's own; `what` names the pytree in a reason.
 
     Source of the second rule: `torch._dynamo.utils.same`, the rule of PyTorch's benchmarks, which in contrast tolerates
     errors in small leaves and in single elements.
@@ -139,14 +143,11 @@ def check(
     if precise.keys() != expected.keys():
         precise = {}
     limits = _Limits(tol or (LOOSE if training else TIGHT), dtype, list(expected.values()))
-    return worst(
-        [
-            _check_leaf(
-                path, leaf, expected[path], precise.get(path), limits, (errors.get(path) for errors in roundings)
-            )
-            for path, leaf in results.items()
-        ]
-    )
+    judged = []
+    for path, leaf in results.items():
+        otherwise = (errors.get(path) for errors in roundings)
+        judged.append(_check_leaf(path, leaf, expected[path], precise.get(path), limits, otherwise))
+    return worst(judged)
 
 
 def check_all(
@@ -260,9 +261,13 @@ class _Limits:
     leaves: Sequence[Any]
 
     @cached_property
+    def largest(self) -> float:
+        return _largest(self.leaves)
+
+    @property
     def rounding(self) -> float:
         """How far a leaf may be off that is zero but for rounding."""
-        return ROUNDING * torch.finfo(torch.float32).eps * _largest(self.leaves)
+        return ROUNDING * torch.finfo(torch.float32).eps * self.largest
 
 
 def _largest(leaves: Iterable[Any]) -> float:
@@ -311,21 +316,29 @@ class _Leaf:
         return root_mean_square(self.truth)
 
     @property
+    def few(self) -> bool:
+        return self.truth.numel() < MANY
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.limits.dtype or self.made_in
 
     @property
     def floor(self) -> float:
         """The tolerance of what is not a share of an element: of the leaf's size, at most 1."""
-        precision = max(torch.finfo(dtype).eps for dtype in (self.dtype, self.made_in))
-        return min(self.limits.tol, max(self.limits.tol, precision) * self.size)
+        tol = self.limits.tol
+        # A few numbers of float32 that are computed from bfloat16 may be exact by chance.
+        dtypes = [self.dtype, self.made_in, *([torch.bfloat16] if self.few else [])]
+        if (eps := max(torch.finfo(dtype).eps for dtype in dtypes)) > tol:
+            return min(eps * self.size, tol * min(1.0, self.limits.largest))
+        return tol * min(1.0, self.size)
 
     def _far(self, own: Errors, figures: Accuracy) -> Accuracy | None:
         """Return the failure if the errors exceed what eager's `own` allow."""
         assert figures.rmse is not None
         floor = self.floor
         rounding = self.limits.rounding if own.rms >= PRECISE * self.size else 0.0
-        times = (2 if self.dtype in WELL_CONDITIONED else 3) + FEW / self.truth.numel()
+        times = (2 if self.dtype in WELL_CONDITIONED else 3) + (8 / self.truth.numel() if self.few else 0)
         allowed = times * own.rms + floor / 10 + rounding
         to = "eager" if self.precise is None else "the reference"
         if figures.rmse > allowed:

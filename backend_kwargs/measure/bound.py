@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.measure.accuracy import PRECISE, Accuracy, is_number, mismatch, root_mean_square, wide
+from backend_kwargs.measure.accuracy import Accuracy, is_number, mismatch, root_mean_square, wide
 from backend_kwargs.measure.trees import walk
 
 
@@ -55,7 +55,7 @@ def relative_error(result: torch.Tensor, eager: torch.Tensor, reference: torch.T
         return math.inf
     error, size = root_mean_square(got[finite] - want[finite]), root_mean_square(want[finite])
     noise = root_mean_square(own[finite] - want[finite])
-    if 0 < PRECISE * size < noise < math.inf:
+    if 0 < size < noise < math.inf:
         size = noise / torch.finfo(eager.dtype).eps
     return error / size if size else math.inf if error else 0.0
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from backend_kwargs.measure.accuracy import Errors, is_number, same_twice, wide
+from backend_kwargs.measure.accuracy import Errors, is_number, mismatch, same_twice, wide
 from backend_kwargs.measure.inputs import in_precision
 from backend_kwargs.measure.trees import walk
 
@@ -64,9 +64,8 @@ def errors(seen: Mapping[str, Any], eager: Mapping[str, Any]) -> dict[str, Error
     for what in seen:
         expected = dict(walk(what, eager[what]))
         for path, leaf in walk(what, seen[what]):
-            want = expected.get(path)
-            if is_number(leaf) and is_number(want) and leaf.shape == want.shape:
-                apart = wide(leaf) - wide(want)
+            if is_number(leaf) and not mismatch(leaf, expected.get(path)):
+                apart = wide(leaf) - wide(expected[path])
                 found[path] = Errors.of(apart[apart.isfinite()])
     return found
 
