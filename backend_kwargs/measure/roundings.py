@@ -12,6 +12,7 @@ from backend_kwargs.measure.accuracy import Errors, is_number, mismatch, same_tw
 from backend_kwargs.measure.inputs import in_precision
 from backend_kwargs.measure.trees import walk
 
+SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance
 MOST = 16  # runs; an honest result seldom needs more than one
 
 
@@ -71,7 +72,7 @@ def errors(seen: Mapping[str, Any], eager: Mapping[str, Any]) -> dict[str, Error
 
 
 class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Draws the rounding error of each operator anew; exact results stay as they are.
+    """Draws the rounding error of each operator anew; exact results and whole numbers stay as they are.
 
     An operator runs in float64 as well, which shows its error, and whether it has one. That error gets a random factor,
     and an error of up to one unit in the last place is added. What is summed is moved by so much first: a sum's own
@@ -94,7 +95,8 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         try:
             exact = _in_float64(func, args, kwargs)
-            if all(map(torch.equal, _numbers(exact), map(_wide, _numbers(result)))):
+            by_chance = func._overloadpacket.__name__ in SUMS
+            if not by_chance and all(map(torch.equal, _numbers(exact), map(_wide, _numbers(result)))):
                 return result
             moved = _in_float64(func, args, kwargs, self._moved) if _sums((args, kwargs), result) else exact
         except (RuntimeError, TypeError):  # no kernel for float64
@@ -109,7 +111,8 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch.empty_like(value).copy_(torch.where(made.isfinite(), made, wide))
 
     def _moved(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return value + self._random(value) * torch.finfo(dtype).eps * value
+        step = self._random(value) * torch.finfo(dtype).eps * value
+        return torch.where(value == value.round(), value, value + step) if not value.is_complex() else value + step
 
     def _random(self, like: torch.Tensor) -> torch.Tensor:
         """Return a number from -1 to 1 for each of `like`."""
