@@ -47,6 +47,18 @@ class Remembering(torch.nn.Module):
         return self.linear(x) + self.total
 
 
+class Summing(torch.nn.Module):
+    """A module that adds to its buffer in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(8))
+
+    def forward(self, x):
+        self.total.add_(x.sum(0))
+        return x * 2
+
+
 class Broken(torch.nn.Module):
     """A submodule whose call breaks the graph, in code that all modules of the class share."""
 
@@ -222,7 +234,7 @@ def writing(gm, example_inputs):
 @pytest.mark.parametrize(
     ("backend", "module", "place"),
     [
-        pytest.param(forgetful, Remembering(), r"state\['total'\]", id="buffer"),
+        pytest.param(forgetful, Summing(), r"state\['total'\]", id="buffer"),
         pytest.param(forgetful, torch.nn.ReLU(inplace=True), r"input\[0\]\[0\]", id="input"),
         pytest.param(writing, torch.nn.GELU(), r"input\[0\]\[0\]", id="input that eager reads"),
     ],
