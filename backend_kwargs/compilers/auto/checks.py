@@ -21,6 +21,7 @@ LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up 
 REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
 SLOWER_IN_PRECISION = 10
 ROUNDINGS = 0.1  # the share of the budget for runs of eager that round otherwise
+RUN = 40  # calls of eager that one such run takes
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Checks:
         return seen
 
     def _affordable(self) -> bool:
-        return self.budget.allows(SLOWER_IN_PRECISION) and self.spent_s < ROUNDINGS * self.budget.seconds
+        return self.budget.allows(RUN) and self.spent_s < ROUNDINGS * self.budget.seconds
 
     def of_draws(self, seen: dict[str, Any], as_eager_draws: Callable[..., Any]) -> Accuracy:
         """Check default on a random graph, by a compile that draws as eager does; then expect what default has `seen`.
