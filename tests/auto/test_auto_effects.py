@@ -122,10 +122,17 @@ def test_what_differs_between_two_runs_of_eager_takes_default(auto, log, store):
     assert not store.exists()
 
 
+# Inductor in torch 2.13 rounds the positions otherwise than eager: its numbers are wrong.
+@pytest.mark.filterwarnings("ignore:A graph runs in eager, because no candidate compiled and passed")
 def test_what_differs_under_a_mode_is_raced(auto, log):
     """Eager's results are those of a plain call: under a mode that counts operators, torch may take another path."""
+
+    def fn(x):
+        return functional.interpolate(x, scale_factor=1.3, mode="nearest") + 0
+
+    x = torch.randn(1, 1, 2, 7)
     with torch.no_grad():
-        auto(lambda x: functional.interpolate(x, scale_factor=1.3, mode="nearest") + 0)(torch.randn(1, 1, 2, 7))
+        assert torch.equal(auto(fn)(x), fn(x))
     assert "not raced" not in logged(log)
 
 
