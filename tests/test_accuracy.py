@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backend_kwargs import measure
-from backend_kwargs.measure import Accuracy, check, reference, worst
+from backend_kwargs.measure import Accuracy, Errors, check, reference, same_twice, worst
 
 # ---- numbers
 
@@ -493,3 +493,82 @@ def test_the_reference_gets_a_copy_of_an_object_in_its_precision():
     cache = Cache(ONE.clone())
     precise = reference(lambda cache: cache.layers[0].add_(1), (cache,))
     assert (precise.dtype, cache.layers[0].tolist()) == (torch.float64, ONE.tolist())
+
+
+LOGITS = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+FLAT = torch.linspace(-2, 2, 1_000_000)
+
+
+def one_off(by, at=500_000):
+    values = FLAT.clone()
+    values[at] += by
+    return values
+
+
+@pytest.mark.parametrize(
+    ("result", "eager", "training"),
+    [
+        pytest.param(torch.tensor(0.0), torch.tensor(5e-4), False, id="loss"),
+        pytest.param(torch.tensor(0.0), torch.tensor(5e-3), True, id="loss in training"),
+        pytest.param(torch.zeros(16), torch.full((16,), 5e-3), True, id="gradients"),
+        pytest.param(torch.full((16,), -5e-3), torch.full((16,), 5e-3), True, id="sign of gradients"),
+        pytest.param(torch.zeros(31), torch.full((31,), 9e-4), False, id="probabilities"),
+        pytest.param(torch.full((3,), 1.2e-5), torch.full((3,), 1e-5), True, id="a fifth"),
+        pytest.param(torch.zeros(2).bfloat16(), torch.full((2,), 1e-3).bfloat16(), True, id="half precision"),
+        pytest.param(one_off(0.09), FLAT, False, id="one element"),
+        pytest.param(one_off(0.9), FLAT, True, id="one element in training"),
+        pytest.param(one_off(4.0, at=-1), FLAT, True, id="the largest element"),
+    ],
+)
+def test_each_leaf_and_element_is_compared_at_its_own_size(result, eager, training):
+    """Neither many other elements nor larger leaves hide a wrong number."""
+    precise = [LOGITS.double(), eager.double()]
+    assert not check([LOGITS, result], [LOGITS, eager], precise, training=training).passed
+
+
+@pytest.mark.parametrize(
+    ("result", "eager"),
+    [
+        pytest.param(torch.tensor(0.0), torch.tensor(5e-3), id="loss"),
+        pytest.param(torch.full((16,), -5e-3), torch.full((16,), 5e-3), id="sign of gradients"),
+        pytest.param(one_off(0.9), FLAT, id="one element"),
+    ],
+)
+def test_without_reference_too(result, eager):
+    """What is small is no rounding error, and one element may be off by a quarter of its size and the leaf's."""
+    assert not check([LOGITS, result], [LOGITS, eager], training=True).passed
+
+
+def test_the_reason_names_one_element():
+    found = check(one_off(0.5), FLAT, FLAT.double(), tol=1e-2)
+    assert found.reason == "output: one element is off by 0.5, at most 0.02 allowed"
+
+
+def test_an_element_may_be_off_ten_times_eagers_largest_error():
+    """Beside twice the tolerance of its own size and of the leaf's."""
+    eager = FLAT.clone()
+    eager[3] += 0.01
+    assert check(one_off(0.1), eager, FLAT.double()).passed
+    assert not check(one_off(0.11), eager, FLAT.double()).passed
+
+
+@pytest.mark.parametrize(("largest", "passes"), [(0.02, True), (0.01, False)])
+def test_errors_at_other_roundings_count_as_eagers(largest, passes):
+    """They are read by the path of the leaf."""
+    rounding = {"output[1]": Errors(1e-3, largest), "output[0]": Errors(1.0, 1.0)}
+    found = check([ONE, one_off(0.15)], [ONE, FLAT], [ONE.double(), FLAT.double()], roundings=[rounding])
+    assert found.passed is passes
+
+
+@pytest.mark.parametrize(
+    ("second", "passes"),
+    [
+        pytest.param([LOGITS, 5 * torch.full((64,), 1e-6)], True, id="rounding"),
+        pytest.param([LOGITS, torch.ones(64)], False, id="a small leaf"),
+        pytest.param([LOGITS.flip(0), torch.full((64,), 1e-6)], False, id="a large leaf"),
+    ],
+)
+def test_two_runs_of_eager_may_round_otherwise(second, passes):
+    """Errors of up to the tolerance of the largest leaf, as atomic additions make them."""
+    first = [LOGITS, torch.full((64,), 1e-6)]
+    assert same_twice({"output": second}, {"output": first}).passed is passes

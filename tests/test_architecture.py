@@ -17,9 +17,8 @@ PACKAGE_ORDER = """
 errors atomic_write tables interval spec layers named_values templates options trust catalogue templates_toml
 requirements
 rewrites
-measure.trees measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.served
-measure.timing
-measure.memory measure.statistics measure
+measure.trees measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.roundings
+measure.served measure.timing measure.memory measure.statistics measure
 compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code
 compilers.graphs
 compilers.fell_back compilers.freezing compilers.fused_steps compilers.parts

@@ -417,6 +417,21 @@ def test_lost_mutation_is_caught():
     assert bad.reason.startswith("state[")
 
 
+def test_a_written_input_is_caught():
+    """A backend that writes an input which eager only reads fails, although its outputs are right."""
+
+    def backend(gm, example_inputs):
+        def call(*args):
+            results = gm(*args)
+            args[-1].data.add_(1)
+            return results
+
+        return call
+
+    (bad,) = rows_of(torch.sin, [Candidate("bad", backend)], inputs=(torch.randn(8),))
+    assert (bad.status, bad.reason) == ("fail_accuracy", "input 0: it is written, and eager only reads it")
+
+
 @pytest.mark.parametrize(
     ("backend", "status", "reason"),
     [

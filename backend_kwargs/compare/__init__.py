@@ -52,7 +52,7 @@ def compare(
     `torch.compile` returns it, each result kept until the next call returns, no steps marked. The baseline is the
     candidate with that label, else eager, else the first one with right results. `tolerance` is absolute and relative;
     None is 1e-3, in training 1e-2. `max_error` also accepts results beyond it whose relative RMSE to the float64
-    reference is at most that, in each output and in all gradients together. Candidates with wrong results are timed
+    reference is at most that, in each output, gradient and changed tensor. Candidates with wrong results are timed
     too. `budget_s` limits only the timing. `cold` gives each candidate an empty Inductor cache: otherwise one that
     shares kernels with an earlier candidate, or an earlier run, seems to compile for free.
     `progress(label, stage, fraction)` is called with the stages "reference", "compile", "compiled", "timing".

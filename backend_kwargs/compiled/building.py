@@ -2,9 +2,10 @@
 
 import copy
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,14 +18,13 @@ from backend_kwargs.compiled.running import (
     entry,
     first_output_dtypes,
     import_compiler,
-    run_all,
     running,
     without_gradients,
 )
 from backend_kwargs.compiled.samples import Sample, cloned, described, one_signature, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wrong_value
-from backend_kwargs.measure import accuracy, check_error
-from backend_kwargs.measure.trees import map_tensors
+from backend_kwargs.measure import Roundings, accuracy, check_error
+from backend_kwargs.measure.trees import map_tensors, walk
 
 
 def build(
@@ -57,9 +57,12 @@ def build(
             began = time.perf_counter()
         made = running(built, twin, keep=True)
         try:
-            results = _results(made, samples, built, began)
+            call = without_gradients(made.call)
+            seen = _seen(
+                call, twin, map(cloned, samples), parameters=changed, called=partial(_time_first, built, began)
+            )
             if wanted is not None:
-                _judge(config, module, results, *wanted)
+                _judge(config, module, seen, wanted)
         except BaseException:
             made.free()
             raise
@@ -81,20 +84,37 @@ def rebound(made: Running, module: torch.nn.Module) -> Running:
     return made
 
 
-def _results(made: Running, samples: Sequence[Sample], built: Built, began: float) -> list[Any]:
-    results = []
-    call = without_gradients(made.call)
+class Wanted(NamedTuple):
+    """Eager's results, those in higher precision, and eager's errors at other roundings."""
+
+    eager: dict[str, Any]
+    reference: dict[str, Any] | None
+    roundings: Roundings
+
+
+def _time_first(built: Built, began: float) -> None:
+    if built.cold_s is None:
+        built.cold_s = time.perf_counter() - began
+
+
+def _seen(
+    call: Callable[..., Any],
+    module: torch.nn.Module,
+    samples: Iterable[Any],
+    *,
+    parameters: bool,
+    called: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """Call `call`, which runs `module`, with each sample; return the results, and the tensors that calls may change."""
+    outputs, inputs = [], []
     for sample in samples:
-        args, kwargs = cloned(sample)
-        # With CUDA graphs the next call overwrites these results.
-        results.append(_kept(call(*args, **kwargs)))
-        if built.cold_s is None:
-            built.cold_s = time.perf_counter() - began
-    return results
-
-
-def _kept(result: Any) -> Any:
-    return map_tensors(torch.Tensor.clone, result)
+        # The next call may overwrite these results: a buffer, or the memory of a CUDA graph.
+        args, kwargs = sample
+        outputs.append(map_tensors(torch.Tensor.clone, call(*args, **kwargs)))
+        called()
+        inputs.append([leaf for _, leaf in walk("", (args, kwargs)) if isinstance(leaf, torch.Tensor)])
+    state = dict(module.named_buffers()) | (dict(module.named_parameters()) if parameters else {})
+    return {"output": outputs, "input": inputs, "state": state}
 
 
 def _folder(cache_dir: str | Path | None) -> tuple[Path, Any]:
@@ -138,33 +158,39 @@ def _copied(module: torch.nn.Module, *, with_parameters: bool) -> torch.nn.Modul
 
 def _eager(
     config: CompileConfig, module: torch.nn.Module, samples: Sequence[Sample], device: torch.device
-) -> tuple[tuple[list[Any], Any] | None, Any, bool]:
-    """Return eager's results with those in higher precision, the outputs' dtypes, and whether parameters change.
+) -> tuple[Wanted | None, Any, bool]:
+    """Return what eager gives and changes, the outputs' dtypes, and whether parameters change.
 
-    Each runs on its own copy of the module, since each must be a first call.
+    Each run has its own copy of the module, since each must be a first call.
     """
     cast = config.autocast_enabled or config.output_dtype is not None
     if config.check_numbers == "off" and not cast and config.kind != "aoti":
         return None, (), False
     twin = _copied(module, with_parameters=True)
     versions, state = _versions(twin.named_parameters()), (_versions(twin.named_buffers()), structure_of(twin))
-    results = run_all(twin, [cloned(sample) for sample in samples])
-    changed = versions != _versions(twin.named_parameters())
+    seen = _seen(twin, twin, map(cloned, samples), parameters=False)
+    if changed := versions != _versions(twin.named_parameters()):
+        seen["state"] |= dict(twin.named_parameters())
     if config.kind == "aoti" and state != (_versions(twin.named_buffers()), structure_of(twin)):
         # torch 2.13's packages lose some changes of buffers, and all of Python's attributes.
         raise BackendKwargsError(
             "kind='aoti' must have a module that changes neither its buffers nor its attributes in a call: use "
             "kind='inductor'."
         )
-    dtypes = first_output_dtypes(config, results[0])
+    dtypes = first_output_dtypes(config, seen["output"][0])
     if config.check_numbers == "off":
         return None, dtypes, changed
-    if cast:
-        function = entry(config, device, dtypes, "eager")
+
+    def again() -> dict[str, Any]:
         twin = _copied(module, with_parameters=True)
-        results = [function(twin, *sample.args, **sample.kwargs) for sample in map(cloned, samples)]
+        function = partial(entry(config, device, dtypes, "eager"), twin) if cast else twin
+        return _seen(function, twin, map(cloned, samples), parameters=changed)
+
     del twin
-    return (results, accuracy.reference(module, list(map(tuple, samples)), _run_pairs)), dtypes, changed
+    if cast:
+        seen = again()
+    precise = accuracy.reference(module, list(map(tuple, samples)), partial(_in_precision, changed))
+    return Wanted(seen, precise, Roundings(again, seen)), dtypes, changed
 
 
 def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
@@ -172,17 +198,18 @@ def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
     return [(name, id(tensor), None if tensor.is_inference() else tensor._version) for name, tensor in tensors]
 
 
-def _run_pairs(module: Any, samples: Any) -> list[Any]:
-    with torch.no_grad():
-        return [module(*args, **kwargs) for args, kwargs in samples]
+def _in_precision(changed: bool, module: Any, samples: Any) -> dict[str, Any]:
+    return _seen(module, module, samples, parameters=changed)
 
 
-def _judge(config: CompileConfig, module: torch.nn.Module, results: list[Any], eager: list[Any], precise: Any) -> None:
-    verdict = accuracy.check(results, eager, precise, tol=config.tolerance, what="output")
+def _judge(config: CompileConfig, module: torch.nn.Module, seen: dict[str, Any], wanted: Wanted) -> None:
+    eager, precise, roundings = wanted
+    verdict = accuracy.check_all(seen, eager, precise, tol=config.tolerance, roundings=roundings)
     permitted = config.resolved.options
     max_error = permitted.get("max_error") if permitted.get("precision") else None
     if not verdict.passed and max_error is not None and precise is not None:
-        verdict = check_error(results, eager, precise, max_error)
+        judged = [check_error(seen[what], eager[what], precise[what], max_error, what=what) for what in seen]
+        verdict = accuracy.worst(judged)
     if verdict.passed:
         return
     hint = " It is in training mode: call module.eval()." if module.training else ""

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.frames import untraced
 from backend_kwargs.compiled.graphs import Graph, GraphBackend
-from backend_kwargs.compiled.samples import InputCheck, Sample, made, sizes_differ
+from backend_kwargs.compiled.samples import InputCheck, made, sizes_differ
 
 Dtypes = Sequence[torch.dtype | None]
 # Guards on global state, which dynamo checks at each call: gradient mode, autocast, threads, and the like.
@@ -205,8 +205,3 @@ def first_output_dtypes(config: CompileConfig, plain: Any) -> Dtypes:
     leaves = pytree.tree_leaves(plain)
     floating = [leaf.dtype if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None for leaf in leaves]
     return tuple(dtype and (config.output_dtype or dtype) for dtype in floating)
-
-
-def run_all(call: Callable[..., Any], samples: Sequence[Sample]) -> list[Any]:
-    """Return the results of `call` for each sample, in order."""
-    return [call(*sample.args, **sample.kwargs) for sample in samples]

@@ -34,11 +34,12 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True)
 class Truth:
-    """Inputs of one check, with eager's results and the reference's."""
+    """Inputs of one check, with the results of eager and of the reference, and eager's errors at other roundings."""
 
     inputs: Inputs
     eager: dict[str, Any]
     reference: dict[str, Any] | None
+    roundings: measure.Roundings
 
 
 @dataclass
@@ -86,14 +87,17 @@ class Study:
         """Compute eager's and the reference's results; return whether two runs of eager agree."""
         self.prepare()
         self.truths = [self._truth(measure.fresh_inputs(self.inputs, seed)) for seed in FRESH]
-        return measure.worst([self.verify(self.subject(), at) for at in range(len(FRESH))])
+        training = self.mode != "fwd"
+        again = [(self.observe(self.subject(), copy.deepcopy(truth.inputs)), truth.eager) for truth in self.truths]
+        return measure.worst([measure.same_twice(*pair, training=training, tol=self.tolerance) for pair in again])
 
     def _truth(self, inputs: Inputs) -> Truth:
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
         # The upcast copy of the model needs its own optimizer, and the state from before this call.
         precise = measure.reference(self.subject().model, inputs, run=lambda fn, wide: self.observe(self._of(fn), wide))
-        return Truth(inputs, eager, precise)
+        otherwise = measure.Roundings(lambda: self.observe(self.subject(), copy.deepcopy(inputs)), eager)
+        return Truth(inputs, eager, precise, otherwise)
 
     def subject(self) -> Subject:
         """Return the model to run or compile; in "train" a copy, since steps change its parameters."""
@@ -190,24 +194,30 @@ class Study:
     def verify(self, subject: Subject, at: int) -> Accuracy:
         """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's results."""
         truth = self.truths[at]
-        seen = self.observe(subject, copy.deepcopy(truth.inputs))
-        judge = partial(measure.check, dtype=self.dtype, training=self.mode != "fwd", tol=self.tolerance)
-        precise = truth.reference or {}
-        accuracy = measure.worst([judge(seen[what], truth.eager[what], precise.get(what), what=what) for what in seen])
+        inputs = copy.deepcopy(truth.inputs)
+        seen = self.observe(subject, inputs)
+        pairs = enumerate(zip(tensors_of(inputs), tensors_of(truth.inputs), strict=True))
+        written = [f"input {i}" for i, pair in pairs if not measure.same_bits(*pair)]
+        if odd := next((name for name in written if name not in self.changed), ""):
+            return Accuracy("fail_accuracy", f"{odd}: it is written, and eager only reads it")
+        accuracy = measure.check_all(
+            seen,
+            truth.eager,
+            truth.reference,
+            dtype=self.dtype,
+            training=self.mode != "fwd",
+            tol=self.tolerance,
+            roundings=truth.roundings,
+        )
         if accuracy.passed or self.max_error is None or truth.reference is None:
             return accuracy
         return self._within_bound(seen, truth, self.max_error)
 
     def _within_bound(self, seen: dict[str, Any], truth: Truth, max_error: float) -> Accuracy:
-        judged = []
-        for what, leaves in seen.items():
-            precise = (truth.reference or {})[what]
-            if what == "gradients":
-                names = list(leaves)
-                pair = ([leaves[name] for name in names], [precise.get(name) for name in names])
-                judged.append(measure.check_gradients(*pair, max_error))
-            else:
-                judged.append(measure.check_error(leaves, truth.eager[what], precise, max_error, what=what))
+        precise = truth.reference or {}
+        judged = [
+            measure.check_error(seen[what], truth.eager[what], precise[what], max_error, what=what) for what in seen
+        ]
         failed = [accuracy for accuracy in judged if not accuracy.passed]
         return failed[0] if failed else max(judged, key=lambda accuracy: accuracy.error or 0.0)
 

@@ -1,12 +1,13 @@
 """Timing, comparison of results and memory, for this package and for the benchmark suite."""
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.measure.accuracy import Accuracy, Status, check, reference, worst
-from backend_kwargs.measure.bound import check_error, check_gradients
+from backend_kwargs.measure.accuracy import Accuracy, Errors, Status, check, check_all, reference, same_twice, worst
+from backend_kwargs.measure.bound import check_error
 from backend_kwargs.measure.environment import environment
 from backend_kwargs.measure.failures import status_of
 from backend_kwargs.measure.inputs import cotangents, fresh_inputs, upcast
 from backend_kwargs.measure.memory import peak_memory
+from backend_kwargs.measure.roundings import Roundings
 from backend_kwargs.measure.served import Changes, CopyError, Served, State, same_bits
 from backend_kwargs.measure.statistics import median_interval, noise_floor, percentile, ratio_interval, within_noise
 from backend_kwargs.measure.timing import LEAST_SHARE, Calls, device_seconds, interleave, order, restoring, synchronize
@@ -17,13 +18,15 @@ __all__ = [
     "Calls",
     "Changes",
     "CopyError",
+    "Errors",
     "Interval",
+    "Roundings",
     "Served",
     "State",
     "Status",
     "check",
+    "check_all",
     "check_error",
-    "check_gradients",
     "cotangents",
     "device_seconds",
     "environment",
@@ -38,6 +41,7 @@ __all__ = [
     "reference",
     "restoring",
     "same_bits",
+    "same_twice",
     "status_of",
     "synchronize",
     "upcast",

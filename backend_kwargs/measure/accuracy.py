@@ -4,9 +4,10 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -28,10 +29,26 @@ Status = Literal[
 
 REFERENCE_DTYPES = (torch.float64, torch.float32)
 WELL_CONDITIONED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+TIGHT, LOOSE = 1e-3, 1e-2  # the default tolerance, and the one in training
 LOWEST_COSINE = 0.99
 LARGEST_GROWTH = 0.05
-PRECISE = 0.1  # the largest eager error, relative to a leaf's size, at which the leaf can be compared
+LARGEST_CHANGE = 0.25
+PRECISE = 0.1  # with a larger eager error, relative to its size, a leaf is zero but for rounding
+ROUNDING = 16  # units in the last place, as a share of the largest leaf, that such a leaf may be off
 MANY = 32  # elements; with fewer, eager's error to the reference may be small by chance
+ELEMENT = 10  # the largest error of one element, in eager's largest errors
+
+
+class Errors(NamedTuple):
+    """The errors of one leaf: their root mean square, and the largest of one element."""
+
+    rms: float
+    largest: float
+
+    @classmethod
+    def of(cls, error: torch.Tensor) -> "Errors":
+        """Return the errors of a row of numbers."""
+        return cls(root_mean_square(error), float(error.abs().max()) if error.numel() else 0.0)
 
 
 @dataclass(frozen=True)
@@ -93,17 +110,31 @@ def check(
     training: bool = False,
     what: str = "output",
     tol: float | None = None,
+    roundings: Iterable[Mapping[str, Errors]] = (),
 ) -> Accuracy:
     """Compare two pytrees of outputs leaf by leaf and return the worst comparison.
 
-    Structure, types, shapes, devices and non-floating values must be equal. A floating leaf passes if it is close to
-    eager's, or if `RMSE(reference, result) <= m * RMSE(reference, eager) + tol / 10`, with m = 2 (3 for half precision
-    and below) and `tol` by default 1e-3 (1e-2 in training); without a reference, if its cosine to eager's is at least
-    0.99 and the RMS within 5 %. `dtype` is the dtype the model computes in, by default each leaf's own. NaN and inf
-    may occur only where eager has them. The absolute part of `tol` shrinks with the largest output if all are below 1,
-    and with each leaf of many elements that eager computes well; otherwise zeros would pass for small numbers. `what`
-    names the pytree in a reason. Source: `torch._dynamo.utils.same`, the rule of PyTorch's benchmarks, which
-    in contrast tolerates errors in small leaves.
+    Structure, types, shapes, devices and non-floating values must be equal, and NaN and inf may occur only where eager
+    has them. Each floating leaf is compared at its own size, the RMS of its n elements, whatever the others hold. With
+    `floor = tol * min(1, size)` and `tol` by default 1e-3 (1e-2 in training), it passes
+
+    - if each element is within `tol * |eager| + floor` of eager's,
+    - or if `RMSE(reference, result) <= m * RMSE(reference, eager) + floor / 10`, with m = 2 (3 for half precision and
+      below), and each element is within `2 * (tol * |reference| + floor)` of the reference's, plus 10 times eager's
+      largest error.
+
+    Below 32 elements, m is larger by 8 / n. There, and in half precision and below, the share of the size in `floor`
+    is the eps of bfloat16 or of the dtype if that is more than `tol`; `floor` is never above that of the largest leaf.
+
+    A few elements of eager's may be right by chance. So `roundings` gives eager's errors in runs that round otherwise
+    (`Roundings`). They are read while a leaf fails, and the largest count as eager's. A leaf that is zero but for
+    rounding (eager's error exceeds a tenth of its size) may also be off by 16 units in the last place of float32, of
+    the largest leaf. Without a reference, the cosine to eager's must be at least 0.99, the RMS within 5 %, and each
+    element within a quarter of `|eager| + size`. `dtype` is the dtype that the model computes in, by default each
+    leaf's own; `what` names the pytree in a reason.
+
+    Source of the second rule: `torch._dynamo.utils.same`, the rule of PyTorch's benchmarks, which in contrast tolerates
+    errors in small leaves and in single elements.
     """
     results, expected, precise = (dict(walk(what, tree)) for tree in (result, eager, reference))
     if results.keys() != expected.keys():
@@ -111,13 +142,38 @@ def check(
         return _failed(f"the structure of the result differs from eager's at {odd}")
     if precise.keys() != expected.keys():
         precise = {}
-    tol = tol or (1e-2 if training else 1e-3)
-    floor = tol * min(1.0, max((_rms(leaf) for leaf in expected.values()), default=math.inf))
-    each = [
-        _check_leaf(path, leaf, expected[path], precise.get(path), dtype, (tol, floor))
-        for path, leaf in results.items()
-    ]
-    return worst(each)
+    limits = _Limits(tol or (LOOSE if training else TIGHT), dtype, list(expected.values()))
+    judged = []
+    for path, leaf in results.items():
+        otherwise = (errors.get(path) for errors in roundings)
+        judged.append(_check_leaf(path, leaf, expected[path], precise.get(path), limits, otherwise))
+    return worst(judged)
+
+
+def check_all(
+    seen: Mapping[str, Any], eager: Mapping[str, Any], reference: Mapping[str, Any] | None = None, **how: Any
+) -> Accuracy:
+    """Check all that a call returns and changes, by name: outputs, gradients, state."""
+    precise = reference or {}
+    return worst([check(seen[what], eager[what], precise.get(what), what=what, **how) for what in seen])
+
+
+def same_twice(
+    seen: Mapping[str, Any], eager: Mapping[str, Any], *, training: bool = False, tol: float | None = None
+) -> Accuracy:
+    """Compare two runs of eager, whose rounding errors may differ, as those of atomic additions do.
+
+    Eager's own error says nothing here, since it would be as large as any difference. So errors of up to the tolerance
+    of the largest leaf are rounding errors.
+    """
+    tol = tol or (LOOSE if training else TIGHT)
+    judged = []
+    for what in seen:
+        largest = min(1.0, _largest([leaf for _, leaf in walk(what, eager[what])]))
+        allowed = Errors(tol * largest / 2, tol * largest / 2)
+        rounding = {path: allowed for path, _ in walk(what, eager[what])}
+        judged.append(check(seen[what], eager[what], training=training, what=what, tol=tol, roundings=[rounding]))
+    return worst(judged)
 
 
 def worst(accuracies: list[Accuracy]) -> Accuracy:
@@ -142,20 +198,13 @@ def wide(value: torch.Tensor) -> torch.Tensor:
     return real.flatten().to(torch.float64)
 
 
-def _rms(value: Any) -> float:
-    if not is_number(value) or not value.numel():
-        return 0.0
-    values = wide(value)
-    return root_mean_square(values[values.isfinite()])
-
-
 def root_mean_square(error: torch.Tensor) -> float:
     """Return the root mean square, 0 of nothing."""
-    return float(error.square().mean().sqrt()) if error.numel() else 0.0
+    return math.sqrt(float(error.dot(error)) / error.numel()) if error.numel() else 0.0
 
 
 def _check_leaf(
-    path: str, result: Any, eager: Any, reference: Any, dtype: torch.dtype | None, tolerance: tuple[float, float]
+    path: str, result: Any, eager: Any, reference: Any, limits: "_Limits", roundings: Iterable[Errors | None]
 ) -> Accuracy:
     if isinstance(result, float) and isinstance(eager, float):
         result, eager = (torch.tensor(value, dtype=torch.float64) for value in (result, eager))
@@ -165,7 +214,7 @@ def _check_leaf(
     if not is_number(eager):
         equal = torch.equal(result, eager) if isinstance(eager, torch.Tensor) else bool(result == eager)
         return Accuracy() if equal else _failed(f"{path}: the values differ from eager's")
-    return _check_numbers(path, result, eager, reference, dtype or eager.dtype, tolerance)
+    return _check_numbers(path, result, eager, reference, limits, roundings)
 
 
 def mismatch(result: Any, eager: Any) -> str:
@@ -186,68 +235,141 @@ def _check_numbers(
     result: torch.Tensor,
     eager: torch.Tensor,
     reference: Any,
-    dtype: torch.dtype,
-    tolerance: tuple[float, float],
+    limits: "_Limits",
+    roundings: Iterable[Errors | None],
 ) -> Accuracy:
     got, want = wide(result), wide(eager)
+    precise = wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
     finite = want.isfinite()
     if not torch.equal(got[~finite].nan_to_num(nan=0.5), want[~finite].nan_to_num(nan=0.5)) or not bool(
-        got[finite].isfinite().all()
+        (got.isfinite() | ~finite).all()
     ):
         return _failed(f"{path}: NaN or infinity where eager has none, or vice versa")
-    precise = wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
     if precise is not None:
         finite &= precise.isfinite()
-        precise = precise[finite]
-    return _judge(path, got[finite], want[finite], precise, (dtype, eager.dtype), tolerance)
+    if not bool(finite.all()):
+        got, want, precise = got[finite], want[finite], None if precise is None else precise[finite]
+    return _Leaf(path, got, want, precise, eager.dtype, limits).judged(errors for errors in roundings if errors)
 
 
-def _judge(
-    path: str,
-    got: torch.Tensor,
-    want: torch.Tensor,
-    precise: torch.Tensor | None,
-    dtypes: tuple[torch.dtype, torch.dtype],
-    tolerance: tuple[float, float],
-) -> Accuracy:
-    tol, floor = tolerance
-    largest, cosine = float((got - want).abs().max()) if got.numel() else 0.0, _cosine(got, want)
-    if precise is None:
-        figures = Accuracy(rmse=root_mean_square(got - want), max_error=largest, cosine=cosine)
-        return _judge_by_eager(path, got, want, figures, tolerance)
-    error, own, size = root_mean_square(got - precise), root_mean_square(want - precise), root_mean_square(precise)
-    share = error / size if size else None
-    figures = Accuracy(rmse=error, reference_rmse=own, max_error=largest, cosine=cosine, error=share)
-    floor = min(floor, _own_floor(want, own, max(tol, *(torch.finfo(d).eps for d in dtypes))))
-    multiplier = 2.0 if dtypes[0] in WELL_CONDITIONED else 3.0
-    allowed = multiplier * own + floor / 10
-    if torch.allclose(got, want, rtol=tol, atol=floor) or error <= allowed:
-        return figures
-    far = f"{path}: RMSE to the reference {error:.3g}, at most {allowed:.3g} allowed"
-    return _failed(far, dataclasses.replace(figures, bound=allowed / size) if size else figures)
+@dataclass(frozen=True)
+class _Limits:
+    """The tolerance, the dtype that the model computes in, and all leaves of eager's."""
+
+    tol: float
+    dtype: torch.dtype | None
+    leaves: Sequence[Any]
+
+    @cached_property
+    def largest(self) -> float:
+        return _largest(self.leaves)
+
+    @property
+    def rounding(self) -> float:
+        """How far a leaf may be off that is zero but for rounding."""
+        return ROUNDING * torch.finfo(torch.float32).eps * self.largest
 
 
-def _judge_by_eager(
-    path: str, got: torch.Tensor, want: torch.Tensor, figures: Accuracy, tolerance: tuple[float, float]
-) -> Accuracy:
-    tol, floor = tolerance
-    if torch.allclose(got, want, rtol=tol, atol=floor):
-        return figures
-    if (cosine := _cosine(got, want)) < LOWEST_COSINE:
-        return _failed(f"{path}: cosine to eager {cosine:.4g}, at least {LOWEST_COSINE} wanted", figures)
-    # A cosine alone would pass an output of twice its size.
-    found, wanted = root_mean_square(got), root_mean_square(want)
-    apart = abs(found - wanted) > LARGEST_GROWTH * wanted + floor
-    return _failed(f"{path}: RMS {found:.3g}, eager's is {wanted:.3g}", figures) if apart else figures
+def _largest(leaves: Iterable[Any]) -> float:
+    sizes = (wide(leaf) for leaf in leaves if is_number(leaf))
+    return max((root_mean_square(values[values.isfinite()]) for values in sizes), default=0.0)
 
 
-def _own_floor(want: torch.Tensor, reference_rmse: float, tol: float) -> float:
-    """Return the floor by a leaf's own size; none if it has few numbers or consists of rounding errors."""
-    size = root_mean_square(want)
-    meaningful = size > 0 and reference_rmse <= PRECISE * size and want.numel() >= MANY
-    return tol * size if meaningful else math.inf
+@dataclass(frozen=True)
+class _Leaf:
+    """The finite values of one leaf: the result's, eager's and the reference's, if there is one."""
+
+    path: str
+    got: torch.Tensor
+    want: torch.Tensor
+    precise: torch.Tensor | None
+    made_in: torch.dtype
+    limits: _Limits
+
+    def judged(self, roundings: Iterable[Errors]) -> Accuracy:
+        """Return the verdict; errors under other `roundings` are drawn while it fails."""
+        apart = (self.got - self.want).abs_()
+        largest = float(apart.max()) if apart.numel() else 0.0
+        figures = Accuracy(rmse=root_mean_square(apart), max_error=largest, cosine=_cosine(self.got, self.want))
+        own = Errors(0.0, 0.0)
+        if self.precise is not None:
+            error, own = root_mean_square(self.got - self.precise), Errors.of(self.want - self.precise)
+            share = error / self.size if self.size else None
+            figures = dataclasses.replace(figures, rmse=error, reference_rmse=own.rms, error=share)
+        floor = self.floor + (self.limits.rounding if self.precise is None else 0.0)
+        if not apart.numel() or float(apart.sub_(self.want.abs(), alpha=self.limits.tol).max()) <= floor:
+            return figures
+        failed = self._far_from_eager(figures, floor) if self.precise is None else self._far(own, figures)
+        for errors in roundings:
+            if failed is None:
+                break
+            own = Errors(*map(max, own, errors))
+            failed = self._far(own, figures)
+        return failed or figures
+
+    @cached_property
+    def truth(self) -> torch.Tensor:
+        return self.want if self.precise is None else self.precise
+
+    @cached_property
+    def size(self) -> float:
+        return root_mean_square(self.truth)
+
+    @property
+    def few(self) -> bool:
+        return self.truth.numel() < MANY
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.limits.dtype or self.made_in
+
+    @property
+    def floor(self) -> float:
+        """The tolerance of what is not a share of an element: of the leaf's size, at most 1."""
+        tol = self.limits.tol
+        # A few numbers of float32 that are computed from bfloat16 may be exact by chance.
+        dtypes = [self.dtype, self.made_in, *([torch.bfloat16] if self.few else [])]
+        if (eps := max(torch.finfo(dtype).eps for dtype in dtypes)) > tol:
+            return min(eps * self.size, tol * min(1.0, self.limits.largest))
+        return tol * min(1.0, self.size)
+
+    def _far(self, own: Errors, figures: Accuracy) -> Accuracy | None:
+        """Return the failure if the errors exceed what eager's `own` allow."""
+        assert figures.rmse is not None
+        floor = self.floor
+        rounding = self.limits.rounding if own.rms >= PRECISE * self.size else 0.0
+        times = (2 if self.dtype in WELL_CONDITIONED else 3) + (8 / self.truth.numel() if self.few else 0)
+        allowed = times * own.rms + floor / 10 + rounding
+        to = "eager" if self.precise is None else "the reference"
+        if figures.rmse > allowed:
+            reason = f"{self.path}: RMSE to {to} {figures.rmse:.3g}, at most {allowed:.3g} allowed"
+            return _failed(reason, dataclasses.replace(figures, bound=allowed / self.size) if self.size else figures)
+        off = (self.got - self.truth).abs_()
+        at = int((off - 2 * self.limits.tol * self.truth.abs()).argmax())
+        allowed = ELEMENT * own.largest + 2 * (self.limits.tol * abs(float(self.truth[at])) + floor) + rounding
+        if float(off[at]) > allowed:
+            return _failed(f"{self.path}: one element is off by {off[at]:.3g}, at most {allowed:.3g} allowed", figures)
+        return None
+
+    def _far_from_eager(self, figures: Accuracy, floor: float) -> Accuracy | None:
+        assert figures.cosine is not None
+        if figures.cosine < LOWEST_COSINE:
+            return _failed(
+                f"{self.path}: cosine to eager {figures.cosine:.4g}, at least {LOWEST_COSINE} wanted", figures
+            )
+        # A cosine alone would pass an output of twice its size.
+        found = root_mean_square(self.got)
+        if abs(found - self.size) > LARGEST_GROWTH * self.size + floor:
+            return _failed(f"{self.path}: RMS {found:.3g}, eager's is {self.size:.3g}", figures)
+        off = (self.got - self.want).abs_()
+        allowed = LARGEST_CHANGE * (self.want.abs() + self.size) + floor
+        at = int((off - allowed).argmax())
+        if float(off[at]) > float(allowed[at]):
+            reason = f"{self.path}: one element is off by {off[at]:.3g}, at most {allowed[at]:.3g} allowed"
+            return _failed(reason, figures)
+        return None
 
 
 def _cosine(got: torch.Tensor, want: torch.Tensor) -> float:
-    size = math.sqrt(float(got.square().sum()) * float(want.square().sum()))
+    size = math.sqrt(float(got.dot(got)) * float(want.dot(want)))
     return float(got.dot(want)) / size if size else float(torch.equal(got, want))

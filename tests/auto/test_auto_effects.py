@@ -6,6 +6,7 @@ import pytest
 import torch
 from graphs import backend_of, chain, logged, rows_of
 from torch._library.effects import EffectType
+from torch.nn import functional
 
 from backend_kwargs import measure
 from backend_kwargs.compilers.auto.eligibility import has_side_effects
@@ -119,6 +120,27 @@ def test_what_differs_between_two_runs_of_eager_takes_default(auto, log, store):
     line = logged(log)
     assert line.startswith("auto: default for a graph not raced: two runs in eager differ: output")
     assert not store.exists()
+
+
+# Inductor in torch 2.13 rounds the positions otherwise than eager: its numbers are wrong.
+@pytest.mark.filterwarnings("ignore:A graph runs in eager, because no candidate compiled and passed")
+def test_what_differs_under_a_mode_is_raced(auto, log):
+    """Eager's results are those of a plain call: under a mode that counts operators, torch may take another path."""
+
+    def fn(x):
+        return functional.interpolate(x, scale_factor=1.3, mode="nearest") + 0
+
+    x = torch.randn(1, 1, 2, 7)
+    with torch.no_grad():
+        assert torch.equal(auto(fn)(x), fn(x))
+    assert "not raced" not in logged(log)
+
+
+def test_rounding_errors_alone_pass(auto, store):
+    """A sum that is zero has no correct digit, neither in eager nor in default."""
+    with torch.no_grad():
+        auto(lambda x: functional.layer_norm(x, (64,)).sum())(torch.randn(32, 64))
+    assert rows_of(store)["default"].status == "pass"
 
 
 def test_pythons_and_numpys_generators_are_as_before(auto, store):

@@ -47,6 +47,18 @@ class Remembering(torch.nn.Module):
         return self.linear(x) + self.total
 
 
+class Summing(torch.nn.Module):
+    """A module that adds to its buffer in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(8))
+
+    def forward(self, x):
+        self.total.add_(x.sum(0))
+        return x * 2
+
+
 class Broken(torch.nn.Module):
     """A submodule whose call breaks the graph, in code that all modules of the class share."""
 
@@ -201,6 +213,38 @@ def test_wrong_numbers_raise_and_change_nothing(module, x):
     with pytest.raises(bk.BackendKwargsError, match=WRONG.pattern + r"To build it anyway, set check_numbers='warn'\.$"):
         made.build(module, [x])
     assert made.state.value == "init"
+
+
+def forgetful(gm, example_inputs):
+    """Run on copies, so that what a call writes is lost."""
+    return lambda *args: gm(*(arg.clone() for arg in args))
+
+
+def writing(gm, example_inputs):
+    """Write to what eager only reads."""
+
+    def run(*args):
+        results = gm(*args)
+        args[-1].data.add_(1)
+        return results
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("backend", "module", "place"),
+    [
+        pytest.param(forgetful, Summing(), r"state\['total'\]", id="buffer"),
+        pytest.param(forgetful, torch.nn.ReLU(inplace=True), r"input\[0\]\[0\]", id="input"),
+        pytest.param(writing, torch.nn.GELU(), r"input\[0\]\[0\]", id="input that eager reads"),
+    ],
+)
+def test_what_a_call_changes_is_compared(backend, module, place, x):
+    """The results are right, and the module or its caller would go on with other values."""
+    with pytest.raises(bk.BackendKwargsError, match=f"The compiled module gives other results: {place}: "):
+        built(module, [x], backend=backend)
+    with pytest.warns(bk.BackendKwargsWarning, match=place):
+        assert built(module, [x], backend=backend, check_numbers="warn").is_active
 
 
 def test_wrong_numbers_may_be_a_warning(module, x):

@@ -1,8 +1,9 @@
 """The checks of a candidate's results: against eager's, a reference in higher precision, or the user's bound."""
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from backend_kwargs import measure
 from backend_kwargs.compilers.auto.budget import Budget
 from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.graph_stats import GraphStats
-from backend_kwargs.compilers.auto.workload import Task
+from backend_kwargs.compilers.auto.workload import Task, generator_states
 from backend_kwargs.compilers.precision.error import against, in_float64
 from backend_kwargs.errors import error_text
 from backend_kwargs.measure import Accuracy
@@ -19,6 +20,8 @@ from backend_kwargs.measure import Accuracy
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as much memory
 REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
 SLOWER_IN_PRECISION = 10
+ROUNDINGS = 0.1  # the share of the budget for runs of eager that round otherwise
+RUN = 40  # calls of eager that one such run takes
 
 
 @dataclass
@@ -32,6 +35,8 @@ class Checks:
     tolerance: float | None
     expected: dict[str, Any] | None
     reference: Any = None
+    roundings: Iterable[Mapping[str, measure.Errors]] = ()
+    spent_s: float = 0.0  # on roundings
 
     def compute_reference(self) -> None:
         """Run the graph in higher precision, if time and memory allow it."""
@@ -57,14 +62,32 @@ class Checks:
         """Check what a candidate has returned and changed."""
         if self.expected is None:
             return Accuracy("fail_accuracy", "default failed the accuracy check, so there is no result to compare with")
-        precise, training = self.reference or {}, self.task.training
-        judged = [
-            measure.check(
-                seen[what], self.expected[what], precise.get(what), training=training, what=what, tol=self.tolerance
-            )
-            for what in seen
-        ]
-        return measure.worst(judged)
+        return measure.check_all(
+            seen,
+            self.expected,
+            self.reference,
+            training=self.task.training,
+            tol=self.tolerance,
+            roundings=self.roundings,
+        )
+
+    def of_eager(self, seen: Mapping[str, Any]) -> Accuracy:
+        """Check a second run of eager against the first, before there is a reference, and prepare further ones."""
+        assert self.expected is not None
+        drawn = generator_states()
+        self.roundings = measure.Roundings(partial(self._rounded_otherwise, drawn), self.expected, self._affordable)
+        return measure.same_twice(seen, self.expected, training=self.task.training, tol=self.tolerance)
+
+    def _rounded_otherwise(self, drawn: Sequence[torch.Tensor]) -> dict[str, Any]:
+        began = time.perf_counter()
+        seen = self.task.observe(self.task.copy())
+        self.spent_s += time.perf_counter() - began
+        if not all(map(torch.equal, drawn, generator_states())):
+            raise RuntimeError("it draws other random numbers than eager does")
+        return seen
+
+    def _affordable(self) -> bool:
+        return self.budget.allows(RUN) and self.spent_s < ROUNDINGS * self.budget.seconds
 
     def of_draws(self, seen: dict[str, Any], as_eager_draws: Callable[..., Any]) -> Accuracy:
         """Check default on a random graph, by a compile that draws as eager does; then expect what default has `seen`.

@@ -1,4 +1,4 @@
-"""Statistics of a graph, counted during one run in eager; they decide which candidates can gain."""
+"""Statistics of a graph, counted during a run in eager of its own; they decide which candidates can gain."""
 
 import contextlib
 from collections import Counter

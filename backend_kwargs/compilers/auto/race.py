@@ -70,21 +70,22 @@ def _begun(request: Request, tell: Progress, begin: Callable[[], None], dynamo_s
     task = Task.of(copy_of_graph(request.gm), request.example_inputs, begin)
     tensors = [value for value in task.inputs.values if isinstance(value, torch.Tensor)]
     device = next((t.device for t in tensors if t.is_cuda), tensors[0].device if tensors else torch.device("cpu"))
-    began = time.perf_counter()
     frozen = len(freezable_parameters(task.gm, request.example_inputs)) if request.frozen else 0
-    eager, stats = _seen(task, device, frozen)
+    # A plain call: under a mode that counts its operators, torch may choose other ones.
+    began = time.perf_counter()
+    eager = task.observe(task.copy())
     ended = time.perf_counter()
-    if stats.random and recomputes(request.gm):
-        raise UnfitError("activation checkpointing with random operators is not reproducible in eager")
     spent, budget_s = ended - started, request.settings.budget_s
     if spent >= budget_s:
         raise UnfitError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
+    stats = _stats(task, device, frozen, drawn=has_drawn())
+    if stats.random and recomputes(request.gm):
+        raise UnfitError("activation checkpointing with random operators is not reproducible in eager")
     return _Race.of(request, tell, dynamo_s, task, device, stats, Budget(budget_s, started, ended - began), eager)
 
 
-def _seen(task: Task, device: torch.device, frozen: int) -> tuple[dict[str, Any], GraphStats]:
-    """Return the eager result and the graph's stats."""
-    result, stats = observed_stats(
+def _stats(task: Task, device: torch.device, frozen: int, *, drawn: bool) -> GraphStats:
+    _, stats = observed_stats(
         partial(task.observe, task.copy()),
         _bytes,
         task.inputs.storages,
@@ -96,7 +97,7 @@ def _seen(task: Task, device: torch.device, frozen: int) -> tuple[dict[str, Any]
         frozen=frozen,
     )
     # Operators inside a higher-order operator are not counted; only the generators' states show that one was random.
-    return result, replace(stats, random=stats.random or has_drawn())
+    return replace(stats, random=stats.random or drawn)
 
 
 @dataclass
@@ -268,6 +269,8 @@ class _Race:
     def _accuracy(self, candidate: RaceCandidate, fn: Callable[..., Any], row: RaceRow) -> measure.Accuracy:
         """Check the results of `fn` and the inputs it changes; note the error of a lower precision in its row."""
         seen = self.task.observe(fn)
+        if candidate.name == EAGER:
+            return self.checks.of_eager(seen)
         if "precision" in row.options:
             return self.checks.of_error(seen, row)
         if candidate.name == DEFAULT and self.stats.random and not self.request.tools.fixed.get("fallback_random"):

@@ -44,11 +44,16 @@ def _seed() -> None:
         generator.manual_seed(SEED)
 
 
+def generator_states() -> list[torch.Tensor]:
+    """Return the states of torch's generators."""
+    return [generator.get_state() for generator in _generators()]
+
+
 def has_drawn() -> bool:
     """Return whether the last observed call drew random numbers, and seed again."""
-    now = [generator.get_state() for generator in _generators()]
+    now = generator_states()
     _seed()
-    return any(not torch.equal(state, each.get_state()) for state, each in zip(now, _generators(), strict=True))
+    return not all(map(torch.equal, now, generator_states()))
 
 
 class ChangedInputError(RuntimeError):

@@ -110,13 +110,8 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 
 def against(seen: dict[str, Any], eager: dict[str, Any], precise: dict[str, Any], max_error: float) -> Accuracy:
-    """Check outputs and written inputs one by one, and all gradients as one vector."""
-    judged = [
-        measure.check_gradients(seen[what], precise[what], max_error)
-        if what == "gradient"
-        else measure.check_error(seen[what], eager[what], precise[what], max_error, what=what)
-        for what in seen
-    ]
+    """Check outputs, written inputs and gradients, each by itself."""
+    judged = [measure.check_error(seen[what], eager[what], precise[what], max_error, what=what) for what in seen]
     numbers = [leaf for what in precise for _, leaf in walk(what, precise[what]) if is_number(leaf) and leaf.numel()]
     if numbers and not any(bool(leaf.any()) for leaf in numbers):  # as of a last layer that starts with zeros
         return Accuracy("fail_accuracy", f"{UNMEASURED}: all results are 0")

@@ -36,7 +36,7 @@ from backend_kwargs.compilers.tvm.settings import Settings
 from backend_kwargs.compilers.tvm.summary import Partition, TVMSummary
 from backend_kwargs.compilers.tvm.supported import ATEN_OPS
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
-from backend_kwargs.measure import accuracy
+from backend_kwargs.measure import Roundings, accuracy
 
 
 class _InEagerError(Exception):
@@ -157,9 +157,12 @@ def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
     def call(args: list[Any]) -> Any:
         if chosen:
             return chosen[0](args)
-        wanted, precise = _in_eager(eager, args)
+        given, what = list(args), f"{graph} output"  # a boxed call empties its list
+        wanted, precise = _in_eager(eager, given), _in_precision(eager, given)
         result = run(args)
-        verdict = accuracy.check(result, wanted, precise, training=graph != "inference", what=f"{graph} output")
+        otherwise = Roundings(lambda: {what: _in_eager(eager, given)}, {what: wanted})
+        training = graph != "inference"
+        verdict = accuracy.check(result, wanted, precise, training=training, what=what, roundings=otherwise)
         if verdict.passed:
             chosen.append(run)
             return result
@@ -171,11 +174,13 @@ def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:
     return call
 
 
-def _in_eager(eager: GraphModule, args: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the graph's results in eager and in higher precision, without changes to random states."""
+def _in_eager(eager: GraphModule, args: Sequence[Any]) -> Any:
+    """Return the graph's results in eager, without changes to random states and inputs."""
     devices = {arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda}
-    copies = tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
     with torch.random.fork_rng(devices):
-        wanted = accuracy.call(eager, copies)
+        return accuracy.call(eager, tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args))
+
+
+def _in_precision(eager: GraphModule, args: Sequence[Any]) -> Any:
     # Another dtype draws other random numbers.
-    return wanted, None if random_nodes(eager) else accuracy.reference(eager, copies)
+    return None if random_nodes(eager) else accuracy.reference(eager, tuple(args))

@@ -1,0 +1,149 @@
+"""Eager's results at other roundings: how far they move shows which errors of a result are rounding errors."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from backend_kwargs.measure.accuracy import Errors, is_number, mismatch, same_twice, wide
+from backend_kwargs.measure.inputs import in_precision
+from backend_kwargs.measure.trees import walk
+
+SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance
+MOST = 16  # runs; an honest result seldom needs more than one
+
+
+class Roundings:
+    """The errors of eager's leaves in runs that round otherwise, each run when it is first asked for.
+
+    `run` is called with nothing and returns results by name, as `eager` holds them; it is not called again once it
+    fails, or once `affordable` returns False.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], Mapping[str, Any]],
+        eager: Mapping[str, Any],
+        affordable: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._seen: list[dict[str, Errors]] = []
+        self._drawn = _drawn(run, eager, affordable)
+
+    def __iter__(self) -> Iterator[dict[str, Errors]]:
+        for at in range(MOST):
+            if at == len(self._seen):
+                if (following := next(self._drawn, None)) is None:
+                    return
+                self._seen.append(following)
+            yield self._seen[at]
+
+
+def _drawn(
+    run: Callable[[], Mapping[str, Any]], eager: Mapping[str, Any], affordable: Callable[[], bool]
+) -> Iterator[dict[str, Errors]]:
+    for seed in (None, *range(MOST)):
+        if not affordable():
+            return
+        try:
+            with contextlib.ExitStack() as stack, stack:  # entered twice: a Ctrl-C may stop the inner exit
+                stack.enter_context(OtherRounding(seed))
+                seen = run()
+        except Exception:  # noqa: BLE001 - an operator that no mode can run, or no memory left
+            return
+        if seed is not None:
+            yield errors(seen, eager)
+        elif not same_twice(seen, eager).passed:  # torch chooses other operators under a mode
+            return
+
+
+def errors(seen: Mapping[str, Any], eager: Mapping[str, Any]) -> dict[str, Errors]:
+    """Return how far the numbers of each leaf are from eager's, by the leaf's path."""
+    found = {}
+    for what in seen:
+        expected = dict(walk(what, eager[what]))
+        for path, leaf in walk(what, seen[what]):
+            if is_number(leaf) and not mismatch(leaf, expected.get(path)):
+                apart = wide(leaf) - wide(expected[path])
+                found[path] = Errors.of(apart[apart.isfinite()])
+    return found
+
+
+class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Draws the rounding error of each operator anew; exact results and whole numbers stay as they are.
+
+    An operator runs in float64 as well, which shows its error, and whether it has one. That error gets a random factor,
+    and an error of up to one unit in the last place is added. What is summed is moved by so much first: a sum's own
+    error depends on its order.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, seed: int | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seed = seed  # None changes nothing
+        self.generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self.seed is None or not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prims"):
+            return result
+        if func.is_view or func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
+            return result
+        try:
+            exact = _in_float64(func, args, kwargs)
+            by_chance = func._overloadpacket.__name__ in SUMS
+            if not by_chance and all(map(torch.equal, _numbers(exact), map(_wide, _numbers(result)))):
+                return result
+            moved = _in_float64(func, args, kwargs, self._moved) if _sums((args, kwargs), result) else exact
+        except (RuntimeError, TypeError):  # no kernel for float64
+            exact = moved = result
+        return pytree.tree_map(self._redrawn, result, exact, moved)
+
+    def _redrawn(self, value: Any, exact: Any, moved: Any) -> Any:
+        if not is_number(value) or exact.shape != value.shape:
+            return value
+        wide = _wide(value)
+        made = self._moved(moved, value.dtype) + 2 * self._random(wide) * (wide - exact)
+        return torch.empty_like(value).copy_(torch.where(made.isfinite(), made, wide))
+
+    def _moved(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        step = self._random(value) * torch.finfo(dtype).eps * value
+        return torch.where(value == value.round(), value, value + step) if not value.is_complex() else value + step
+
+    def _random(self, like: torch.Tensor) -> torch.Tensor:
+        """Return a number from -1 to 1 for each of `like`."""
+        if like.device not in self.generators:
+            self.generators[like.device] = torch.Generator(like.device).manual_seed(self.seed or 0)
+        drawn = torch.empty(like.shape, device=like.device)  # float32, which takes half the time
+        return drawn.uniform_(-1, 1, generator=self.generators[like.device])
+
+
+def _in_float64(func: Any, args: Any, kwargs: Any, change: Callable[..., torch.Tensor] = lambda value, _: value) -> Any:
+    def wide(leaf: Any) -> Any:
+        if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
+            return torch.float64
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        # A copy, since some operators write where their schema does not say so.
+        return change(_wide(leaf.clone()), leaf.dtype) if is_number(leaf) else leaf.clone()
+
+    wide_args, wide_kwargs = pytree.tree_map(wide, (args, kwargs))
+    return func(*wide_args, **wide_kwargs)
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return in_precision(value, torch.float64)
+
+
+def _numbers(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if is_number(leaf)]
+
+
+def _sums(arguments: Any, result: Any) -> bool:
+    """Return whether an operator reads more numbers than it returns."""
+    read, made = (max((leaf.numel() for leaf in _numbers(tree)), default=0) for tree in (arguments, result))
+    return read > made

@@ -1,0 +1,126 @@
+"""Eager at other roundings: what moves, what stays, and which results pass the check because of it."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+
+from backend_kwargs.measure import Roundings, check
+from backend_kwargs.measure.roundings import MOST, OtherRounding
+
+X = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+
+
+def moved(fn, *args):
+    """Return how far the results of `fn` move in each run."""
+    with torch.no_grad():
+        return [each["output"] for each in Roundings(lambda: {"output": fn(*args)}, {"output": fn(*args)})]
+
+
+def two_products(x):
+    return x @ x.T - x @ x.T
+
+
+ZERO = [
+    pytest.param(lambda x: functional.layer_norm(x, (64,)).sum(), id="sum of a layer norm"),
+    pytest.param(lambda x: x.softmax(-1).sum(-1) - 1, id="softmax"),
+    pytest.param(lambda x: (x - x.mean()).sum(), id="sum of what is centred"),
+    pytest.param(lambda x: x.sum() - x.flip(0).sum(), id="two orders"),
+    pytest.param(lambda x: torch.cat([x, -x.flip(0)]).sum(), id="pairs"),
+    pytest.param(two_products, id="difference of equals"),
+    pytest.param(lambda x: x.var() - (x - x.mean()).square().sum() / (x.numel() - 1), id="two variances"),
+]
+
+
+@pytest.mark.parametrize("fn", ZERO)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_result_that_is_zero_may_have_other_rounding_errors(fn, dtype):
+    """Twice eager's typical error passes, whatever eager's own one is by chance; a thousand times it does not."""
+    x = X.to(dtype)
+    eager, reference = fn(x), fn(x.double())
+    roundings = Roundings(lambda: {"output": fn(x)}, {"output": eager})
+    typical = sum(each["output"].rms for each in roundings) / MOST
+    assert typical > 0
+    assert check((reference + 2 * typical).to(dtype), eager, reference, roundings=roundings).passed
+    assert not check((reference + 1000 * typical).to(dtype), eager, reference, roundings=roundings).passed
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(lambda x: x.floor(), id="rounded to integers"),
+        pytest.param(lambda x: (x == x.amax(-1, keepdim=True)).float(), id="equal to the largest"),
+        pytest.param(lambda x: x.relu().sort(-1).values[:, :3].abs().clamp(0, 1), id="chosen"),
+        pytest.param(lambda x: x.long().float().sum(-1), id="integers summed"),
+        pytest.param(lambda x: functional.interpolate(x[None, None], scale_factor=1.3, mode="nearest"), id="copied"),
+    ],
+)
+def test_exact_results_stay(fn):
+    """What has no rounding error is not moved, or comparisons of equal numbers would turn out otherwise."""
+    assert {each.largest for each in moved(fn, X * 10)} == {0.0}
+
+
+def test_the_inputs_stay():
+    """Operators that write where their schema does not say so write once."""
+    x, mean, var = X.clone(), torch.zeros(64), torch.ones(64)
+    once = mean.clone()
+    functional.batch_norm(x, once, var.clone(), training=True)
+    with OtherRounding(0), torch.no_grad():
+        functional.batch_norm(x, mean, var, training=True)
+    assert torch.equal(x, X)
+    assert torch.allclose(mean, once, rtol=1e-5)
+
+
+def test_gradients_move():
+    """The runs cover the backward pass."""
+    weight = torch.randn(64, 8, requires_grad=True)
+
+    def gradient():
+        return {"gradient": torch.autograd.grad((X @ weight).square().sum(), weight)}
+
+    assert all(0 < each["gradient[0]"].rms < 1e-2 for each in Roundings(gradient, gradient()))
+
+
+def test_random_numbers_are_drawn_as_in_eager():
+    """A random operator is not run twice, so that the masks are eager's."""
+
+    def dropped():
+        torch.manual_seed(0)
+        return {"output": functional.dropout(X, 0.5).exp()}
+
+    assert all(each["output"].rms < 1e-4 for each in Roundings(dropped, dropped()))
+
+
+def test_runs_are_made_when_they_are_read():
+    """No run for a result that passes, one for each error that is read, and none twice."""
+    runs = []
+
+    def run():
+        runs.append(1)
+        return {"output": two_products(X)}
+
+    eager = two_products(X)
+    roundings = Roundings(run, {"output": eager})
+    assert check(eager, eager, eager.double(), roundings=roundings).passed
+    assert runs == []
+    for _ in range(2):
+        assert len(list(itertools.islice(roundings, 3))) == 3
+        assert len(runs) == 4  # the first one shows that torch computes the same under a mode
+
+
+@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError], ids=lambda error: error.__name__)
+def test_a_run_that_fails_ends_them(error):
+    def run():
+        raise error
+
+    assert list(Roundings(run, {"output": X})) == []
+
+
+def test_no_run_is_made_without_time():
+    assert list(Roundings(lambda: pytest.fail("it ran"), {"output": X}, affordable=lambda: False)) == []
+
+
+def test_what_differs_under_a_mode_shows_nothing():
+    """Where torch takes another path under a mode, a difference is no rounding error."""
+    assert list(Roundings(lambda: {"output": X + 1}, {"output": X})) == []
