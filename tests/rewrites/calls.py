@@ -20,10 +20,15 @@ from torch._inductor.compile_fx import compile_fx
 from backend_kwargs.compilers.inductor.rewrites.apply import PLACE, RewritePass
 from backend_kwargs.rewrites import find_rewrite, resolved
 
-EXAMPLES = int(os.environ.get("BACKEND_KWARGS_EXAMPLES", "20"))
+EXAMPLES = os.environ.get("BACKEND_KWARGS_EXAMPLES")  # how many to draw at random; without it the same few each time
 # A failure is shown as it was drawn: the search for a smaller one traces hundreds of programs.
 PROPERTY = settings(
-    max_examples=EXAMPLES, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
+    max_examples=int(EXAMPLES or 20),
+    derandomize=EXAMPLES is None,
+    database=None,
+    deadline=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
 )
 COMPILED = settings(PROPERTY, max_examples=3)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -7,7 +7,10 @@ import torch
 from calls import COMPILED, DTYPES, check, tensor_of
 from hypothesis import strategies as st
 
-ROWS = st.lists(st.sampled_from([2, 1, 3, 0]), max_size=3)
+
+def rows_of(program):
+    """Draw the sizes of a batch."""
+    return program.often([2], [], [1], [0], [2, 3], [2, 1, 3], [2, 0])
 
 
 def broadcast(program, sizes):
@@ -33,14 +36,13 @@ def linear(program, x, sizes, *, bias, parameter=False, dtype=None):
 
 def packed(program):
     dtype = program.often(*DTYPES)
-    sizes = [*program.draw(ROWS), program.often(3, 1, 0)]
+    sizes = [*rows_of(program), program.often(3, 1, 0)]
     x = program.tensor(*sizes, dtype=dtype)
-    return program.returns(
-        *(
-            linear(program, x, sizes, parameter=program.often(True, False), dtype=dtype)[0]
-            for _ in range(program.pick(2, 3))
-        )
-    )
+    layers = [
+        linear(program, x, sizes, bias=program.pick(True, False), parameter=program.often(True, False), dtype=dtype)
+        for _ in range(program.pick(2, 3))
+    ]
+    return program.returns(*(made for made, _ in layers))
 
 
 def loss_of(program, logits, rows, classes, dtype):
@@ -105,7 +107,7 @@ ONEDNN = (
 def product(program):
     """Draw a product, mostly with a bias, as F.linear or as what it consists of."""
     dtype = program.often(*DTYPES)
-    sizes = [*program.draw(ROWS), program.often(3, 1, 0)]
+    sizes = [*rows_of(program), program.often(3, 1, 0)]
     if program.often(True, False):
         x = program.tensor(*sizes, dtype=dtype)
         made, _ = linear(program, x, sizes, bias=program.often(True, False), dtype=dtype)
@@ -182,7 +184,7 @@ def normed(program):
     """Draw a convolution with numbers of each channel added or multiplied, and a residual."""
     made, out, dims = convolution(program)
     dtype, ones = program.value(made).dtype, [1] * dims
-    for _ in range(program.pick(0, 1, 2)):
+    for _ in range(program.often(1, 0, 2)):
         sizes = program.often([out, *ones], [1, out, *ones], [1, 1, *ones], [1], [], [2 * out, *ones], ones)
         operand = program.often(program.tensor(*sizes, dtype=program.often(dtype, torch.float32)), 2, 0.5)
         made = program.let(program.pick(*STEPS).format(made, operand))
