@@ -93,8 +93,10 @@ class Program:
         hypothesis.assume(exist or self.device == "cpu")
 
     def let(self, expression):
-        """Name the value of an expression and return the name."""
-        self.lines.append(f"v{len(self.lines)} = {expression}")
+        """Name the value of an expression, which may be under autocast or without gradients, and return the name."""
+        autocast = f"with torch.autocast({self.device!r}, torch.bfloat16): "
+        context = self.often("", "", autocast, "with torch.no_grad(): ")
+        self.lines.append(f"{context}v{len(self.lines)} = {expression}")
         return f"v{len(self.lines) - 1}"
 
     def value(self, expression):
@@ -106,6 +108,7 @@ class Program:
 
     def returns(self, *results):
         """Return the function and its arguments."""
+        results = [*map(self.let, results)]
         for at, each in enumerate(self.tensors):
             hypothesis.note(f"t{at}: {tuple(each.shape)} {each.stride()} {each.dtype}")
         return self._function(*results), self.tensors
