@@ -16,6 +16,7 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     aten,
     calls,
     insert,
+    known_true,
     pattern_of,
     replace,
     same_sizes,
@@ -160,6 +161,8 @@ def product_before(activation: AnyNode, x: Any, *, bias: bool = True) -> AnyNode
     if made is None or wanted.dtype not in DTYPES:
         return None
     if any(value is None or value.dtype != wanted.dtype for value in values):
+        return None
+    if not known_true(x.args[-1].meta["val"].shape[0] > 0):  # cuBLASLt leaves out the activation
         return None
     if len(values) == 3 and not (values[0].dim() == 1 and same_sizes(values[0].shape, made.shape[1:])):  # type: ignore[union-attr]
         return None
