@@ -1,0 +1,180 @@
+"""Properties of rewrites: hypothesis draws a call, and the rewritten graph gives eager's results or is not rewritten.
+
+A test draws a `Program`, as source text that a failure shows. `matches` traces it as the rewrite sees it (dynamo's
+graph, or the one that Inductor lowers), rewrites it, and runs it on a CPU, uncompiled unless asked.
+"""
+
+import os
+from functools import partial
+
+import hypothesis
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from lowering import Rewriting
+from on_a_cpu import compiled_by
+from torch._inductor.compile_fx import compile_fx
+
+from backend_kwargs.compilers.inductor.rewrites.apply import PLACE, RewritePass
+from backend_kwargs.rewrites import find_rewrite, resolved
+
+EXAMPLES = int(os.environ.get("BACKEND_KWARGS_EXAMPLES", "20"))
+# A failure is shown as it was drawn: the search for a smaller one traces hundreds of programs.
+PROPERTY = settings(
+    max_examples=EXAMPLES, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
+)
+COMPILED = settings(PROPERTY, max_examples=3)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LAYOUTS = ("contiguous", "transposed", "expanded", "apart", "shifted")
+
+
+def tensor_of(shape, dtype=torch.float32, layout="contiguous", seed=0):
+    """Return random numbers in a layout: `apart` has gaps between them, `shifted` begins inside its memory."""
+    random = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
+    if layout == "transposed":
+        made = random(shape[::-1]).permute(*reversed(range(len(shape))))
+    elif layout == "expanded":
+        at = next((at for at, size in enumerate(shape) if size > 1), None)
+        made = random([1 if each == at else size for each, size in enumerate(shape)])
+        return made.to(dtype).expand(shape)
+    elif layout == "apart" and shape:
+        return random([*shape[:-1], 2 * shape[-1]]).to(dtype)[..., ::2]
+    elif layout == "shifted":
+        made = random(torch.Size(shape).numel() + 1)
+        return made.to(dtype)[1:].view(shape)
+    else:
+        made = random(shape)
+    return made.to(dtype)
+
+
+class Program:
+    """A function of drawn tensors; `draw` is hypothesis's."""
+
+    def __init__(self, draw):
+        self.draw = draw
+        self.tensors = []
+        self.lines = []
+        self.parameters = []  # names of those that are parameters
+
+    def pick(self, *values):
+        """Draw one of `values`; the first is the simplest."""
+        return self.draw(st.sampled_from(values))
+
+    def often(self, value, *others):
+        """Draw `value` in half of the cases."""
+        return value if self.draw(st.booleans()) else self.pick(*others)
+
+    def tensor(self, *shape, dtype=torch.float32, layouts=LAYOUTS, value=None, parameter=False):
+        """Draw a tensor, or take the `value`, and return its name."""
+        name, seed = f"t{len(self.tensors)}", self.draw(st.integers(0, 9))
+        if value is None:
+            value = tensor_of(shape, dtype, self.often("contiguous", *layouts), seed)
+        self.tensors.append(torch.nn.Parameter(value) if parameter else value)
+        return name
+
+    def call(self, target, **given):
+        """Return the source of a call whose last arguments are keywords, in any order, from a drawn one on."""
+        names = [*given]
+        cut = self.often(len(names), *range(len(names) + 1))
+        named = self.draw(st.permutations(names[cut:]))
+        texts = {name: value if isinstance(value, str) else repr(value) for name, value in given.items()}
+        return f"{target}({', '.join([*(texts[each] for each in names[:cut]), *(f'{each}={texts[each]}' for each in named)])})"
+
+    def let(self, expression):
+        """Name the value of an expression and return the name."""
+        self.lines.append(f"v{len(self.lines)} = {expression}")
+        return f"v{len(self.lines) - 1}"
+
+    def returns(self, *results):
+        """Return the function and its arguments."""
+        names = ", ".join(f"t{at}" for at in range(len(self.tensors)))
+        body = "".join(f"    {line}\n" for line in (*self.lines, f"return {', '.join(results)}"))
+        self.source = f"def fn({names}):\n{body}"
+        scope = {"torch": torch, "F": F}
+        exec(self.source, scope)
+        hypothesis.note(self.source)
+        for at, each in enumerate(self.tensors):
+            hypothesis.note(f"t{at}: {tuple(each.shape)} {each.stride()} {each.dtype}")
+        return scope["fn"], self.tensors
+
+
+def matches(name, fn, args, *, training=False, compiled=False):
+    """Return how often a rewrite matches, after asserting that the rewritten graph gives what eager does.
+
+    A call that eager does not take, or that fails without the rewrite too, is no example.
+    """
+    try:
+        eager = _run(fn, args, training)
+        exact = _run(fn, [arg.double() if arg.is_floating_point() else arg for arg in args], training)
+    except Exception:  # noqa: BLE001 - what torch raises for calls of a wrong form
+        hypothesis.reject()
+    rewritten, count = _rewritten(name, fn, compiled)
+    try:
+        got = _run(rewritten, args, training)
+    except Exception:
+        if _fails_unchanged(name, fn, args, training):
+            hypothesis.reject()
+        raise
+    for one, plain, wide in zip(got, eager, exact, strict=True):
+        _agree(one, plain, wide)
+    return count()
+
+
+def _rewritten(name, fn, compiled):
+    """Return the function with the rewrite, and a function that returns the number of matches so far."""
+    rewrite = find_rewrite(name)
+    if rewrite.traced:
+        call, counts = compiled_by(resolved(rewrite.traced), fn, inductor=compiled)
+        return call, lambda: sum(counts)
+    if not compiled:
+        rewriting = Rewriting(fn, name)
+        return rewriting, rewriting.counts.total
+    torch._dynamo.reset()
+    options = {PLACE: RewritePass((name,), ())}
+    return torch.compile(fn, backend=partial(compile_fx, config_patches=options)), lambda: None
+
+
+def _fails_unchanged(name, fn, args, training):
+    torch._dynamo.reset()
+    plain = torch.compile(fn, backend="eager") if find_rewrite(name).traced else Rewriting(fn)
+    try:
+        _run(plain, args, training)
+    except Exception:  # noqa: BLE001 - whatever it is, the rewrite is not the cause
+        return True
+    return False
+
+
+def _run(fn, args, training):
+    """Return the results, and in training the gradients of arguments for fixed gradients of the results."""
+    if not training:
+        with torch.no_grad():
+            return _flat(fn(*args))
+    args = [arg.detach().requires_grad_() if arg.is_floating_point() else arg for arg in args]
+    results = _flat(fn(*args))
+    chosen = [each for each in results if each.requires_grad]
+    given = [tensor_of(each.shape, each.dtype, seed=3) for each in chosen]
+    wanted = [arg for arg in args if arg.requires_grad]
+    return results + [*torch.autograd.grad(chosen, wanted, given, allow_unused=True, materialize_grads=True)]
+
+
+def _flat(value):
+    return [value] if isinstance(value, torch.Tensor) else [*value]
+
+
+def _agree(got, eager, exact):
+    """Raise unless a result equals eager's up to rounding, by the distance of both to float64's."""
+    assert (got.dtype, got.shape) == (eager.dtype, eager.shape)
+    assert _strides(got) == _strides(eager)
+    own, error = ((each.detach().double() - exact.detach()).abs() for each in (eager, got))
+    finite = own.isfinite()
+    torch.testing.assert_close(got.detach()[~finite], eager.detach()[~finite], equal_nan=True)
+    if finite.any():
+        rounding = max(8 * torch.finfo(eager.dtype).eps, 1e-5) * exact.detach()[finite].abs().max().clamp(min=1e-2)
+        assert error[finite].max() <= rounding + 2 * own[finite].max()
+
+
+def _strides(tensor):
+    """Return the strides that tell where a number is."""
+    sizes = zip(tensor.stride(), tensor.shape, strict=True)
+    return [stride for stride, size in sizes if size > 1] if tensor.numel() else []
