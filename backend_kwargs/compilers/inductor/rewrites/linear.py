@@ -162,13 +162,11 @@ def product_before(activation: AnyNode, x: Any, *, bias: bool = True) -> AnyNode
         return None
     if any(value is None or value.dtype != wanted.dtype for value in values):
         return None
-    if not known_true(x.args[-1].meta["val"].shape[0] > 0):  # cuBLASLt leaves out the activation
-        return None
     if len(values) == 3 and not (values[0].dim() == 1 and same_sizes(values[0].shape, made.shape[1:])):  # type: ignore[union-attr]
         return None
     if wanted.device.type == "cpu" and wanted.dtype == torch.float16:
         return None
-    return x
+    return x if known_true(x.args[-1].meta["val"].shape[0] > 0) else None  # cuBLASLt is wrong for a sum of nothing
 
 
 def used_by_one_pattern(node: AnyNode, activation: AnyNode) -> bool:
