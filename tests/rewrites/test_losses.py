@@ -159,6 +159,37 @@ def test_rows_that_only_the_run_tells(name):
         torch.testing.assert_close(compiled(*args), fn(*args))
 
 
+def logits_without_gradients(x, w):
+    with torch.no_grad():
+        logits = F.linear(x, w)
+    return F.cross_entropy(logits, T) + w.sum()
+
+
+def widened_without_gradients(x, w):
+    with torch.no_grad():
+        logits = F.linear(x, w).float()
+    return F.cross_entropy(logits, T) + w.sum()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("fn", [logits_without_gradients, widened_without_gradients])
+def test_logits_without_gradients(fn, name):
+    """A loss of logits that were computed without gradients has none for what they were computed of."""
+    changed = Changed(fn, name)
+    args = [torch.randn(4, 4).bfloat16(), torch.randn(4, 4).bfloat16()]
+    got, want = ([torch.zeros(()) if each is None else each for each in gradients(f, args)] for f in (changed, fn))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_bits_of_logits_as_another_dtype(name):
+    """A view as another dtype keeps the sizes of logits and changes their values."""
+    fn = lambda x, w: F.cross_entropy(F.linear(x, w).view(torch.float16), T)  # noqa: E731
+    changed, args = Changed(fn, name), (torch.randn(4, 4).bfloat16(), torch.randn(4, 4).bfloat16())
+    with torch.no_grad():
+        torch.testing.assert_close(changed(*args), fn(*args))
+
+
 TRANSFORMS = {
     "grad": lambda loss, w, x, y: torch.func.grad(loss)(w, x, y),
     "vmap": lambda loss, w, x, y: torch.func.vmap(loss, (None, 0, 0))(w, x[:, None], y[:, None]),

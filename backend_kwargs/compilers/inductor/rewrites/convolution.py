@@ -17,6 +17,7 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     DTYPES,
     FLOATS,
     AnyNode,
+    arguments_of,
     aten,
     calls,
     insert,
@@ -95,6 +96,19 @@ class Affine:
     steps: list[tuple[Any, Any]] = field(default_factory=list)
 
 
+def read(node: AnyNode) -> dict[str, Any]:
+    """Return the arguments of a call of ATen's."""
+    given = arguments_of(node)
+    assert given is not None
+    return given
+
+
+def operands(node: AnyNode) -> tuple[Any, ...]:
+    """Return input, weight, bias, stride, padding, dilation and groups of a convolution."""
+    given = read(node)
+    return tuple(given[name] for name in ("input", "weight", "bias", "stride", "padding", "dilation", "groups"))
+
+
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register the pattern that ends in a ReLU."""
 
@@ -114,10 +128,9 @@ def add_patterns(passes: PatternMatcherPass) -> None:
             if residual is not None and (other := affine_convolution(residual)) is not None and may_fuse(other, relu):
                 other_weight, other_bias = folded(graph, other)  # its bias joins that of the fused call
                 bias = mark_folded(_sum(graph, bias, other_bias))
-                x, _, _, *geometry = other.convolution.args
-                residual = insert(graph, aten.convolution.default, x, other_weight, None, *geometry)
-            x, _, _, stride, padding, dilation, _, _, groups = affine.convolution.args
-            geometry = (stride, padding, dilation, groups)
+                given = {**read(other.convolution), "weight": other_weight, "bias": None}
+                residual = insert(graph, aten.convolution.default, *given.values())
+            x, _, _, *geometry = operands(affine.convolution)
             new = (
                 insert(graph, conv_relu, x, weight, bias, *geometry)
                 if residual is None
@@ -132,7 +145,7 @@ def _pays(relu: AnyNode) -> bool:
         return False
     affine, _ = parsed
     folds = any(operator is aten.mul.Tensor for operator, _ in affine.steps)
-    weight, made = map(value_of, (affine.convolution.args[1], relu))
+    weight, made = map(value_of, (operands(affine.convolution)[1], relu))
     return not (folds and known_true(weight.numel() >= made.numel()))  # type: ignore[union-attr] # _parse saw both
 
 
@@ -144,9 +157,11 @@ def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
     found = affine_convolution(inner)
     if found is not None and may_fuse(found, relu):
         return found, None
-    if not calls(inner, aten.add.Tensor) or inner.kwargs or not used_once(inner):
+    if not calls(inner, aten.add.Tensor) or not used_once(inner):
         return None
-    one, other = inner.args
+    one, other, alpha = read(inner).values()
+    if alpha != 1:
+        return None
     if one is other:  # a convolution that is its own residual would be computed twice
         return None
     for left, right in ((one, other), (other, one)):
@@ -158,7 +173,8 @@ def _parse(relu: AnyNode) -> tuple[Affine, AnyNode | None] | None:
 
 def may_fuse(affine: Affine, relu: AnyNode) -> bool:
     """Return whether the library's fused call gives the size, dtype and layout of `relu`."""
-    x, weight, made, wanted = map(value_of, (*affine.convolution.args[:2], affine.convolution, relu))
+    *given, groups = operands(affine.convolution)
+    x, weight, made, wanted = map(value_of, (*given[:2], affine.convolution, relu))
     if x is None or weight is None or made is None or wanted is None:
         return False
     if made.dim() != 4 or not same_sizes(made.shape, wanted.shape):
@@ -168,7 +184,7 @@ def may_fuse(affine: Affine, relu: AnyNode) -> bool:
     if made.device.type == "cpu":
         return made.dtype != torch.float16
     # With groups cuDNN's fused kernels are slower than its others: 1.2 to 3 times in RegNetY, on an H200.
-    if made.device.type != "cuda" or affine.convolution.args[8] != 1:
+    if made.device.type != "cuda" or groups != 1:
         return False
     last = torch.channels_last
     return all(t.is_contiguous(memory_format=last) for t in (x, made, wanted))
@@ -208,10 +224,12 @@ def affine_convolution(node: Any, *, shared: bool = False) -> Affine | None:
         if not isinstance(node, Node) or not (used_once(node) or (shared and node is last)):
             return None
         if calls(node, aten.convolution.default):
-            return None if node.args[6] else Affine(node, steps[::-1])
-        if not calls(node, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor) or node.kwargs:
+            return None if read(node)["transposed"] else Affine(node, steps[::-1])
+        if not calls(node, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor):
             return None
-        left, right = node.args
+        left, right, *alpha = read(node).values()
+        if alpha not in ([], [1]):
+            return None
         if _per_channel(right, node):
             steps.append((node.target, right))
             node = left
@@ -235,7 +253,7 @@ def _per_channel(operand: Any, node: AnyNode) -> bool:
 
 def folded(graph: Graph, affine: Affine) -> tuple[Any, Any]:
     """Return weights and bias with the affine function folded in, computed in float32."""
-    _, weight, bias, *_ = affine.convolution.args
+    _, weight, bias, *_ = operands(affine.convolution)
     if not affine.steps:
         return weight, bias
     dtype = weight.meta["val"].dtype

@@ -6,7 +6,6 @@ ATen reads the rows of a bag one after another, and Inductor each column of the 
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from inspect import Signature, signature
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     DTYPES,
     MUL,
     AnyNode,
-    arguments,
+    arguments_of,
     hint,
     known_true,
     replace,
@@ -33,7 +32,6 @@ MOST = 256  # rows of one sum, which one program adds up; Inductor divides longe
 REDUCTIONS = {"sum": False, "mean": True, torch.sum: False, torch.mean: True}  # and whether it is the mean
 RESHAPE = (torch.reshape, torch.unflatten, "view", "reshape", "unflatten")
 SELECT = (torch.index_select, "index_select")
-BAG, EMBEDDING = signature(F.embedding_bag), signature(F.embedding)
 
 # ---- the operator
 
@@ -143,26 +141,25 @@ def _fits(found: _Sum, made: Tensor | None) -> bool:
 
 def _bag(node: AnyNode) -> _Sum | None:
     """Return the sum of a call of `embedding_bag` whose bags all have one length, or None."""
-    given = _bound(BAG, node)
-    bags, table = example(given["input"]), example(given["weight"])
+    given = arguments_of(node)
+    if given is None or given["mode"] not in ("sum", "mean") or given["max_norm"] is not None:
+        return None
+    bags, table, weights = map(example, (given["input"], given["weight"], given["per_sample_weights"]))
     if bags is None or table is None or bags.dim() != 2 or given["include_last_offset"]:
         return None
-    if given["mode"] not in ("sum", "mean") or given["max_norm"] is not None:
+    if given["per_sample_weights"] is not None and (weights is None or not same_sizes(weights.shape, bags.shape)):
         return None
-    padding = given["padding_idx"]
+    padding, weights = given["padding_idx"], given["per_sample_weights"]
     if isinstance(padding, int) and padding < 0:
         padding += table.shape[0]
-    weights = given["per_sample_weights"]
     return _Sum(given["weight"], given["input"], weights, padding, bags.shape[1], given["mode"] == "mean")
 
 
 def _reduction(node: AnyNode) -> _Sum | None:
     """Return the sum of a reduction over the last dimension but one of gathered rows, or None."""
-    given = _named(node, "input", "dim", "keepdim")
-    rows = example(given.get("input"))
-    dims = given.get("dim")
-    dims = dims if isinstance(dims, tuple | list) else [dims]
-    if rows is None or len(dims) != 1 or dims[0] not in (-2, rows.dim() - 2):
+    given = arguments_of(node)
+    rows = example(given["input"]) if given else None
+    if given is None or rows is None or given.get("dim") not in ([-2], [rows.dim() - 2]) or given["dtype"] is not None:
         return None
     table, indices, weights = _gathered(given["input"]) or (None, None, None)
     return table and _Sum(table, indices, weights, None, rows.shape[-2], REDUCTIONS[node.target])
@@ -191,20 +188,24 @@ def _selected(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
         index, *others = given if isinstance(given, tuple) and given else (given,)
         index = index if all(each in (slice(None), Ellipsis) for each in others) else None
     elif node.target is F.embedding:
-        given = _bound(EMBEDDING, node)
-        table, index = given["weight"], given["input"] if given["max_norm"] is None else None
+        given = arguments_of(node)
+        if given is not None and given["max_norm"] is None:
+            table, index = given["weight"], given["input"]
     elif node.target in SELECT:
-        given = _named(node, "input", "dim", "index")
-        table, index = given.get("input"), given.get("index") if given.get("dim") in (0, -2) else None
+        given = arguments_of(node)
+        if given is not None and given["dim"] in (0, -2):
+            table, index = given["input"], given["index"]
     numbers = example(index)
     return (table, index) if numbers is not None and numbers.dim() else None
 
 
 def _weighted(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
     """Return the rows and the weights, one for each row, that `node` multiplies, or None."""
-    if node.kwargs or len(node.args) != 2:
+    given = arguments_of(node)
+    if given is None:
         return None
-    for rows, weights in (node.args, node.args[::-1]):
+    one, other = given["input"], given["other"]
+    for rows, weights in ((one, other), (other, one)):
         many, each = example(rows), example(weights)
         if rows is weights or many is None or each is None:
             return None
@@ -219,15 +220,3 @@ def _are_rows_of(node: AnyNode, other: Any) -> bool:
     if made is None or given is None or made.dtype != given.dtype:  # `view` also takes a dtype
         return False
     return known_true(made.shape[-1] == given.shape[-1])
-
-
-def _bound(names: Signature, node: AnyNode) -> dict[str, Any]:
-    bound = names.bind(*node.args, **node.kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def _named(node: AnyNode, *names: str) -> dict[str, Any]:
-    """Return the arguments by name, or none if there are others, such as `out`."""
-    given = arguments(node, names)
-    return given if len(node.args) <= len(names) and given.keys() <= set(names) else {}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
 from torch.fx import Node
 
-from backend_kwargs.compilers.inductor.rewrites.convolution import GEOMETRY, convolution
+from backend_kwargs.compilers.inductor.rewrites.convolution import GEOMETRY, convolution, operands, read
 from backend_kwargs.compilers.inductor.rewrites.matching import HALF, AnyNode, aten, insert, replace, value_of
 from backend_kwargs.compilers.inductor.rewrites.operators import define, nbytes
 
@@ -50,17 +50,16 @@ def add_patterns(passes: PatternMatcherPass) -> None:
     )
     def fuse(match: Match, *args: Any, **kwargs: Any) -> None:
         node = match.output_node()
-        x, w, bias, stride, padding, dilation, _, _, groups = node.args
         with node.graph.inserting_before(node):
-            new = insert(node.graph, grouped_convolution, x, w, bias, stride, padding, dilation, groups)
+            new = insert(node.graph, grouped_convolution, *operands(node))
         replace(node, new)
 
 
 def _fits(node: AnyNode) -> bool:
     """Return whether the kernel computes this convolution: its dtype, its layout, and the size of its groups."""
-    x, w, made = map(value_of, (*node.args[:2], node))
-    *_, transposed, _, groups = node.args
-    if x is None or w is None or made is None or made.dim() != 4 or transposed or not isinstance(groups, int):
+    given = read(node)
+    x, w, made, groups = *map(value_of, (given["input"], given["weight"], node)), given["groups"]
+    if x is None or w is None or made is None or made.dim() != 4 or given["transposed"] or not isinstance(groups, int):
         return False
     if groups == 1 or not x.dtype == w.dtype == made.dtype or made.dtype not in HALF:
         return False

@@ -13,6 +13,7 @@ from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_
 from backend_kwargs.compilers.inductor.rewrites.matching import (
     DTYPES,
     AnyNode,
+    arguments_of,
     aten,
     calls,
     insert,
@@ -121,22 +122,25 @@ def insert_product(operator: Any, more: tuple[Any, ...], match: Match, x: AnyNod
     activation = match.output_node()
     product = product_before(activation, x, bias=False)
     assert product is not None
-    *bias, rows, columns = product.args
+    bias, rows, columns = operands(product)
     graph = activation.graph
     with graph.inserting_before(activation):
         weight = insert(graph, aten.permute.default, columns, [1, 0])
         if calls(columns, aten.permute.default) and [dim % 2 for dim in columns.args[1]] == [1, 0]:
             weight = columns.args[0]
-        new = insert(graph, operator, rows, weight, bias[0] if bias else None, *more)
-        sizes = [*activation.meta["val"].shape]
-        if not same_sizes(sizes, new.meta["val"].shape):
-            new = insert(graph, aten.reshape.default, new, _literal_sizes(activation, x))
+        new = insert(graph, operator, rows, weight, bias, *more)
+        if x is not product:  # its sizes are the graph's own arguments, which may be nodes of symbols
+            new = insert(graph, aten.reshape.default, new, x.args[1])
     replace(activation, new)
 
 
-def _literal_sizes(activation: AnyNode, x: AnyNode) -> Any:
-    """Return the sizes of the reshape of the product, as the graph's own arguments: they may be nodes of symbols."""
-    return x.args[1]
+def operands(product: AnyNode) -> tuple[AnyNode | None, AnyNode, AnyNode]:
+    """Return the bias, if there is one, the rows and the columns of a product."""
+    given = arguments_of(product)
+    assert given is not None
+    if calls(product, aten.mm.default):
+        return None, given["input"], given["mat2"]
+    return given["input"], given["mat1"], given["mat2"]
 
 
 def product_before(activation: AnyNode, x: Any, *, bias: bool = True) -> AnyNode | None:
@@ -157,12 +161,15 @@ def product_before(activation: AnyNode, x: Any, *, bias: bool = True) -> AnyNode
     targets = (aten.addmm.default,) if bias else (aten.addmm.default, aten.mm.default)
     if not calls(x, *targets) or x.kwargs or not used_by_one_pattern(x, activation):
         return None
-    values, made = [*map(value_of, x.args)], value_of(x)
+    made, (added, *factors) = value_of(x), operands(x)
+    shift = value_of(added)
     if made is None or wanted.dtype not in DTYPES:
         return None
-    if any(value is None or value.dtype != wanted.dtype for value in values):
+    if any(value is None or value.dtype != wanted.dtype for value in map(value_of, factors)):
         return None
-    if len(values) == 3 and not (values[0].dim() == 1 and same_sizes(values[0].shape, made.shape[1:])):  # type: ignore[union-attr]
+    if added is not None and (
+        shift is None or shift.dtype != wanted.dtype or not same_sizes(shift.shape, made.shape[1:])
+    ):
         return None
     if wanted.device.type == "cpu" and wanted.dtype == torch.float16:
         return None

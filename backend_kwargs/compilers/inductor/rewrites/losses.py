@@ -14,9 +14,10 @@ from torch.fx import GraphModule, Node
 from backend_kwargs.compilers.inductor.rewrites.matching import (
     DTYPES,
     AnyNode,
-    arguments,
+    arguments_of,
     bytes_of,
     known_true,
+    same_sizes,
     used_once,
 )
 from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define
@@ -30,8 +31,6 @@ from backend_kwargs.compilers.inductor.rewrites.traced import (
 )
 
 LOSS = (F.cross_entropy, torch._C._nn.cross_entropy_loss)
-NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
-NAMES_IN_C = ("self", "target", "weight", "reduction", "ignore_index", "label_smoothing")
 MEAN = (1, "mean")
 
 
@@ -198,17 +197,17 @@ def fuse_linear_cross_entropy(gm: GraphModule, example_inputs: Sequence[Any]) ->
 
 def _arguments(node: AnyNode) -> dict[str, Any] | None:
     """Return the arguments of a mean cross-entropy of logits [rows, classes] and class indices, or None."""
-    names = NAMES if node.target is F.cross_entropy else NAMES_IN_C
-    given = arguments(node, names)
-    given["input"] = given.get("input", given.get("self"))
-    plain = not given.get("label_smoothing") and given.get("weight") is None
+    given = arguments_of(node)
+    if given is None or given["weight"] is not None or given["label_smoothing"] != 0.0:
+        return None
     old = given.get("size_average") is None and given.get("reduce") is None
-    if not plain or not old or given.get("reduction", "mean") not in MEAN:
+    if not old or given["reduction"] not in MEAN or not isinstance(given["ignore_index"], int):
         return None
     logits, target = (example(given[name]) for name in ("input", "target"))
-    if logits is None or target is None or logits.dim() != 2 or target.dim() != 1:
+    if logits is None or target is None or logits.dim() != 2 or not same_sizes(target.shape, logits.shape[:1]):
         return None
-    return given if target.dtype == torch.int64 and logits.dtype in DTYPES else None
+    fitting = target.dtype == torch.int64 and logits.dtype in DTYPES and known_true(logits.shape[1] > 0)
+    return given if fitting else None
 
 
 def _replace_loss(node: AnyNode) -> float | None:
@@ -222,7 +221,7 @@ def _replace_loss(node: AnyNode) -> float | None:
     if changes_meanwhile(node, [logits, given["target"]]):
         return None
     with node.graph.inserting_before(node):
-        call = node.graph.call_function(cross_entropy, (logits, given["target"], given.get("ignore_index", -100)))
+        call = node.graph.call_function(cross_entropy, (logits, given["target"], given["ignore_index"]))
     replace_by_first(node, call, torch.float32)
     wide = 2.0 if value.requires_grad else 1.0
     return wide * bytes_of(value)
@@ -233,24 +232,26 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
     if given is None:
         return None
     logits = _flattened(_narrow(given["input"]))
-    if not isinstance(logits, Node) or logits.target not in LINEAR or not used_once(logits):
+    layer = arguments_of(logits) if isinstance(logits, Node) and logits.target in LINEAR else None
+    if layer is None or layer["bias"] is not None or not used_once(logits):
         return None
-    x, weight, *bias = (*logits.args, *logits.kwargs.values())
+    x, weight, target = layer["input"], layer["weight"], given["target"]
     value, held, made = example(x), example(weight), example(logits)
-    if value is None or held is None or made is None or any(each is not None for each in bias):
+    if value is None or held is None or made is None or held.dim() != 2 or not known_true(held.shape[1] > 0):
         return None
     if not value.dtype == held.dtype == made.dtype:  # autocast computes the product in another
         return None
     if value.dtype == torch.float16:  # gradients are stored before a scaler's factor reaches them, and underflow
         return None
-    if changes_meanwhile(node, [x, weight, given["target"]]):
+    trains = given["input"].meta["example_value"].requires_grad  # the graph may enter or leave `no_grad`
+    if trains != (value.requires_grad or held.requires_grad):
         return None
-    trains = made.requires_grad  # not of the mode at the start of the graph, which may change it
+    if changes_meanwhile(node, [x, weight, target]):
+        return None
     with node.graph.inserting_before(node):
-        rows = node.graph.call_function(torch.reshape, (x, (-1, held.shape[1])))
-        call = node.graph.call_function(
-            linear_cross_entropy, (rows, weight, given["target"], given.get("ignore_index", -100), trains)
-        )
+        columns = node.graph.call_method("size", (weight, 1))
+        rows = node.graph.call_method("reshape", (x, -1, columns))
+        call = node.graph.call_function(linear_cross_entropy, (rows, weight, target, given["ignore_index"], trains))
     replace_by_first(node, call, torch.float32)
     return 0.0
 
@@ -259,10 +260,10 @@ def _narrow(node: AnyNode) -> AnyNode:
     """Return the logits before their conversion to float32, since the operator converts them itself."""
     value = example(node)
     widened = node.op == "call_method" and node.target in ("float", "to") and used_once(node)
-    if not widened or value is None or value.dtype != torch.float32 or not isinstance(node.args[0], Node):
+    source = example(node.args[0]) if widened else None
+    if value is None or source is None or value.dtype != torch.float32 or source.dtype not in DTYPES:
         return node
-    source = example(node.args[0])
-    same = source is not None and source.dtype in DTYPES and source.device == value.device
+    same = source.device == value.device and source.requires_grad == value.requires_grad
     return node.args[0] if same else node
 
 
@@ -272,7 +273,9 @@ def _flattened(node: Any) -> Any:
         isinstance(node, Node) and node.op == "call_method" and node.target in ("view", "reshape") and used_once(node)
     ):
         given, made = example(node.args[0]), example(node)
-        if given is None or made is None or not known_true(given.shape[-1] == made.shape[-1]):
+        if given is None or made is None or given.dtype != made.dtype:  # `view` also takes a dtype
+            return None
+        if not same_sizes(given.shape[-1:], made.shape[-1:]):
             return None
         node = _narrow(node.args[0])
     return node

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.inductor.rewrites.matching import DTYPES, HALF, AnyNode, bytes_of, known_true, replace
+from backend_kwargs.compilers.inductor.rewrites.matching import (
+    DTYPES,
+    HALF,
+    AnyNode,
+    arguments_of,
+    bytes_of,
+    known_true,
+    replace,
+)
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example
 
 PRODUCTS = (torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm", "__matmul__")
@@ -22,16 +30,19 @@ FAR = 8  # calls between a product and a softmax, in attention that is spelt out
 
 def multiply_and_sum(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     """Return the graph with batched products of matrices and vectors as multiply and sum, or None if it has none."""
-    return changed(gm, example_inputs, lambda node: node.target in PRODUCTS and not node.kwargs, _replace)
+    return changed(gm, example_inputs, lambda node: node.target in PRODUCTS, _replace)
 
 
 def _replace(node: AnyNode) -> float | None:
-    left, right = map(example, node.args) if len(node.args) == 2 else (None, None)
-    made = example(node)
+    given = arguments_of(node)
+    if given is None:
+        return None
+    a, b = given["input"], given["other"] if "other" in given else given["mat2"]
+    left, right, made = map(example, (a, b, node))
     if left is None or right is None or made is None or not _fits(left, right, made) or _is_of_attention(node):
         return None
     column = known_true(right.shape[-1] == 1)
-    graph, (a, b) = node.graph, node.args
+    graph = node.graph
     with graph.inserting_before(node):
         if left.dtype in HALF:
             a, b = (graph.call_method("to", (each, torch.float32)) for each in (a, b))

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch._inductor.pattern_matcher import Match, PatternMatcherPass, register_graph_pattern
 
-from backend_kwargs.compilers.inductor.rewrites.convolution import affine_convolution, folded, may_fuse
+from backend_kwargs.compilers.inductor.rewrites.convolution import affine_convolution, folded, may_fuse, operands
 from backend_kwargs.compilers.inductor.rewrites.linear import insert_product, product_before, used_by_one_pattern
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, insert, pattern_of, replace
 from backend_kwargs.compilers.inductor.rewrites.operators import define, dense
@@ -109,6 +109,6 @@ def _fuse_convolution(name: str, match: Match, x: AnyNode) -> None:
     assert found is not None
     with activation.graph.inserting_before(activation):
         weight, bias = folded(activation.graph, found)
-        image, _, _, stride, padding, dilation, _, _, groups = found.convolution.args
-        new = insert(activation.graph, conv_onednn, image, weight, bias, stride, padding, dilation, groups, name)
+        image, _, _, *geometry = operands(found.convolution)
+        new = insert(activation.graph, conv_onednn, image, weight, bias, *geometry, name)
     replace(activation, new)

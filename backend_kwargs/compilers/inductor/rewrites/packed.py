@@ -11,6 +11,7 @@ import threading
 import timeit
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from backend_kwargs.compilers.graphs import (
     written_between,
     written_memory,
 )
-from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode
+from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, arguments_of, same_sizes
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, example
 from backend_kwargs.errors import warn_once
 
@@ -75,6 +76,20 @@ class Pack(CopyOfParameters):
             known = self._state(tensors)
             torch.cat([tensor.detach() for tensor in tensors], out=self.buffer)
             self.known = known
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """A linear layer of dynamo's graph."""
+
+    node: AnyNode
+    x: AnyNode
+    weight: AnyNode
+    bias: AnyNode | None
+
+    @property
+    def parameters(self) -> tuple[AnyNode, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
 def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
@@ -151,28 +166,32 @@ def _wrapped(
     return wrap
 
 
-def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[AnyNode]]:
+def _groups(gm: GraphModule, example_inputs: Sequence[Any]) -> list[list[_Linear]]:
     """Return the groups of two or more linear layers that share an input that stays the same, in the graph's order."""
     values = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True))
     written = written_memory(gm.graph)
-    sharing: dict[Any, list[AnyNode]] = defaultdict(list)
-    node: AnyNode
+    sharing: dict[Any, list[_Linear]] = defaultdict(list)
     for node in gm.graph.nodes:
-        if node.op == "call_function" and node.target in LINEAR and len(node.args) >= 2:
-            operands: list[Any] = [*node.args, *node.kwargs.values(), None]
-            x, weight, bias = operands[:3]
-            if isinstance(x, Node) and all(
-                _may_pack(each, values, written) for each in (weight, bias) if each is not None
-            ):
-                held, made = values[weight], example(node)
-                # Under autocast layers of one dtype may give results of another.
-                dtypes = held.dtype, None if made is None else made.dtype
-                sharing[x, bias is None, *dtypes, held.device, held.shape[1:]].append(node)
+        given = arguments_of(node) if node.target in LINEAR else None
+        if given is None or not isinstance(given["input"], Node):
+            continue
+        found = _Linear(node, given["input"], given["weight"], given["bias"])
+        if all(_may_pack(each, values, written) for each in found.parameters):
+            # Under autocast layers of one dtype may give results of another, and a bias may have its own.
+            made, held = example(node), [values[each] for each in found.parameters]
+            if made is not None and _is_plain(*held):
+                kinds = [(each.dtype, each.device, each.shape[1:]) for each in held]
+                sharing[found.x, made.dtype, *kinds].append(found)
     return [
         group
         for group in sharing.values()
-        if len(group) > 1 and not written_between(group[0], group[-1], group[0].all_input_nodes[:1])
+        if len(group) > 1 and not written_between(group[0].node, group[-1].node, [group[0].x])
     ]
+
+
+def _is_plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+    """Return whether the layer has a matrix, and a number for each of its rows: F.linear broadcasts a bias."""
+    return weight.dim() == 2 and (bias is None or same_sizes(bias.shape, weight.shape[:1]))
 
 
 def _may_pack(node: Any, values: dict[AnyNode, Any], written: set[int]) -> bool:
@@ -184,33 +203,28 @@ def _may_pack(node: Any, values: dict[AnyNode, Any], written: set[int]) -> bool:
 
 
 def _pack_group(
-    gm: GraphModule, group: list[AnyNode], positions: dict[AnyNode, int], example_inputs: Sequence[Any]
+    gm: GraphModule, group: list[_Linear], positions: dict[AnyNode, int], example_inputs: Sequence[Any]
 ) -> list[Pack]:
-    first = group[0]
-    x = first.args[0]
-    operands = [[*each.args[1:], *each.kwargs.values(), None][:2] for each in group]
     packs, attributes = [], []
-    with gm.graph.inserting_before(first):
-        for nodes in zip(*operands, strict=True):
-            if nodes[0] is None:
-                continue
+    with gm.graph.inserting_before(group[0].node):
+        for nodes in zip(*(each.parameters for each in group), strict=True):
             at = [positions[node] for node in nodes]
             pack = Pack(at, [example_inputs[position] for position in at])
             packs.append(pack)
             attributes.append(_attribute(gm, pack.buffer))
-        whole = gm.graph.call_function(F.linear, (x, *attributes))
+        whole = gm.graph.call_function(F.linear, (group[0].x, *attributes))
         start = 0
-        for each, (weight, *_) in zip(group, operands, strict=True):
-            end = start + example_inputs[positions[weight]].shape[0]
+        for each in group:
+            end = start + example_inputs[positions[each.weight]].shape[0]
             # A copy, of one row too: the following code may need memory of its own with contiguous strides. The next
             # kernel contains it.
             part = gm.graph.call_function(torch.narrow, (whole, -1, start, end - start))
             part = gm.graph.call_method("clone", (part,), {"memory_format": torch.contiguous_format})
-            part.meta = dict(each.meta)
-            each.replace_all_uses_with(part)
+            part.meta = dict(each.node.meta)
+            each.node.replace_all_uses_with(part)
             start = end
     for each in group:
-        gm.graph.erase_node(each)
+        gm.graph.erase_node(each.node)
     return packs
 
 

@@ -7,22 +7,24 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from inspect import Parameter, Signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx import GraphModule
 
-from backend_kwargs.compilers.inductor.rewrites.matching import HALF, AnyNode, bytes_of, hint, known_true, replace
+from backend_kwargs.compilers.inductor.rewrites.matching import (
+    HALF,
+    AnyNode,
+    arguments_of,
+    bytes_of,
+    hint,
+    known_true,
+    replace,
+)
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
-DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-SIGNATURE = Signature(
-    [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("input", "weight")]
-    + [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value) for name, value in DEFAULTS.items()]
-)
 ALIGNED = 8  # numbers: fast products need rows of multiples of 16 bytes
 FEW = 8  # channels, for which cuDNN reaches 40e12 operations a second on an H200, and 160e12 for more
 BYTES_PER_FLOP = 4.5e12 / 40e12, 4.5e12 / 160e12  # that the memory moves meanwhile
@@ -89,9 +91,9 @@ def _method(name: str, node: AnyNode, *args: Any) -> AnyNode:
 
 def _patches(node: AnyNode) -> _Patches | None:
     """Return the patches of a convolution, or None if they overlap, leave gaps, or have sizes that vary."""
-    bound = SIGNATURE.bind(*node.args, **node.kwargs)
-    bound.apply_defaults()
-    given = bound.arguments
+    given = arguments_of(node)
+    if given is None:
+        return None
     images, weight, made = example(given["input"]), example(given["weight"]), example(node)
     if images is None or weight is None or made is None or made.dtype not in HALF or images.dim() != weight.dim():
         return None

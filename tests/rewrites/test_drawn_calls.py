@@ -1,0 +1,319 @@
+"""Whatever call is drawn, a rewrite either does not match or gives eager's numbers."""
+
+import math
+
+import pytest
+import torch
+from calls import COMPILED, DTYPES, PROPERTY, Program, matches, tensor_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROWS = st.lists(st.sampled_from([2, 1, 3, 0]), max_size=3)
+
+
+def broadcast(program, sizes):
+    """Draw a shape that broadcasts to `sizes`."""
+    if program.often(True, False):
+        return sizes[-1:]
+    kept = sizes[len(sizes) - program.draw(st.integers(0, len(sizes))) :]
+    return [program.often(size, 1) for size in kept]
+
+
+def linear(program, x, sizes, *, bias, parameter=False, dtype=None):
+    """Draw a call of F.linear on `x`, whose sizes are given, and return its source and sizes."""
+    columns = program.often(4, 1, 5, 0)
+    weight = [columns] * program.often(1, 0) + sizes[-1:]
+    made = sizes[:-1] + weight[:-1]
+    given = {"input": x, "weight": program.tensor(*weight, dtype=dtype, parameter=parameter)}
+    if bias:
+        given["bias"] = program.tensor(*broadcast(program, made), dtype=dtype, parameter=parameter)
+    elif program.pick(True, False):
+        given["bias"] = None
+    return program.call("F.linear", **given), made
+
+
+def packed(program):
+    dtype = program.often(*DTYPES)
+    sizes = [*program.draw(ROWS), program.often(3, 1, 0)]
+    x = program.tensor(*sizes, dtype=dtype)
+    return program.returns(
+        *(
+            linear(program, x, sizes, parameter=program.often(True, False), dtype=dtype)[0]
+            for _ in range(program.pick(2, 3))
+        )
+    )
+
+
+def loss_of(program, logits, rows, classes, dtype):
+    """Draw a call of F.cross_entropy on logits [*rows, classes], of up to two dimensions."""
+    if program.often(False, True):
+        target = program.tensor(*rows, classes, dtype=dtype)
+    else:
+        target = program.tensor(value=torch.arange(math.prod(rows)).reshape(rows) % max(classes, 1))
+    given = {"input": logits, "target": target}
+    if program.often(False, True):
+        given["weight"] = program.tensor(classes, dtype=dtype)
+    if program.often(True, False):
+        given["ignore_index"] = program.often(-100, 0, 1)
+    if program.often(False, True):
+        given["reduction"] = repr(program.pick("mean", "sum", "none"))
+    if program.often(False, True):
+        given["label_smoothing"] = program.pick(0.0, 0.1)
+    return program.call("F.cross_entropy", **given)
+
+
+def cross_entropy(program):
+    dtype = program.often(torch.float32, torch.bfloat16, torch.float16)
+    rows = program.often([3], [], [1], [0])
+    classes = program.often(4, 1, 0)
+    logits = program.tensor(*rows, classes, dtype=dtype)
+    if program.often(False, True):
+        logits = f"{logits}{program.pick('.float()', '.to(torch.float32)', '.view(torch.float16)')}"
+    return program.returns(loss_of(program, logits, rows, classes, dtype))
+
+
+def linear_cross_entropy(program):
+    dtype = program.often(torch.float32, torch.bfloat16)
+    sizes = [*program.often([3], [], [2, 3], [0], [1]), program.often(4, 1, 0)]
+    logits, made = linear(
+        program, program.tensor(*sizes, dtype=dtype), sizes, dtype=dtype, bias=program.often(False, True)
+    )
+    *rows, classes = made or [1]
+    if len(rows) > 1 or program.often(False, True):
+        rows, logits = [math.prod(rows)], f"{logits}.{program.pick('view', 'reshape')}(-1, {classes})"
+    if program.often(False, True):
+        logits = f"{logits}{program.pick('.float()', '.to(torch.float32)', '.view(torch.float16)')}"
+    return program.returns(loss_of(program, logits, rows, classes, dtype))
+
+
+RELU = ("F.relu({})", "torch.relu({})", "{}.relu()", "F.relu(input={})", "{}.clamp(min=0)")
+GELU = ("F.gelu({}, approximate='tanh')", "0.5 * {0} * (1.0 + torch.tanh(0.7978845608 * ({0} + 0.044715 * {0} ** 3)))")
+EXACT = ("F.gelu({})", "F.gelu(input={}, approximate='none')")
+ONEDNN = (
+    "F.gelu({})",
+    "F.silu({})",
+    "{}.sigmoid()",
+    "torch.tanh({})",
+    "F.hardswish({})",
+    "F.hardsigmoid({})",
+    "F.relu6({})",
+    "F.hardtanh({}, 0.0, 6.0)",
+    "F.hardtanh({}, max_val=2.0)",
+)
+
+
+def product(program):
+    """Draw a product, mostly with a bias, as F.linear or as what it consists of."""
+    dtype = program.often(*DTYPES)
+    sizes = [*program.draw(ROWS), program.often(3, 1, 0)]
+    if program.often(True, False):
+        x = program.tensor(*sizes, dtype=dtype)
+        made, _ = linear(program, x, sizes, bias=program.often(True, False), dtype=dtype)
+        made = program.let(made)
+    else:
+        rows, columns, between = program.often(2, 1, 0), program.often(4, 1, 0), program.often(3, 1, 0)
+        sizes = [rows, columns]
+        one, other = program.tensor(rows, between, dtype=dtype), program.tensor(between, columns, dtype=dtype)
+        bias = program.tensor(*broadcast(program, sizes), dtype=program.often(dtype, torch.float32))
+        given = {name: program.pick(1, 2, 0) for name in ("beta", "alpha") if program.often(False, True)}
+        written = f"torch.{program.pick('mm', 'matmul')}({one}, {other}) + {bias}"
+        made = program.let(program.pick(written, f"torch.addmm({bias}, {one}, {other}{named(given)})"))
+    if program.often(False, True):
+        made = program.let(f"{made}.{program.pick('flatten()', 'reshape(-1, 1)', 'unsqueeze(0)', 'mT')}")
+    if program.often(False, True):
+        made = program.let(f"{made}.to({program.pick(*DTYPES)})")
+    return made
+
+
+def named(given):
+    return "".join(f", {name}={value!r}" for name, value in given.items())
+
+
+def activated(source, activations):
+    def program_of(program):
+        made = source(program)
+        more = (made,) if program.often(False, True) else ()
+        return program.returns(program.pick(*activations).format(made), *more)
+
+    return program_of
+
+
+def picture(program, *sizes, dtype):
+    """Draw an image, in channels-last layout too."""
+    layout = program.pick("channels last", "contiguous", "transposed", "expanded", "apart")
+    if layout == "channels last" and len(sizes) == 4:
+        return program.tensor(value=tensor_of(sizes, dtype, seed=1).to(memory_format=torch.channels_last))
+    return program.tensor(*sizes, dtype=dtype)
+
+
+def convolution(program, *, groups=(1, 2), dtypes=DTYPES, kernels=(3, 1, 2), strides=(1, 2, 3)):
+    """Draw a convolution; return its source and the number of its channels."""
+    dims = program.often(2, 1, 3)
+    dtype, group = program.often(*dtypes), program.often(*groups)
+    channels, out = group * program.pick(2, 1), group * program.often(2, 1)
+    kernel, size = program.pick(*kernels), program.often(6, 5)
+    batch = [] if program.often(False, True) else [program.often(2, 1, 0)]
+    x = picture(program, *batch, channels, *[size] * dims, dtype=dtype)
+    target, weight = f"F.conv{dims}d", (out, channels // group, *[kernel] * dims)
+    if program.often(False, True):
+        target, weight = f"F.conv_transpose{dims}d", (channels, out // group, *[kernel] * dims)
+    given = {"input": x, "weight": picture(program, *weight, dtype=dtype)}
+    if program.pick(True, False):
+        given["bias"] = program.tensor(out, dtype=dtype)
+    forms = lambda value: program.pick(value, [value] * dims, (value,))  # noqa: E731
+    if program.often(True, False):
+        given["stride"] = forms(kernel if program.pick(True, False) and kernel in strides else program.pick(*strides))
+    if program.pick(False, True):
+        given["padding"] = program.often(forms(program.pick(0, 1)), "'same'", "'valid'")
+    if program.often(False, True):
+        given["dilation"] = forms(program.pick(1, 2))
+    if group > 1 or program.often(False, True):
+        given["groups"] = group
+    names = [*given]  # positional only as far as the function's order goes
+    gap = next((at for at, name in enumerate(("input", "weight", "bias", "stride", "padding")) if name not in names), 9)
+    return program.let(program.call(target, positional=min(gap, 5), **given)), out, dims
+
+
+def normed(program):
+    """Draw a convolution with numbers of each channel added or multiplied, and a residual."""
+    made, out, dims = convolution(program)
+    for _ in range(program.pick(0, 1, 2)):
+        sizes = program.often(
+            [out, *[1] * dims], [1, out, *[1] * dims], [1] * (dims + 1), [1], [], [2 * out, *[1] * dims]
+        )
+        operand = program.often(program.tensor(*sizes), 2, 0.5)
+        made = program.let(program.pick("{0} * {1}", "{0} + {1}", "{0} - {1}", "{1} * {0}", "{1} - {0}",
+                                        "torch.add({0}, {1}, alpha=2)", "torch.sub({0}, {1}, alpha=3)").format(made, operand))  # fmt: skip
+    if program.often(False, True):
+        made = program.let(f"{made}.to({program.pick(*DTYPES)})")
+    residual = program.often(
+        None, f"{made}[:1]", f"{made}", f"{made}.mT", f"{made}.flip(0)", f"{made}.sum(1, keepdim=True)"
+    )
+    if residual:
+        made = program.let(
+            program.pick("{0} + {1}", "torch.add({0}, {1})", "torch.add({1}, {0}, alpha=2)").format(made, residual)
+        )
+    return made
+
+
+def grouped_convolution(program):
+    made, *_ = convolution(program, groups=(2, 4), dtypes=(torch.bfloat16, torch.float16))
+    return program.returns(made)
+
+
+def patches(program):
+    made, *_ = convolution(
+        program, groups=(1, 2), dtypes=(torch.bfloat16, torch.float16), kernels=(2, 3), strides=(2, 3)
+    )
+    return program.returns(made)
+
+
+def matrix_vector(program):
+    dtype = program.often(*DTYPES)
+    between, rows, columns = program.often(3, 1, 2), program.often(1, 4, 0), program.often(1, 5)
+    batch = program.often([2], [], [2, 3], [1], [0])
+    one, other = (
+        program.tensor(*program.often(batch, [1, *batch], batch[1:]), *sizes, dtype=dtype)
+        for sizes in ((program.pick(rows, 4), between), (between, columns))
+    )
+    if program.often(False, True):
+        other = program.tensor(between, dtype=dtype)
+    form = program.pick("torch.matmul({}, {})", "{} @ {}", "{}.matmul({})", "torch.bmm({}, {})", "{}.bmm(mat2={})",
+                        "torch.matmul(other={1}, input={0})", "torch.bmm({}, mat2={})")  # fmt: skip
+    made = program.let(form.format(one, other))
+    return program.returns(f"{made}.view(-1)" if program.pick(False, True) else made)
+
+
+def indices(program, *sizes):
+    """Draw numbers of rows of a table of five."""
+    kind, first = program.often(torch.int64, torch.int32), program.often(0, -5)
+    value = torch.randint(first, first + 5, sizes, generator=torch.Generator().manual_seed(1)).to(kind)
+    return program.tensor(value=program.often(value, value.mT.contiguous().mT if len(sizes) > 1 else value))
+
+
+def bag(program, table, dtype):
+    given = {"input": indices(program, *program.often([4, 3], [4], [0, 3], [4, 0], [4, 1])), "weight": table}
+    if program.often(False, True):
+        given["offsets"] = program.tensor(value=torch.tensor([0, 2]))
+    if program.often(False, True):
+        given["max_norm"] = 1.0
+    if program.pick(True, False):
+        given["mode"] = repr(program.often("sum", "mean", "max"))
+    if program.often(False, True):
+        given["per_sample_weights"] = program.tensor(4, 3, dtype=dtype)
+    if program.often(False, True):
+        given["include_last_offset"] = program.pick(True, False)
+    if program.often(False, True):
+        given["padding_idx"] = program.pick(0, -1, 4)
+    return program.call("F.embedding_bag", positional=2, **given)
+
+
+def gather_sum(program):
+    dtype = program.often(*DTYPES)
+    table = program.tensor(5, program.often(4, 1, 0), dtype=dtype)
+    if program.pick(False, True):
+        return program.returns(bag(program, table, dtype))
+    shape = program.often([4, 3], [4], [2, 4, 3], [0, 3], [4, 0], [2, 1])
+    index = indices(program, *shape)
+    rows = program.let(
+        program.pick("{0}[{1}]", "{0}[{1}, :]", "F.embedding({1}, {0})", "F.embedding(weight={0}, input={1}, padding_idx=1)",
+                     "{0}.index_select(0, {1}.flatten())", "torch.index_select({0}, dim=0, index={1}.flatten())",
+                     "F.embedding({1}, {0}, max_norm=1.0)", "{0}[:, {1}.clamp(max=0)]").format(table, index)
+    )  # fmt: skip
+    if program.often(False, True):
+        rows = program.let(f"{rows}.{program.pick('unflatten(0, (2, -1))', 'flatten(0, 1)', 'reshape(-1, 2, 4)')}")
+    if program.pick(False, True):
+        sizes = program.often([*shape, 1], [*shape[:-1], 1, 1], [*shape, 4], [1], [4])
+        weights = program.tensor(*sizes, dtype=program.often(dtype, torch.float32))
+        rows = program.let(program.pick("{0} * {1}", "{1} * {0}", "{0}.mul({1})", "torch.mul(other={0}, input={1})")
+                           .format(rows, weights))  # fmt: skip
+    dim = program.often(-2, 0, 1, "(-2,)", "(0, 1)", -1)
+    more = program.often("", ", keepdim=True", ", dtype=torch.float64", ", True")
+    form = program.pick(
+        "{0}.sum({1}{2})", "{0}.mean({1}{2})", "torch.sum({0}, {1}{2})", "torch.mean(input={0}, dim={1})"
+    )
+    return program.returns(form.format(rows, dim, more))
+
+
+PROGRAMS = {
+    "packed": packed,
+    "cross_entropy": cross_entropy,
+    "linear_cross_entropy": linear_cross_entropy,
+    "linear_activation": activated(product, RELU + GELU),
+    "approximate_gelu": activated(product, EXACT),
+    "onednn": activated(lambda program: program.pick(product, normed)(program), ONEDNN),
+    "convolution": activated(normed, RELU),
+    "grouped_convolution": grouped_convolution,
+    "patches": patches,
+    "matrix_vector": matrix_vector,
+    "gather_sum": gather_sum,
+}
+TRAINING = ("cross_entropy", "linear_cross_entropy", "patches", "matrix_vector")
+
+
+def check(name, setting, **options):
+    """Run the property of a rewrite and return the number of matches in each of its programs."""
+    found = []
+
+    @setting
+    @given(st.data())
+    def property_(data):
+        program = Program(data.draw)
+        atol = 5e-4 if name == "approximate_gelu" else 0.0
+        found.append(matches(name, *PROGRAMS[name](program), training=name in TRAINING, atol=atol, **options))
+
+    property_()
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gives_eagers_results(name):
+    """A rewrite gives what eager does, for any call that the functional takes, and a part of the calls match."""
+    found = check(name, PROPERTY)
+    print(name, sum(map(bool, found)), len(found))
+    assert sum(map(bool, found)) >= len(found) / 10
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gives_eagers_results_compiled(name):
+    check(name, COMPILED, compiled=True)
