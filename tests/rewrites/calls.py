@@ -11,7 +11,7 @@ from itertools import chain
 import hypothesis
 import torch
 import torch.nn.functional as F  # noqa: N812
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lowering import Rewriting
 from on_a_cpu import compiled_by
@@ -30,9 +30,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "transposed", "expanded", "apart", "shifted")
 
 
-def tensor_of(shape, dtype=torch.float32, layout="contiguous", seed=0):
+def tensor_of(shape, dtype=torch.float32, layout="contiguous", seed=0, device="cpu"):
     """Return random numbers in a layout: `apart` has gaps between them, `shifted` begins inside its memory."""
-    random = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
+    random = partial(torch.randn, generator=torch.Generator(device).manual_seed(seed), device=device)
     if layout == "transposed":
         made = random(shape[::-1]).permute([*reversed(range(len(shape)))])
     elif layout == "expanded":
@@ -52,11 +52,10 @@ def tensor_of(shape, dtype=torch.float32, layout="contiguous", seed=0):
 class Program:
     """A function of drawn tensors; `draw` is hypothesis's."""
 
-    def __init__(self, draw):
-        self.draw = draw
+    def __init__(self, draw, device="cpu"):
+        self.draw, self.device = draw, device
         self.tensors = []
         self.lines = []
-        self.parameters = []  # names of those that are parameters
 
     def pick(self, *values):
         """Draw one of `values`; the first is the simplest."""
@@ -70,12 +69,13 @@ class Program:
         """Draw a tensor, or take the `value`, and return its name."""
         name, seed = f"t{len(self.tensors)}", self.draw(st.integers(0, 9))
         if value is None:
-            value = tensor_of(shape, dtype, self.often("contiguous", *layouts), seed)
+            value = tensor_of(shape, dtype, self.often("contiguous", *layouts), seed, self.device)
+        value = value.to(self.device)
         self.tensors.append(torch.nn.Parameter(value) if parameter else value)
         return name
 
     def call(self, target, /, positional=None, **given):
-        """Return the source of a call; from a drawn argument on, at most `positional`, they are keywords in any order."""
+        """Return the source of a call with at most `positional` arguments; the others are keywords, in any order."""
         names = [*given]
         most = len(names) if positional is None else positional
         cut = self.often(most, *range(most + 1))
@@ -83,22 +83,49 @@ class Program:
         texts += [f"{name}={given[name]}" for name in self.draw(st.permutations(names[cut:]))]
         return f"{target}({', '.join(texts)})"
 
+    def assume_indices(self, exist):
+        """Draw again unless indices are in range, or on a CPU: a GPU's assert ends all further calls of the process."""
+        hypothesis.assume(exist or self.device == "cpu")
+
     def let(self, expression):
         """Name the value of an expression and return the name."""
         self.lines.append(f"v{len(self.lines)} = {expression}")
         return f"v{len(self.lines) - 1}"
 
+    def value(self, expression):
+        """Return the value of an expression on the tensors so far, if it has one."""
+        try:
+            return self._function(expression)(*self.tensors)
+        except Exception:  # noqa: BLE001 - what torch raises for calls of a wrong form
+            hypothesis.reject()
+
     def returns(self, *results):
         """Return the function and its arguments."""
-        names = ", ".join(f"t{at}" for at in range(len(self.tensors)))
-        body = "".join(f"    {line}\n" for line in (*self.lines, f"return {', '.join(results)}"))
-        self.source = f"def fn({names}):\n{body}"
-        scope = {"torch": torch, "F": F}
-        exec(self.source, scope)
-        hypothesis.note(self.source)
         for at, each in enumerate(self.tensors):
             hypothesis.note(f"t{at}: {tuple(each.shape)} {each.stride()} {each.dtype}")
-        return scope["fn"], self.tensors
+        return self._function(*results), self.tensors
+
+    def _function(self, *results):
+        names = ", ".join(f"t{at}" for at in range(len(self.tensors)))
+        source = f"def fn({names}):\n" + "".join(f"    {line}\n" for line in self.lines)
+        source += f"    return {', '.join(results)}\n"
+        hypothesis.note(source)
+        scope = {"torch": torch, "F": F}
+        exec(source, scope)
+        return scope["fn"]
+
+
+def check(name, program, setting=PROPERTY, *, device="cpu", **options):
+    """Run the property of a rewrite on drawn programs and return the number of matches in each."""
+    found = []
+
+    @setting
+    @given(st.data())
+    def gives_eagers_results(data):
+        found.append(matches(name, *program(Program(data.draw, device)), **options))
+
+    gives_eagers_results()
+    return found
 
 
 def matches(name, fn, args, *, training=False, compiled=False, atol=0.0):
@@ -157,7 +184,7 @@ def _run(fn, args, training):
     args = [arg.detach().requires_grad_() if arg.is_floating_point() else arg for arg in args]
     results = _flat(fn(*args))
     chosen = [each for each in results if each.requires_grad]
-    given = [tensor_of(each.shape, each.dtype, seed=3) for each in chosen]
+    given = [tensor_of(each.shape, each.dtype, seed=3, device=each.device) for each in chosen]
     wanted = [arg for arg in args if arg.requires_grad]
     gradients = torch.autograd.grad(chosen, wanted, given, allow_unused=True, materialize_grads=True) if chosen else ()
     return results, [*gradients]
