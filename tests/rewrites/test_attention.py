@@ -231,6 +231,16 @@ def test_dynamic_batches(bias):
     assert (rewriting.counts["attention"], len(rewriting.graphs)) == (2, 2)
 
 
+def test_dynamic_lengths():
+    """Numbers of queries and keys may vary too, where the result keeps the product's sizes."""
+    rewriting = Rewriting(fn := attention(SCORES["scaled"], heads_last=False), "attention")
+    for queries, keys in ((5, 7), (6, 9), (8, 10)):
+        args = (*(torch.randn(2, 3, length, 16) for length in (queries, keys, keys)), torch.randn(3, queries, keys))
+        with torch.no_grad():
+            agrees(rewriting(*args), fn, args)
+    assert (rewriting.counts["attention"], len(rewriting.graphs)) == (2, 2)
+
+
 @pytest.mark.parametrize("sizes", [(0, 3, 5, 7), (2, 3, 0, 7)], ids=["no batch", "no queries"])
 def test_nothing_to_attend(sizes):
     """Without batches or queries the result is empty, with eager's shape."""

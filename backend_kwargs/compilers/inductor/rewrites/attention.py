@@ -108,9 +108,14 @@ def _fuse(dim: int, match: Match, x: AnyNode) -> None:
     with graph.inserting_before(found.product):
         attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
         attended = insert(graph, aten.clone.default, attended, memory_format=torch.contiguous_format)
-        wanted = [*found.product.meta["val"].shape]
-        attended = insert(graph, aten.reshape.default, attended, [-1, *wanted[1:]])
+        sizes = [_size(graph, attended, dim) for dim in (2, 3)]
+        attended = insert(graph, aten.reshape.default, attended, [-1, *sizes])
     replace(found.product, attended)
+
+
+def _size(graph: Graph, node: AnyNode, dim: int) -> Any:
+    size = node.meta["val"].shape[dim]
+    return size if isinstance(size, int) else insert(graph, aten.sym_size.int, node, dim)
 
 
 def _heads_last(found: Attention) -> AnyNode | None:
