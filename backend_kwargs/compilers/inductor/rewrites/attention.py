@@ -80,13 +80,17 @@ def add_patterns(passes: PatternMatcherPass) -> None:
             pattern = pattern_of(partial(_softmax, dim), torch.empty(sizes, dtype=dtype))
             if repr(pattern) not in seen:
                 seen.add(repr(pattern))
-                register_graph_pattern(
-                    pattern, extra_check=lambda match, dim=dim: _parse(match, dim) is not None, pass_dict=passes
-                )(partial(_fuse, dim))
+                register_graph_pattern(pattern, extra_check=partial(_is_attention, dim), pass_dict=passes)(
+                    partial(_fuse, dim)
+                )
 
 
 def _softmax(dim: int, x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, dim)
+
+
+def _is_attention(dim: int, match: Match) -> bool:
+    return _parse(match, dim) is not None
 
 
 def _fuse(dim: int, match: Match, x: AnyNode) -> None:
@@ -262,7 +266,8 @@ def _of_product(
     keys_before_width = calls(k, aten.permute.default) and _swaps_last(k.args[1], whole.dim())
     if keys_before_width:
         k = k.args[0]
-    if not _are_of_one_attention(*map(value_of, (q, k, v, product)), whole, keys_before_width):
+    values = value_of(q), value_of(k), value_of(v), value_of(product)
+    if not _are_of_one_attention(*values, whole, keys_before_width):
         return None
     sizes = tuple(whole.shape) if whole.dim() == 4 else (1, *whole.shape)
     return Attention(q, k, v, product, sizes, biases, scale, keys_before_width)

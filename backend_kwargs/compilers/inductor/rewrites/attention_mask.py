@@ -24,8 +24,8 @@ def make_dense(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
 
     def replace(node: AnyNode) -> float | None:
         given = arguments_of(node) or {}
-        q, k, mask = (given.get(name) for name in ("query", "key", "attn_mask"))
-        if not _needs_copy(example(q), example(mask)):
+        q, mask = example(given.get("query")), given.get("attn_mask")
+        if mask is None or not _needs_copy(q, example(mask)):
             return None
         if mask not in made or written_between(made[mask], node, [mask]):
             with node.graph.inserting_before(node):
@@ -34,7 +34,7 @@ def make_dense(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
             node.update_kwarg("attn_mask", made[mask])
         else:
             node.update_arg(3, made[mask])
-        return _saved(example(q), example(k))
+        return _saved(q, example(given["key"]))
 
     return changed(gm, example_inputs, lambda node: node.target is ATTENTION, replace)
 
