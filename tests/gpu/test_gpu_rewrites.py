@@ -8,6 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from calls import COMPILED, check
+<<<<<<< HEAD
+=======
+from test_drawn_attention import INFERENCE, attention_mask
+from test_drawn_attention import PROGRAMS as ATTENTION
+>>>>>>> w-rewrites-b
 from test_drawn_calls import PROGRAMS, options
 from torch import nn
 from torch._inductor.utils import run_and_get_code
@@ -145,6 +150,44 @@ def test_cudnn_attention(causal):
     want = F.scaled_dot_product_attention(*exact([q, k, v]), is_causal=causal, scale=0.125).transpose(1, 2)
     close(got.cpu(), want, torch.bfloat16)
     assert got.is_contiguous()
+
+
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention
+EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda q, k, v: FLASH(q, k, v, 0.0, True)[0], id="causal flash attention"),
+        pytest.param(lambda q, k, v: EFFICIENT(q, k, v, None, False, scale=-4.0)[0], id="a negative scale"),
+        pytest.param(lambda q, k, v: EFFICIENT(q, k, v, None, False, 0.0, True)[0], id="causal"),
+    ],
+)
+def test_cudnn_in_place_of_others(call):
+    """Where cuDNN's attention would give other numbers than the kernel that was called, that one stays."""
+    q, k, v = (normal(2, each, 4, 64).transpose(1, 2) for each in (64, 128, 128))
+    got, _, _ = code_of(call, (q, k, v), ("cudnn_attention",))
+    close(got, call(q, k, v), torch.bfloat16)
+
+
+@pytest.mark.parametrize("keys", [49, 300])
+def test_a_query_that_sees_no_key(keys):
+    """It gets 0 from `attention`, as from scaled_dot_product_attention, whichever kernel runs."""
+    q, k, v = normal(2, 4, 49, 32), normal(2, 4, keys, 32), normal(2, 4, keys, 32)
+    bias = normal(49, keys)
+    bias[3] = -float("inf")
+    got = library_attention.attention(q, k, v, bias, 0.2)
+    assert not got[:, 3].any()
+    close(got, F.scaled_dot_product_attention(q, k, v, bias, scale=0.2).transpose(1, 2), torch.bfloat16)
+
+
+def test_a_product_of_nothing():
+    """A linear layer without input features gives the activation of its bias."""
+    x, w, b = normal(4, 0), normal(8, 0), normal(8)
+    fn = lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh")  # noqa: E731
+    got, _, _ = code_of(fn, (x, w, b), ("linear_activation",))
+    close(got, fn(x, w, b), torch.bfloat16)
 
 
 @pytest.mark.parametrize("shifted", [False, True], ids=["bias", "bias and masks"])
@@ -610,3 +653,14 @@ def test_drawn_calls(name):
     """Whatever call is drawn, the compiled code gives eager's numbers; float32 may be computed as TF32."""
     given = options(name)
     check(name, PROGRAMS[name], COMPILED, device="cuda", compiled=True, **{**given, "atol": max(given["atol"], 2e-3)})
+<<<<<<< HEAD
+=======
+
+
+@pytest.mark.parametrize("name", [*ATTENTION, "cudnn_attention"])
+def test_drawn_attention(name):
+    """The same of attention, norms and rotations; cuDNN's kernel serves calls of scaled_dot_product_attention."""
+    training = name not in (*INFERENCE, "cudnn_attention")
+    program = ATTENTION.get(name, attention_mask)
+    check(name, program, COMPILED, device="cuda", compiled=True, training=training, atol=2e-3)
+>>>>>>> w-rewrites-b

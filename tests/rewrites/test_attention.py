@@ -144,6 +144,15 @@ def test_masks(value):
     assert matched(attention(SCORES["scaled"]), (*qkv, b), "attention") == 1
 
 
+def regrouped(q, k, v, b, shape, split=None):
+    """Return attention whose scores have a shape of their own as the bias is added to them."""
+    q, k, v = (each.reshape(*(split or each.shape[:2]), *each.shape[2:]) for each in (q, k, v))
+    heads = q.shape[:2].numel()
+    q, k, v = q.reshape(heads, 5, 16), k.mT.reshape(heads, 16, 7), v.reshape(heads, 7, 16)
+    weights = (torch.bmm(q, k).view(shape) * 0.3 + b).softmax(-1)
+    return torch.bmm(weights.view(heads, 5, 7), v)
+
+
 K, QUERIES = SCORES["scaled"], torch.rand(1, 5, 1)
 NEAR = {
     "the bias is scaled too": lambda q, k, v, b: ((q @ k.transpose(-2, -1) + b) * 0.3).softmax(-1) @ v,
@@ -173,6 +182,19 @@ NEAR = {
         ((q @ k.transpose(-2, -1)).to(torch.float8_e4m3fn).float() + b).softmax(-1) @ v
     ),
     "weights that are quantised": lambda q, k, v, b: K(q, k, b).softmax(-1).to(torch.float8_e4m3fn).to(v.dtype) @ v,
+    "over queries, counted from the front": lambda q, k, v, b: K(q, k, b).softmax(2) @ v,
+    "a negative scale": lambda q, k, v, b: (q @ k.transpose(-2, -1) * -0.3 + b).softmax(-1) @ v,
+    "integers added to the scores": lambda q, k, v, b: K(q, k, (9 * b).long()).softmax(-1) @ v,
+    "no keys": lambda q, k, v, b: K(q, k[:, :, :0], b[..., :0]).softmax(-1) @ v[:, :, :0],
+    "no width": lambda q, k, v, b: K(q[..., :0], k[..., :0], b).softmax(-1) @ v,
+    "weights of one query for many": lambda q, k, v, b: K(q[:, :, :1], k, b[:, :1]).softmax(-1).expand(2, 3, 5, 7) @ v,
+    "a batch of weights for all": lambda q, k, v, b: K(q[:1], k[:1], b).softmax(-1).expand(2, 3, 5, 7) @ v,
+    "scores of other batches and heads": lambda q, k, v, b: regrouped(q, k, v, b[:, None, :1], (3, 2, 5, 7)),
+    "scores of other batches and as many heads": lambda q, k, v, b: regrouped(
+        q[:, :2], k[:, :2], v[:, :2], b[:2, None, :1], (2, 2, 5, 7), (4, 1)
+    ),
+    "queries that are heads": lambda q, k, v, b: regrouped(q, k, v, b.flatten(0, 1), (2, 15, 7)),
+    "factors of more heads": lambda q, k, v, b: torch.bmm((torch.bmm(q[0, :1], k[0, :1].mT) * HEADS).softmax(-1), v[0]),
     "scores that are no product": lambda q, k, v, b: (b.expand(2, 3, 5, 7) * 2).softmax(-1) @ v,
 }
 
@@ -204,6 +226,16 @@ def test_dynamic_batches(bias):
     for batch in (2, 3, 4):
         *qkv, b = factors(bias=bias)
         args = (*(torch.cat((each, -each))[:batch] for each in qkv), torch.cat((b, b))[:batch] if b.dim() == 4 else b)
+        with torch.no_grad():
+            agrees(rewriting(*args), fn, args)
+    assert (rewriting.counts["attention"], len(rewriting.graphs)) == (2, 2)
+
+
+def test_dynamic_lengths():
+    """Numbers of queries and keys may vary too, where the result keeps the product's sizes."""
+    rewriting = Rewriting(fn := attention(SCORES["scaled"], heads_last=False), "attention")
+    for queries, keys in ((5, 7), (6, 9), (8, 10)):
+        args = (*(torch.randn(2, 3, length, 16) for length in (queries, keys, keys)), torch.randn(3, queries, keys))
         with torch.no_grad():
             agrees(rewriting(*args), fn, args)
     assert (rewriting.counts["attention"], len(rewriting.graphs)) == (2, 2)
@@ -279,16 +311,16 @@ def repeated(table, mask, first=False):
     return masks + table.unsqueeze(0) if first else table.unsqueeze(0) + masks
 
 
-def pad(graph):
+def pad(graph, start=0, left=0):
     """Pad the bias and slice it again, as torch does for the memory-efficient kernel."""
     aten = torch.ops.aten
     (node,) = graph.find_nodes(op="call_function", target=aten._scaled_dot_product_efficient_attention.default)
     bias = node.args[3]
     value = bias.meta["val"]
     with graph.inserting_before(node), value.fake_mode:
-        padded = graph.call_function(aten.constant_pad_nd.default, (bias, [0, 15], 0.0))
+        padded = graph.call_function(aten.constant_pad_nd.default, (bias, [left, 15 - left], 0.0))
         wide = padded.meta["val"] = torch.empty(*value.shape[:3], 64, dtype=value.dtype, device=value.device)
-        cut = graph.call_function(aten.slice.Tensor, (padded, -1, 0, 49))
+        cut = graph.call_function(aten.slice.Tensor, (padded, -1, start, start + 49))
         cut.meta["val"] = torch.empty_strided(value.shape, wide.stride(), dtype=value.dtype, device=value.device)
     node.update_arg(3, cut)
 
@@ -321,6 +353,7 @@ def test_a_library_over_few_keys(by, bias, wanted):
 
 STAYS = {
     "many keys": (300, False, repeated),
+    "a bias with more digits": (49, False, lambda table, mask: table.float().expand(8, 4, 49, 49)),
     "training": (49, True, repeated),
     "no bias": (49, False, lambda *args: None),
 }
@@ -330,6 +363,16 @@ STAYS = {
 def test_a_library_stays(keys, grad, bias):
     """A library's kernel stays if there are many keys, no bias, or a backward pass."""
     assert rewrite_graph(with_bias("efficient", keys, bias, grad).graph, "attention") == 0
+
+
+@pytest.mark.parametrize(("start", "left"), [(0, 3), (15, 0), (3, 3)])
+def test_another_part_of_a_padded_bias(start, left):
+    """A bias that is padded and sliced at other places is passed on as it is."""
+    gm = with_bias("efficient", 49, lambda table, mask: table.expand(8, 4, 49, 49))
+    pad(gm.graph, start, left)
+    assert rewrite_graph(gm.graph, "attention") == 1
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.backend_kwargs.attention.default)
+    assert node.args[3].target is torch.ops.aten.slice.Tensor
 
 
 def test_fewer_heads_of_keys_stay():
@@ -363,6 +406,27 @@ def test_cudnn_in_place_of_others(by, scale, wanted):
     assert node.args[3:] == (None, by == "flash", wanted)
     (after,) = inference.graph.output_node().all_input_nodes
     assert (after.meta["val"].shape, after.meta["val"].stride()) == (was.shape, was.stride())
+
+
+@pytest.mark.parametrize(
+    ("keys", "call"),
+    [
+        # Of other lengths, flash attention lets the last query see the last key, and cuDNN the first query the first.
+        pytest.param(64, lambda q, k, v, b: FUSED["flash"](q, k, v, b, True, 0.2), id="causal, of two lengths"),
+        pytest.param(64, lambda q, k, v, b: FUSED["flash"](q, k, v, b, False, -0.2), id="a negative scale"),
+        pytest.param(64, lambda q, k, v, b: FUSED["efficient"](q, k, v, b, False, -0.2), id="efficient, negative"),
+        pytest.param(64, lambda q, k, v, b: FUSED["efficient"](q, k, v, b, True, 0.2), id="a bias and causal"),
+        pytest.param(0, lambda q, k, v, b: FUSED["efficient"](q, k, v, None, False, 0.2), id="no keys"),
+    ],
+)
+def test_cudnn_near_miss(keys, call):
+    """Calls that cuDNN's kernel does not compute, or not alike, keep their kernel."""
+    like = {"dtype": torch.bfloat16, "device": "cuda"}
+    with FakeTensorMode():
+        q, k, v = (torch.empty(2, each, 4, 64, **like).transpose(1, 2) for each in (128, keys, keys))
+        gm = make_fx(lambda *args: call(*args)[0])(q, k, v, torch.empty(2, 4, 128, keys, **like))
+    gm.graph.eliminate_dead_code()
+    assert rewrite_graph(gm.graph, "cudnn_attention") == 0
 
 
 CHOICES = {
@@ -428,6 +492,7 @@ def test_cudnn_computes_the_same(by, dtype, batch, heads, queries, keys, width, 
     torch.manual_seed(seed)
     if by == "flash":  # takes no bias, and v as wide as q
         masked, width_of_v = masked if masked == "causal" else None, width
+        keys = queries if masked else keys
     causal = masked == "causal"
     shapes = ((queries, width), (keys, width), (keys, width_of_v))
     args = [(torch.randn(batch, rows, heads, each) * size).to(dtype).transpose(1, 2) for rows, each in shapes]

@@ -166,6 +166,11 @@ def arguments(**sizes):
     return lambda: made(**sizes)
 
 
+def heads_of(keys, values, **sizes):
+    """Return arguments with other heads of keys and of values."""
+    return lambda: [*made(shared=keys, **sizes)[:2], made(shared=values, **sizes)[2], made(**sizes)[3]]
+
+
 # What must not match: the call, and its arguments.
 NEAR = {
     "no mask, heads shared": (lambda q, k, v, m: sdpa(q, k, v, enable_gqa=True), made),
@@ -180,6 +185,16 @@ NEAR = {
     "wide heads": (FORMS["enable_gqa"], arguments(width=264)),
     "keys last": (lambda q, k, v, m: sdpa(q, k.mT.contiguous().mT, v, m, enable_gqa=True), made),
     "values last": (lambda q, k, v, m: sdpa(q, k, v.mT.contiguous().mT, m, enable_gqa=True), made),
+    "more heads of values than of keys": (FORMS["enable_gqa"], heads_of(2, 4)),
+    "more heads of keys than of values": (FORMS["enable_gqa"], heads_of(4, 2)),
+    "more heads of values, one batch": (FORMS["enable_gqa"], heads_of(2, 4, batch=1)),
+    "more heads of values, without a mask": (lambda q, k, v, m: sdpa(q, repeated(k), repeated(v, 2)), heads_of(2, 4)),
+    "values of one batch": (FORMS["enable_gqa"], lambda: [*made()[:2], made(batch=1)[2], made()[3]]),
+    "no width": (lambda q, k, v, m: sdpa(q[..., :0], k[..., :0], v, m, scale=1.0, enable_gqa=True), made),
+    "five dimensions": (
+        lambda q, k, v, m: sdpa(*(x[:, :2, None] for x in (q, k, v)), m[:, :, None]),
+        made,
+    ),
     "three dimensions": (lambda q, k, v, m: sdpa(q[:, 0], k[:, 0], v[:, 0], m[:, 0]), made),
     "keys for all batches": (lambda q, k, v, m: sdpa(q[:, :2], k[:1], v[:1], m), made),
     "repeated in turn": (lambda q, k, v, m: sdpa(q, k.repeat(1, 4, 1, 1), v.repeat(1, 4, 1, 1)), made),

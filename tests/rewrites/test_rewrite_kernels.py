@@ -55,11 +55,12 @@ for batch, heads, rows, keys, width, of_v in ((2, 3, 49, 49, 32, 32), (1, 2, 5, 
     k, v = torch.randn(batch, heads, keys, width), torch.randn(batch, heads, keys, of_v)
     masked = torch.randn(batch, 1, 1, keys)
     masked[..., 1] = -float("inf")
-    repeats = torch.randn(batch, heads, rows, keys)
+    repeats, hidden = torch.randn(batch, heads, rows, keys), torch.randn(rows, keys)
+    hidden[1] = -float("inf")  # a query that sees no key
     q, k, v = (torch.cat((each, -each)) for each in (q, k, v))
     if rows == 5:
         k = k.transpose(2, 3).contiguous().transpose(2, 3)  # its last dimension is not dense
-    for bias in (None, torch.randn(heads, rows, keys), torch.cat((masked, masked)), torch.randn(rows, keys), repeats):
+    for bias in (None, torch.randn(heads, rows, keys), torch.cat((masked, masked)), hidden, repeats):
         got = attention_over_few_keys(q, k, v, bias, 0.3)
         whole = bias
         if bias is not None:

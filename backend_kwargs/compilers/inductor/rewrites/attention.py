@@ -24,16 +24,17 @@ from backend_kwargs.compilers.inductor.rewrites.library_attention import (
     CUDNN,
     EFFICIENT,
     HEADS_LAST,
-    arguments_of,
     attention,
     has_few_keys,
     only_result,
     replace_results,
+    scale_of,
 )
 from backend_kwargs.compilers.inductor.rewrites.matching import (
     DTYPES,
     FLOATS,
     AnyNode,
+    arguments_of,
     aten,
     calls,
     insert,
@@ -79,8 +80,8 @@ def add_patterns(passes: PatternMatcherPass) -> None:
             pattern = pattern_of(partial(_softmax, dim), torch.empty(sizes, dtype=dtype))
             if repr(pattern) not in seen:
                 seen.add(repr(pattern))
-                register_graph_pattern(pattern, extra_check=lambda match: _parse(match) is not None, pass_dict=passes)(
-                    _fuse
+                register_graph_pattern(pattern, extra_check=partial(_is_attention, dim), pass_dict=passes)(
+                    partial(_fuse, dim)
                 )
 
 
@@ -88,8 +89,12 @@ def _softmax(dim: int, x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, dim)
 
 
-def _fuse(match: Match, x: AnyNode) -> None:
-    found = _parse(match)
+def _is_attention(dim: int, match: Match) -> bool:
+    return _parse(match, dim) is not None
+
+
+def _fuse(dim: int, match: Match, x: AnyNode) -> None:
+    found = _parse(match, dim)
     assert found is not None
     graph = found.product.graph
     with graph.inserting_before(found.product):
@@ -107,9 +112,14 @@ def _fuse(match: Match, x: AnyNode) -> None:
     with graph.inserting_before(found.product):
         attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
         attended = insert(graph, aten.clone.default, attended, memory_format=torch.contiguous_format)
-        wanted = [*found.product.meta["val"].shape]
-        attended = insert(graph, aten.reshape.default, attended, [-1, *wanted[1:]])
+        sizes = [_size(graph, attended, dim) for dim in (2, 3)]
+        attended = insert(graph, aten.reshape.default, attended, [-1, *sizes])
     replace(found.product, attended)
+
+
+def _size(graph: Graph, node: AnyNode, dim: int) -> Any:
+    size = node.meta["val"].shape[dim]
+    return size if isinstance(size, int) else insert(graph, aten.sym_size.int, node, dim)
 
 
 def _heads_last(found: Attention) -> AnyNode | None:
@@ -145,19 +155,19 @@ def _bias(graph: Graph, found: Attention, dtype: torch.dtype) -> Any:
     return bias
 
 
-def _parse(match: Match) -> Attention | None:
-    """Return the attention around the matched softmax, or None."""
+def _parse(match: Match, dim: int) -> Attention | None:
+    """Return the attention around the matched softmax over `dim`, or None."""
     weights, scores = match.output_node(), match.kwargs["x"]
     product = _product_of(weights)
     whole, value = value_of(scores), value_of(product) if product else None
     if product is None or whole is None or value is None or value.dtype not in DTYPES:
         return None
-    if known_true(value.numel() == 0):
+    if whole.dim() not in (3, 4) or dim % whole.dim() != whole.dim() - 1:
         return None
     if not isinstance(scores, Node) or not set(match.nodes).issuperset(scores.users):
         return None
     found = _sum_of_scores(scores, whole)
-    if found is None:
+    if found is None or not 0 < found[2] < math.inf:  # of negative ones, flash attention takes no maximum
         return None
     node, biases, scale, factors = found
     periods = [period for period in map(_period, biases) if not known_true(period == 1)]
@@ -208,7 +218,7 @@ def _sum_of_scores(scores: AnyNode, whole: torch.Tensor) -> tuple[AnyNode, list[
             node = node.args[0]
         elif calls(node, aten.mul.Tensor, aten.div.Tensor) and isinstance(node.args[1], int | float):
             factor = float(node.args[1])
-            if not math.isfinite(factor) or factor == 0:
+            if factor == 0:
                 return None
             scale = scale * factor if calls(node, aten.mul.Tensor) else scale / factor
             node = node.args[0]
@@ -250,17 +260,45 @@ def _of_product(
             return None
     if not calls(node, aten.bmm.default):
         return None
-    sizes = tuple(whole.shape) if whole.dim() == 4 else (1, *whole.shape)
     q, k, v = (_source(each, whole.dim()) for each in (*node.args, product.args[1]))
     if q is None or k is None or v is None:
         return None
     keys_before_width = calls(k, aten.permute.default) and _swaps_last(k.args[1], whole.dim())
     if keys_before_width:
         k = k.args[0]
-    dtypes = {value.dtype if value is not None else None for value in map(value_of, (q, k, v, product))}
-    if len(dtypes) > 1:
+    values = value_of(q), value_of(k), value_of(v), value_of(product)
+    if not _are_of_one_attention(*values, whole, keys_before_width):
         return None
+    sizes = tuple(whole.shape) if whole.dim() == 4 else (1, *whole.shape)
     return Attention(q, k, v, product, sizes, biases, scale, keys_before_width)
+
+
+def _are_of_one_attention(
+    q: torch.Tensor | None,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    product: torch.Tensor | None,
+    scores: torch.Tensor,
+    keys_before_width: bool,
+) -> bool:
+    """Return whether q, k, v and the product have the sizes that the scores ask for, and one dtype.
+
+    A view may have split the same heads and batches otherwise.
+    """
+    if q is None or k is None or v is None or product is None:
+        return False
+    *heads, queries, keys = scores.shape
+    width, width_of_v = q.shape[-1], v.shape[-1]
+    wanted = (
+        (q, (*heads, queries, width)),
+        (k, (*heads, keys, width) if keys_before_width else (*heads, width, keys)),
+        (v, (*heads, keys, width_of_v)),
+        (product, (math.prod(heads), queries, width_of_v)),
+    )
+    return all(
+        same_sizes(each.shape, sizes) and known_true(each.numel() > 0) and each.dtype == product.dtype
+        for each, sizes in wanted
+    )
 
 
 def _swaps_last(dims: Any, count: int) -> bool:
@@ -332,6 +370,8 @@ def _masked_windows(node: Any) -> tuple[Any, AnyNode] | None:
         value = value_of(mask)
         if not calls(scores, *VIEWS) or not used_once(scores) or value is None or value.dim() != 5:
             continue
+        if not value.is_floating_point():
+            continue
         before = value_of(scores.args[0])
         if before is None or not same_sizes(before.shape, whole.shape):
             continue
@@ -362,8 +402,9 @@ def _unpadded(node: Any) -> Any:
         if calls(node, aten.expand.default, aten.clone.default):
             source = node.args[0]
         elif calls(node, aten.slice.Tensor) and calls(node.args[0], aten.constant_pad_nd.default):
-            pads = node.args[0].args[1]
-            source = node.args[0].args[0] if list(pads[::2]) == [0] * (len(pads) // 2) else None  # only at the end
+            cut, (padded, pads, *_) = arguments_of(node) or {}, node.args[0].args
+            from_start = cut.get("start") in (0, None) and cut.get("step") == 1 and not any(pads[::2])
+            source = padded if from_start else None
         else:
             return node
         given = value_of(source)
@@ -401,15 +442,15 @@ def _comes_from_product(node: Any) -> bool:
 def _over_few_keys(match: Match) -> Attention | None:
     """Return the attention of a library's kernel if it has a bias and so few keys that ours is faster, or None."""
     node = match.output_node()
-    given = arguments_of(node)
+    given = arguments_of(node) or {}
     q, k, v, bias = (value_of(given.get(name)) for name in ("query", "key", "value", "attn_bias"))
     if q is None or k is None or v is None or bias is None or given.get("is_causal") or not only_result(node):
         return None
-    biases = _parts_of_bias(given["attn_bias"])
-    if not has_few_keys(q, k, v) or not bias.is_floating_point() or bias.dim() > 4:
+    biases, scale = _parts_of_bias(given["attn_bias"]), scale_of(given)
+    if not has_few_keys(q, k, v) or not bias.is_floating_point() or bias.dim() > 4 or scale is None:
         return None
-    scale = given.get("scale")
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if not _exact_in(q.dtype, biases):
+        return None
     sizes = (*q.shape[:3], k.shape[2])
     return Attention(given["query"], given["key"], given["value"], node, sizes, biases, scale)
 

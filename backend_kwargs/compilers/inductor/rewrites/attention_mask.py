@@ -11,11 +11,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.compilers.graphs import written_between
-from backend_kwargs.compilers.inductor.rewrites.matching import DTYPES, AnyNode, hint, known_true
+from backend_kwargs.compilers.inductor.rewrites.matching import DTYPES, AnyNode, arguments_of, hint, known_true
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example
 
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
-MASK = (3, "attn_mask")
 PASSES, PASSES_BACK = 4, 8  # over the scores in float32, forward and backward, that a fused kernel saves
 
 
@@ -24,29 +23,26 @@ def make_dense(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     made: dict[AnyNode, AnyNode] = {}  # dense masks, by the mask
 
     def replace(node: AnyNode) -> float | None:
-        mask = _mask(node)
-        if not _needs_copy(node, mask):
+        given = arguments_of(node) or {}
+        q, mask = example(given.get("query")), given.get("attn_mask")
+        if mask is None or not _needs_copy(q, example(mask)):
             return None
         if mask not in made or written_between(made[mask], node, [mask]):
             with node.graph.inserting_before(node):
                 made[mask] = _dense(mask)
-        node.args = tuple(made[mask] if each is mask and at == MASK[0] else each for at, each in enumerate(node.args))
-        node.kwargs = {name: made[mask] if name == MASK[1] else each for name, each in node.kwargs.items()}
-        return _saved(node)
+        if "attn_mask" in node.kwargs:
+            node.update_kwarg("attn_mask", made[mask])
+        else:
+            node.update_arg(3, made[mask])
+        return _saved(q, example(given["key"]))
 
     return changed(gm, example_inputs, lambda node: node.target is ATTENTION, replace)
 
 
-def _mask(node: AnyNode) -> Any:
-    at, name = MASK
-    return node.args[at] if len(node.args) > at else node.kwargs.get(name)
-
-
-def _needs_copy(node: AnyNode, mask: Any) -> bool:
-    value, q = example(mask), example(node.args[0]) if node.args else None
-    if value is None or q is None or value.dim() < 2 or value.requires_grad or q.dtype not in DTYPES:
+def _needs_copy(q: torch.Tensor | None, mask: torch.Tensor | None) -> bool:
+    if mask is None or q is None or mask.dim() < 2 or mask.requires_grad or q.dtype not in DTYPES:
         return False
-    return known_true(value.stride(-1) != 1) and known_true(value.shape[-1] != 1)
+    return known_true(mask.stride(-1) != 1) and known_true(mask.shape[-1] != 1)
 
 
 def _dense(mask: AnyNode) -> AnyNode:
@@ -67,8 +63,7 @@ def _called(method: str, *args: Any) -> AnyNode:
     return node
 
 
-def _saved(node: AnyNode) -> float:
-    q, k = example(node.args[0]), example(node.args[1])
+def _saved(q: torch.Tensor | None, k: torch.Tensor | None) -> float:
     if q is None or k is None:
         return 0.0
     passes = PASSES + PASSES_BACK * (torch.is_grad_enabled() and q.requires_grad)

@@ -17,7 +17,7 @@ from backend_kwargs.compilers.inductor.rewrites.attention_mask import ATTENTION
 from backend_kwargs.compilers.inductor.rewrites.matching import (
     DTYPES,
     AnyNode,
-    arguments,
+    arguments_of,
     bytes_of,
     hint,
     known_true,
@@ -27,7 +27,6 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
 from backend_kwargs.compilers.inductor.rewrites.operators import define
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, changes_meanwhile, example
 
-ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 MOST_ROWS = 64  # queries, times the heads that share keys
 WIDEST = 256
 RESHAPE, EXPAND = (torch.reshape, "reshape", "view", "flatten"), (torch.Tensor.expand, "expand")
@@ -127,15 +126,14 @@ def _detached(node: AnyNode) -> AnyNode:
 
 def _call(node: AnyNode) -> _Call | None:
     """Return the call, or None if it is one that the operator has no form for."""
-    given = arguments(node, ARGUMENTS)
-    if given.get("dropout_p") or given.get("is_causal"):
+    given = arguments_of(node)
+    if given is None or given["dropout_p"] or given["is_causal"]:
         return None
-    q, k, v, mask = (given.get(name) for name in ARGUMENTS[:4])
+    q, k, v, mask, scale = (given[name] for name in ("query", "key", "value", "attn_mask", "scale"))
     of_k, of_v = _repeated(k), _repeated(v)
     repeats = 1
     if of_k and of_v and of_k[1] == of_v[1]:
         (k, repeats), (v, _) = of_k, of_v
-    scale = given.get("scale")
     if scale is not None and not isinstance(scale, int | float):
         return None
     return _Call(q, k, v, mask, scale, repeats)
@@ -147,7 +145,7 @@ def _repeated(node: Any) -> tuple[AnyNode, int] | None:
     if made is None or made.dim() != 4:
         return None
     if node.target in REPEAT:
-        given = arguments(node, ("input", "repeats", "dim"))
+        given = arguments_of(node) or {}
         source, times = given.get("input"), given.get("repeats")
         return (source, times) if isinstance(times, int) and given.get("dim") in (1, -3) else None
     expanded = node.args[0] if node.target in RESHAPE and node.args else None
@@ -183,11 +181,13 @@ def _fits(call: _Call, made: Tensor) -> bool:
     if any(each.dim() != 4 for each in (q, k, v)) or not known_true(made.numel() > 0):
         return False
     (batch, heads, queries, width), (_, shared, keys, _) = q.shape, k.shape
-    if not all(isinstance(size, int) for size in (heads, queries, width, shared, v.shape[3])):
+    if not all(isinstance(size, int) for size in (heads, queries, width, shared, v.shape[3])) or not width:
+        return False
+    if not same_sizes(made.shape, (batch, heads, queries, v.shape[3])):
         return False
     if not same_sizes(k.shape, (batch, shared, keys, width)) or not same_sizes(v.shape[:2], k.shape[:2]):
         return False
-    if hint(v.shape[2]) != hint(keys):  # those of two caches that grow are two symbols
+    if not _same_here(v.shape[2], keys):  # those of two caches that grow are two symbols
         return False
     if heads % shared or heads // shared * queries > MOST_ROWS or max(width, v.shape[3]) > WIDEST:
         return False
@@ -199,9 +199,15 @@ def _may_mask(mask: Tensor, sizes: tuple[Any, ...]) -> bool:
     if mask.dtype not in (torch.bool, *DTYPES) or mask.dim() > len(sizes):
         return False
     return all(
-        hint(one) == hint(size) or known_true(one == 1)
+        _same_here(one, size) or known_true(one == 1)
         for one, size in zip(mask.shape, sizes[len(sizes) - mask.dim() :], strict=True)
     )
+
+
+def _same_here(one: Any, other: Any) -> bool:
+    """Return whether two sizes are equal in this call: attention itself takes no others of sizes above 1."""
+    unknown = any(isinstance(size, torch.SymInt) and not size.node.has_hint() for size in (one, other))
+    return known_true(one == other) or (not unknown and hint(one) == hint(other))
 
 
 def _same_strides(one: Tensor, other: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from backend_kwargs.compilers.inductor.rewrites.matching import (
     DTYPES,
     AnyNode,
-    arguments,
+    arguments_of,
     bytes_of,
     replace,
     same_sizes,
@@ -26,7 +26,7 @@ from backend_kwargs.compilers.inductor.rewrites.operators import LIBRARY, define
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, changed, example, replace_by_first
 
 NORMS = (F.layer_norm, torch.layer_norm)
-NAMES = ("input", "normalized_shape", "weight", "bias", "eps")
+OF_GRADIENTS = ("grad_out", "input", "mean", "rstd", "weight", "bias", "output_mask")
 GRADIENTS = (torch.ops.aten.native_layer_norm_backward, torch.ops.aten.native_layer_norm_backward.default)
 MOST_COLUMNS = 8192  # of a row that fits into one program
 
@@ -110,28 +110,30 @@ def _replace(node: AnyNode) -> float | None:
 
 
 def _replace_norm(node: AnyNode) -> float | None:
-    given = arguments(node, NAMES)
-    x, weight, made = (example(each) for each in (given["input"], given.get("weight"), node))
-    bias = example(given.get("bias"))
-    if x is None or weight is None or made is None or (bias is None) != (given.get("bias") is None):
+    given = arguments_of(node)
+    if given is None:
+        return None
+    x, weight, bias, made = (example(each) for each in (given["input"], given["weight"], given["bias"], node))
+    if x is None or weight is None or made is None or (bias is None) != (given["bias"] is None):
         return None
     # Without a gradient of the weight, the gradient is one kernel anyway.
     trains = made.requires_grad and x.requires_grad and weight.requires_grad
-    if not trains or not _fits(given["normalized_shape"], x, weight, made, bias):
+    if not trains or not _fits(x, weight, bias, made):
         return None
     with node.graph.inserting_before(node):
-        args = (given["input"], given["weight"], given.get("bias"), given.get("eps", 1e-5))
+        args = tuple(given[name] for name in ("input", "weight", "bias", "eps"))
         call = node.graph.call_function(layer_norm, args)
     replace_by_first(node, call, x.dtype)
     return 2.0 * bytes_of(x)
 
 
 def _replace_gradients(node: AnyNode) -> float | None:
-    if node.kwargs:
+    given = arguments_of(node)
+    if given is None:
         return None
-    grad, x, shape, mean, rstd, weight, bias, wanted = node.args
+    grad, x, mean, rstd, weight, bias, wanted = (given[name] for name in OF_GRADIENTS)
     above, value, held, *of_rows = map(example, (grad, x, weight, mean, rstd))
-    if above is None or value is None or held is None or not _fits(shape, value, above, held, example(bias)):
+    if above is None or value is None or held is None or not _fits(value, held, example(bias), above):
         return None
     # ATen's operator can be differentiated, and ours cannot.
     if torch.is_grad_enabled() and any(each.requires_grad for each in (above, value, held)):
@@ -139,17 +141,20 @@ def _replace_gradients(node: AnyNode) -> float | None:
     if not all(each is not None and same_sizes(each.shape, (*value.shape[:-1], 1)) for each in of_rows):
         return None
     results = 3 if bias is not None and wanted[2] else 2
-    read = [user.args[1] if user.target is operator.getitem else results for user in node.users]
-    if not all(wanted[:results]) or any(at >= results for at in read):
+    read = [user.args[1] if user.target is operator.getitem else None for user in node.users]
+    if not all(wanted[:results]) or any(at not in range(results) for at in read):
         return None
     with node.graph.inserting_before(node):
         replace(node, node.graph.call_function(layer_norm_backward, (grad, x, mean, rstd, weight)))
     return 2.0 * bytes_of(value)
 
 
-def _fits(shape: Sequence[Any], x: Tensor, *others: Tensor | None) -> bool:
-    """Return whether the kernel takes a norm over `shape` of `x`, whose `others` have its dtype."""
+def _fits(x: Tensor, weight: Tensor, bias: Tensor | None, alike: Tensor) -> bool:
+    """Return whether the kernel takes a norm of the rows of `x`; `alike` is the result or its gradient."""
     columns = x.shape[-1] if x.dim() else 0
-    fits = len(shape) == 1 and isinstance(columns, int) and 0 < columns <= MOST_COLUMNS
-    dtypes = {each.dtype for each in (x, *others) if each is not None}
-    return fits and len(dtypes) == 1 and x.dtype in DTYPES and x.is_contiguous()
+    if not isinstance(columns, int) or not 0 < columns <= MOST_COLUMNS or not same_sizes(alike.shape, x.shape):
+        return False
+    if any(not same_sizes(each.shape, (columns,)) for each in (weight, bias) if each is not None):
+        return False
+    dtypes = {each.dtype for each in (x, weight, bias, alike) if each is not None}
+    return len(dtypes) == 1 and x.dtype in DTYPES and x.is_contiguous()

@@ -10,8 +10,9 @@ from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternM
 from torch.fx import Node
 
 from backend_kwargs.compilers.inductor.rewrites.matching import (
+    HALF,
     AnyNode,
-    arguments,
+    arguments_of,
     aten,
     erase_dead,
     hint,
@@ -100,27 +101,32 @@ EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
 
 
-def arguments_of(node: AnyNode) -> dict[str, Any]:
-    """Return the arguments of a call by their names."""
-    names = [argument.name for argument in node.target._schema.arguments]
-    return arguments(node, names)
-
-
 def only_result(node: AnyNode) -> bool:
     """Return whether only the first result is used, in the layout [batch, queries, heads, width] of our operator.
 
     The other results are for the backward pass of the same kernel. Keys and values must have as many heads as queries.
     """
-    given = arguments_of(node)
+    given = arguments_of(node) or {}
     if any(user.target is not operator.getitem or user.args[1] != 0 for user in node.users):
         return False
     if not all(user.meta["val"].transpose(1, 2).is_contiguous() for user in node.users):
         return False
-    values = [value_of(given[name]) for name in ("query", "key", "value")]
-    half = all(each is not None and each.dtype in (torch.bfloat16, torch.float16) for each in values)
-    if not half or not all(same_sizes(each.shape[:2], values[0].shape[:2]) for each in values):  # type: ignore[union-attr]
+    q, k, v = (value_of(given.get(name)) for name in ("query", "key", "value"))
+    if q is None or k is None or v is None or q.dtype not in HALF or not q.dtype == k.dtype == v.dtype:
+        return False
+    if not same_sizes(k.shape, (*q.shape[:2], k.shape[2], q.shape[3])) or not same_sizes(v.shape[:3], k.shape[:3]):
+        return False
+    if not all(known_true(each.numel() > 0) for each in (q, k, v)):
         return False
     return not given.get("dropout_p") and not given.get("return_debug_mask")
+
+
+def scale_of(given: dict[str, Any]) -> float | None:
+    """Return the scale of a call with these arguments, or None if it is not a number above 0."""
+    scale, width = given.get("scale"), given["query"].meta["val"].shape[-1]
+    if scale is None and isinstance(width, int):
+        return float(width**-0.5)
+    return float(scale) if isinstance(scale, int | float) and scale > 0 else None
 
 
 def replace_results(node: AnyNode, attended: AnyNode) -> None:
@@ -138,19 +144,29 @@ def add_cudnn_patterns(passes: PatternMatcherPass) -> None:
     """Register patterns of the other kernels of scaled_dot_product_attention, which cuDNN's replaces."""
     for target in (FLASH, EFFICIENT):
         register_graph_pattern(
-            CallFunctionVarArgs(target), extra_check=lambda match: only_result(match.output_node()), pass_dict=passes
+            CallFunctionVarArgs(target), extra_check=lambda match: _may_use_cudnn(match.output_node()), pass_dict=passes
         )(_by_cudnn)
+
+
+def _may_use_cudnn(node: AnyNode) -> bool:
+    given = arguments_of(node) or {}
+    if not only_result(node) or scale_of(given) is None:
+        return False
+    if not given.get("is_causal"):
+        return True
+    # Of other lengths, flash attention lets the last query see the last key, and cuDNN the first query the first key.
+    q, k = (given[name].meta["val"] for name in ("query", "key"))
+    return given.get("attn_bias") is None and (node.target is EFFICIENT or known_true(q.shape[2] == k.shape[2]))
 
 
 def _by_cudnn(match: Match, *args: Any, **kwargs: Any) -> None:
     node = match.output_node()
     given = arguments_of(node)
+    assert given is not None
     q, k, v = (given[name] for name in ("query", "key", "value"))
+    bias, causal = given.get("attn_bias"), bool(given.get("is_causal"))
     graph = node.graph
-    scale = given.get("scale")
-    scale = q.meta["val"].shape[-1] ** -0.5 if scale is None else scale
     with graph.inserting_before(node):
-        by = cudnn_attention
-        attended = insert(graph, by, q, k, v, given.get("attn_bias"), bool(given.get("is_causal")), float(scale))
+        attended = insert(graph, cudnn_attention, q, k, v, bias, causal, scale_of(given))
         attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
     replace_results(node, attended)

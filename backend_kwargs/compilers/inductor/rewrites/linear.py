@@ -17,6 +17,7 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     aten,
     calls,
     insert,
+    known_true,
     pattern_of,
     replace,
     same_sizes,
@@ -172,7 +173,7 @@ def product_before(activation: AnyNode, x: Any, *, bias: bool = True) -> AnyNode
         return None
     if wanted.device.type == "cpu" and wanted.dtype == torch.float16:
         return None
-    return x
+    return x if known_true(factors[-1].meta["val"].shape[0] > 0) else None  # cuBLASLt is wrong for a sum of nothing
 
 
 def used_by_one_pattern(node: AnyNode, activation: AnyNode) -> bool:

@@ -16,7 +16,7 @@ from backend_kwargs.compilers.inductor.rewrites.matching import (
     DTYPES,
     MUL,
     AnyNode,
-    arguments,
+    arguments_of,
     bytes_of,
     known_true,
     replace,
@@ -166,10 +166,11 @@ def _are(product: Any, half: Any, angles: Any) -> bool:
 
 
 def _operands(node: Any, targets: tuple[Any, ...], *, once: bool = False) -> tuple[Any, ...] | None:
-    """Return the operands of a `node` that calls one of `targets` without options; `once`: and has one user."""
-    if not isinstance(node, Node) or node.target not in targets or node.kwargs or (once and not used_once(node)):
+    """Return the operands of a `node` that calls one of `targets` without a factor; `once`: and has one user."""
+    if not isinstance(node, Node) or node.target not in targets or (once and not used_once(node)):
         return None
-    return node.args
+    given = arguments_of(node) or {}
+    return tuple(given[name] for name in ("input", "other") if name in given) if given.get("alpha", 1) == 1 else None
 
 
 def _both_orders(operands: tuple[Any, ...] | None) -> tuple[tuple[Any, Any], ...]:
@@ -180,10 +181,10 @@ def _parts(node: Any, *, once: bool = False) -> tuple[Any, Any] | None:
     """Return the two tensors that `node` joins along its last dimension, or None."""
     if not isinstance(node, Node) or node.target not in CAT or (once and not used_once(node)):
         return None
-    given = arguments(node, ("tensors", "dim"))
-    value, parts = example(node), given.get("tensors", ())
-    if value is None or len(parts) != 2 or given.get("dim", 0) not in (-1, value.dim() - 1):
+    given, value = arguments_of(node), example(node)
+    if given is None or value is None or given["dim"] not in (-1, value.dim() - 1) or len(given["tensors"]) != 2:
         return None
+    parts = given["tensors"]
     return parts[0], parts[1]
 
 
@@ -194,10 +195,10 @@ def _half(node: Any) -> tuple[AnyNode, int] | None:
     source: AnyNode = node.args[0]
     index: Any = node.args[1]
     if source.target in CHUNK:
-        given = arguments(source, ("input", "chunks", "dim"))
+        given = arguments_of(source) or {}
         value = example(given.get("input"))
-        last = value is not None and given.get("dim", 0) in (-1, value.dim() - 1)
-        return (given["input"], index) if last and given.get("chunks") == 2 else None
+        last = value is not None and given["dim"] in (-1, value.dim() - 1)
+        return (given["input"], index) if last and given["chunks"] == 2 else None
     value = example(source)
     if value is None or not isinstance(index, tuple) or not isinstance(value.shape[-1], int):
         return None

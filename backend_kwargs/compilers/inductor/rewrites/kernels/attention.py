@@ -31,8 +31,11 @@ def _attend(  # type: ignore[no-untyped-def]
         at_bias = bias + batch % period * b_batch + head * b_head + row[:, None] * b_row + key[None, :] * b_column
         score += tl.load(at_bias, mask=in_rows & in_keys, other=0.0).to(tl.float32)
     score = tl.where(in_keys, score, -float("inf"))
-    power = tl.exp2((score - tl.max(score, 1)[:, None]) * LOG2_E)
+    top = tl.max(score, 1)
+    top = tl.where(top == -float("inf"), 0.0, top)  # of a query that sees no key, whose result is 0
+    power = tl.exp2((score - top[:, None]) * LOG2_E)
     total = tl.sum(power, 1)
+    total = tl.where(total == 0.0, 1.0, total)
     value = tl.load(at_v, mask=(key < keys)[:, None] & (column_of_v < width_of_v)[None, :], other=0.0)
     made = tl.dot(power.to(value.dtype), value, input_precision="ieee" if EXACT else "tf32") / total[:, None]
     at_out = ((batch * rows + row[:, None]) * heads + head) * width_of_v + column_of_v[None, :]
