@@ -8,11 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from calls import COMPILED, check
-<<<<<<< HEAD
-=======
 from test_drawn_attention import INFERENCE, attention_mask
 from test_drawn_attention import PROGRAMS as ATTENTION
->>>>>>> w-rewrites-b
 from test_drawn_calls import PROGRAMS, options
 from torch import nn
 from torch._inductor.utils import run_and_get_code
@@ -653,8 +650,6 @@ def test_drawn_calls(name):
     """Whatever call is drawn, the compiled code gives eager's numbers; float32 may be computed as TF32."""
     given = options(name)
     check(name, PROGRAMS[name], COMPILED, device="cuda", compiled=True, **{**given, "atol": max(given["atol"], 2e-3)})
-<<<<<<< HEAD
-=======
 
 
 @pytest.mark.parametrize("name", [*ATTENTION, "cudnn_attention"])
@@ -663,4 +658,3 @@ def test_drawn_attention(name):
     training = name not in (*INFERENCE, "cudnn_attention")
     program = ATTENTION.get(name, attention_mask)
     check(name, program, COMPILED, device="cuda", compiled=True, training=training, atol=2e-3)
->>>>>>> w-rewrites-b

@@ -20,7 +20,6 @@ from torch._inductor.compile_fx import compile_fx
 from backend_kwargs.compilers.inductor.rewrites.apply import PLACE, RewritePass
 from backend_kwargs.rewrites import find_rewrite, resolved
 
-<<<<<<< HEAD
 EXAMPLES = os.environ.get("BACKEND_KWARGS_EXAMPLES")  # how many to draw at random; without it the same few each time
 # A failure is shown as it was drawn: the search for a smaller one traces hundreds of programs.
 PROPERTY = settings(
@@ -30,12 +29,6 @@ PROPERTY = settings(
     deadline=None,
     phases=(Phase.generate,),
     suppress_health_check=list(HealthCheck),
-=======
-EXAMPLES = int(os.environ.get("BACKEND_KWARGS_EXAMPLES", "20"))
-# A failure is shown as it was drawn: the search for a smaller one traces hundreds of programs.
-PROPERTY = settings(
-    max_examples=EXAMPLES, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
->>>>>>> w-rewrites-b
 )
 COMPILED = settings(PROPERTY, max_examples=3)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -100,15 +93,10 @@ class Program:
         hypothesis.assume(exist or self.device == "cpu")
 
     def let(self, expression):
-<<<<<<< HEAD
         """Name the value of an expression, which may be under autocast or without gradients, and return the name."""
         autocast = f"with torch.autocast({self.device!r}, torch.bfloat16): "
         context = self.often("", "", autocast, "with torch.no_grad(): ")
         self.lines.append(f"{context}v{len(self.lines)} = {expression}")
-=======
-        """Name the value of an expression and return the name."""
-        self.lines.append(f"v{len(self.lines)} = {expression}")
->>>>>>> w-rewrites-b
         return f"v{len(self.lines) - 1}"
 
     def value(self, expression):
@@ -120,10 +108,7 @@ class Program:
 
     def returns(self, *results):
         """Return the function and its arguments."""
-<<<<<<< HEAD
         results = [*map(self.let, results)]
-=======
->>>>>>> w-rewrites-b
         for at, each in enumerate(self.tensors):
             hypothesis.note(f"t{at}: {tuple(each.shape)} {each.stride()} {each.dtype}")
         return self._function(*results), self.tensors

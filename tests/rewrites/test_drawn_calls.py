@@ -7,14 +7,10 @@ import torch
 from calls import COMPILED, DTYPES, check, tensor_of
 from hypothesis import strategies as st
 
-<<<<<<< HEAD
 
 def rows_of(program):
     """Draw the sizes of a batch."""
     return program.often([2], [], [1], [0], [2, 3], [2, 1, 3], [2, 0])
-=======
-ROWS = st.lists(st.sampled_from([2, 1, 3, 0]), max_size=3)
->>>>>>> w-rewrites-b
 
 
 def broadcast(program, sizes):
@@ -40,7 +36,6 @@ def linear(program, x, sizes, *, bias, parameter=False, dtype=None):
 
 def packed(program):
     dtype = program.often(*DTYPES)
-<<<<<<< HEAD
     sizes = [*rows_of(program), program.often(3, 1, 0)]
     x = program.tensor(*sizes, dtype=dtype)
     layers = [
@@ -48,16 +43,6 @@ def packed(program):
         for _ in range(program.pick(2, 3))
     ]
     return program.returns(*(made for made, _ in layers))
-=======
-    sizes = [*program.draw(ROWS), program.often(3, 1, 0)]
-    x = program.tensor(*sizes, dtype=dtype)
-    return program.returns(
-        *(
-            linear(program, x, sizes, parameter=program.often(True, False), dtype=dtype)[0]
-            for _ in range(program.pick(2, 3))
-        )
-    )
->>>>>>> w-rewrites-b
 
 
 def loss_of(program, logits, rows, classes, dtype):
@@ -122,11 +107,7 @@ ONEDNN = (
 def product(program):
     """Draw a product, mostly with a bias, as F.linear or as what it consists of."""
     dtype = program.often(*DTYPES)
-<<<<<<< HEAD
     sizes = [*rows_of(program), program.often(3, 1, 0)]
-=======
-    sizes = [*program.draw(ROWS), program.often(3, 1, 0)]
->>>>>>> w-rewrites-b
     if program.often(True, False):
         x = program.tensor(*sizes, dtype=dtype)
         made, _ = linear(program, x, sizes, bias=program.often(True, False), dtype=dtype)
@@ -161,12 +142,7 @@ def activated(source, activations):
 
 def picture(program, *sizes, dtype):
     """Draw an image, in channels-last layout too."""
-<<<<<<< HEAD
     if program.often(True, False) and len(sizes) == 4:
-=======
-    layout = program.pick("channels last", "contiguous", "transposed", "expanded", "apart")
-    if layout == "channels last" and len(sizes) == 4:
->>>>>>> w-rewrites-b
         return program.tensor(value=tensor_of(sizes, dtype, seed=1).to(memory_format=torch.channels_last))
     return program.tensor(*sizes, dtype=dtype)
 
@@ -199,32 +175,20 @@ def convolution(program, *, groups=(1, 2), dtypes=DTYPES, kernels=(3, 1, 2), str
     return program.let(program.call(target, positional=min(gap, 5), **given)), out, dims
 
 
-<<<<<<< HEAD
 STEPS = ("{0} * {1}", "{0} + {1}", "{0} - {1}", "{1} * {0}")
 OTHER_STEPS = ("{1} - {0}", "torch.add({0}, {1}, alpha=2)")
 SUMS = ("{0} + {1}", "{1} + {0}", "torch.add({0}, {1})")
 OTHER_SUMS = ("torch.add({1}, {0}, alpha=2)", "{0} - {1}")
-=======
-STEPS = ("{0} * {1}", "{0} + {1}", "{0} - {1}", "{1} * {0}", "{1} - {0}", "torch.add({0}, {1}, alpha=2)")
-SUMS = ("{0} + {1}", "{1} + {0}", "torch.add({0}, {1})", "torch.add({1}, {0}, alpha=2)")
->>>>>>> w-rewrites-b
 
 
 def normed(program):
     """Draw a convolution with numbers of each channel added or multiplied, and a residual."""
     made, out, dims = convolution(program)
     dtype, ones = program.value(made).dtype, [1] * dims
-<<<<<<< HEAD
     for _ in range(program.often(1, 0, 2)):
         sizes = program.often([out, *ones], [1, out, *ones], [1, 1, *ones], [1], [], [2 * out, *ones], ones)
         operand = program.often(program.tensor(*sizes, dtype=program.often(dtype, torch.float32)), 2, 0.5)
         made = program.let(program.pick(*program.often(STEPS, OTHER_STEPS)).format(made, operand))
-=======
-    for _ in range(program.pick(0, 1, 2)):
-        sizes = program.often([out, *ones], [1, out, *ones], [1, 1, *ones], [1], [], [2 * out, *ones], ones)
-        operand = program.often(program.tensor(*sizes, dtype=program.often(dtype, torch.float32)), 2, 0.5)
-        made = program.let(program.pick(*STEPS).format(made, operand))
->>>>>>> w-rewrites-b
     if program.often(False, True):
         made = program.let(f"{made}.to({program.pick(*DTYPES)})")
     if program.pick(False, True):
@@ -234,11 +198,7 @@ def normed(program):
         residual = program.often(
             residual, made, f"F.conv{dims}d({residual}, torch.ones({shape[1]}, {shape[1]}, *{ones}))"
         )
-<<<<<<< HEAD
         made = program.let(program.pick(*program.often(SUMS, OTHER_SUMS)).format(made, residual))
-=======
-        made = program.let(program.pick(*SUMS).format(made, residual))
->>>>>>> w-rewrites-b
     return made
 
 
@@ -340,7 +300,6 @@ PROGRAMS = {
     "matrix_vector": matrix_vector,
     "gather_sum": gather_sum,
 }
-<<<<<<< HEAD
 LOSSES = ("cross_entropy", "linear_cross_entropy")  # with gradients of their own
 TRAINING = (*LOSSES, "patches", "matrix_vector")
 
@@ -348,31 +307,16 @@ TRAINING = (*LOSSES, "patches", "matrix_vector")
 def options(name, training=TRAINING):
     """Return the options of `matches` for a rewrite."""
     return {"training": name in training, "atol": 5e-4 if name == "approximate_gelu" else 0.0}
-=======
-TRAINING = ("cross_entropy", "linear_cross_entropy", "patches", "matrix_vector")
-
-
-def options(name):
-    return {"training": name in TRAINING, "atol": 5e-4 if name == "approximate_gelu" else 0.0}
->>>>>>> w-rewrites-b
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gives_eagers_results(name):
     """A rewrite gives what eager does, for any call that the functional takes, and a part of the calls match."""
     found = check(name, PROGRAMS[name], **options(name))
-<<<<<<< HEAD
     assert sum(map(bool, found)) >= len(found) / 20
-=======
-    assert sum(map(bool, found)) >= len(found) / 10
->>>>>>> w-rewrites-b
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gives_eagers_results_compiled(name):
     """So does code that Inductor compiles."""
-<<<<<<< HEAD
     check(name, PROGRAMS[name], COMPILED, compiled=True, **options(name, LOSSES))
-=======
-    check(name, PROGRAMS[name], COMPILED, compiled=True, **options(name))
->>>>>>> w-rewrites-b

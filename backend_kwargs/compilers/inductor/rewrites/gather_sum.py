@@ -159,13 +159,9 @@ def _reduction(node: AnyNode) -> _Sum | None:
     """Return the sum of a reduction over the last dimension but one of gathered rows, or None."""
     given = arguments_of(node)
     rows = example(given["input"]) if given else None
-<<<<<<< HEAD
     if given is None or rows is None or given["dtype"] is not None:
         return None
     if [*(given.get("dim") or ())] not in ([-2], [rows.dim() - 2]):
-=======
-    if given is None or rows is None or given.get("dim") not in ([-2], [rows.dim() - 2]) or given["dtype"] is not None:
->>>>>>> w-rewrites-b
         return None
     table, indices, weights = _gathered(given["input"]) or (None, None, None)
     return table and _Sum(table, indices, weights, None, rows.shape[-2], REDUCTIONS[node.target])

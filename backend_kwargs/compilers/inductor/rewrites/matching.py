@@ -39,11 +39,6 @@ def calls(node: Any, *targets: Any) -> bool:
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
 
-def arguments(node: AnyNode, names: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of a call by their names."""
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-
-
 # Python's operators, and methods named after them, as functions that have a schema.
 FUNCTIONS = {
     operator.add: torch.add,
