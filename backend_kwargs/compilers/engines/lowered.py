@@ -37,6 +37,9 @@ def compile_lowered(
     why, error = "; ".join(getattr(compiled, ENGINE_SUMMARY).notes), None
     if not why and max_error is not None:
         accuracy = measured_error(gm, compiled, example_inputs, max_error)
+        if failed := left_to_eager(compiled):  # at that call
+            note_used(Used(precision, None, max_error, reason=failed))
+            return compiled
         why, error = "" if accuracy.passed else accuracy.reason, accuracy.error
     if why:
         warn_once(f"A graph is compiled without precision {precision!r}: {why}.")
