@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from probes import Call, calls, difference
+from probes import Call, difference
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -26,33 +26,57 @@ def overloads() -> Iterator[Any]:
                 yield op
 
 
-def graph_of(made: Sequence[Call]) -> tuple[fx.GraphModule, list[torch.Tensor], dict[fx.Node, Call]]:
-    """Return a graph of some calls, each on inputs of its own, with these inputs."""
-    graph, mode, given, nodes = fx.Graph(), FakeTensorMode(allow_non_fake_inputs=True), [], {}
-    placed = []
-    for call in made:
-        def place(x: torch.Tensor) -> fx.Node:
-            node = graph.placeholder(f"x{len(given)}")
-            node.meta["val"] = mode.from_tensor(x, static_shapes=True)
-            given.append(x)
-            return node
-        placed.append(tree_map_only(torch.Tensor, place, (call.args, call.kwargs)))
-    results = []
-    for call, (args, kwargs) in zip(made, placed, strict=True):
-        node = graph.call_function(call.op, args, kwargs)
+class Traced:
+    """A graph of some calls, each on inputs of its own; between two other operators if `fused`, as in a model."""
+
+    def __init__(self, made: Sequence[Call], fused: bool = False) -> None:
+        self.graph, self.mode, self.fused = fx.Graph(), FakeTensorMode(allow_non_fake_inputs=True), fused
+        self.inputs: list[torch.Tensor] = []
+        self.nodes: list[fx.Node] = []
+        args = [tree_map_only(torch.Tensor, self._placed, (call.args, call.kwargs)) for call in made]
+        self.results = [self._result(item) for call, each in zip(made, args, strict=True) for item in self._items(call, *each)]
+        self.graph.output(tuple(self.results))
+        self.part = fx.GraphModule({}, self.graph)
+
+    def _placed(self, x: torch.Tensor) -> fx.Node:
+        node = self.graph.placeholder(f"x{len(self.inputs)}")
+        node.meta["val"] = self.mode.from_tensor(x, static_shapes=True)
+        self.inputs.append(-x if self._is_fused(x) else x)
+        return node
+
+    def _is_fused(self, x: torch.Tensor) -> bool:
+        return self.fused and x.is_floating_point()
+
+    def _call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(op, args, kwargs)
         fakes = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-        with mode:
-            node.meta["val"] = call.op(*fakes[0], **fakes[1])
-        nodes[node] = call
+        with self.mode:
+            node.meta["val"] = op(*fakes[0], **fakes[1])
+        return node
+
+    def _items(self, call: Call, args: Any, kwargs: Any) -> list[fx.Node]:
+        if self.fused:
+            args, kwargs = fx.node.map_arg((args, kwargs), self._negated)
+        node = self._call(call.op, *args, **kwargs)
+        self.nodes.append(node)
         if isinstance(node.meta["val"], torch.Tensor):
-            results.append(node)
-            continue
-        for i, value in enumerate(node.meta["val"]):
-            item = graph.call_function(operator.getitem, (node, i))
-            item.meta["val"] = value
-            results.append(item)
-    graph.output(tuple(results))
-    return fx.GraphModule({}, graph), given, nodes
+            return [node]
+        return [self._call(operator.getitem, node, i) for i in range(len(node.meta["val"]))]
+
+    def _negated(self, node: fx.Node) -> fx.Node:
+        return self._call(torch.ops.aten.neg.default, node) if self._is_fused(node.meta["val"]) else node
+
+    def _result(self, node: fx.Node) -> fx.Node:
+        if not self.fused:
+            return node
+        if node.meta["val"].dtype == torch.bool:
+            return self._call(torch.ops.aten.add.Tensor, self._call(torch.ops.aten._to_copy.default, node, dtype=torch.float32), 1)
+        return self._call(torch.ops.aten.neg.default, node) if self._is_fused(node.meta["val"]) else node
+
+
+def after(wanted: torch.Tensor) -> torch.Tensor:
+    """Return a result in eager as `Traced` returns it if it is fused."""
+    return wanted.float() + 1 if wanted.dtype == torch.bool else -wanted if wanted.is_floating_point() else wanted
 
 
 class Compiler:
@@ -118,32 +142,38 @@ class Compiler:
         return finished(self.engine.build(part), part, every)
 
 
-def taken(compiler: Compiler, made: Sequence[Call]) -> list[Call]:
-    """Return the calls that the compiler takes."""
-    kept = []
-    for call in made:
-        _, _, nodes = graph_of([call])
-        (node,) = nodes
-        if not compiler.why_not(node):
-            kept.append(call)
-    return kept
-
-
-def differences(compiler: Compiler, made: Sequence[Call]) -> dict[str, str]:
+def differences(compiler: Compiler, made: Sequence[Call], fused: bool = False) -> dict[str, str]:
     """Return, by call, how the compiler's results differ from eager's; a graph that fails is run in halves."""
     if not made:
         return {}
-    part, given, _ = graph_of(made)
+    traced = Traced(made, fused)
     try:
-        results = iter(compiler.built(part)(*[x.clone() for x in given]))
+        results = iter(compiler.built(traced.part)(*[x.clone() for x in traced.inputs]))
     except Exception as error:  # noqa: BLE001
         if len(made) == 1:
             return {str(made[0]): f"FAILS {type(error).__name__}: {' '.join(str(error).split())[:150]}"}
         half = len(made) // 2
-        return differences(compiler, made[:half]) | differences(compiler, made[half:])
-    found = {}
+        return differences(compiler, made[:half], fused) | differences(compiler, made[half:], fused)
+    found: dict[str, str] = {}
     for call in made:
-        for wanted in call.wanted:
-            if why := difference(next(results), wanted, call.args):
-                found[str(call)] = why
+        for i, wanted in enumerate(call.wanted):
+            given = next(results)
+            if fused:
+                wanted = after(wanted)
+            if difference(given, wanted, call) and (why := difference(given, wanted, call, in_double(call, fused)[i])):
+                found[str(call)] = found.get(str(call), "") + f" [{i}] {why}"
     return found
+
+
+def in_double(call: Call, fused: bool) -> list[torch.Tensor | None]:
+    """Return the results of a call in float64, or None for each if eager refuses it."""
+
+    def widened(x: torch.Tensor) -> torch.Tensor:
+        return x.double() if x.is_floating_point() else x
+
+    try:
+        args, kw = tree_map_only(torch.Tensor, widened, (call.args, call.kwargs))
+        made = [x for x in tree_leaves(call.op(*args, **kw)) if isinstance(x, torch.Tensor)]
+        return [after(x) for x in made] if fused else made
+    except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
+        return [None] * len(call.wanted)

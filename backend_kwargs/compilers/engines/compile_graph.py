@@ -16,6 +16,7 @@ from backend_kwargs.compilers.engines.engine import Engine, is_too_small, why_no
 from backend_kwargs.compilers.engines.outputs import finished
 from backend_kwargs.compilers.engines.summary import EnginePart, EngineSummary
 from backend_kwargs.compilers.freezing import compile_frozen, dropping_guards
+from backend_kwargs.compilers.layouts import with_eagers_layouts
 from backend_kwargs.compilers.parts import (
     Boxed,
     boxed,
@@ -53,10 +54,8 @@ def compile_graph(
     steps = _Steps(engine, in_eager, summary)
 
     def captured(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        step = partial(steps.compile, gm)
-        capture = aot_autograd(
-            fw_compiler=step, bw_compiler=step, inference_compiler=step, decompositions=engine.decompositions()
-        )
+        step, table = partial(steps.compile, gm), with_eagers_layouts(engine.decompositions())
+        capture = aot_autograd(fw_compiler=step, bw_compiler=step, inference_compiler=step, decompositions=table)
         return capture(gm, list(inputs))
 
     drop_guards = dropping_guards()
