@@ -156,7 +156,9 @@ def pooled(*shape: int) -> Probes:
 def max_pooled(*shape: int) -> Probes:
     lead = len(shape) - 2
     one, two = [1] * lead, [2] * lead
-    return both(*shape, rest=((two,), ([3] * lead, two, one), (two, two, one, two), (two, two, [0] * lead, one, True)))
+    options = ((two,), ([3] * lead, two, one), (two, two, one, two), (two, two, [0] * lead, one, True))
+    probed = both(*shape, rest=options)
+    return lambda v: [*probed(v), *((torch.full_like(v.plain(*shape), -INF), *more) for more in options if v.floats)]
 
 
 def interpolated(*sizes: int, also: tuple[Any, ...] = (True, False)) -> Probes:
@@ -338,7 +340,7 @@ PROBES: dict[str, Probes] = {
     **pick("_linalg_det", probes=lambda v: [(v.plain(3, 3) + torch.eye(3, dtype=v.dtype),)] if v.floats else []),
     **pick("linalg_cross", probes=lambda v: [(v.special(4, 3), v.plain(4, 3)), (v.plain(4, 3), v.special(4, 3))]),
     **pick("native_layer_norm", probes=normed),
-    **pick("native_group_norm", probes=lambda v: [(x, v.plain(4), v.plain(4), 2, 4, 6, 2, 1e-5) for x in (v.plain(2, 4, 6), v.special(2, 4, 6), large_mean(v)[:, :1, None].expand(2, 4, 6) + v.plain(2, 4, 6))]),
+    **pick("native_group_norm", probes=lambda v: [(x, v.plain(4), v.plain(4), 2, 4, 6, 2, 1e-5) for x in (v.plain(2, 4, 6), v.special(2, 4, 6), v.plain(2, 4, 6) + 100)]),
     **pick("_native_batch_norm_legit_no_training", probes=batch_normed),
     **pick("_native_batch_norm_legit.no_stats", probes=lambda v: [(make(2, 4, 6), v.plain(4), v.plain(4), True, 0.1, 1e-5) for make in (v.plain, v.special)]),
     **pick("_native_batch_norm_legit_functional", probes=lambda v: [(make(2, 4, 6), v.plain(4), v.plain(4), v.plain(4), v.positive(4), False, 0.1, 1e-5) for make in (v.plain, v.special)]),
@@ -363,6 +365,7 @@ PROBES: dict[str, Probes] = {
     **pick("elu", probes=lambda v: [(v.x,), (v.x, 1.5, 2.0), (v.x, 0.5, 1.0, 2.0)]),
     **pick("celu", probes=lambda v: [(v.x,), (v.x, 0.5)]),
     **pick("leaky_relu", probes=lambda v: [(v.x,), (v.x, 0.0), (v.x, -0.5)]),
+    **pick("hardswish", probes=lambda v: [(v.x[~(v.x.abs() > 1e38)],)] if v.floats else []),  # eager multiplies first
     **pick("softplus", probes=lambda v: [(v.x,), (v.x, 2, 5)]),
     **pick("logit", probes=lambda v: [(v.x,), (v.x, 1e-6)]),
     **pick("glu", probes=lambda v: [(torch.stack([a, b]), 0) for a, b in [v.pair()]]),
@@ -433,6 +436,13 @@ PROBES: dict[str, Probes] = {
     **pick("bitwise_left_shift.Scalar_Tensor", "bitwise_right_shift.Scalar_Tensor", probes=lambda v: [(s, torch.arange(5).to(v.dtype)) for s in (1, 100)] if not v.floats else []),
     **pick("convert_element_type", probes=lambda v: [(x, k["dtype"]) for x, k in converted(v)]),
 }
+
+
+# They compute with complex numbers, or on a GPU.
+NEVER_ON_A_CPU = frozenset(
+    {"_fft_c2c", "_fft_c2r", "_fft_r2c", "_grouped_mm"}
+    | {"_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention"}
+)
 
 
 def names_of(op: Any) -> tuple[str, str]:

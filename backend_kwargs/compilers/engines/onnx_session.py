@@ -77,10 +77,13 @@ DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
         + ("upsample_linear1d", "upsample_trilinear3d"),
         WEIGHTS,
     )
+    | dict.fromkeys(
+        ("max_pool2d_with_indices", "max_pool3d_with_indices"), "ONNX Runtime's maximum of -inf is the lowest number"
+    )
     | {"lerp": "the exporter's formula gives infinity for nan"}
 )
-# Only their first result is eager's: a maximum's position where there are several nan, the sum of a loss's weights.
-ONLY_FIRST = frozenset({"max_pool2d_with_indices", "max_pool3d_with_indices", "nll_loss_forward"})
+# Only its first result is eager's, not the sum of the weights.
+ONLY_FIRST = frozenset({"nll_loss_forward"})
 # The results are rounded or saturated where floating-point numbers cannot represent them.
 IN_FLOATING_POINT = frozenset({"sum", "prod", "div", "pow"})
 # Arguments that the exporter drops without a word or translates wrongly, by the operator's name or "", and the values.

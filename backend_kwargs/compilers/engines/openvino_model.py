@@ -20,7 +20,7 @@ TYPES = {torch.float32: "f32", torch.bool: "boolean"}
 HINT = "INFERENCE_PRECISION_HINT"
 OUT_OF_BOUNDS = "eager raises if an index is out of bounds"
 DENIED: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("embedding", "gather", "index", "index_select", "index_put", "scatter", "take"), OUT_OF_BOUNDS)
+    dict.fromkeys(("_embedding_bag", "embedding", "gather", "index", "index_select", "index_put", "scatter", "take"), OUT_OF_BOUNDS)
     | dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "OpenVINO orders equal values differently")
     | dict.fromkeys(("var", "var_mean", "std", "std_mean"), "OpenVINO ignores the correction")
     | {
