@@ -12,7 +12,9 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from probes import EPS, NEVER_ON_A_CPU, Call, calls, difference, names_of
@@ -70,7 +72,9 @@ class Traced:
         self.inputs: list[torch.Tensor] = []
         self.nodes: list[fx.Node] = []
         args = [tree_map_only(torch.Tensor, self._placed, (call.args, call.kwargs)) for call in made]
-        self.results = [self._result(item) for call, each in zip(made, args, strict=True) for item in self._items(call, *each)]
+        self.results = [
+            self._result(item) for call, each in zip(made, args, strict=True) for item in self._items(call, *each)
+        ]
         self.graph.output(tuple(self.results))
         self.part = fx.GraphModule({}, self.graph)
 
@@ -106,7 +110,9 @@ class Traced:
         if not self.fused:
             return node
         if node.meta["val"].dtype == torch.bool:
-            return self._call(torch.ops.aten.add.Tensor, self._call(torch.ops.aten._to_copy.default, node, dtype=torch.float32), 1)
+            return self._call(
+                torch.ops.aten.add.Tensor, self._call(torch.ops.aten._to_copy.default, node, dtype=torch.float32), 1
+            )
         return self._call(torch.ops.aten.neg.default, node) if self._is_fused(node.meta["val"]) else node
 
 
@@ -181,7 +187,9 @@ class Compiler:
                 continue
             made = list(calls(op, dtype))
             step = max(1, len(made) // most) if most else 1
-            kept += [call for call in made[::step] if not (self.decomposes(call) or self.why_not(Traced([call]).nodes[0]))]
+            kept += [
+                call for call in made[::step] if not (self.decomposes(call) or self.why_not(Traced([call]).nodes[0]))
+            ]
         return kept
 
     def decomposes(self, call: Call) -> bool:
@@ -211,9 +219,18 @@ class Compiler:
             lowered = lower(part)
             made = build(lowered.mod, Settings(), torch.device("cpu"))
             return runner(part, lowered, made.executable, torch.device("cpu"), every)
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        from backend_kwargs.compilers.engines.onnx_session import _registry
         from backend_kwargs.compilers.engines.outputs import finished
 
-        return finished(self.engine.build(part), part, every)
+        # Made anew at each export, the exporter's registry would take most of the time.
+        with (
+            patch.object(ONNXRegistry, "from_torchlib", staticmethod(lambda **_: _registry()))
+            if self.name == "onnxruntime"
+            else nullcontext()
+        ):
+            return finished(self.engine.build(part), part, every)
 
 
 def differences(compiler: Compiler, made: Sequence[Call], fused: bool = False) -> dict[str, str]:

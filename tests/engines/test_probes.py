@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
 from torch._prims_common import check_significant_strides
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -25,7 +24,7 @@ PACKAGES = {"onnxruntime": "onnxruntime", "openvino-native": "openvino", "tvm": 
 NAMES = [pytest.param(n, marks=pytest.mark.skipif(not find_spec(p), reason=f"no {p}")) for n, p in PACKAGES.items()]
 every = pytest.mark.parametrize("name", NAMES)
 # Calls of an operator in a test; `python tests/engines/probed.py` runs all.
-MOST = {torch.float32: 4, torch.int64: 2, torch.bool: 2}
+MOST = {torch.float32: 3, torch.int64: 1, torch.bool: 1}
 
 
 def backend(name: str) -> Any:
@@ -45,15 +44,17 @@ def test_every_operator_has_probes(name):
 def test_results_are_eagers(name, dtype):
     """Nan, infinities, zeros' signs and bools are the same, and numbers within rounding, each by its own size."""
     compiler = Compiler(name)
-    if dtype not in compiler.dtypes:
-        pytest.skip("left to eager")
+    if dtype not in compiler.dtypes or (name == "onnxruntime" and dtype != torch.float32):
+        pytest.skip("left to eager, or takes minutes: many operators are refused at compile time")
     found: dict[str, str] = {}
     for group in groups(compiler.taken(dtype, MOST[dtype])):
         found |= differences(compiler, group)
     assert found == {}
 
 
-TAILS = torch.tensor([-100.0, -88, -50, -30, -20, -16, -14, -8, -2, -0.5, -1e-3, -1e-6, -1e-12, 0.0, 1e-12, 1e-6, 1e-3] * 2)
+TAILS = torch.tensor(
+    [-100.0, -88, -50, -30, -20, -16, -14, -8, -2, -0.5, -1e-3, -1e-6, -1e-12, 0.0, 1e-12, 1e-6, 1e-3] * 2
+)
 ALL = torch.cat([TAILS, torch.tensor([0.5, 2, 8, 14, 16, 20, 30, 50, 80])])
 SPECIAL = torch.tensor([NAN, 0.0, -0.0, INF, -INF, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5] * 2)
 ROWS = torch.tensor([[NAN, 0.0], [0.0, 0.0], [1.0, NAN], [-0.0, 1e-40]])
@@ -133,7 +134,9 @@ def shaped(op: Any) -> list[Call]:
     """Return a few calls of an operator with images, or else with matrices."""
     values = Values(torch.float32)
     required = [str(each.type) for each in op._schema.arguments if not each.has_default_value()]
-    made = [call for call in calls(op, torch.float32) if any(isinstance(x, torch.Tensor) and x.dim() > 1 for x in call.args)]
+    made = [
+        call for call in calls(op, torch.float32) if any(isinstance(x, torch.Tensor) and x.dim() > 1 for x in call.args)
+    ]
     if set(required) <= {"Tensor", "number"}:
         made = [Call(op, tuple(values.positive(2, 3, 4, 5) if each == "Tensor" else 1 for each in required), {})]
     if names_of(op)[1] in ("roll", "flip"):
@@ -155,6 +158,7 @@ def test_strides_of_fake_tensors_are_eagers():
             continue
         for call in shaped(op):
             for layout, lay in LAYOUTS.items():
+
                 def laid(x, lay=lay):
                     return lay(x) if x.dim() > 3 or (x.dim() > 1 and lay is not LAYOUTS["channels last"]) else x
 

@@ -116,7 +116,9 @@ class _Steps:
         least = self.engine.min_block_size
         taken = [node for node, reason in found.items() if not reason]
         for node in split(gm, taken, partial(is_too_small, min_block_size=least)):
-            self.summary.leave(op_name(node), f"a part of fewer than {least} operators and little work costs more than eager")
+            self.summary.leave(
+                op_name(node), f"a part of fewer than {least} operators and little work costs more than eager"
+            )
         for call in parts_of(gm):
             self._compile_part(gm, call, constants)
 

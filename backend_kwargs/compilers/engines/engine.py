@@ -120,8 +120,8 @@ def argument(node: fx.Node, name: str) -> Any:
 
 
 def reads_floats(node: fx.Node) -> bool:
-    """Return whether an input is of floating point."""
-    values = tree_leaves([each.meta["val"] for each in node.all_input_nodes])
+    """Return whether an input or a result is of floating point."""
+    values = tree_leaves([each.meta["val"] for each in (*node.all_input_nodes, node)])
     return any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
 
 

@@ -85,7 +85,7 @@ DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
 # Only its first result is eager's, not the sum of the weights.
 ONLY_FIRST = frozenset({"nll_loss_forward"})
 # The results are rounded or saturated where floating-point numbers cannot represent them.
-IN_FLOATING_POINT = frozenset({"sum", "prod", "div", "pow"})
+IN_FLOATING_POINT = frozenset({"sum", "prod", "div", "pow", "addbmm"})
 # Arguments that the exporter drops without a word or translates wrongly, by the operator's name or "", and the values.
 UNTRANSLATED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("", "training", bool, "ONNX Runtime's norm has the statistics of inference"),

@@ -20,7 +20,10 @@ TYPES = {torch.float32: "f32", torch.bool: "boolean"}
 HINT = "INFERENCE_PRECISION_HINT"
 OUT_OF_BOUNDS = "eager raises if an index is out of bounds"
 DENIED: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("_embedding_bag", "embedding", "gather", "index", "index_select", "index_put", "scatter", "take"), OUT_OF_BOUNDS)
+    dict.fromkeys(
+        ("_embedding_bag", "embedding", "gather", "index", "index_select", "index_put", "scatter", "take"),
+        OUT_OF_BOUNDS,
+    )
     | dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "OpenVINO orders equal values differently")
     | dict.fromkeys(("var", "var_mean", "std", "std_mean"), "OpenVINO ignores the correction")
     | {
@@ -34,8 +37,12 @@ DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("elu", "erf", "log1p"), "OpenVINO's formula cancels near zero")
     | {"exp": "OpenVINO's is infinite from 88.4 on, and for nan"}
     | dict.fromkeys(("div.Tensor_mode", "fmod", "remainder"), "OpenVINO divides in 32-bit integers, or by infinity")
-    | dict.fromkeys(("all", "any", "eq", "ge", "gt", "le", "logical_and", "logical_not", "logical_or", "lt", "ne"), NAN_IS_A_NUMBER)
-    | dict.fromkeys(("amax", "amin", "argmax", "argmin", "logsumexp", "max.default", "max.dim", "maximum"), NAN_IS_A_NUMBER)
+    | dict.fromkeys(
+        ("all", "any", "eq", "ge", "gt", "le", "logical_and", "logical_not", "logical_or", "lt", "ne"), NAN_IS_A_NUMBER
+    )
+    | dict.fromkeys(
+        ("amax", "amin", "argmax", "argmin", "logsumexp", "max.default", "max.dim", "maximum"), NAN_IS_A_NUMBER
+    )
     | dict.fromkeys(("min.default", "min.dim", "minimum", "sign"), NAN_IS_A_NUMBER)
     | {"upsample_bilinear2d": "infinities and nan times a weight of zero are nan"}
 )
