@@ -35,7 +35,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Relax:
-    """TVM's part of a graph, and the reasons why operators run in eager; `failed` counts parts that failed at a call."""
+    """TVM's part of a graph, and the reasons why operators run in eager; `failed` counts parts that failed."""
 
     partitions: tuple[Partition, ...]
     fallbacks: Mapping[str, str]

@@ -247,10 +247,8 @@ def differences(compiler: Compiler, made: Sequence[Call], fused: bool = False) -
         return differences(compiler, made[:half], fused) | differences(compiler, made[half:], fused)
     found: dict[str, str] = {}
     for call in made:
-        for i, wanted in enumerate(call.wanted):
-            given = next(results)
-            if fused:
-                wanted = after(wanted)
+        for i, alone in enumerate(call.wanted):
+            given, wanted = next(results), after(alone) if fused else alone
             if mask := DOCUMENTED[compiler.name].get(names_of(call.op)[1]):
                 given = torch.where(mask(call, given, wanted), wanted, given)
             if difference(given, wanted, call) and (why := difference(given, wanted, call, in_double(call, fused)[i])):

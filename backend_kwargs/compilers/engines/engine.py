@@ -53,7 +53,7 @@ class Engine(Protocol):
 
     @property
     def denied_floats(self) -> Mapping[str, str]:
-        """The operators left to eager where an input is of floating point, and the reasons."""
+        """The operators left to eager where an input or a result is of floating point, and the reasons."""
 
     def lacks(self, node: fx.Node) -> str:
         """Return why the engine has no translation of the operator that gives torch's results, "" if it has one."""
@@ -79,7 +79,7 @@ def why_not(node: fx.Node, engine: Engine, in_eager: Collection[str]) -> str:
     if names & MEMORY:
         return "depends on the memory layout"
     tagged = (reason for tag, reason in TAGS.items() if tag in op.tags)
-    tables = (engine.denied, engine.denied_floats) if reads_floats(node) else (engine.denied,)
+    tables = (engine.denied, engine.denied_floats) if _has_floats([*node.all_input_nodes, node]) else (engine.denied,)
     denied = (table[name] for table in tables for name in names if name in table)
     return next(denied, "") or next(tagged, "") or _unfit_values(node, engine) or engine.lacks(node)
 
@@ -120,8 +120,12 @@ def argument(node: fx.Node, name: str) -> Any:
 
 
 def reads_floats(node: fx.Node) -> bool:
-    """Return whether an input or a result is of floating point."""
-    values = tree_leaves([each.meta["val"] for each in (*node.all_input_nodes, node)])
+    """Return whether an input is of floating point."""
+    return _has_floats(node.all_input_nodes)
+
+
+def _has_floats(nodes: Sequence[fx.Node]) -> bool:
+    values = tree_leaves([each.meta["val"] for each in nodes])
     return any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
 
 

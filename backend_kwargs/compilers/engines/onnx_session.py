@@ -73,10 +73,9 @@ DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("angle", "heaviside", "sign", "xlogy"), "ONNX Runtime gives another value for nan")
     | dict.fromkeys(("diagonal", "diagonal_copy"), WEIGHTS)
     | dict.fromkeys(
-        ("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_bicubic2d", "upsample_bilinear2d")
-        + ("upsample_linear1d", "upsample_trilinear3d"),
-        WEIGHTS,
+        ("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_bicubic2d", "upsample_bilinear2d"), WEIGHTS
     )
+    | dict.fromkeys(("upsample_linear1d", "upsample_trilinear3d"), WEIGHTS)
     | dict.fromkeys(
         ("max_pool2d_with_indices", "max_pool3d_with_indices"), "ONNX Runtime's maximum of -inf is the lowest number"
     )
