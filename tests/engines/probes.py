@@ -185,7 +185,7 @@ def scalars(v: Values) -> list[Any]:
     if v.dtype == torch.bool:
         return [True, False]
     whole = [s for s in SCALARS if float(s).is_integer() and abs(s) < 100]
-    return list(SCALARS) + [NAN, INF, -INF] if v.floats else whole
+    return [*SCALARS, NAN, INF, -INF] if v.floats else whole
 
 
 def of_schema(op: Any, v: Values) -> list[Args] | None:
