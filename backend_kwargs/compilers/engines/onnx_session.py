@@ -133,7 +133,7 @@ class ONNXRuntime:
         from torch._decomp import core_aten_decompositions
 
         core = dict(core_aten_decompositions())
-        return {op: rule for op, rule in core.items() if not _registry().is_registered(op)} | FORMULAS
+        return {op: rule for op, rule in core.items() if not _registry().is_registered(op)} | {**FORMULAS}
 
     def build(self, part: fx.GraphModule) -> Run:
         import onnxruntime
