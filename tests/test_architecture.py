@@ -21,7 +21,7 @@ measure.trees measure.inputs measure.accuracy measure.bound measure.environment 
 measure.served measure.timing measure.memory measure.statistics measure
 compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code
 compilers.graphs
-compilers.fell_back compilers.freezing compilers.fused_steps compilers.parts
+compilers.fell_back compilers.freezing compilers.fused_steps compilers.layouts compilers.parts
 compilers.precision compilers.precision.table compilers.precision.bounds
 compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
 compilers.auto

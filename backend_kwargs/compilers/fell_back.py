@@ -1,19 +1,56 @@
-"""Whether another compiler compiled any part of a graph, read from attributes of the callable that it returned."""
+"""What another compiler runs of a graph, and what fell back: read from attributes of the callable that it returned."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 ENGINE_SUMMARY = "engine_summary"
-SUMMARIES = ("tvm_summary", ENGINE_SUMMARY)  # attributes; their values have `partitions` and `fallbacks`
+SUMMARIES = ("tvm_summary", ENGINE_SUMMARY)  # attributes; their values are `PartsSummary`
 ATTEMPTS = "openvino_attempts"
 
 
+@dataclass(slots=True)
+class PartsSummary:
+    """The parts of the graphs of one compile; `fallbacks` maps operators that run in eager to the reasons.
+
+    `failed` counts the parts that failed at a call, and run in eager since: they are no longer among `partitions`.
+    """
+
+    compiler: str
+    partitions: list[Any] = field(default_factory=list)
+    fallbacks: dict[str, str] = field(default_factory=dict)
+    failed: int = 0
+
+    def leave(self, op: str, reason: str) -> None:
+        """Record that an operator runs in eager."""
+        known = self.fallbacks.get(op, "")
+        self.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
+
+    def fail(self, partition: Any, op: str, reason: str) -> None:
+        """Record that a partition failed at a call, and that its operators run in eager from now on."""
+        others = [each for each in self.partitions if each is not partition]
+        self.failed += len(self.partitions) - len(others)  # two threads may fail in the same partition
+        self.partitions[:] = others
+        self.leave(op, f"{self.compiler} failed to run it: {reason}")
+
+
+def why_fell_back(compiler: str, partitions: int, failed: int) -> str:
+    """Return which parts of a graph its compiler does not run, "" if it runs all that it has compiled."""
+    if failed:
+        return f"{compiler} failed to run {failed} of {partitions + failed} partition{'s' * (partitions + failed > 1)}"
+    return "" if partitions else f"no partition of {compiler}"
+
+
 def left_to_eager(compiled: Callable[..., Any]) -> str:
-    """Return why no part of a graph runs on its compiler, "" if some part does or it is unknown."""
+    """Return why no part of a graph runs on its compiler, or which failed to; "" if all parts do or it is unknown."""
     for name in SUMMARIES:
-        if (summary := getattr(compiled, name, None)) is not None and not summary.partitions:
-            reasons = [f"{op}: {reason}" for op, reason in summary.fallbacks.items()]
-            return f"all of it runs in eager: {'; '.join(reasons) or 'there is nothing to compile'}"
+        if (summary := getattr(compiled, name, None)) is None:
+            continue
+        reasons = "; ".join(f"{op}: {reason}" for op, reason in summary.fallbacks.items())
+        if summary.failed:
+            return f"{why_fell_back(summary.compiler, len(summary.partitions), summary.failed)}: {reasons}"
+        if not summary.partitions:
+            return f"all of it runs in eager: {reasons or 'there is nothing to compile'}"
     for attempt in getattr(compiled, ATTEMPTS, ()):
         if attempt.by_inductor:
             return "OpenVINO failed to compile it, so Inductor did"

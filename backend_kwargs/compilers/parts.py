@@ -216,6 +216,27 @@ def replace_part(call: Node, run: Callable[..., Any], args: tuple[Any, ...]) -> 
     graph.erase_node(call)
 
 
+def serving(run: Callable[..., Any], part: GraphModule, failed: Callable[[Exception], None]) -> Callable[..., Any]:
+    """Return a callable of `run`, and of `part` in eager from the first call at which `run` fails and `part` does not.
+
+    `failed` gets the exception.
+    """
+
+    def call(*args: Any) -> Any:
+        nonlocal run
+        try:
+            return run(*args)
+        except Exception as error:
+            if run is part:
+                raise
+            result = part(*args)
+            run = part
+            failed(error)
+            return result
+
+    return call
+
+
 def boxed(gm: GraphModule) -> Boxed:
     """Return a callable that runs `gm` on a list of arguments, and empties it so that each can be freed early."""
     gm.graph.set_codegen(_BoxedCodeGen())

@@ -35,10 +35,11 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Relax:
-    """TVM's part of a graph, and the reasons why operators run in eager."""
+    """TVM's part of a graph, and the reasons why operators run in eager; `failed` counts parts that failed."""
 
     partitions: tuple[Partition, ...]
     fallbacks: Mapping[str, str]
+    failed: int = 0
 
     @property
     def tuned(self) -> int:
@@ -62,12 +63,16 @@ class OpenVINO:
 
 @dataclass(frozen=True, slots=True)
 class EngineShare:
-    """ONNX Runtime's or OpenVINO's own compiler's part of a graph, and the reasons why operators run in eager."""
+    """ONNX Runtime's or OpenVINO's own compiler's part of a graph, and the reasons why operators run in eager.
+
+    `failed` counts the parts that failed at a call, and run in eager since.
+    """
 
     engine: str
     partitions: tuple[EnginePart, ...]
     fallbacks: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

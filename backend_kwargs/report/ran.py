@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from backend_kwargs.compile_records import Record
-from backend_kwargs.compilers.fell_back import ATTEMPTS, ENGINE_SUMMARY
+from backend_kwargs.compilers.fell_back import ATTEMPTS, ENGINE_SUMMARY, why_fell_back
 from backend_kwargs.report.graphs import Code, EngineShare, OpenVINO, Ran, Relax, number
 
 RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph unchanged")
@@ -28,7 +28,8 @@ def engine_of(record: Record) -> EngineShare | None:
     summary = getattr(record.compiled(), ENGINE_SUMMARY, None)
     if summary is None:
         return None
-    return EngineShare(summary.engine, tuple(summary.partitions), dict(summary.fallbacks), tuple(summary.notes))
+    partitions, notes = tuple(summary.partitions), tuple(summary.notes)
+    return EngineShare(summary.compiler, partitions, dict(summary.fallbacks), notes, summary.failed)
 
 
 def ran_of(
@@ -40,16 +41,21 @@ def ran_of(
 ) -> Ran | None:
     """Return what ran a graph, None if it was its own backend."""
     if engine:
-        return None if engine.partitions else Ran("fell_back", f"ran in eager: no partition of {engine.engine}")
+        return _in_eager(engine.engine, engine)
     if openvino:
         return _of_openvino(openvino)
     if relax:
-        return None if relax.partitions else Ran("fell_back", "ran in eager: no partition of TVM")
+        return _in_eager("TVM", relax)
     if record.backend.takes_inductor_options or record.spec == "dynamo:inductor":
         return None
     if codes:
         return Ran("unknown", "ran by Inductor, which this backend is built on or falls back to")
     return RETURNED if record.came_back else UNKNOWN
+
+
+def _in_eager(compiler: str, share: EngineShare | Relax) -> Ran | None:
+    why = why_fell_back(compiler, len(share.partitions), share.failed)
+    return Ran("fell_back", f"ran in eager: {why}") if why else None
 
 
 def _of_openvino(share: OpenVINO) -> Ran | None:

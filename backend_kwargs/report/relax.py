@@ -11,4 +11,4 @@ def relax_of(record: Record) -> Relax | None:
     summary = getattr(record.compiled(), SUMMARY, None)
     if summary is None:
         return None
-    return Relax(tuple(summary.partitions), dict(summary.fallbacks))
+    return Relax(tuple(summary.partitions), dict(summary.fallbacks), summary.failed)

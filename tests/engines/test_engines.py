@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
+from backend_kwargs.compare import Candidate, compare
 from backend_kwargs.errors import BackendKwargsWarning
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -166,6 +167,91 @@ def test_what_it_has_not_runs_in_eager(engine):
     (graph,) = bk.report(compiled).graphs
     assert graph.engine.fallbacks["rand_like"] == "draws random numbers"
     assert graph.engine.partitions
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """Make the first part of each graph refuse its inputs; return the number of its calls."""
+    from backend_kwargs.compilers.engines import compile_graph
+
+    calls, finished = [], compile_graph.finished
+
+    def refuses(*args):
+        calls.append(args)
+        raise RuntimeError("no luck at all")
+
+    def first_refuses(run, part, observed):
+        monkeypatch.setattr(compile_graph, "finished", finished)
+        return refuses
+
+    monkeypatch.setattr(compile_graph, "finished", first_refuses)
+    return calls
+
+
+@both
+def test_a_part_that_fails_at_a_call_stays_in_eager(engine, refused):
+    """It is tried once; one warning and the report say why, and the other part still runs."""
+
+    def fn(x):
+        first = torch.relu(x * 2 + 1)
+        return torch.relu(first + torch.rand_like(first)) * 3
+
+    compiled = torch.compile(fn, backend=backend(engine))
+
+    def seeded(call):
+        torch.manual_seed(0)
+        return call(X)
+
+    with pytest.warns(BackendKwargsWarning) as warned:
+        given = [seeded(compiled) for _ in range(3)]
+    torch.testing.assert_close(given, [seeded(fn)] * 3)
+    name = NAMES[engine]
+    assert [str(each.message) for each in warned] == [
+        f"{name} failed to run a part of a graph, which runs in eager from now on: RuntimeError: no luck at all."
+    ]
+    reported = bk.report(compiled)
+    share = reported.graphs[0].engine
+    assert (len(refused), len(share.partitions), share.failed) == (1, 1, 1)
+    assert f"{name} failed to run it: RuntimeError: no luck at all" in share.fallbacks.values()
+    assert reported.ran.what == f"ran in eager: {name} failed to run 1 of 2 partitions"
+
+
+@both
+def test_a_failed_part_is_a_status_of_compare(engine, refused):
+    """The row of a candidate with a part that failed does not pass, although its results are eager's."""
+    with pytest.warns(BackendKwargsWarning, match="failed to run a part"):
+        (row,) = compare(net(), X, [Candidate("c", backend(engine))], rounds=1).rows
+    assert (row.status, row.reason) == ("fell_back", f"ran in eager: {NAMES[engine]} failed to run 1 of 1 partition")
+
+
+@both
+def test_the_fallback_check_tells_of_a_failed_part(engine, refused):
+    """A race asks it after the first call."""
+    from backend_kwargs.compilers.fell_back import left_to_eager
+
+    compiled = []
+
+    def compile_fn(gm, inputs):
+        compiled.append(backend(engine)(gm, inputs))
+        return compiled[0]
+
+    with pytest.warns(BackendKwargsWarning, match="failed to run a part"):
+        torch.compile(lambda x: x.sin() + 1, backend=compile_fn)(X)
+    why = f"{NAMES[engine]} failed to run 1 of 1 partition: sin, add: {NAMES[engine]} failed to run it"
+    assert left_to_eager(compiled[0]) == f"{why}: RuntimeError: no luck at all"
+
+
+def test_a_call_that_eager_refuses_too_is_no_failure():
+    """An error of the caller's is raised, and the next call runs on the compiler."""
+    from backend_kwargs.compilers.parts import serving
+
+    noted = []
+    part = torch.fx.symbolic_trace(lambda x: x.reshape(2) + 1)
+    run = serving(lambda x: [x.reshape(2) + 1], part, noted.append)
+    with pytest.raises(RuntimeError, match="shape"):
+        run(torch.ones(3))
+    assert isinstance(run(torch.ones(2)), list)
+    assert noted == []
 
 
 class Bags(nn.Module):

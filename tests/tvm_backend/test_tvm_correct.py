@@ -205,15 +205,19 @@ def test_failing_build_runs_in_eager(compiled, monkeypatch):
 
 @torch.no_grad()
 def test_failing_call_runs_in_eager(compiled, monkeypatch):
-    """If the virtual machine fails in a call, eager runs it, with a warning."""
+    """If the virtual machine fails in a call, eager runs the part from then on, with one warning."""
     require_tvm()
     from backend_kwargs.compilers.tvm import runtime
 
-    monkeypatch.setattr(runtime, "_ready", lambda value: value)  # so that it gets inputs that it refuses
+    inputs = []
+    monkeypatch.setattr(runtime, "_ready", lambda value: inputs.append(value) or value)  # so that it refuses them
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(8, 4).t()
-    with pytest.warns(BackendKwargsWarning, match="TVM failed to run a part of a graph, which ran in eager: "):
-        result = call(x)
-    assert_close(result, x.sin() + 1)
+    with pytest.warns(BackendKwargsWarning, match="TVM failed to run a part of a graph, which runs in eager from now"):
+        call(x)
+    assert_close(call(x), x.sin() + 1)
+    (summary,) = call.summaries
+    assert (len(inputs), summary.partitions, summary.failed) == (1, [], 1)
+    assert summary.fallbacks["sin, add"].startswith("TVM failed to run it: ")
 
 
 # ---- verify

@@ -16,6 +16,7 @@ from backend_kwargs.compilers.engines.engine import Engine, is_too_small, why_no
 from backend_kwargs.compilers.engines.outputs import finished
 from backend_kwargs.compilers.engines.summary import EnginePart, EngineSummary
 from backend_kwargs.compilers.freezing import compile_frozen, dropping_guards
+from backend_kwargs.compilers.layouts import with_eagers_layouts
 from backend_kwargs.compilers.parts import (
     Boxed,
     boxed,
@@ -26,6 +27,7 @@ from backend_kwargs.compilers.parts import (
     parts_of,
     replace_part,
     results_of,
+    serving,
     split,
     tensors_of,
     writes_in_place,
@@ -52,10 +54,8 @@ def compile_graph(
     steps = _Steps(engine, in_eager, summary)
 
     def captured(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        step = partial(steps.compile, gm)
-        capture = aot_autograd(
-            fw_compiler=step, bw_compiler=step, inference_compiler=step, decompositions=engine.decompositions()
-        )
+        step, table = partial(steps.compile, gm), with_eagers_layouts(engine.decompositions())
+        capture = aot_autograd(fw_compiler=step, bw_compiler=step, inference_compiler=step, decompositions=table)
         return capture(gm, list(inputs))
 
     drop_guards = dropping_guards()
@@ -102,7 +102,7 @@ class _Steps:
         # AOTAutograd's fake tensor mode is active, but constants are real tensors.
         with _disable_current_modes():
             if written := writes_in_place(gm):
-                self._leave(written, "it writes in place")
+                self.summary.leave(written, "it writes in place")
             else:
                 self._compile_parts(gm, constants_of(gm, attributes))
         return boxed(gm)
@@ -112,17 +112,15 @@ class _Steps:
         found = {node: why_not(node, self.engine, self.in_eager) for node in nodes}
         for node, reason in found.items():
             if reason and node.target is not operator.getitem:
-                self._leave(op_name(node), reason)
+                self.summary.leave(op_name(node), reason)
         least = self.engine.min_block_size
         taken = [node for node, reason in found.items() if not reason]
         for node in split(gm, taken, partial(is_too_small, min_block_size=least)):
-            self._leave(op_name(node), f"a part of fewer than {least} operators and little work costs more than eager")
+            self.summary.leave(
+                op_name(node), f"a part of fewer than {least} operators and little work costs more than eager"
+            )
         for call in parts_of(gm):
             self._compile_part(gm, call, constants)
-
-    def _leave(self, op: str, reason: str) -> None:
-        known = self.summary.fallbacks.get(op, "")
-        self.summary.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
 
     def _compile_part(self, gm: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> None:
         """Replace the call of a part by the engine's callable; if the engine fails, the part stays unchanged."""
@@ -134,14 +132,22 @@ class _Steps:
             run = self.engine.build(part)
         except Exception as error:  # noqa: BLE001 - a library may raise anything
             warn_once(f"{self.engine.name} failed to compile a part of a graph, which runs in eager: {_line(error)}.")
-            self._leave(operators_of(part), _line(error))
+            self.summary.leave(operators_of(part), _line(error))
             call.args = args
             return
         if (note := getattr(run, "note", "")) and note not in self.summary.notes:
             self.summary.notes.append(note)
         observed = [i for i, result in enumerate(results_of(call)) if not all(map(is_part, result.users))]
-        self.summary.partitions.append(EnginePart(len(calls_of(part)), time.perf_counter() - started))
-        replace_part(call, _serving(finished(run, part, observed), part, self.engine.name), args)
+        self.summary.partitions.append(made := EnginePart(len(calls_of(part)), time.perf_counter() - started))
+        names = operators_of(part)
+
+        def failed(error: Exception) -> None:
+            warn_once(
+                f"{self.engine.name} failed to run a part of a graph, which runs in eager from now on: {_line(error)}."
+            )
+            self.summary.fail(made, names, _line(error))
+
+        replace_part(call, serving(finished(run, part, observed), part, failed), args)
 
 
 def _attach(part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
@@ -161,19 +167,6 @@ def _attach(part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]
         part.graph.erase_node(placeholder)
     part.recompile()
     return tuple(left)
-
-
-def _serving(run: Callable[..., Any], part: GraphModule, engine: str) -> Callable[..., Any]:
-    """Return a callable of `run` that runs the part in eager if a call fails."""
-
-    def call(*args: Any) -> Any:
-        try:
-            return run(args)
-        except Exception as error:  # noqa: BLE001 - a library may raise anything
-            warn_once(f"{engine} failed to run a part of a graph, which ran in eager: {_line(error)}.")
-            return part(*args)
-
-    return call
 
 
 def _line(error: Exception) -> str:

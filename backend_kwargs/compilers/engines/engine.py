@@ -1,5 +1,6 @@
 """The protocol of an engine: the nodes that it may compile, and how a part becomes a callable."""
 
+import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -50,6 +51,10 @@ class Engine(Protocol):
     def denied(self) -> Mapping[str, str]:
         """The operators left to eager and the reasons, by ATen name with or without overload."""
 
+    @property
+    def denied_floats(self) -> Mapping[str, str]:
+        """The operators left to eager where an input or a result is of floating point, and the reasons."""
+
     def lacks(self, node: fx.Node) -> str:
         """Return why the engine has no translation of the operator that gives torch's results, "" if it has one."""
 
@@ -74,7 +79,8 @@ def why_not(node: fx.Node, engine: Engine, in_eager: Collection[str]) -> str:
     if names & MEMORY:
         return "depends on the memory layout"
     tagged = (reason for tag, reason in TAGS.items() if tag in op.tags)
-    denied = (reason for name, reason in engine.denied.items() if name in names)
+    tables = (engine.denied, engine.denied_floats) if _has_floats([*node.all_input_nodes, node]) else (engine.denied,)
+    denied = (table[name] for table in tables for name in names if name in table)
     return next(denied, "") or next(tagged, "") or _unfit_values(node, engine) or engine.lacks(node)
 
 
@@ -113,6 +119,21 @@ def argument(node: fx.Node, name: str) -> Any:
     return None
 
 
+def reads_floats(node: fx.Node) -> bool:
+    """Return whether an input is of floating point."""
+    return _has_floats(node.all_input_nodes)
+
+
+def _has_floats(nodes: Sequence[fx.Node]) -> bool:
+    values = tree_leaves([each.meta["val"] for each in nodes])
+    return any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
+
+
+def uses_more_than_first(node: fx.Node) -> bool:
+    """Return whether another result of a node than its first one is used."""
+    return any(user.target is operator.getitem and user.args[1] != 0 for user in node.users)
+
+
 def _used(node: fx.Node) -> list[Any]:
     """Return the results of a node that are used: a norm's statistics for the backward pass are empty in inference."""
     value = node.meta["val"]
@@ -134,6 +155,8 @@ def _unfit_values(node: fx.Node, engine: Engine) -> str:
         return f"{engine.name} is not used for {', '.join(sorted(unknown))}"
     if any(isinstance(value, torch.SymFloat | torch.SymBool | complex) for value in values):
         return "a symbolic float or bool, or a complex number"
+    if any(isinstance(value, float) and math.isnan(value) for value in values):
+        return "an argument is nan"
     if not all(size.node.has_hint() for size in sizes if isinstance(size, torch.SymInt)):
         return "its size is known only at run time"
     if any(isinstance(size, int) and size == 0 for tensor in tensors for size in tensor.shape):

@@ -28,12 +28,14 @@ def compile_lowered(
     """
     used = Used(precision, None, None if is_measured_elsewhere() else max_error)
     note_used(used)
+    made: list[Callable[..., Any]] = []
 
     def compile_copy(written: Collection[int]) -> Callable[..., Any]:
         copied = copy_of_graph(gm)
         placeholders = copied.graph.find_nodes(op="placeholder")
         keep_inputs(placeholders[at] for at in written)
         compiled = compile_gm(copied)
+        made.append(compiled)
         used.reason = left_to_eager(compiled)
         # The engine may compute in another precision than it was asked for, without an error.
         if not used.reason and (notes := getattr(compiled, ENGINE_SUMMARY).notes):
@@ -41,8 +43,10 @@ def compile_lowered(
         return compiled
 
     try:
-        return serving(gm, example_inputs, used, compile_copy)
+        served = serving(gm, example_inputs, used, compile_copy)
     except UnfitPrecisionError as unfit:
         used.reason = str(unfit)
-    warn_once(f"A graph is compiled without precision {precision!r}: {used.reason}.")
-    return compile_in_float32(gm)
+        warn_once(f"A graph is compiled without precision {precision!r}: {used.reason}.")
+        return compile_in_float32(gm)
+    used.reason = used.reason or left_to_eager(made[-1])  # a part may have failed at the calls that measure
+    return served

@@ -25,7 +25,7 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
-from backend_kwargs.compilers.engines.engine import Run, argument
+from backend_kwargs.compilers.engines.engine import Run, argument, uses_more_than_first
 from backend_kwargs.compilers.engines.onnx_settings import Settings
 from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
 from backend_kwargs.compilers.parts import op_name
@@ -44,24 +44,56 @@ TYPES = {
     torch.int32: "int32",
     torch.bool: "bool",
 }
+CANCELS = "the exporter's formula cancels near zero or in its tails"
+ZERO_SIGN = "the exporter's formula loses the sign of zeros, and quotients that are tiny"
+WEIGHTS = "infinities and nan times a weight of zero are nan"
 # The exporter writes exp(x*x) * erfc(x), which overflows, and adds pi to atan2 by the sign of its first argument.
 DENIED: Mapping[str, str] = MappingProxyType(
     {
         "special_erfcx": "the exporter's formula overflows",
         "atan2": "the exporter's formula has the other sign at zero",
         "topk": "ONNX Runtime orders equal values differently",
+        "hardtanh_backward": "the exporter's formula differs at the bounds",
+        "_linalg_det": "ONNX Runtime has one result of three",
+        "histc": "the exporter's formula counts a value at a border in the other bin",
     }
     | dict.fromkeys(
         ("_embedding_bag", "_embedding_bag_forward_only"), "ONNX Runtime 1.32 crashes on the exporter's loop"
     )
+    | dict.fromkeys(("blackman_window", "hamming_window", "hann_window"), "the exporter's window has other values")
 )
+# Each fails at some number: tests/engines/probes.py has them.
+DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("celu", "elu", "erfc", "expm1", "log1p", "logaddexp", "logaddexp2", "logcumsumexp"), CANCELS)
+    | dict.fromkeys(("div.Scalar_mode", "div.Tensor_mode", "floor_divide", "fmod", "remainder"), ZERO_SIGN)
+    | dict.fromkeys(
+        ("amax", "amin", "argmax", "argmin", "logsumexp", "max.default", "max.dim", "min.default", "min.dim"),
+        "ONNX Runtime's maxima and minima skip nan",
+    )
+    | dict.fromkeys(("angle", "heaviside", "sign", "xlogy"), "ONNX Runtime gives another value for nan")
+    | dict.fromkeys(("diagonal", "diagonal_copy"), WEIGHTS)
+    | dict.fromkeys(
+        ("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_bicubic2d", "upsample_bilinear2d"), WEIGHTS
+    )
+    | dict.fromkeys(("upsample_linear1d", "upsample_trilinear3d"), WEIGHTS)
+    | dict.fromkeys(
+        ("max_pool2d_with_indices", "max_pool3d_with_indices"), "ONNX Runtime's maximum of -inf is the lowest number"
+    )
+    | {"lerp": "the exporter's formula gives infinity for nan"}
+)
+# Only its first result is eager's, not the sum of the weights.
+ONLY_FIRST = frozenset({"nll_loss_forward"})
 # The results are rounded or saturated where floating-point numbers cannot represent them.
-IN_FLOATING_POINT = frozenset({"sum", "prod", "div", "pow"})
-# Arguments that the exporter drops without a word, and the values that it drops.
-UNTRANSLATED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("training", bool, "ONNX Runtime's norm has the statistics of inference"),
-    ("divisor_override", bool, "ONNX has no divisor_override"),
-    ("reduce", lambda value: value == "mean", "the exporter writes the last value instead of the mean"),
+IN_FLOATING_POINT = frozenset({"sum", "prod", "div", "pow", "addbmm"})
+# Arguments that the exporter drops without a word or translates wrongly, by the operator's name or "", and the values.
+UNTRANSLATED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
+    ("", "training", bool, "ONNX Runtime's norm has the statistics of inference"),
+    ("", "divisor_override", bool, "ONNX has no divisor_override"),
+    ("", "reduce", lambda value: value == "mean", "the exporter writes the last value instead of the mean"),
+    ("addbmm", "beta", lambda value: value == 0, "the exporter multiplies nan by a beta of zero"),
+    ("baddbmm", "beta", lambda value: value == 0, "the exporter multiplies nan by a beta of zero"),
+    ("leaky_relu", "negative_slope", lambda value: value < 0, "ONNX Runtime loses the sign of zeros"),
+    ("logit", "eps", lambda value: value is not None, "the exporter's formula gives a number for nan"),
 )
 # Warnings that the exporter logs at each export, by logger: torchvision's operators, if it lacks them, and a constant
 # without elements, such as one of `index_put`'s.
@@ -79,6 +111,7 @@ class ONNXRuntime:
     name: ClassVar[str] = "ONNX Runtime"
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
     denied: ClassVar[Mapping[str, str]] = DENIED
+    denied_floats: ClassVar[Mapping[str, str]] = DENIED_FLOATS
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -90,12 +123,17 @@ class ONNXRuntime:
         value = node.meta["val"]
         if op_name(node) in IN_FLOATING_POINT and not value.is_floating_point():
             return "ONNX Runtime computes it in floating point for integers"
-        return next((reason for name, dropped, reason in UNTRANSLATED if dropped(argument(node, name))), "")
+        if op_name(node) in ONLY_FIRST and uses_more_than_first(node):
+            return "only its first result is eager's on ONNX Runtime"
+        if str(node.target) == "aten.squeeze.dim" and node.args[0].meta["val"].shape[node.args[1]] != 1:  # type: ignore[union-attr]
+            return "ONNX Runtime squeezes only a size of one"
+        return next((why for op, name, holds, why in UNTRANSLATED if _has(node, op, name, holds)), "")
 
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         from torch._decomp import core_aten_decompositions
 
-        return {op: rule for op, rule in dict(core_aten_decompositions()).items() if not _registry().is_registered(op)}
+        core = dict(core_aten_decompositions())
+        return {op: rule for op, rule in core.items() if not _registry().is_registered(op)} | {**FORMULAS}
 
     def build(self, part: fx.GraphModule) -> Run:
         import onnxruntime
@@ -104,6 +142,57 @@ class ONNXRuntime:
         model = _model(exported(part))
         session = onnxruntime.InferenceSession(model, _options(self.settings), providers=["CPUExecutionProvider"])
         return _Session(session, part)
+
+
+def _has(node: fx.Node, op: str, name: str, holds: Callable[[Any], bool]) -> bool:
+    """Return whether a node, of the operator `op` if that is given, has an argument of a value."""
+    declared = any(each.name == name for each in node.target._schema.arguments)  # type: ignore[union-attr]
+    return declared and op in ("", op_name(node)) and holds(argument(node, name))
+
+
+def _sigmoid(x: torch.Tensor) -> Any:
+    """ONNX Runtime's own is exactly 0 from -18 on."""
+    return (1 + torch.exp(-x)).reciprocal()
+
+
+def _silu(x: torch.Tensor) -> Any:
+    return x / (1 + torch.exp(-x))
+
+
+def _glu(x: torch.Tensor, dim: int = -1) -> Any:
+    value, gate = x.chunk(2, dim)
+    return value * _sigmoid(gate)
+
+
+def _clamp(x: torch.Tensor, low: Any = None, high: Any = None) -> Any:
+    """With one bound, the exporter makes the largest number of infinity."""
+    if (low is None) == (high is None) or not x.is_floating_point():
+        return NotImplemented
+    bound = low if high is None else high
+    bound = bound if isinstance(bound, torch.Tensor) else torch.full((), bound, dtype=x.dtype)
+    return torch.maximum(x, bound) if high is None else torch.minimum(x, bound)
+
+
+def _power(x: torch.Tensor, exponent: Any) -> Any:
+    """Eager has the square root, of which infinities and zeros have other signs than of the power."""
+    if not x.is_floating_point() or exponent not in (0.5, -0.5):
+        return NotImplemented
+    return x.sqrt() if exponent == 0.5 else x.rsqrt()
+
+
+aten = torch.ops.aten
+# Right where the exporter's or ONNX Runtime's own are not.
+FORMULAS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.sigmoid.default: _sigmoid,
+        aten.silu.default: _silu,
+        aten.glu.default: _glu,
+        aten.clamp.default: _clamp,
+        aten.clamp_min.default: _clamp,
+        aten.clamp_max.default: lambda x, high: _clamp(x, high=high),
+        aten.pow.Tensor_Scalar: _power,
+    }
+)
 
 
 def exported(part: fx.GraphModule) -> ExportedProgram:

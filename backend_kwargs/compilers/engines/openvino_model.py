@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from backend_kwargs.compilers.engines.engine import Run
+from backend_kwargs.compilers.engines.engine import Run, argument, reads_floats, uses_more_than_first
 from backend_kwargs.compilers.engines.openvino_settings import Settings
 from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
 from backend_kwargs.compilers.parts import calls_of, op_name
@@ -20,10 +20,36 @@ TYPES = {torch.float32: "f32", torch.bool: "boolean"}
 HINT = "INFERENCE_PRECISION_HINT"
 OUT_OF_BOUNDS = "eager raises if an index is out of bounds"
 DENIED: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("embedding", "gather", "index", "index_select", "index_put", "scatter", "take"), OUT_OF_BOUNDS)
+    dict.fromkeys(
+        ("_embedding_bag", "embedding", "gather", "index", "index_select", "index_put", "scatter", "take"),
+        OUT_OF_BOUNDS,
+    )
     | dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "OpenVINO orders equal values differently")
     | dict.fromkeys(("var", "var_mean", "std", "std_mean"), "OpenVINO ignores the correction")
+    | {
+        "log_sigmoid_forward": "OpenVINO's frontend has one result of two",
+        "_native_batch_norm_legit.no_stats": "OpenVINO's frontend has one result of three",
+    }
 )
+NAN_IS_A_NUMBER = "OpenVINO takes nan for a number"
+# Each fails at some number: tests/engines/probes.py has them. How nan compares depends on the processor.
+DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("elu", "erf", "log1p"), "OpenVINO's formula cancels near zero")
+    | {"exp": "OpenVINO's is infinite from 88.4 on, and for nan"}
+    | dict.fromkeys(("div.Tensor_mode", "fmod", "remainder"), "OpenVINO divides in 32-bit integers, or by infinity")
+    | dict.fromkeys(
+        ("all", "any", "eq", "ge", "gt", "le", "logical_and", "logical_not", "logical_or", "lt", "ne"), NAN_IS_A_NUMBER
+    )
+    | dict.fromkeys(
+        ("amax", "amin", "argmax", "argmin", "logsumexp", "max.default", "max.dim", "maximum"), NAN_IS_A_NUMBER
+    )
+    | dict.fromkeys(("min.default", "min.dim", "minimum", "sign"), NAN_IS_A_NUMBER)
+    | {"upsample_bilinear2d": "infinities and nan times a weight of zero are nan"}
+)
+NO_BOOLS = frozenset(
+    {"add", "amax", "amin", "div", "isinf", "isnan", "logsumexp", "max", "maximum", "min", "minimum", "mul", "sign"}
+)
+NORMS = frozenset({"native_group_norm", "native_layer_norm"})
 # OpenVINO packs a constant for these.
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "convolution"})
 PERMUTING = frozenset({"permute", "t", "transpose"})
@@ -36,6 +62,7 @@ class OpenVINO:
     name: ClassVar[str] = "OpenVINO"
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
     denied: ClassVar[Mapping[str, str]] = DENIED
+    denied_floats: ClassVar[Mapping[str, str]] = DENIED_FLOATS
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -44,6 +71,17 @@ class OpenVINO:
     def lacks(self, node: fx.Node) -> str:
         if str(node.target) not in _translated():
             return "OpenVINO does not have it"
+        reads, value = reads_floats(node), node.meta["val"]
+        if not reads and op_name(node) in NO_BOOLS:
+            return "OpenVINO does not compute with bools"
+        if reads and op_name(node) == "_to_copy" and value.dtype == torch.bool:
+            return NAN_IS_A_NUMBER
+        if op_name(node) in NORMS and uses_more_than_first(node):
+            return "OpenVINO's frontend has one result of three"
+        if op_name(node) in ("addmm", "baddbmm") and argument(node, "beta") == 0:
+            return "OpenVINO multiplies nan by a beta of zero"
+        if op_name(node) == "linalg_vector_norm" and argument(node, "ord") not in (1, 2):
+            return NAN_IS_A_NUMBER
         empty = any(isinstance(each, list | tuple) and not each for each in node.args)
         return "OpenVINO has no type for an empty list" if empty else ""
 

@@ -1,6 +1,6 @@
 """The results of a part: new torch tensors, with the strides that they have in eager."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ def results_of_part(part: GraphModule) -> list[Node]:
     return list(result) if isinstance(result, tuple | list) else [result]
 
 
-def finished(run: Run, part: GraphModule, observed: Collection[int]) -> Callable[[Sequence[Any]], Any]:
+def finished(run: Run, part: GraphModule, observed: Collection[int]) -> Callable[..., Any]:
     """Return a callable of `run` with the results of `part`; those at `observed` get eager's strides."""
     single = not isinstance(part.graph.output_node().args[0], tuple | list)
     values = [node.meta["val"] for node in results_of_part(part)]
     orders = {i: order for i in observed if (order := _order(values[i]))}
 
-    def call(args: Sequence[Any]) -> Any:
+    def call(*args: Any) -> Any:
         outputs = run(args)
         for i, (order, inverse) in orders.items():
             outputs[i] = outputs[i].permute(order).contiguous().permute(inverse)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from backend_kwargs.compilers.fell_back import PartsSummary
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePart:
@@ -12,13 +14,7 @@ class EnginePart:
 
 
 @dataclass(slots=True)
-class EngineSummary:
-    """The graphs of one compile; `fallbacks` maps operators that run in eager to the reasons.
+class EngineSummary(PartsSummary):
+    """The graphs of one compile; `notes` say what the engine does otherwise than the options ask for."""
 
-    `notes` say what the engine does otherwise than the options ask for.
-    """
-
-    engine: str
-    partitions: list[EnginePart] = field(default_factory=list)
-    fallbacks: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -12,6 +12,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.descriptors import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput
 from torch.fx import GraphModule
 
+from backend_kwargs.compilers.layouts import with_eagers_layouts
+
 aten = torch.ops.aten
 # Core ATen keeps these whole; they are decomposed, since TVM fuses the parts.
 DECOMPOSED = (
@@ -48,7 +50,9 @@ def capture(
         fw_compiler=partial(compile_captured, "forward"),
         bw_compiler=partial(compile_captured, "backward"),
         inference_compiler=partial(compile_captured, "inference", attributes=gm if freezes else None),
-        decompositions=decompositions({*aten_ops, *RANDOM, *(WRONG_IN_TRAINING if trains else ())}),
+        decompositions=with_eagers_layouts(
+            decompositions({*aten_ops, *RANDOM, *(WRONG_IN_TRAINING if trains else ())})
+        ),
         partition_fn=min_cut_rematerialization_partition,
     )(gm, example_inputs)
 

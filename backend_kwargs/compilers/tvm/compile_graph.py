@@ -23,6 +23,7 @@ from backend_kwargs.compilers.parts import (
     random_nodes,
     replace_part,
     results_of,
+    serving,
     split,
     writes_in_place,
 )
@@ -108,8 +109,7 @@ class Steps:
 
     def _leave(self, op: str, reason: str) -> None:
         """Record that `op` runs in eager, if that is allowed."""
-        known = self.summary.fallbacks.get(op, "")
-        self.summary.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
+        self.summary.leave(op, reason)
         if self.settings.fallback == "error":
             raise BackendKwargsError(
                 f"TVM cannot have {op!r}: {reason}. Write fallback='partition' to leave it to eager."
@@ -133,11 +133,17 @@ class Steps:
                 warn_once(f"TVM failed to compile a part of a graph, which runs in eager: {error_text(error)}.")
             return self._leave(operators_of(part), error_text(error))
         seconds = time.perf_counter() - started
-        self.summary.partitions.append(
-            Partition(graph, len(calls_of(part)), seconds, built.target, built.tuned, tuple(built.notes))
-        )
+        made = Partition(graph, len(calls_of(part)), seconds, built.target, built.tuned, tuple(built.notes))
+        self.summary.partitions.append(made)
+        if self.settings.fallback != "error":
+            run = serving(run, part, partial(self._failed, made, operators_of(part)))
         replace_part(call, run, call.args)
         return None
+
+    def _failed(self, partition: Partition, operators: str, error: Exception) -> None:
+        reason = error_text(error)
+        warn_once(f"TVM failed to run a part of a graph, which runs in eager from now on: {reason}.")
+        self.summary.fail(partition, operators, reason)
 
     def _built(self, part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> tuple[Any, Any]:
         names = [node.name for node in part.graph.find_nodes(op="placeholder")]
@@ -146,8 +152,7 @@ class Steps:
         device = device_of(results_of(call)[0])
         built = build(lowered.mod, self.settings, device)
         observed = [i for i, result in enumerate(results_of(call)) if not all(map(is_part, result.users))]
-        strict = self.settings.fallback == "error"
-        return runner(part, lowered, built.executable, device, observed, strict=strict), built
+        return runner(part, lowered, built.executable, device, observed), built
 
 
 def _verified(run: Boxed, eager: GraphModule, graph: str) -> Boxed:

@@ -11,8 +11,6 @@ from torch.fx import GraphModule
 from torch.utils.dlpack import from_dlpack
 from tvm import relax
 
-from backend_kwargs.errors import error_text, warn_once
-
 Run = Callable[[Sequence[Any]], Any]
 
 # TVM's code loads whole vectors from addresses aligned as in its own tensors; other addresses crash the process.
@@ -30,12 +28,11 @@ class _Main(threading.local):
 
 
 def runner(
-    part: GraphModule, lowered: Any, executable: Any, device: torch.device, observed: Collection[int], *, strict: bool
+    part: GraphModule, lowered: Any, executable: Any, device: torch.device, observed: Collection[int]
 ) -> Callable[..., Any]:
     """Return a function that computes the same as `part`, by the VM.
 
-    `observed` has the positions of outputs whose strides are visible: these get eager's strides. If the VM fails on a
-    call, `part` itself serves that call, unless `strict`.
+    `observed` has the positions of outputs whose strides are visible: these get eager's strides.
     """
     placeholders = {node.name: node.meta["val"] for node in part.graph.find_nodes(op="placeholder")}
     names = list(placeholders)
@@ -53,13 +50,7 @@ def runner(
         inputs = [_ready(args[i]) for i in taken]
         if sizes:
             inputs.append(tvm_ffi.Shape(tuple(read(args) for read in sizes)))
-        try:
-            return finish(run(inputs), inputs, run)
-        except Exception as error:
-            if strict:
-                raise
-            warn_once(f"TVM failed to run a part of a graph, which ran in eager: {error_text(error)}.")
-            return part(*args)
+        return finish(run(inputs), inputs, run)
 
     return call
 

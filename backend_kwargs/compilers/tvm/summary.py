@@ -1,6 +1,8 @@
 """TVM's part of the graphs of one compile: kept on the compiled callable, and read by a report."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from backend_kwargs.compilers.fell_back import PartsSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +18,7 @@ class Partition:
 
 
 @dataclass(slots=True)
-class TVMSummary:
+class TVMSummary(PartsSummary):
     """The graphs of one compile under TVM; a backward graph is added when it is compiled."""
 
-    partitions: list[Partition] = field(default_factory=list)
-    fallbacks: dict[str, str] = field(default_factory=dict)
+    compiler: str = "TVM"

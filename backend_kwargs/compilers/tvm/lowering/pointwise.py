@@ -224,7 +224,6 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "mul": Pointwise(lambda x, y: x * y),
     "div.Tensor": Pointwise(divide, FLOAT),
     "div.Scalar": Pointwise(divide, FLOAT),
-    "div": Pointwise(divide),  # with a rounding mode
     "remainder": Pointwise(remainder),
     "fmod": Pointwise(fmod),
     "pow": Pointwise(power, LONG),
@@ -297,6 +296,11 @@ def invert(node: Node, x: Any) -> Any:
     return compute(node.shape, lambda index: turned(load(x, index)))
 
 
+def divide_in_mode(node: Node, *args: Any, rounding_mode: str | None = None) -> Any:
+    """Lower div with a rounding mode, without which ints become floats."""
+    return Pointwise(divide, SAME if rounding_mode else FLOAT)(node, *args, rounding_mode=rounding_mode)
+
+
 def convert(node: Node, x: Any, *_: Any, **__: Any) -> Any:
     """Lower a copy with another dtype or another shape."""
     return compute(node.shape, lambda index: cast(load(x, index), node.dtype))
@@ -319,6 +323,7 @@ def filled(node: Node, *args: Any, value: Any) -> Any:
 
 POINTWISE |= {
     "bitwise_not": invert,
+    "div": divide_in_mode,
     "_to_copy": convert,
     "convert_element_type": convert,
     "expand": convert,

@@ -157,14 +157,19 @@ def moments(node: Node, x: Any, dims: Any, correction: Any, keepdim: bool, dtype
     squares = reduce(x, over, keepdim, SUM, within, square)
     free = tirx.max(count - cast(1.0 * correction, within), number(0.0, within))
     variance = compute(squares.shape, lambda i: cast(squares(*i) / free, dtype), "variance")
+
+    def unless_infinite(i: Sequence[Any], value: Any) -> Any:
+        # As ATen's running mean, which is nan after an infinity.
+        return cast(tirx.Select(isnan(squares(*i)), squares(*i), value), dtype)
+
     if keepdim:
-        return variance, cast_to(average, dtype)
+        return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*i)))
 
     def spread(i: Sequence[Any]) -> list[Any]:
         kept = iter(i)
         return [0 if d in over else next(kept) for d in range(len(x.shape))]
 
-    return variance, compute(squares.shape, lambda i: cast(average(*spread(i)), dtype))
+    return variance, compute(squares.shape, lambda i: unless_infinite(i, average(*spread(i))))
 
 
 def var(node: Node, x: Any, dims: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
@@ -185,9 +190,11 @@ def best(
     *,
     largest: bool,
     positions: bool,
+    last_nan: bool = False,
 ) -> list[Any]:
     """Return the best values of `element(index) -> (value, position)` over axes, and on request their first positions.
 
+    Of nan with `last_nan` the last position, as ATen's pooling has it.
     A second reduction finds the positions: TVM does not vectorize a reduction of pairs, and breaks it for bfloat16.
     """
     within = computed_in(dtype)
@@ -197,9 +204,14 @@ def best(
         value, position = element(i)
         value = cast(value, within)
         found = tirx.any(equal(value, values(*i)), tirx.all(isnan(value), isnan(values(*i))))
+        if last_nan:
+            position = tirx.Select(isnan(value), -position, position)
         return MIN(tirx.Select(found, position, tirx.max_value("int64")), axis=axes)
 
-    return [values, compute(shape, first, "position") if positions else None]
+    if not positions:
+        return [values, None]
+    at = compute(shape, first, "position")
+    return [values, compute(shape, lambda i: tirx.abs(at(*i))) if last_nan else at]
 
 
 def extremum(largest: bool, only_position: bool = False) -> Callable[..., Any]:

@@ -143,7 +143,8 @@ def max_pool(rank: int) -> Callable[..., Any]:
             value = tirx.if_then_else(inside, x(*at), lowest(kind))
             return value, tirx.if_then_else(inside, position_in(at, x.shape, rank), tirx.max_value("int64"))
 
-        found = best(node.sizes(values.shape), element, axes, kind, largest=True, positions=node.used(1))
+        shape, positions = node.sizes(values.shape), node.used(1)
+        found = best(shape, element, axes, kind, largest=True, positions=positions, last_nan=True)
         return [cast_to(found[0], kind), found[1]]
 
     return convert

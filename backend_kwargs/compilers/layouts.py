@@ -1,0 +1,60 @@
+"""Decompositions for operators whose results have other strides in torch's fake tensors than in eager.
+
+A part's results get the strides of the fake tensors.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+aten = torch.ops.aten
+Decompositions = Mapping[Any, Callable[..., Any]]
+# The position of the argument that they take their strides from. In eager the first ones keep channels last and no
+# other layout; the results of the second ones are contiguous.
+CHANNELS_LAST: Mapping[Any, int] = dict.fromkeys(
+    (
+        aten.roll.default,
+        aten.reflection_pad3d.default,
+        aten.replication_pad3d.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit_no_training.default,
+    ),
+    0,
+)
+CONTIGUOUS: Mapping[Any, int] = {
+    **dict.fromkeys(
+        (
+            aten._weight_norm_interface.default,
+            aten.baddbmm.default,
+            aten.isin.Tensor_Scalar,
+            aten.log_sigmoid_forward.default,
+        ),
+        0,
+    ),
+    aten.pow.Scalar: 1,
+}
+
+
+def with_eagers_layouts(table: Decompositions) -> dict[Any, Callable[..., Any]]:
+    """Return decompositions whose results have eager's strides."""
+    found = dict(table)
+    for ops, keeps in ((CHANNELS_LAST, True), (CONTIGUOUS, False)):
+        found |= {op: partial(_laid_out, op, found.get(op), at, keeps) for op, at in ops.items()}
+    return found
+
+
+def _laid_out(op: Any, rule: Callable[..., Any] | None, at: int, keeps: bool, *args: Any, **kwargs: Any) -> Any:
+    """Compute on a contiguous argument, of which fake tensors are right, and lay the first result out as eager does."""
+    x = args[at]
+    if x.is_contiguous():
+        return rule(*args, **kwargs) if rule else NotImplemented
+    result = op(*args[:at], x.contiguous(), *args[at + 1 :], **kwargs)
+    layout = suggest_memory_format(x) if keeps else torch.contiguous_format
+    if isinstance(result, torch.Tensor):
+        return result.contiguous(memory_format=layout)
+    first, *others = result
+    return first.contiguous(memory_format=layout), *others
