@@ -121,11 +121,15 @@ def _names(overload: Any) -> tuple[list[str], list[str]]:
 def storages_of(value: Any) -> set[int]:
     """Return what identifies the memory of a tensor, or of those in a list."""
     tensors = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else ()
-    return {
-        each.untyped_storage()._cdata
-        for each in tensors
-        if isinstance(each, torch.Tensor) and each.layout == torch.strided
-    }
+    plain = [_unwrapped(each) for each in tensors if isinstance(each, torch.Tensor)]
+    return {each.untyped_storage()._cdata for each in plain if each.layout == torch.strided}
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor inside the wrappers of torch.func's transforms, which have no memory of their own."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def origin(node: Node, passes: Callable[[Node], bool] = lambda node: True) -> Node:
