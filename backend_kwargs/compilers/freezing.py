@@ -55,7 +55,8 @@ def reattach_parameters(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple
     for position, value in lifted.items():
         # The code keeps another tensor of the same memory and version counter, so that the parameter can be freed, and
         # swapped by `torch.utils.swap_tensors`.
-        kept = value.detach().requires_grad_(value.requires_grad) if position in only_read else value
+        aliased = position in only_read and not value.is_inference()
+        kept = value.detach().requires_grad_(value.requires_grad) if aliased else value
         _replace_by_attribute(frozen_gm, placeholders[position], kept, isinstance(value, Parameter))
     frozen_gm.recompile()
     return frozen_gm, [i for i in range(len(placeholders)) if i not in lifted]
@@ -127,7 +128,7 @@ def _replace_by_attribute(gm: GraphModule, placeholder: Node, value: torch.Tenso
     first: Node = next(node for node in gm.graph.nodes if node.op != "placeholder")
     with gm.graph.inserting_before(first):
         attribute = gm.graph.get_attr(name)
-    attribute.meta = {key: value for key, value in placeholder.meta.items() if key != "grapharg"}
+    attribute.meta = dict(placeholder.meta)
     placeholder.replace_all_uses_with(attribute)
     gm.graph.erase_node(placeholder)
 

@@ -139,13 +139,19 @@ def origin(node: Node, passes: Callable[[Node], bool] = lambda node: True) -> No
     return node
 
 
-def copy_of_graph(gm: GraphModule) -> GraphModule:
-    """Return a copy for a compiler to change, with dynamo's attributes of the graph; tensors and modules are shared."""
+def copy_of_graph(gm: GraphModule, *, with_inputs: bool = False) -> GraphModule:
+    """Return a copy for a compiler to change, with dynamo's attributes of the graph; tensors and modules are shared.
+
+    It has dynamo's weak references to the inputs only `with_inputs`.
+    """
     # A copy, since dynamo reads the placeholders of its graph again after the backend, to generate the call.
     graph: Graph = copy.deepcopy(gm.graph)
     for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source
+        if not with_inputs:
+            # A weak reference to the input, with which `torch.utils.swap_tensors` refuses it. Dynamo drops its own.
+            new.meta.pop("grapharg", None)
     copied = GraphModule(gm, graph)
     copied.meta = dict(gm.meta)
     # AOTAutograd recognizes a graph of dynamo's by the first two and `meta`; without them it fails or forgets static

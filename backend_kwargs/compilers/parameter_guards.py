@@ -87,17 +87,22 @@ class _Code:
             return False
         return current != self.ids or (self.constants and not self.is_unchanged())
 
+    def entry(self) -> Any:
+        """Return the entry of dynamo's cache that has the code, None if there is none (any more)."""
+        manager = self.manager()
+        return None if manager is None else manager.cache_entry
+
     def drop(self, reason: str) -> None:
         """Make dynamo free the code and its guards."""
-        manager = self.manager()
+        dropped, entry, manager, check = DeletedGuardManagerWrapper(reason), self.entry(), self.manager(), self.check()
+        # The entry stays in dynamo's list. It counts towards the limit, unless it is for another object.
+        dropped.id_matched_objs = {"": weakref.ref(_Code)}
         _codes.discard(self)
-        if manager is not None and manager.cache_entry is not None:
-            dropped = DeletedGuardManagerWrapper(reason)
-            # The entry stays in dynamo's list. It counts towards the limit, unless it is for another object.
-            dropped.id_matched_objs = {"": weakref.ref(_Code)}
-            manager.extra_state.invalidate(manager.cache_entry, dropped)
-            if (check := self.check()) is not None:  # dynamo keeps it for each function on whose identity it guards
-                check.guard_manager = dropped
+        self.slots, self.storages = ([], []), []
+        if entry is not None:
+            manager.extra_state.invalidate(entry, dropped)
+        if check is not None:  # dynamo keeps it for each function whose identity it guards, after a reset too
+            check.guard_manager = dropped
 
 
 _codes: "weakref.WeakSet[_Code]" = weakref.WeakSet()
@@ -125,7 +130,7 @@ def why_not_constants(parameters: Mapping[Source, torch.Tensor]) -> str:
         return f"they have changed {changes} times"
     if (compile_id.frame_compile_id or 0) >= config.accumulated_recompile_limit // 2:
         return f"dynamo has compiled {compile_id.frame_compile_id} graphs of this function"
-    sharing = sum(each.function == _function() for each in _codes)
+    sharing = sum(each.function == _function() and each.entry() is not None for each in _codes)
     if sharing >= limit and not all(is_parameter_source(each) and _root(each.base.base) for each in parameters):  # type: ignore[attr-defined]
         return f"{sharing} other graphs of this function have constants"
     return ""
@@ -158,7 +163,7 @@ def _function() -> int | None:
 
 
 def _outdated(values: Sequence[Any]) -> list[_Code]:
-    return [each for each in [*_codes] if each.is_outdated(values)]
+    return [each for each in [*_codes] if each.entry() is not None and each.is_outdated(values)]
 
 
 def _root(source: Source) -> Source | None:

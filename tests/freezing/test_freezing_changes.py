@@ -242,38 +242,39 @@ def memory_of(outputs: Any) -> list[int]:
     return [out.untyped_storage().data_ptr() for out in outputs]
 
 
+EVERYWHERE = ("of no dimension", "views of no dimension", "one twice", "of an input's size", "parameters")
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"cpp_wrapper": True}, {"dynamic": True}],
-    ids=["python", "cpp_wrapper", "dynamic sizes"],
+    ("name", "options"),
+    [
+        *(pytest.param(name, {}, id=name) for name in OUTPUTS),
+        *(pytest.param(name, {"cpp_wrapper": True}, id=f"{name} in C++") for name in EVERYWHERE),
+        *(pytest.param(name, {"dynamic": True}, id=f"{name} of dynamic sizes") for name in EVERYWHERE),
+    ],
 )
-@pytest.mark.parametrize("outputs", OUTPUTS.values(), ids=OUTPUTS)
 @torch.no_grad()
-def test_results_share_memory_as_eagers_do(outputs, options):
+def test_no_result_shares_its_memory_with_a_constant(name, options):
     """A constant result is a copy at each call; results that are parameters, or views of them, stay so."""
     options = dict(options)
-    net, x = Folded(outputs).eval(), torch.randn(2, 8)
-    backend, dynamic = "tmpl-inductor:freezing", options.pop("dynamic", None)
-    serve = torch.compile(net, backend=make_backend(backend, options), dynamic=dynamic)
-    expected, own = net(x), {memory_of([held])[0] for held in (*net.parameters(), *net.buffers())}
-    wanted = memory_of(expected)
-    copies, kept = [out.clone() for out in expected], []
+    net, x, dynamic = Folded(OUTPUTS[name]).eval(), torch.randn(2, 8), options.pop("dynamic", None)
+    serve = torch.compile(net, backend=make_backend("tmpl-inductor:freezing", options), dynamic=dynamic)
+    eager = net(x)
+    expected, wanted = tuple(out.clone() for out in eager), memory_of(eager)
+    own = {*memory_of(net.parameters()), *memory_of(net.buffers())}
+    results, before = [], set()
     for _ in range(3):
-        given = serve(x)
-        assert_close(given, tuple(copies))
-        places = memory_of(given)
-        assert [place if place in own else places.index(place) for place in places] == [
-            place if place in own else wanted.index(place) for place in wanted
-        ]
-        for out, place in zip(given, places, strict=True):
-            assert place not in kept
-            if place not in own:
-                out.fill_(-1 if out.dtype is not torch.bool else False)
-        kept += [place for place in places if place not in own]
-        keep_alive.append(given)
-
-
-keep_alive: list[Any] = []
+        results.append(serve(x))
+        assert_close(results[-1], expected)
+        places = memory_of(results[-1])
+        assert [place in own for place in places] == [place in own for place in wanted]
+        assert all(wanted[i] == wanted[places.index(place)] for i, place in enumerate(places))
+        new = {*places} - own
+        assert new.isdisjoint(before)
+        before |= new
+        for out, place in zip(results[-1], places, strict=True):
+            if place in new and out._is_view() is False and out.dtype != torch.bool:
+                out.fill_(-1)
 
 
 def test_constants_that_share_memory_still_do():
