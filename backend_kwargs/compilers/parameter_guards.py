@@ -4,8 +4,10 @@ dynamo's own guard on identity has a weak reference to each parameter, which `to
 list of parameters would keep them alive. A guard here has the parameters' ids, and the dictionaries in which modules
 have them. Once one of these modules is freed, dynamo drops the guards and the graph's code.
 
-In-place changes are noticed by version counters; changes through `.data`, and of inference tensors, count no version.
-One function compares all addresses and counters, since a call into Python per parameter costs three times as much.
+In-place changes are noticed by version counters, and a norm's statistics by the counter of its batches. What counts no
+version is not noticed: changes through `.data`, by fused optimizers, of inference tensors, and of statistics that are
+given to `torch.nn.functional.batch_norm` directly. One function compares all addresses and counters, since a call into
+Python for each parameter costs three times as much.
 """
 
 import copy
@@ -24,6 +26,8 @@ from torch._guards import CompileContext, Guard, Source, TracingContext
 # dynamo compiles a function `recompile_limit` times. So many graphs remain for code with parameters as inputs, which
 # serves all modules: one, and another once sizes vary.
 RESERVED = 2
+# A norm in training moves its statistics without counting versions, but counts its batches in another buffer.
+STATISTICS, BATCHES = ("running_mean", "running_var"), "num_batches_tracked"
 
 
 class _Code:
@@ -40,6 +44,7 @@ class _Code:
         # Kept alive, since new memory could get the old address.
         self.storages = [value.untyped_storage() for value in values]
         self.changes = 1 + max((each.changes for each in _outdated(values)), default=-1)
+        self.norms, self.batches = [], []  # type: list[dict[str, Any]], list[int]
         self.slots: tuple[list[dict[str, Any]], list[str]] = [], []
         self.manager: Callable[[], Any] = lambda: None
         self.check: Callable[[], Any] = lambda: None
@@ -56,6 +61,11 @@ class _Code:
             # dynamo counts towards its limit only the code for the same module.
             builder.id_matched_objs[root.base.local_name] = weakref.ref(builder.get(root))  # type: ignore[attr-defined]
         self.slots = [builder.get(source.base) for source in owned], [source.index for source in owned]  # type: ignore[attr-defined]
+        counted = [
+            owner for owner, name in [*zip(*self.slots, strict=True)][: len(self.versions)] if name in STATISTICS
+        ]
+        self.norms = [owner for owner in counted if torch.is_tensor(owner.get(BATCHES))]
+        self.batches = [owner[BATCHES]._version for owner in self.norms]
         if self.constants:
             words = get_verbose_code_parts(f"{len(self.ids)} parameters are unchanged", guard)
             # After all other guards, so that the modules are the guarded ones.
@@ -74,11 +84,13 @@ class _Code:
 
     def is_unchanged(self, _: Any = None) -> bool:
         """Return whether the parameters are in the same memory, with the same versions."""
-        # In the hot path: 10 µs for 100 parameters, 100 µs for 1000.
+        # In the hot path: about 0.2 µs for each parameter, of which reading its address takes half.
         values = [*map(operator.getitem, *self.slots)]
-        return [*map(torch.Tensor.data_ptr, values)] == self.addresses and [
-            value._version for value in values[: len(self.versions)]
-        ] == self.versions
+        return (
+            [*map(torch.Tensor.data_ptr, values)] == self.addresses
+            and [value._version for value in values[: len(self.versions)]] == self.versions
+            and [owner[BATCHES]._version for owner in self.norms] == self.batches
+        )
 
     def is_outdated(self, values: Sequence[Any]) -> bool:
         """Return whether the code is for the function and modules of `values`, but for other values of theirs."""
@@ -98,7 +110,7 @@ class _Code:
         # The entry stays in dynamo's list. It counts towards the limit, unless it is for another object.
         dropped.id_matched_objs = {"": weakref.ref(_Code)}
         _codes.discard(self)
-        self.slots, self.storages = ([], []), []
+        self.slots, self.norms, self.storages = ([], []), [], []
         if entry is not None:
             manager.extra_state.invalidate(entry, dropped)
         if check is not None:  # dynamo keeps it for each function whose identity it guards, after a reset too
