@@ -123,26 +123,14 @@ def test_modules_that_dynamo_counts_together_share_a_graph_at_last():
     """Where dynamo would compile no more, parameters stay inputs of one graph for all further modules."""
     nets = [Net() for _ in range(10)]
     compiled = torch.compile(lambda at, x: nets[at](x), backend=in_eager)
-    warn_once.cache_clear()
-    with pytest.warns(BackendKwargsWarning, match="^Parameters stay inputs of a graph, so nothing in it is frozen: 6 "):
+
+    def call_all() -> None:
         for at, net in [*enumerate(nets), *enumerate(nets)]:
             assert_close(compiled(at, X), net(X))
 
-
-CHANGES = {
-    "add_": lambda net: net.first.weight.add_(1),
-    "copy_": lambda net: net.second.bias.copy_(torch.randn(16)),
-    "load_state_dict": lambda net: net.load_state_dict(Net().state_dict()),
-    "an optimizer's step": lambda net: stepped(net),
-    "an average": lambda net: torch._foreach_lerp_([*net.parameters()], [*Net().parameters()], 0.5),
-    "initialisation": lambda net: nn.init.normal_(net.first.weight),
-    "through a view": lambda net: net.first.weight[0].mul_(3),
-    "through detach()": lambda net: net.first.weight.detach().mul_(3),
-    "another parameter": lambda net: setattr(net.first, "weight", nn.Parameter(torch.randn(16, 8))),
-    "another parameter in the same memory": lambda net: rewrapped(net.first),
-    "other data": lambda net: setattr(net.first.weight, "data", torch.randn(16, 8)),
-    "another module": lambda net: setattr(net, "first", nn.Linear(8, 16)),
-}
+    warn_once.cache_clear()
+    with pytest.warns(BackendKwargsWarning, match="^Parameters stay inputs of a graph, so nothing in it is frozen: 6 "):
+        call_all()
 
 
 def stepped(net: nn.Module) -> None:
@@ -153,6 +141,22 @@ def stepped(net: nn.Module) -> None:
 
 def rewrapped(layer: nn.Linear) -> None:
     layer.weight = nn.Parameter(layer.weight.data.mul_(2))
+
+
+CHANGES = {
+    "add_": lambda net: net.first.weight.add_(1),
+    "copy_": lambda net: net.second.bias.copy_(torch.randn(16)),
+    "load_state_dict": lambda net: net.load_state_dict(Net().state_dict()),
+    "an optimizer's step": stepped,
+    "an average": lambda net: torch._foreach_lerp_([*net.parameters()], [*Net().parameters()], 0.5),
+    "initialisation": lambda net: nn.init.normal_(net.first.weight),
+    "through a view": lambda net: net.first.weight[0].mul_(3),
+    "through detach()": lambda net: net.first.weight.detach().mul_(3),
+    "another parameter": lambda net: setattr(net.first, "weight", nn.Parameter(torch.randn(16, 8))),
+    "another parameter in the same memory": lambda net: rewrapped(net.first),
+    "other data": lambda net: setattr(net.first.weight, "data", torch.randn(16, 8)),
+    "another module": lambda net: setattr(net, "first", nn.Linear(8, 16)),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -174,11 +178,15 @@ def test_after_several_changes_parameters_stay_inputs():
     """A module whose weights change between calls ends with one graph for all of their values."""
     net = Net()
     compiled = torch.compile(net, backend=in_eager)
-    warn_once.cache_clear()
-    with pytest.warns(BackendKwargsWarning) as warned:
+
+    def change_and_call() -> None:
         for _ in range(12):
             assert_close(compiled(X), net(X))
             net.first.weight.add_(1)
+
+    warn_once.cache_clear()
+    with pytest.warns(BackendKwargsWarning) as warned:
+        change_and_call()
     assert [str(each.message) for each in warned] == [
         "Parameters stay inputs of a graph, so nothing in it is frozen: they have changed 6 times."
     ]

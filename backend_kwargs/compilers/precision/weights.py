@@ -16,7 +16,7 @@ from backend_kwargs.compilers.fused_steps import CopyOfParameters
 Make = Callable[[torch.Tensor], torch.Tensor]
 
 # By parameter, its memory and precision: graphs of other shapes and the candidates of a race share a converted weight,
-# which lives as long as a graph that uses it. Parameters by their ids, since torch swaps none that has a weak reference.
+# which lives as long as a graph that uses it. By the parameter's id, since torch swaps none that has a weak reference.
 _made: "WeakValueDictionary[tuple[int, int, str], Weight]" = WeakValueDictionary()
 _lock = threading.Lock()
 
