@@ -42,8 +42,8 @@ class _Code:
         self.addresses = [value.data_ptr() for value in values]
         self.versions = [parameters[source]._version for source in counted]
         # Kept alive, since new memory could get the old address.
-        self.storages = [value.untyped_storage() for value in values]
-        self.changes = 1 + max((each.changes for each in _outdated(values)), default=-1)
+        self.storages = [value.untyped_storage() for value in values] if constants else []
+        self.changes: int = 1 + max((each.changes for each in _outdated(values)), default=-1)
         self.norms, self.batches = [], []  # type: list[dict[str, Any]], list[int]
         self.slots: tuple[list[dict[str, Any]], list[str]] = [], []
         self.manager: Callable[[], Any] = lambda: None
@@ -69,7 +69,8 @@ class _Code:
         if self.constants:
             words = get_verbose_code_parts(f"{len(self.ids)} parameters are unchanged", guard)
             # After all other guards, so that the modules are the guarded ones.
-            builder.guard_manager.root.add_epilogue_lambda_guard(self.is_unchanged, words, guard.user_stack)
+            root_manager: Any = builder.guard_manager.root  # its annotation for a function is wrong
+            root_manager.add_epilogue_lambda_guard(self.is_unchanged, words, guard.user_stack)
         for module in modules.values():
             weakref.finalize(module, _drop, weakref.ref(self)).atexit = False
         for each in _outdated(self.current()):
