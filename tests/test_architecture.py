@@ -21,7 +21,8 @@ measure.trees measure.inputs measure.accuracy measure.bound measure.environment 
 measure.served measure.timing measure.memory measure.statistics measure
 compilers compilers.declared compilers.dynamo compilers.openvino compilers.tensorrt compilers.generated_code
 compilers.graphs
-compilers.fell_back compilers.freezing compilers.fused_steps compilers.layouts compilers.parts
+compilers.fell_back compilers.parameter_guards compilers.freezing compilers.fused_steps compilers.layouts
+compilers.parts
 compilers.precision compilers.precision.table compilers.precision.bounds
 compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
 compilers.auto
@@ -43,7 +44,7 @@ compilers.others
 compilers.inductor
 compilers.inductor.compile_step compilers.inductor.fallbacks compilers.inductor.torch_fixes
 compilers.inductor.allowed_attention compilers.inductor.cutlass
-compilers.inductor.tuned_products
+compilers.inductor.tuned_products compilers.inductor.frozen_code
 compilers.inductor.cudagraph_outputs compilers.inductor.rewrites compilers.inductor.rewrites.matching
 compilers.inductor.rewrites.traced
 compilers.inductor.rewrites.kernels compilers.inductor.rewrites.kernels.launch

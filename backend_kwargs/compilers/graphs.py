@@ -129,11 +129,8 @@ def _names(overload: Any) -> tuple[list[str], list[str]]:
 def storages_of(value: Any) -> set[int]:
     """Return what identifies the memory of a tensor, or of those in a list."""
     tensors = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else ()
-    return {
-        _unwrapped(each).untyped_storage()._cdata
-        for each in tensors
-        if isinstance(each, torch.Tensor) and each.layout == torch.strided
-    }
+    plain = [_unwrapped(each) for each in tensors if isinstance(each, torch.Tensor)]
+    return {each.untyped_storage()._cdata for each in plain if each.layout == torch.strided}
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
@@ -150,13 +147,19 @@ def origin(node: Node, passes: Callable[[Node], bool] = lambda node: True) -> No
     return node
 
 
-def copy_of_graph(gm: GraphModule) -> GraphModule:
-    """Return a copy for a compiler to change, with dynamo's attributes of the graph; tensors and modules are shared."""
+def copy_of_graph(gm: GraphModule, *, with_inputs: bool = False) -> GraphModule:
+    """Return a copy for a compiler to change, with dynamo's attributes of the graph; tensors and modules are shared.
+
+    It has dynamo's weak references to the inputs only `with_inputs`.
+    """
     # A copy, since dynamo reads the placeholders of its graph again after the backend, to generate the call.
     graph: Graph = copy.deepcopy(gm.graph)
     for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source
+        if not with_inputs:
+            # A weak reference to the input, with which `torch.utils.swap_tensors` refuses it. Dynamo drops its own.
+            new.meta.pop("grapharg", None)
     copied = GraphModule(gm, graph)
     copied.meta = dict(gm.meta)
     # AOTAutograd recognizes a graph of dynamo's by the first two and `meta`; without them it fails or forgets static

@@ -106,6 +106,7 @@ def test_running_statistics_are_updated():
     for _ in range(3):
         assert_close(call(x), eager(x))
     assert_close(net.state_dict(), eager.state_dict())
+    assert graphs_compiled() == 1
 
 
 class Cache(nn.Module):
@@ -214,32 +215,66 @@ class Folded(nn.Module):
     def __init__(self, outputs):
         super().__init__()
         self.layer, self.scale, self.outputs = nn.Linear(8, 8), nn.Parameter(torch.ones(2, 4)), outputs
+        self.log_scale = nn.Parameter(torch.tensor(0.5))
+        self.register_buffer("steps", torch.arange(3))
 
     def forward(self, x):
-        return self.layer(x), *self.outputs(self.scale)
+        return self.layer(x), *self.outputs(self, x)
 
 
-@pytest.mark.parametrize("options", [{}, {"cpp_wrapper": True}], ids=["python", "cpp_wrapper"])
+OUTPUTS = {
+    "constant": lambda net, x: (net.scale.exp(), net.scale.exp().view(-1)[3:]),
+    "two": lambda net, x: (net.scale.exp(), net.scale.exp().t()),
+    "parts of a constant": lambda net, x: net.scale.exp().split(1),
+    "one twice": lambda net, x: (one := net.scale.exp(), one, one.t()),
+    "of no dimension": lambda net, x: (net.log_scale.exp(), net.log_scale.exp(), net.log_scale.clone()),
+    "views of no dimension": lambda net, x: (net.log_scale.exp()[None], net.log_scale.exp().expand(2, 3)),
+    "of other types": lambda net, x: (net.steps.sum(), net.steps > 1, net.log_scale.double(), net.steps.argmax()),
+    "of an input's size": lambda net, x: (net.log_scale.exp().expand_as(x), net.scale.exp()[: x.shape[0]].clone()),
+    "of an input's size alone": lambda net, x: (torch.ones_like(x[0, 0]), x.new_full((), 2.0), torch.zeros_like(x)),
+    "literals": lambda net, x: (torch.tensor(2.0), torch.full((), 3), torch.tensor([1.0, 2.0])),
+    "no-ops": lambda net, x: (net.scale * 1, net.scale + 0, net.log_scale + 0, net.scale.clone()),
+    "parameters": lambda net, x: (net.scale, net.scale.t(), net.log_scale, net.scale[1:], net.scale.float()),
+}
+
+
+def memory_of(outputs: Any) -> list[int]:
+    return [out.untyped_storage().data_ptr() for out in outputs]
+
+
+EVERYWHERE = ("of no dimension", "views of no dimension", "one twice", "of an input's size", "parameters")
+
+
 @pytest.mark.parametrize(
-    "outputs",
+    ("name", "options"),
     [
-        pytest.param(lambda scale: (scale.exp(),), id="constant"),
-        pytest.param(lambda scale: (scale.exp().view(-1)[3:],), id="view of a constant"),
-        pytest.param(lambda scale: (scale.exp(), scale.exp().t()), id="two"),
-        pytest.param(lambda scale: scale.exp().split(1), id="parts of a constant"),
+        *(pytest.param(name, {}, id=name) for name in OUTPUTS),
+        *(pytest.param(name, {"cpp_wrapper": True}, id=f"{name} in C++") for name in EVERYWHERE),
+        *(pytest.param(name, {"dynamic": True}, id=f"{name} of dynamic sizes") for name in EVERYWHERE),
     ],
 )
 @torch.no_grad()
-def test_a_callers_edit_of_a_constant_changes_no_later_call(outputs, options):
-    """A constant result is returned as a copy."""
-    net, x = Folded(outputs).eval(), torch.randn(2, 8)
-    serve = torch.compile(net, backend=make_backend("tmpl-inductor:freezing", options))
-    expected = [out.clone() for out in net(x)]
+def test_no_result_shares_its_memory_with_a_constant(name, options):
+    """A constant result is a copy at each call; results that are parameters, or views of them, stay so."""
+    options = dict(options)
+    net, x, dynamic = Folded(OUTPUTS[name]).eval(), torch.randn(2, 8), options.pop("dynamic", None)
+    serve = torch.compile(net, backend=make_backend("tmpl-inductor:freezing", options), dynamic=dynamic)
+    eager = net(x)
+    expected, wanted = tuple(out.clone() for out in eager), memory_of(eager)
+    own = {*memory_of(net.parameters()), *memory_of(net.buffers())}
+    results, before = [], set()
     for _ in range(3):
-        for out, wanted in zip(serve(x), expected, strict=True):
-            assert_close(out, wanted)
-            out.fill_(-1)
-    assert_close(net(x), tuple(expected))  # the weights are as they were
+        results.append(serve(x))
+        assert_close(results[-1], expected)
+        places = memory_of(results[-1])
+        assert [place in own for place in places] == [place in own for place in wanted]
+        assert all(wanted[i] == wanted[places.index(place)] for i, place in enumerate(places))
+        new = {*places} - own
+        assert new.isdisjoint(before)
+        before |= new
+        for out, place in zip(results[-1], places, strict=True):
+            if place in new and out._is_view() is False and out.dtype != torch.bool:
+                out.fill_(-1)
 
 
 def test_constants_that_share_memory_still_do():

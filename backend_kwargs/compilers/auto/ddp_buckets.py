@@ -23,7 +23,7 @@ class Bucket:
     """One part of a graph that DDPOptimizer split at DDP's bucket boundaries. It stores no real tensor."""
 
     def __init__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> None:
-        self.gm = copy_of_graph(gm)
+        self.gm = copy_of_graph(gm, with_inputs=True)
         self.example_inputs = example_inputs
         self.returned = gm.graph.output_node().all_input_nodes
         for node in self.returned:

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from backend_kwargs.compilers.engines.engine import Engine, is_too_small, why_not
 from backend_kwargs.compilers.engines.outputs import finished
 from backend_kwargs.compilers.engines.summary import EnginePart, EngineSummary
-from backend_kwargs.compilers.freezing import compile_frozen, dropping_guards
+from backend_kwargs.compilers.freezing import compile_frozen
 from backend_kwargs.compilers.layouts import with_eagers_layouts
+from backend_kwargs.compilers.parameter_guards import dropping_guards
 from backend_kwargs.compilers.parts import (
     Boxed,
     boxed,

@@ -333,9 +333,9 @@ def _compile(
         wrapper.config = with_rewrites(wrapper.config, names)
     constants: list[Any] = []
     if options.get("freezing"):
-        from backend_kwargs.compilers.freezing import noting_constants
+        from backend_kwargs.compilers.inductor.frozen_code import freeing_constants, noting_constants
 
-        inner_compile = noting_constants(inner_compile, constants)
+        inner_compile = noting_constants(freeing_constants(inner_compile), constants)
     # Passed on as config_patches, not patched around the call: Inductor compiles the backward graph later, under them.
     compile_step = partial(instead, compile_fx) if (instead := stand_in.get()) else compile_fx
     compiled: Any = compile_step(

@@ -40,7 +40,7 @@ def with_independent_outputs(compiled: Callable[..., Any]) -> Callable[..., Any]
 def with_copies_of(compiled: Callable[..., Any], constants: Sequence[torch.Tensor]) -> Callable[..., Any]:
     """Return `compiled` with copies of the outputs that share memory with one of `constants`."""
     held = list(constants)  # kept alive, so that nothing else gets their addresses
-    addresses = frozenset(tensor.untyped_storage().data_ptr() for tensor in held)
+    addresses = frozenset(address for each in held if (address := _address(each)) is not None)
 
     @wraps(compiled)
     def call(*inputs: Any) -> Any:

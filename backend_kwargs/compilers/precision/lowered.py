@@ -10,8 +10,9 @@ import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
-from backend_kwargs.compilers.freezing import dropping_guards, guard_identity, guard_versions, lifted_parameters
-from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, keep_inputs, may_be_written, written_memory
+from backend_kwargs.compilers.freezing import lifted_parameters, only_read_parameters
+from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, keep_inputs
+from backend_kwargs.compilers.parameter_guards import dropping_guards, guard_parameters
 from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, Used, is_measured_elsewhere, note_used
 from backend_kwargs.compilers.precision.casts import cast_products
 from backend_kwargs.compilers.precision.serving import serving
@@ -95,7 +96,7 @@ def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lower
 
         if any(value.is_inference() for value in lifted.values()):
             raise UnfitPrecisionError("a weight is an inference tensor, which has no version counter")
-        lifted = _only_read(gm, lifted)
+        lifted = only_read_parameters(gm, lifted)
         lowered.products = quantise_linears(lowered.gm, lifted, asked.precision, lowered.held)
         nothing = "" if lowered.products else why_none_quantised(gm, lifted, asked.precision)
     else:
@@ -118,12 +119,6 @@ def _why_unfit(example_inputs: Sequence[Any], name: str) -> str:
     return why_slow(name, device, machine()) if PRECISIONS[name].kind == "quantised" else ""
 
 
-def _only_read(gm: GraphModule, lifted: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return the parameters that the graph does not write: after a write it would use the old conversion."""
-    placeholders, written = gm.graph.find_nodes(op="placeholder"), written_memory(gm.graph)
-    return {at: value for at, value in lifted.items() if not may_be_written(placeholders[at], written)}
-
-
 def _silenced(precision: str) -> AbstractContextManager[None]:
     if PRECISIONS[precision].kind != "quantised":
         return nullcontext()
@@ -135,11 +130,8 @@ def _silenced(precision: str) -> AbstractContextManager[None]:
 def _guard(gm: GraphModule, example_inputs: Sequence[Any], lowered: Lowered, asked: Asked) -> None:
     """Guard the identity of the converted parameters, and their versions if freezing makes them constants."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    held = {at: placeholders[at]._dynamo_source for at in lowered.held.positions}
-    for source in held.values():
-        guard_identity(source)
-    if held and asked.freezing:
-        guard_versions(next(iter(held.values())), [example_inputs[at] for at in held])
+    if held := {placeholders[at]._dynamo_source: example_inputs[at] for at in lowered.held.positions}:
+        guard_parameters(held, constants=held if asked.freezing else ())
 
 
 def _following(compiled: Callable[..., Any], lowered: Lowered, *, watched: bool) -> Callable[..., Any]:

@@ -5,13 +5,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary
 
 import torch
 from torch._dynamo.source import AttrSource
 from torch._guards import Source
 from torch.fx import GraphModule, Node
-from torch.utils.weak import WeakIdKeyDictionary
 
 from backend_kwargs.compilers.fused_steps import CopyOfParameters
 
@@ -19,9 +18,9 @@ SAMPLES = 64
 _NONE = ctypes.c_uint64()
 Make = Callable[[torch.Tensor], torch.Tensor]
 
-# By parameter, then by precision: graphs of other shapes and the candidates of a race share a converted weight. The
-# references are weak, so that a weight lives as long as a graph that uses it.
-_made: "WeakIdKeyDictionary[dict[str, ref[Weight]]]" = WeakIdKeyDictionary()  # type: ignore[type-arg]
+# By parameter, its memory and precision: graphs of other shapes and the candidates of a race share a converted weight,
+# which lives as long as a graph that uses it. By the parameter's id, since torch swaps none that has a weak reference.
+_made: "WeakValueDictionary[tuple[int, int, str], Weight]" = WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -63,13 +62,13 @@ class Weight(CopyOfParameters):
 
 def weight_of(parameter: torch.Tensor, precision: str, make: Make) -> Weight:
     """Return the parameter's current values in `precision`, in an existing `Weight` if one is alive."""
-    known: dict[str, ref[Weight]] = _made.setdefault(parameter, {})  # type: ignore[no-untyped-call]
-    found = known[precision]() if precision in known else None
+    key = id(parameter), parameter.data_ptr(), precision
+    found = _made.get(key)
     if found is None:
         seen = _seen(parameter)
         found = Weight(_of(parameter, make), make, *seen)
         found.watch([parameter])
-        known[precision] = ref(found)
+        _made[key] = found
     found.follow(parameter)
     return found
 

@@ -20,7 +20,6 @@ from torch._dynamo.source import ConstantSource
 from torch._guards import CompileContext, TracingContext
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.compilers.freezing import guard_identity
 from backend_kwargs.compilers.fused_steps import CopyOfParameters
 from backend_kwargs.compilers.graphs import (
     copy_of_graph,
@@ -32,6 +31,7 @@ from backend_kwargs.compilers.graphs import (
 )
 from backend_kwargs.compilers.inductor.rewrites.matching import AnyNode, arguments_of, same_sizes
 from backend_kwargs.compilers.inductor.rewrites.traced import Change, example
+from backend_kwargs.compilers.parameter_guards import guard_parameters
 from backend_kwargs.errors import warn_once
 
 logger = logging.getLogger("backend_kwargs.rewrites")
@@ -110,9 +110,9 @@ def pack(gm: GraphModule, example_inputs: Sequence[Any]) -> Change | None:
     for group in groups:
         packs += _pack_group(packed, group, positions, example_inputs)
     if TracingContext.try_get():  # else the graph was not captured by dynamo, which checks no guards for it
-        for at in sorted({position for each in packs for position in each.positions}):
-            if source := getattr(placeholders[at], "_dynamo_source", None):
-                guard_identity(source)
+        sources = {at: getattr(placeholders[at], "_dynamo_source", None) for each in packs for at in each.positions}
+        if guarded := {source: example_inputs[at] for at, source in sources.items() if source}:
+            guard_parameters(guarded)
     kept = [at for at, node in enumerate(placeholders) if node.users]
     for node in placeholders:
         if not node.users:

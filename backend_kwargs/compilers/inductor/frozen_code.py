@@ -1,0 +1,61 @@
+"""Inductor's code of frozen graphs: which constants its results may be, and when its constants are freed."""
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._inductor.codecache import PyCodeCache
+from torch.fx import GraphModule, Node
+
+NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def freeing_constants(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
+    """Free a graph's constants with its code, which Inductor keeps in a list of all modules that it generated."""
+
+    def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        known = {*map(id, PyCodeCache.modules)}
+        compiled = inner_compile(gm, example_inputs, **kwargs)
+        for module in PyCodeCache.modules:
+            if id(module) not in known and any(map(torch.is_tensor, vars(module).values())):
+                weakref.finalize(compiled, _forget, weakref.ref(module)).atexit = False
+        return compiled
+
+    return compile_one
+
+
+def _forget(module: "weakref.ref[ModuleType]") -> None:
+    found = module()
+    PyCodeCache.modules[:] = [each for each in PyCodeCache.modules if each is not found]
+    if found is not None and sys.modules.get(found.__name__) is found:
+        del sys.modules[found.__name__]
+
+
+def noting_constants(inner_compile: Callable[..., Any], constants: list[torch.Tensor]) -> Callable[..., Any]:
+    """Append to `constants` those of a frozen graph that may be its results: each call returns the same memory."""
+
+    def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        compiled = inner_compile(gm, example_inputs, **kwargs)
+        before = [_before(result) for result in gm.graph.output_node().all_input_nodes]
+        if found := [nodes for nodes in before if not any(node.op == "placeholder" for node in nodes)]:
+            attributes = {str(node.target) for nodes in found for node in nodes if node.op == "get_attr"}
+            # Inductor makes tensors of its own for 0-dimensional constants.
+            made = (getattr(compiled, "constants", None) or {}).values()
+            constants.extend(filter(torch.is_tensor, [*(attrgetter(name)(gm) for name in attributes), *made]))
+        return compiled
+
+    return compile_one
+
+
+def _before(result: Node) -> set[Node]:
+    """Return `result` and the nodes on which it depends, but for those that are only sizes."""
+    found, todo = {result}, [result]
+    while todo:
+        new = {each for each in todo.pop().all_input_nodes if not isinstance(each.meta.get("val"), NUMBERS)} - found
+        found |= new
+        todo += new
+    return found
