@@ -36,6 +36,7 @@ LARGEST_CHANGE = 0.25
 PRECISE = 0.1  # with a larger eager error, relative to its size, a leaf is zero but for rounding
 ROUNDING = 16  # units in the last place, as a share of the largest leaf, that such a leaf may be off
 MANY = 32  # elements; with fewer, eager's error to the reference may be small by chance
+TF32 = 2.0**-11  # the rounding error of an operand in TF32
 ELEMENT = 10  # the largest error of one element, in eager's largest errors
 
 
@@ -126,12 +127,13 @@ def check(
     Below 32 elements, m is larger by 8 / n. There, and in half precision and below, the share of the size in `floor`
     is the eps of bfloat16 or of the dtype if that is more than `tol`; `floor` is never above that of the largest leaf.
 
-    A few elements of eager's may be right by chance. So `roundings` gives eager's errors in runs that round otherwise
-    (`Roundings`). They are read while a leaf fails, and the largest count as eager's. A leaf that is zero but for
-    rounding (eager's error exceeds a tenth of its size) may also be off by 16 units in the last place of float32, of
-    the largest leaf. Without a reference, the cosine to eager's must be at least 0.99, the RMS within 5 %, and each
-    element within a quarter of `|eager| + size`. `dtype` is the dtype that the model computes in, by default each
-    leaf's own; `what` names the pytree in a reason.
+    On a GPU with TF32 allowed, which is torch's default for convolutions, eager's error in float32 counts as at least
+    one rounding to TF32, 2**-11 of the size. A few elements of eager's may be right by chance. So `roundings` gives
+    eager's errors in runs that round otherwise (`Roundings`). They are read while a leaf fails, and the largest count
+    as eager's. A leaf that is zero but for rounding (eager's error exceeds a tenth of its size) may also be off by 16
+    units in the last place of float32, of the largest leaf. Without a reference, the cosine to eager's must be at least
+    0.99, the RMS within 5 %, and each element within a quarter of `|eager| + size`. `dtype` is the dtype that the model
+    computes in, by default each leaf's own; `what` names the pytree in a reason.
 
     Source of the second rule: `torch._dynamo.utils.same`, the rule of PyTorch's benchmarks, which in contrast tolerates
     errors in small leaves and in single elements.
@@ -249,7 +251,15 @@ def _check_numbers(
         finite &= precise.isfinite()
     if not bool(finite.all()):
         got, want, precise = got[finite], want[finite], None if precise is None else precise[finite]
-    return _Leaf(path, got, want, precise, eager.dtype, limits).judged(errors for errors in roundings if errors)
+    coarse = eager.is_cuda and eager.dtype == torch.float32 and _may_use_tf32()
+    leaf = _Leaf(path, got, want, precise, eager.dtype, limits, TF32 if coarse else 0.0)
+    return leaf.judged(errors for errors in roundings if errors)
+
+
+def _may_use_tf32() -> bool:
+    with contextlib.suppress(RuntimeError):  # of precisions that were set in two ways
+        return torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
+    return True
 
 
 @dataclass(frozen=True)
@@ -277,7 +287,10 @@ def _largest(leaves: Iterable[Any]) -> float:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """The finite values of one leaf: the result's, eager's and the reference's, if there is one."""
+    """The finite values of one leaf: the result's, eager's and the reference's, if there is one.
+
+    `rounding` is a share of its size that counts as eager's error, where that has other kernels to choose from.
+    """
 
     path: str
     got: torch.Tensor
@@ -285,6 +298,7 @@ class _Leaf:
     precise: torch.Tensor | None
     made_in: torch.dtype
     limits: _Limits
+    rounding: float = 0.0
 
     def judged(self, roundings: Iterable[Errors]) -> Accuracy:
         """Return the verdict; errors under other `roundings` are drawn while it fails."""
@@ -296,6 +310,7 @@ class _Leaf:
             error, own = root_mean_square(self.got - self.precise), Errors.of(self.want - self.precise)
             share = error / self.size if self.size else None
             figures = dataclasses.replace(figures, rmse=error, reference_rmse=own.rms, error=share)
+        own = Errors(*(max(each, self.rounding * self.size) for each in own))
         floor = self.floor + (self.limits.rounding if self.precise is None else 0.0)
         if not apart.numel() or float(apart.sub_(self.want.abs(), alpha=self.limits.tol).max()) <= floor:
             return figures

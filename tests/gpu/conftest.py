@@ -16,6 +16,10 @@ EVIDENCE = "BACKEND_KWARGS_EVIDENCE"
 WARNINGS = (
     # torch's advice to use TF32; these tests need exact float32.
     "ignore:TensorFloat32 tensor cores:UserWarning",
+    # Inductor's, of a softmax whose reduction it splits.
+    r"ignore:\s*Online softmax is disabled:UserWarning",
+    # torch's, where the thread of a backward pass is the first to use cuBLAS.
+    "ignore:Attempting to run cuBLAS:UserWarning",
     # torch's warning: CUDA-graph trees record an empty graph to get a pool.
     "ignore:The CUDA Graph is empty:UserWarning",
     # torch's warning at the second trace of a process.

@@ -42,4 +42,4 @@ def test_default_passes(make, shape, dtype, mode):
         torch.manual_seed(seed)
         model, x = make().to("cuda", dtype), torch.randn(shape, device="cuda", dtype=dtype)
         (row,) = compare(model, x, [Candidate("default", "inductor")], mode=mode, rounds=1, cold=False).rows
-        assert (row.status, row.reason) == ("pass", "")
+        assert (row.status, row.reason) == ("pass", ""), row

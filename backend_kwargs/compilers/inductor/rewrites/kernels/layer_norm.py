@@ -11,6 +11,7 @@ from backend_kwargs.compilers.inductor.rewrites.kernels.launch import on_device_
 
 TILE = 4096  # elements: more warps or registers than it needs were slower
 PROGRAMS_PER_SM, STAGES = 2, 3
+ALIGNMENT = 16  # bytes, at which Inductor expects each result
 STAGED_BYTES = 16384  # of a row; that of float32 and 8192 columns has no place in shared memory three times
 
 
@@ -64,4 +65,5 @@ def gradients_of_layer_norm(
             STAGES if block * x.element_size() <= STAGED_BYTES else 1, num_warps=16 if block > TILE else 8,
         )  # fmt: skip
     of_weight, of_bias = partial.sum(1).to(weight.dtype)
-    return grad_x, of_weight, of_bias
+    aligned = columns * of_bias.element_size() % ALIGNMENT == 0
+    return grad_x, of_weight, of_bias if aligned else of_bias.clone()
