@@ -17,7 +17,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         layers = (self.query, self.key, self.value)
-        q, k, v = (layer(self.norm(x)).unflatten(-1, (4, -1)).transpose(1, 2) for layer in layers)
+        q, k, v = (layer(self.norm(x)).unflatten(-1, (4, 16)).transpose(1, 2) for layer in layers)
         return x + self.out((torch.softmax(q @ k.transpose(-1, -2) / 4, -1) @ v).transpose(1, 2).flatten(2))
 
 

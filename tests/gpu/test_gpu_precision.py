@@ -108,11 +108,13 @@ def test_new_sizes_are_held_to_the_bound(template):
     x = rows(torch.float32)
     with torch.no_grad():
         assert (compiled(x[:8]) - spread(x[:8])).norm() < 0.02 * spread(x[:8]).norm()
-        with pytest.warns(BackendKwargsWarning, match="A graph runs in eager for sizes 64 to 127, without precision"):
-            result = compiled(x[:104] + 1000)  # Inductor has other code for sizes that are no multiples of 8
+        # In eager in that bucket, or compiled again, since Inductor has other code for some sizes.
+        with pytest.warns(BackendKwargsWarning, match="without precision 'bf16'"):
+            result = compiled(x[:104] + 1000)
         torch.testing.assert_close(result, spread(x[:104] + 1000))
         assert (compiled(x[:8]) - spread(x[:8])).norm() < 0.02 * spread(x[:8]).norm()
-    assert "; not used for sizes 64 to 127, in eager: " in str(bk.report(compiled).graphs[0].precision)
+    used = [graph.precision for graph in bk.report(compiled).graphs]
+    assert "above max_error=0.02" in f"{used[0].refused} {used[-1].reason}"
 
 
 # cuBLAS says so where the thread of the backward pass is the first to use it.

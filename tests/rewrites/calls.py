@@ -151,7 +151,7 @@ def matches(name, fn, args, *, training=False, compiled=False, atol=0.0):
     try:
         got = _run(rewritten, args, training)
     except Exception:
-        if _fails_unchanged(name, fn, args, training):
+        if _fails_unchanged(name, fn, args, training, compiled):
             hypothesis.reject()
         raise
     if not compiled:  # Inductor may lay out a result otherwise than eager does
@@ -175,9 +175,10 @@ def _rewritten(name, fn, compiled):
     return torch.compile(fn, backend=partial(compile_fx, config_patches=options)), lambda: None
 
 
-def _fails_unchanged(name, fn, args, training):
+def _fails_unchanged(name, fn, args, training, compiled):
     torch._dynamo.reset()
-    plain = torch.compile(fn, backend="eager") if find_rewrite(name).traced else Rewriting(fn)
+    traced = compiled or find_rewrite(name).traced
+    plain = torch.compile(fn, backend="inductor" if compiled else "eager") if traced else Rewriting(fn)
     try:
         _run(plain, args, training)
     except Exception:  # noqa: BLE001 - whatever it is, the rewrite is not the cause
