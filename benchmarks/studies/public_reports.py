@@ -186,6 +186,13 @@ CASES = (
         [[256.5]],
     ),
     Case(
+        (175154,),
+        "`interpolate` to the nearest element, by a factor of 1.3",
+        lambda x: nn.functional.interpolate(x, scale_factor=1.3, mode="nearest") * 1,
+        lambda: (_numbers(1, 1, 2, 7),),
+        [[[[1.0, 1.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0, 7.0], [8.0, 8.0, 9.0, 10.0, 11.0, 11.0, 12.0, 13.0, 14.0]]]],
+    ),
+    Case(
         (198119,),
         "the gradient of an average pool with `ceil_mode=True`",
         _pooled,
