@@ -17,6 +17,7 @@ logger = logging.getLogger("backend_kwargs.auto")
 PREFIX = "backend_kwargs/auto"
 GRACE_S = 120.0  # a compile that is running when the budget ends may finish
 SHARE = 0.5  # of the process group's timeout: the rest is for compiling, and for collectives that wait for this rank
+LEAST_WAIT_S = 0.01  # stores count milliseconds, and wait for 0 of them without end
 BEAT_S, SILENCE_S = 5.0, 60.0  # the deciding rank counts up so often; without a count for so long, it is dead
 
 
@@ -58,7 +59,7 @@ def _waited(store: Any, place: str, longest_s: float) -> str:
     ends, count = time.monotonic() + longest_s, store.add(f"{place}/count", 0)
     while (left_s := ends - time.monotonic()) > 0:
         try:
-            store.wait([f"{place}/decision"], timedelta(seconds=min(left_s, SILENCE_S)))
+            store.wait([f"{place}/decision"], timedelta(seconds=max(min(left_s, SILENCE_S), LEAST_WAIT_S)))
         except Exception:  # noqa: BLE001 - each kind of store raises its own timeout error
             last, count = count, store.add(f"{place}/count", 0)
             if left_s > SILENCE_S and count == last:
