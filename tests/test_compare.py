@@ -190,8 +190,26 @@ def test_recompile_is_caught():
     with torch._dynamo.config.patch(allow_unspec_int_on_nn_module=False):
         eager, compiled = rows_of(Counter(), [EAGER, Candidate("c", "eager")])
     assert (eager.status, compiled.status) == ("pass", "fail_to_run")
-    assert compiled.reason.startswith("recompiled ")
+    assert compiled.reason == "recompiled at each call, since an attribute of the model changes"
     assert compiled.latency is None
+
+
+class History(nn.Module):
+    """A model that keeps its last two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = []
+
+    def forward(self, x):
+        self.last = [*self.last[-1:], x]
+        return torch.stack(self.last).sum(0)
+
+
+def test_a_history_that_fills_is_timed():
+    """What compiles again until a list is full, and then no longer, passes."""
+    _, compiled = rows_of(History(), [EAGER, Candidate("c", "aot_eager")])
+    assert (compiled.status, compiled.reason) == ("pass", "")
 
 
 class Step(nn.Module):
@@ -231,6 +249,30 @@ def test_lists_in_inputs_do_not_grow():
     rows = rows_of(Growing(), [EAGER, Candidate("c", "inductor")], inputs)
     assert [(row.status, row.reason, row.graphs) for row in rows] == [("pass", "", 0), ("pass", "", 1)]
     assert len(inputs[1]) == 1
+
+
+class Filling(nn.Module):
+    """A step that fills a dict in its input."""
+
+    def forward(self, x, past):
+        past["k"] = torch.cat((past["k"], x)) if "k" in past else x
+        return past["k"] * 2
+
+
+def test_dicts_in_inputs_are_emptied():
+    """Each call finds the dict that the user passed."""
+    rows = rows_of(Filling(), [EAGER, Candidate("c", "inductor")], (torch.randn(4), {}))
+    assert [(row.status, row.reason, row.graphs) for row in rows] == [("pass", "", 0), ("pass", "", 1)]
+
+
+def drawing(x, generator):
+    return x + torch.rand(4, generator=generator)
+
+
+def test_generators_as_arguments():
+    """Each call draws what the user's first one does."""
+    (row,) = rows_of(drawing, [EAGER], (torch.randn(4), torch.Generator().manual_seed(3)))
+    assert (row.status, row.reason) == ("pass", "")
 
 
 class State:

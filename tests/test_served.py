@@ -1,6 +1,7 @@
 """Calls from the state that the user's call had: what a call changes is found, and put back before the next one."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -183,6 +184,94 @@ def test_what_a_call_adds_to_an_object_stays():
     table = module.table
     call()
     assert module.table is table
+
+
+class Holder:
+    """A decoder that is no module."""
+
+    def __init__(self):
+        self.rows, self.at = torch.zeros(2), torch.tensor(0)
+
+    def __call__(self, x):
+        self.rows[self.at] = x.sum()
+        self.at += 1
+        return self.rows.clone()
+
+
+def closure():
+    holder = Holder()
+
+    def call(x):
+        return holder(x)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Holder, id="object"),
+        pytest.param(closure, id="closure"),
+        pytest.param(lambda: functools.partial(Holder()), id="partial"),
+        pytest.param(lambda: Holder().__call__, id="bound method"),
+    ],
+)
+def test_state_of_what_is_no_module(make):
+    """The state of objects that are called, also through functions that hold them, is put back."""
+    call, x = make(), torch.ones(2)
+    state = Changes.of(called, (call, x)).on((call, x))
+    for _ in range(5):  # two rows
+        assert torch.equal(Served(lambda: call(x), state)(), torch.tensor([2.0, 0.0]))
+
+
+def grown(past, x):
+    past["k"] = torch.cat((past["k"], x)) if "k" in past else x
+    return past["k"]
+
+
+def test_a_dict_that_calls_fill_is_emptied():
+    """Keys that calls add and change are state."""
+    past, x = {}, torch.ones(1)
+    call = Served(lambda: grown(past, x), Changes.of(called, (grown, past, x)).on((grown, past, x)))
+    assert [len(call()) for _ in range(3)] == [1, 1, 1]
+
+
+def test_a_generator_and_a_list_that_grow_as_arguments():
+    """An argument that only some trees have is no error."""
+    generator, seen = torch.Generator().manual_seed(3), []
+
+    def draw(generator, seen):
+        seen.append(torch.rand(2, generator=generator))
+        return seen[-1]
+
+    changes = Changes.of(called, (draw, generator, seen))
+    assert not changes.on((draw, ()))
+    call = Served(lambda: draw(generator, seen), changes.on((draw, generator, seen)))
+    assert torch.equal(call(), call())
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_scattered_rows_of_types_that_torch_does_not_index(dtype):
+    """Rows far apart are put back for every type."""
+    before = torch.zeros(9, 2).to(dtype)
+    after = torch.zeros(9, 2)
+    after[[1, 7]] = 1
+    after = after.to(dtype)
+    assert same_bits(restored(Region.of(before, after), before, after), before)
+
+
+def test_keys_may_be_any_objects():
+    """State behind keys that look alike, or differently in each copy, is found."""
+    one, other = torch.zeros(1), torch.zeros(1)
+    held = {torch.ones(1): one, torch.ones(1): other, object(): torch.zeros(1)}
+    call = Served(
+        lambda: [each.add_(1) for each in held.values()],
+        Changes.of(lambda tree: [each.add_(1) for each in tree.values()], held).on(held),
+    )
+    for _ in range(3):
+        call()
+    assert [each.item() for each in held.values()] == [1.0, 1.0, 1.0]
 
 
 def test_what_cannot_be_copied_is_said():

@@ -113,11 +113,9 @@ def run(
             else "The bundle names no factory: pass FACTORY."
         )
     model, example_inputs = made_by(factory or manifest.factory)
-    import torch
-
     from backend_kwargs.compiled.running import import_compiler
     from backend_kwargs.compiled.samples import samples_of
-    from backend_kwargs.measure import Changes, Served, interleave, median_interval, synchronize
+    from backend_kwargs.measure import Served, interleave, median_interval, synchronize
 
     args, kwargs = samples_of([example_inputs])[0]
     importing = time.perf_counter()
@@ -126,15 +124,12 @@ def run(
     loaded = CompiledModule.load(bundle, model, trust=trust, trusted_keys=key or ())
     loaded.deploy(None, guards=guards)
     ready = time.perf_counter()
-    with torch.no_grad():
-        changes = Changes.of(lambda tree: tree[0](*tree[1], **tree[2]), (model, args, kwargs))
-    call = Served(partial(loaded, *args, **kwargs), changes.on((model, args, kwargs), timed=True))
-    began_first = time.perf_counter()
     loaded(*args, **kwargs)
     device: Any = loaded.device
     synchronize(device)
-    first_s, ready_s = time.perf_counter() - began_first, ready - began
-    samples = interleave({"call": call}, rounds=rounds, device=device)["call"]
+    first_s, ready_s = time.perf_counter() - ready, ready - began
+    call = partial(loaded, *args, **kwargs)
+    samples = interleave({"call": Served(call, _state_of(model, args, kwargs))}, rounds=rounds, device=device)["call"]
     cold = manifest.cold_s
     ratio = f"{(ready_s + first_s) / cold:.3f}" if cold else ""
     rows = [
@@ -149,6 +144,20 @@ def run(
     say = console().print
     say(f"a call: {median.median * 1e3:.3g} ms, 95 % {median.low * 1e3:.3g} to {median.high * 1e3:.3g}", markup=False)
     say(loaded.describe(), soft_wrap=True, markup=False)
+
+
+def _state_of(model: Any, args: Any, kwargs: Any) -> Any:
+    """Return what calls change, to be put back before each; nothing if the module cannot be copied or run in eager."""
+    import torch
+
+    from backend_kwargs.measure import Changes, State
+
+    tree = (model, args, kwargs)
+    try:
+        with torch.no_grad():
+            return Changes.of(lambda own: own[0](*own[1], **own[2]), tree).on(tree, timed=True)
+    except Exception:  # noqa: BLE001 - the bundle serves it all the same
+        return State()
 
 
 def _absolute(factory: str) -> str:

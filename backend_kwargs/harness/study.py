@@ -1,6 +1,5 @@
 """One model and its inputs: eager's and the reference's results, the check of a result, and the step to time."""
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -180,23 +179,22 @@ class Study:
 
         return measure.Served(train if self.mode == "train" else fwd_bwd, state)
 
-    def advance(self, subject: Subject) -> None:
-        """Call twice without putting back the model's attributes, on which compiled code may depend: as in a loop."""
+    def in_a_loop(self, subject: Subject) -> measure.Served | None:
+        """Return a call that does not put back the model's attributes, on which compiled code may depend, or None."""
         advancing = {path for path in self.changes.containers if path.startswith("[0]")}
-        if advancing:
-            self._pristine.restore()
-            changes = replace(self.changes, containers=self.changes.containers - advancing)
-            call = measure.Served(self.bound(subject.call, self.inputs), changes.on((subject.model, self.inputs)))
-            with contextlib.suppress(Exception):  # a call that is not timed, such as past the end of a cache
-                call()
-                call()
+        if not advancing:
+            return None
+        self._pristine.restore()
+        changes = replace(self.changes, containers=self.changes.containers - advancing)
+        return measure.Served(self.bound(subject.call, self.inputs), changes.on((subject.model, self.inputs)))
 
     def verify(self, subject: Subject, at: int) -> Accuracy:
         """Check all that a call returns and changes, on fresh inputs, against eager's and the reference's results."""
         truth = self.truths[at]
         inputs = copy.deepcopy(truth.inputs)
+        given = tensors_of(inputs)  # before a call adds some
         seen = self.observe(subject, inputs)
-        pairs = enumerate(zip(tensors_of(inputs), tensors_of(truth.inputs), strict=True))
+        pairs = enumerate(zip(given, tensors_of(truth.inputs), strict=True))
         written = [f"input {i}" for i, pair in pairs if not measure.same_bits(*pair)]
         if odd := next((name for name in written if name not in self.changed), ""):
             return Accuracy("fail_accuracy", f"{odd}: it is written, and eager only reads it")

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -16,6 +17,7 @@ from backend_kwargs.harness.study import Study, Subject
 from backend_kwargs.measure import Accuracy, Status
 
 WARM_CALLS = 3
+SETTLING_CALLS = 4  # in which a model may compile again, since its attributes change
 
 
 class TrialError(BackendKwargsError):
@@ -134,13 +136,24 @@ class Trial:
         if self.status == "pass" and self.counted and (ran := self.counted.ran()):
             self.end(ran.status, ran.what)
 
+    def check_loop(self, call: measure.Served) -> None:
+        """Fail if each call compiles again, as where code depends on a counter; a short history settles."""
+        settled: float = math.inf
+        with contextlib.suppress(Exception):  # these calls are not timed, and may go past the end of a cache
+            for _ in range(SETTLING_CALLS):
+                call()
+            settled = self.graphs
+            call()
+        if self.graphs > settled:
+            raise TrialError("recompiled at each call, since an attribute of the model changes")
+
     def finish(self) -> None:
         """Check after timing, on other inputs, that results are right and that nothing was recompiled."""
         self.verify(1)
-        if self.passed:
-            self.study.advance(self.subject)
         if self.passed and self.graphs > self.settled:
             raise TrialError(f"recompiled {self.graphs - self.settled} times while it was timed")
+        if self.passed and self.counted and (call := self.study.in_a_loop(self.subject)):
+            self.check_loop(call)
         self.check_what_ran()
 
 

@@ -5,16 +5,17 @@ past the end of its cache: an error on a CPU, and on a GPU an assert after which
 """
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
 from backend_kwargs.errors import error_text
-from backend_kwargs.measure.trees import parts_of
 
 # Bytes of floating-point numbers that are put back before each call; more of them drift, as in a user's loop.
 # Integers always are, since they may be positions.
@@ -22,6 +23,9 @@ LARGEST = 64 << 20
 ALIGNMENT = 64  # bytes; Inductor needs 16
 PIECE = 1 << 26  # elements compared at a time
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+UNINDEXED = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
+UNINDEXED |= {torch.uint16, torch.uint32, torch.uint64}
 
 Container = dict[Any, Any] | list[Any]
 
@@ -84,8 +88,12 @@ def span_of(value: torch.Tensor) -> tuple[int, int]:
 
 
 def memory_of(value: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a tensor as it can be written: no lazy conjugate or negative, no element twice."""
+    """Return the memory of a tensor as it can be written: no lazy conjugate or negative, no element twice.
+
+    Numbers that torch cannot index, such as float8, are there as integers.
+    """
     value = value.detach()
+    value = value.view(BITS[value.itemsize]) if value.dtype in UNINDEXED else value
     value = value.conj() if value.is_conj() else value
     value = torch._neg_view(value) if value.is_neg() else value
     reach = 1
@@ -133,7 +141,8 @@ class State:
     _others: list[Callable[[], object]] = field(default_factory=list)
 
     def add(self, tensor: torch.Tensor, before: torch.Tensor, region: Region = WHOLE) -> None:
-        """Put the region of `tensor` back to what it is in `before`."""
+        """Put the region of `tensor` back to what it is in `before`, which may have another dtype."""
+        before = before if before.dtype == tensor.dtype else before.to(tensor.dtype)
         part, values = memory_of(tensor)[region.ranges], region.values(before)
         if region.at is None:
             for side, each in zip(self._whole, (part, values), strict=True):
@@ -143,7 +152,7 @@ class State:
 
     def add_memory(self, tensor: torch.Tensor, before: torch.Tensor) -> None:
         """Give `tensor` memory of its own with the values of `before`: a call replaces, frees or resizes it."""
-        self._others.append(lambda: setattr(tensor, "data", before.detach().clone()))
+        self._others.append(lambda: setattr(tensor, "data", copied(before)))
 
     def add_action(self, action: Callable[[], object]) -> None:
         """Put something else back by `action`."""
@@ -178,6 +187,38 @@ class Served:
         return self.call()
 
 
+class _Before:
+    """The parts of a tree before calls of a copy of it change that copy's."""
+
+    def __init__(self, tree: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+        tensors = {path: part for path, part in there.items() if isinstance(part, torch.Tensor) and path in tree}
+        # What a function holds is not copied with it, and parameters are not written there.
+        shared = {path for path, part in tensors.items() if part is tree[path] and type(part) is torch.Tensor}
+        self.tensors = {path: copied(part) if path in shared else tree[path] for path, part in tensors.items()}
+        self.layouts = {path: layout_of(part) for path, part in tensors.items()}
+        self.contents = {path: copy.copy(part) for path, part in there.items() if isinstance(part, dict | list)}
+        self.drawn = {path: part.get_state() for path, part in there.items() if isinstance(part, torch.Generator)}
+
+    def changes(self, there: Mapping[str, Any]) -> "Changes":
+        """Return what a call has changed."""
+        tensors: dict[str, tuple[Region | None, torch.Tensor]] = {}
+        for path, layout in self.layouts.items():
+            old, new = self.tensors[path], there[path]
+            region = Region.of(old, new) if layout and layout == layout_of(new) else None
+            if region or layout != layout_of(new):
+                tensors[path] = region, copied(old)
+        drawn = {path: old for path, old in self.drawn.items() if not torch.equal(old, there[path].get_state())}
+        return Changes(
+            tensors, drawn, frozenset(path for path, old in self.contents.items() if _changed(there[path], old))
+        )
+
+    def added(self, there: Mapping[str, Any]) -> dict[str, dict[Any, Any]]:
+        """Return what a call has added to dicts."""
+        dicts = ((path, old) for path, old in self.contents.items() if isinstance(old, dict))
+        added = ((path, {key: value for key, value in there[path].items() if key not in old}) for path, old in dicts)
+        return {path: new for path, new in added if new}
+
+
 class CopyError(Exception):
     """A model or its inputs cannot be copied; the message says why."""
 
@@ -186,46 +227,55 @@ class CopyError(Exception):
 class Changes:
     """What one call changes in a tree of modules, objects and tensors, with the values before, by path.
 
-    `tensors` are changed in place, in a region; those without one are given other memory, or free theirs.
+    `tensors` are changed in place, in a region; those without one are given other memory, or free theirs. `added` has
+    the keys that calls add to dicts, and change.
     """
 
     tensors: dict[str, tuple[Region | None, torch.Tensor]] = field(default_factory=dict)
     generators: dict[str, torch.Tensor] = field(default_factory=dict)
     containers: frozenset[str] = frozenset()
+    added: Mapping[str, frozenset[Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, call: Callable[[Any], object], tree: Any) -> "Changes":
-        """Return what `call` changes in a copy of `tree`; raise CopyError if it cannot be copied."""
+        """Return what `call` changes in a copy of `tree`; raise CopyError if it cannot be copied.
+
+        It is called twice: what the first call adds to a dict or an object is part of the state if the second changes
+        it, and otherwise what it computes only once, which stays.
+        """
         try:
             worked = copy.deepcopy(tree)
         except Exception as error:
             raise CopyError(error_text(error)) from error
-        before, after = dict(parts(tree)), dict(parts(worked))
-        layouts = {path: layout_of(part) for path, part in after.items() if isinstance(part, torch.Tensor)}
-        contents = {path: copy.copy(part) for path, part in after.items() if isinstance(part, dict | list)}
+        there = dict(parts(worked))
+        before = _Before(dict(parts(tree)), there)
         call(worked)
-        tensors: dict[str, tuple[Region | None, torch.Tensor]] = {}
-        for path in layouts.keys() & before.keys():
-            old, new = before[path], after[path]
-            if layouts[path] != layout_of(new):
-                tensors[path] = None, old.detach().clone()
-            elif layouts[path] and (region := Region.of(old, new)):
-                tensors[path] = region, copied(old)
-        drawn = {path: part.get_state() for path, part in before.items() if isinstance(part, torch.Generator)}
-        return cls(
-            tensors,
-            {path: state for path, state in drawn.items() if not torch.equal(state, after[path].get_state())},
-            frozenset(path for path, old in contents.items() if _changed(after[path], old)),
-        )
+        found, added = before.changes(there), before.added(there)
+        state = found._state_of(there, {path: before.contents[path] for path in found.containers}, timed=False)
+        if added:
+            state.restore()
+            call(worked)
+            keys = {
+                path: frozenset(key for key, value in new.items() if _differ(there[path].get(key), value))
+                for path, new in added.items()
+            }
+            found = replace(found, added={path: moved for path, moved in keys.items() if moved})
+        state.restore()  # of what a function holds, which is not copied with it
+        return found
 
     def on(self, tree: Any, *, timed: bool = False) -> State:
         """Return the state of `tree`, a copy of the original in which nothing has changed yet.
 
         If it is `timed`, large regions of floating-point numbers drift, and other rows than a call wrote stay.
         """
-        state, there = State(), dict(parts(tree))
-        for path in self.containers & there.keys():
-            state.add_action(partial(_put_back, there[path], copy.copy(there[path])))
+        there = dict(parts(tree))
+        contents = {path: copy.copy(there[path]) for path in self.containers | self.added.keys() if path in there}
+        return self._state_of(there, contents, timed=timed)
+
+    def _state_of(self, there: dict[str, Any], contents: dict[str, Container], *, timed: bool) -> State:
+        state = State()
+        for path, content in contents.items():
+            state.add_action(partial(_put_back, there[path], content, self.added.get(path, frozenset())))
         for path, (region, before) in self.tensors.items():
             tensor = there.get(path)
             if not isinstance(tensor, torch.Tensor):
@@ -235,34 +285,43 @@ class Changes:
             elif not (timed and region.drifts(before)):
                 state.add(tensor, before, region if timed else WHOLE)
         for path, drawn in self.generators.items():
-            state.add_action(partial(there[path].set_state, drawn))
+            if isinstance(there.get(path), torch.Generator):
+                state.add_action(partial(there[path].set_state, drawn))
         return state
 
 
 def parts(tree: Any, path: str = "", seen: dict[int, Any] | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the tensors, generators, lists and dicts of a tree with their paths, each once.
 
-    The attributes of modules and of objects without an `==` of their own are dicts.
+    The attributes of modules and other objects are dicts. What a function or a bound method holds is part of it.
     """
     seen = {} if seen is None else seen
-    if isinstance(tree, MethodType):
-        tree = tree.__self__
     if id(tree) in seen:
         return
     seen[id(tree)] = tree  # kept, so that its number is not used again
     if isinstance(tree, torch.Tensor | torch.Generator):
         yield path, tree
-    elif isinstance(tree, torch.nn.Module) or (_is_object(tree) and parts_of(tree)):
-        yield from parts(vars(tree), path, seen)
-    elif isinstance(tree, dict | list | tuple):
-        if not isinstance(tree, tuple):
-            yield path, tree
-        for key, part in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
-            yield from parts(part, f"{path}[{key!r}]", seen)
+        return
+    if isinstance(tree, dict | list):
+        yield path, tree
+    for at, part in enumerate(_parts_of(tree)):  # by position, since keys may be any objects
+        yield from parts(part, f"{path}[{at}]", seen)
 
 
-def _is_object(value: Any) -> bool:
-    return hasattr(value, "__dict__") and not type(value).__module__.startswith("torch.")
+def _parts_of(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list | tuple | deque):
+        return list(value)
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, FunctionType):
+        return [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+    root = type(value).__module__.partition(".")[0]
+    own = isinstance(value, torch.nn.Module) or (root != "torch" and root not in sys.stdlib_module_names)
+    return [vars(value)] if own and hasattr(value, "__dict__") else []
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -274,7 +333,7 @@ def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _changed(now: Container, before: Container) -> list[Any]:
-    """Return the keys whose values are others; what a call adds to a dict stays, since it may be computed only once."""
+    """Return the keys from before whose values are others."""
     if isinstance(before, list):
         changed = len(now) != len(before) or any(map(_differ, now, before))
         return [slice(None)] if changed else []
@@ -286,6 +345,8 @@ def _differ(a: Any, b: Any) -> bool:
     return a is not b and not (plain and a == b)
 
 
-def _put_back(container: Container, before: Container) -> None:
+def _put_back(container: Container, before: Container, added: Collection[Any]) -> None:
     for key in _changed(container, before):
         container[key] = before[key]
+    for key in added:
+        container.pop(key, None)  # type: ignore[call-arg]

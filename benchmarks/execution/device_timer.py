@@ -40,7 +40,7 @@ def device_times(
     overwritten and read, without a wait before the start event: the launches of the call are queued behind it, and the
     events measure only the device. Calls with longer launches get a longer cover, up to some 15 ms. "cold" samples are
     one call; "warm" ones are repeated after an untimed call, with the L2 as it left it. Where a call puts its state
-    back first, the time of that alone is measured beside each sample and subtracted. `budget_s`, `failed` and
+    back first, that lies before a sample of one call; of several calls it is measured beside each sample, and subtracted. `budget_s`, `failed` and
     `repeated` are as in `measure.interleave`. `exposed` is called with calls whose launches exceed the longest cover:
     their samples include host time. A CPU runs kernels as they are called: there a sample is read from the clock of the
     process.
@@ -135,7 +135,8 @@ class _Bench(measure.Calls):
 
         def queue(name: str) -> None:
             restore = measure.restoring(self.calls[name])
-            queued[name] = [self.sample(name), *([self.sample(name, restore)] if restore else [])]
+            apart = restore and not self.restores_before(name)
+            queued[name] = [self.sample(name), *([self.sample(name, restore)] if apart else [])]
 
         for name in measure.order(list(self.calls), done):
             self.guard(name, partial(queue, name))
@@ -144,8 +145,15 @@ class _Bench(measure.Calls):
             seconds, *restored = (self.seconds(name, *pair) for pair in events)
             self.samples[name].append(max(seconds - sum(restored), measure.LEAST_SHARE * seconds))
 
+    def restores_before(self, name: str) -> bool:
+        """Return whether a sample is one call, whose state can be put back before it."""
+        return isinstance(self.calls[name], measure.Served) and self.repeats[name] == 1
+
     def sample(self, name: str, call: Callable[[], object] | None = None) -> tuple[Any, Any]:
         call, start, end = call or self.calls[name], self.event(), self.event()
+        if self.restores_before(name) and isinstance(call, measure.Served):
+            call.state.restore()  # before the L2 is overwritten, so that the state is no more there than the inputs
+            call = call.call
         for _ in range(self.covers[name]):
             self.scratch.flush()
         if self.l2 == "warm":

@@ -1,6 +1,7 @@
 """A race calls a step many times: each time from the state that the user's call had, on copies, and never past it."""
 
 import copy
+import operator
 
 import pytest
 import torch
@@ -187,6 +188,20 @@ def test_a_candidate_that_writes_what_eager_reads_fails(parameter, auto, store):
     torch.testing.assert_close(result, before + 1)
 
 
+def test_long_chains_of_positions_are_read_once():
+    """Each node is looked at once, however often its value is used, and however many there are."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["example_value"] = torch.zeros(4, dtype=torch.int64)
+    last = x
+    for _ in range(3000):
+        last = graph.call_function(operator.xor, (last, graph.call_function(operator.rshift, (last, 1))))
+        for node in (last, last.args[1]):
+            node.meta["example_value"] = x.meta["example_value"]
+    graph.output(graph.call_function(operator.getitem, (x, last)))
+    assert not rounds_positions(torch.fx.GraphModule(torch.nn.Module(), graph))
+
+
 # ---- positions that another rounding moves
 
 TABLE, X = torch.randn(10, 4), torch.rand(5)
@@ -199,6 +214,15 @@ TABLE, X = torch.randn(10, 4), torch.rand(5)
         pytest.param(lambda t, x: torch.nn.functional.embedding((x * 9).round().to(torch.int64), t), True, id="round"),
         pytest.param(lambda t, x: t.clone().index_copy_(0, (x * 9).long(), torch.ones(5, 4)), True, id="written"),
         pytest.param(lambda t, x: t[(x * 9).long().add(1).sub(1)], True, id="computed further"),
+        pytest.param(lambda t, x: t[(x * 9).max().long()[None]], True, id="the largest number"),
+        pytest.param(lambda t, x: t[(x * 9).long().max()[None]], True, id="the largest position"),
+        pytest.param(lambda t, x: t[torch.max(x * 9, x).long()], True, id="the larger number"),
+        pytest.param(lambda t, x: t[(x * 9).clamp(min=0).long()], True, id="clamped from below"),
+        pytest.param(lambda t, x: torch.ops.aten.index.Tensor(t, [(x * 9).long()]), True, id="aten"),
+        pytest.param(lambda t, x: torch.nn.functional.cross_entropy(t[:5], (x * 3).long()), True, id="targets"),
+        pytest.param(
+            lambda t, x: t[torch.min((x * 9).long(), torch.full_like(x, 9).long().clamp(max=9))], False, id="min"
+        ),
         pytest.param(lambda t, x: t[(x * 9).long().clamp(0, 9)], False, id="clamped positions"),
         pytest.param(lambda t, x: t[(x * 9).clamp(0, 9).round().long()], False, id="clamped numbers"),
         pytest.param(lambda t, x: t[(x * 9).long() % 10], False, id="remainder"),

@@ -1,6 +1,6 @@
 """Whether a graph can be raced: run many times, by one rank alone, on copies of its inputs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -18,22 +18,30 @@ COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"
 OPERATORS = {"aten", "inductor", "mkldnn", "prims", "profiler", "quantized", "quantized_decomposed", "rngprims"}
 LOCAL = frozenset({"", "torch", "torch_attn", "higher_order", "_operator", "builtins", "math", *OPERATORS})
 
-# Functions and methods that take positions in a tensor, without underscores around their names.
+# Functions and methods that take positions in a tensor, without underscores around their names; those whose first
+# argument has the positions.
 INDEXING = frozenset(
     {
-        *("getitem", "setitem", "gather", "take", "take_along_dim", "embedding", "embedding_bag", "one_hot"),
+        *(
+            "getitem",
+            "setitem",
+            "gather",
+            "take",
+            "take_along_dim",
+            "index",
+            "scatter",
+            "scatter_add",
+            "scatter_reduce",
+        ),
         *(f"index_{what}" for what in ("select", "copy", "add", "fill", "put", "reduce")),
-        *("scatter", "scatter_add", "scatter_reduce"),
+        *("cross_entropy", "cross_entropy_loss", "nll_loss"),
     }
 )
-# Those whose integers are in a range that no rounding exceeds.
-IN_RANGE = frozenset(
-    {
-        *("argmax", "argmin", "argsort", "sort", "topk", "kthvalue", "median", "mode", "nonzero", "multinomial"),
-        *("bucketize", "searchsorted", "unique", "max", "min", "minimum", "clamp", "clamp_max", "clip"),
-        *("remainder", "fmod", "mod", "and", "bitwise_and"),
-    }
-)
+BY_FIRST = frozenset({"embedding", "embedding_bag", "one_hot"})
+# Functions whose integers are in a range that no rounding exceeds; `PAIRED` ones also return values.
+IN_RANGE = frozenset({"argmax", "argmin", "argsort", "nonzero", "multinomial", "bucketize", "searchsorted"})
+PAIRED = frozenset({"sort", "topk", "kthvalue", "median", "mode", "max", "min", "unique"})
+BOUNDS = frozenset({"clamp_max", "remainder", "fmod", "mod", "and", "bitwise_and"})
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc"})
 ROUNDED = "its positions are rounded from floating-point numbers: another rounding could lead outside a tensor, after "
 ROUNDED += "which no call on this GPU would work"
@@ -89,22 +97,44 @@ def rounds_positions(gm: GraphModule) -> bool:
 
     Compiled code rounds otherwise than eager does: by one position, which may be one past the end.
     """
-    return any(
-        _rounded(position) for node in _nodes(gm) if _name(node) in INDEXING for position in node.all_input_nodes
-    )
+    rounded = set[Node]()
+    for node in _nodes(gm):
+        name = _name(node)
+        if name in INDEXING | BY_FIRST and not rounded.isdisjoint(_positions(node, name)):
+            return True
+        if _is_rounded(node, name, rounded):
+            rounded.add(node)
+    return False
 
 
-def _rounded(node: Node) -> bool:
-    if _name(node) in IN_RANGE or not _holds(node, _is_integer):
+def _positions(node: Node, name: str) -> list[Node]:
+    first = node.args[0] if node.args else node.kwargs.get("input")
+    return [each for each in node.all_input_nodes if (each is first) is (name in BY_FIRST)]
+
+
+def _is_rounded(node: Node, name: str, rounded: Collection[Node]) -> bool:
+    if not _holds(node, _is_integer) or name in IN_RANGE or name.endswith("_like") or _bounds(node, name):
         return False
-    floats = [each for each in node.all_input_nodes if _holds(each, torch.is_floating_point)]
-    return any(not _bounded(each) for each in floats) or any(map(_rounded, node.all_input_nodes))
+    inputs = node.all_input_nodes
+    if name in ("minimum", "min") and len(inputs) == 2:
+        return all(each in rounded for each in inputs)
+    if name == "getitem" and _name(inputs[0]) in PAIRED and node.args[1] == 1:
+        return False
+    floats = [] if name in PAIRED else [each for each in inputs if _holds(each, torch.is_floating_point)]
+    return any(each in rounded for each in inputs) or not all(map(_bounded, floats))
+
+
+def _bounds(node: Node, name: str) -> bool:
+    """Return whether a call gives its result an upper bound."""
+    if name in ("clamp", "clip"):
+        return (node.args[2] if len(node.args) > 2 else node.kwargs.get("max")) is not None
+    return name in BOUNDS
 
 
 def _bounded(node: Node) -> bool:
     while _name(node) in ROUNDINGS:
         node = node.all_input_nodes[0]
-    return _name(node) in IN_RANGE
+    return _bounds(node, _name(node))
 
 
 def _name(node: Node) -> str:

@@ -87,8 +87,8 @@ class Inputs:
         pairs = list(enumerate(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)))
         written = written_memory(gm.graph)
         declared = {at for at, (node, value) in pairs if has_memory(value) and may_be_written(node, written)}
-        # An operator may write where its schema says that it does not: compare the values.
-        others = {at for at, (_, value) in pairs if has_memory(value) and type(value) is torch.Tensor}
+        # An operator may write where its schema says that it does not: compare the values, as far as memory allows.
+        others = cls(example_inputs, frozenset(declared)).own
         suspects = cls(example_inputs, _with_memory_shared(example_inputs, declared | others))
         with torch.no_grad():
             given = suspects.fresh()
@@ -143,9 +143,14 @@ class Inputs:
         """The positions that are only read, and copied for a candidate's first call, as far as memory allows."""
         if not self.guard:
             return frozenset()
-        read = {at for at, value in enumerate(self.values) if has_memory(value)} - self.written
-        own = {at for at in read if type(self.values[at]) is torch.Tensor}
-        return next((frozenset(each) for each in (read, own) if self._bytes_of(each) <= self._spare_bytes), frozenset())
+        read = frozenset(at for at, value in enumerate(self.values) if has_memory(value)) - self.written
+        return read if self._bytes_of(read) <= self._spare_bytes else self.own
+
+    @property
+    def own(self) -> frozenset[int]:
+        """The positions of tensors that are only read and no parameters, none if they are too large to be copied."""
+        own = frozenset(at for at, v in enumerate(self.values) if has_memory(v) and type(v) is torch.Tensor)
+        return own - self.written if self._bytes_of(own - self.written) <= self._spare_bytes else frozenset()
 
     def _bytes_of(self, positions: Iterable[int]) -> int:
         return sum(self.values[at].nbytes for at in positions)
