@@ -208,7 +208,7 @@ class History(nn.Module):
 
 def test_a_history_that_fills_is_timed():
     """What compiles again until a list is full, and then no longer, passes."""
-    _, compiled = rows_of(History(), [EAGER, Candidate("c", "aot_eager")])
+    _, compiled = rows_of(History(), [EAGER, Candidate("c", "inductor")])
     assert (compiled.status, compiled.reason) == ("pass", "")
 
 

@@ -94,7 +94,8 @@ class Study:
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
         # The upcast copy of the model needs its own optimizer, and the state from before this call.
-        precise = measure.reference(self.subject().model, inputs, run=lambda fn, wide: self.observe(self._of(fn), wide))
+        model, given = self.subject().model, copy.deepcopy(inputs)
+        precise = measure.reference(model, given, run=lambda fn, wide: self.observe(self._of(fn), wide))
         otherwise = measure.Roundings(lambda: self.observe(self.subject(), copy.deepcopy(inputs)), eager)
         return Truth(inputs, eager, precise, otherwise)
 

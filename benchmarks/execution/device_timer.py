@@ -36,14 +36,14 @@ def device_times(
 ) -> dict[str, list[float]]:
     """Return seconds per call between two events on the device, one sample per call and round, none trimmed.
 
-    A round queues one sample of every call, in the order of `measure.order`, then waits once. Before a sample the L2 is
-    overwritten and read, without a wait before the start event: the launches of the call are queued behind it, and the
-    events measure only the device. Calls with longer launches get a longer cover, up to some 15 ms. "cold" samples are
-    one call; "warm" ones are repeated after an untimed call, with the L2 as it left it. Where a call puts its state
-    back first, that lies before a sample of one call; of several calls it is measured beside each sample, and subtracted. `budget_s`, `failed` and
-    `repeated` are as in `measure.interleave`. `exposed` is called with calls whose launches exceed the longest cover:
-    their samples include host time. A CPU runs kernels as they are called: there a sample is read from the clock of the
-    process.
+    A round queues one sample of every call, in the order of `measure.order`, then waits once. Before a sample the
+    L2 is overwritten and read, without a wait before the start event: the launches of the call are queued behind
+    it, and the events measure only the device. Calls with longer launches get a longer cover, up to some 15 ms.
+    "cold" samples are one call; "warm" ones are repeated after an untimed call, with the L2 as it left it. Where a
+    call puts its state back first, that lies before a sample of one call; of several calls it is measured beside
+    each sample, and subtracted. `budget_s`, `failed` and `repeated` are as in `measure.interleave`. `exposed` is
+    called with calls whose launches exceed the longest cover: their samples include host time. A CPU runs kernels
+    as they are called: there a sample is read from the clock of the process.
     """
     bench = _Bench(dict(calls), failed, device, l2)
     for name in calls:
