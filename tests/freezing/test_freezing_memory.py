@@ -75,11 +75,11 @@ loose = {"rtol": 0.05, "atol": 0.05}
 
 def test_code_that_is_dropped_while_all_is_looked_at():
     """A collection within a loop over all code may drop the code of freed modules."""
-    codes = [parameter_guards._Code({}, ()) for _ in range(9)]
-    for each in codes:
-        parameter_guards._codes[id(each)] = each
-    codes[0].manager = lambda: codes.pop().drop("freed")
     with compile_context(CompileContext(CompileId(frame_id=0, frame_compile_id=0))):
+        codes = [parameter_guards._Code({}, ()) for _ in range(9)]
+        codes[0].manager = lambda: codes.pop().drop("freed")
+        for each in codes:
+            parameter_guards._codes[id(each)] = each
         assert parameter_guards.why_not_constants({}) == ""
 
 
