@@ -288,7 +288,7 @@ def _module(graph: Any) -> ModuleType:
     """Return the module of generated code that `graph` runs."""
     from torch._inductor.codecache import PyCodeCache
 
-    for module in reversed(PyCodeCache.modules):
+    for module in [*PyCodeCache.modules][::-1]:
         if Path(str(module.__file__)).stem == graph.cache_key:
             return module
     raise CannotKeepError("its generated code was dropped")

@@ -77,7 +77,7 @@ class _Code:
             each.drop("parameters changed")
         self.manager, self.check = weakref.ref(builder.guard_manager), weakref.ref(builder.check_fn_manager)
         vars(builder.guard_manager).setdefault("codes_on_parameters", []).append(self)
-        _codes.add(self)
+        _codes[id(self)] = self
 
     def current(self) -> list[Any]:
         """Return what the modules have in the places of the parameters."""
@@ -110,7 +110,7 @@ class _Code:
         dropped, entry, manager, check = DeletedGuardManagerWrapper(reason), self.entry(), self.manager(), self.check()
         # The entry stays in dynamo's list. It counts towards the limit, unless it is for another object.
         dropped.id_matched_objs = {"": weakref.ref(_Code)}
-        _codes.discard(self)
+        _codes.pop(id(self), None)
         self.slots, self.norms, self.storages = ([], []), [], []
         if entry is not None:
             manager.extra_state.invalidate(entry, dropped)
@@ -118,7 +118,7 @@ class _Code:
             check.guard_manager = dropped
 
 
-_codes: "weakref.WeakSet[_Code]" = weakref.WeakSet()
+_codes: "weakref.WeakValueDictionary[int, _Code]" = weakref.WeakValueDictionary()
 
 
 def guard_parameters(parameters: Mapping[Source, torch.Tensor], constants: Collection[Source] = ()) -> None:
@@ -143,7 +143,7 @@ def why_not_constants(parameters: Mapping[Source, torch.Tensor]) -> str:
         return f"they have changed {changes} times"
     if (compile_id.frame_compile_id or 0) >= config.accumulated_recompile_limit // 2:
         return f"dynamo has compiled {compile_id.frame_compile_id} graphs of this function"
-    sharing = sum(each.function == _function() and each.entry() is not None for each in _codes)
+    sharing = sum(each.function == _function() and each.entry() is not None for each in _all_codes())
     if sharing >= limit and not all(is_parameter_source(each) and _root(each.base.base) for each in parameters):  # type: ignore[attr-defined]
         return f"{sharing} other graphs of this function have constants"
     return ""
@@ -175,8 +175,13 @@ def _function() -> int | None:
     return compile_id.frame_id if compile_id else None
 
 
+def _all_codes() -> list[_Code]:
+    # A copy of the references, made in one step: other threads add codes, and a collection in any loop drops some.
+    return [code for each in _codes.valuerefs() if (code := each()) is not None]
+
+
 def _outdated(values: Sequence[Any]) -> list[_Code]:
-    return [each for each in [*_codes] if each.entry() is not None and each.is_outdated(values)]
+    return [each for each in _all_codes() if each.entry() is not None and each.is_outdated(values)]
 
 
 def _root(source: Source) -> Source | None:

@@ -4,17 +4,22 @@ import gc
 import weakref
 from collections.abc import Callable
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from frozen import graphs_compiled
 from torch import nn
+from torch._guards import CompileContext, CompileId, compile_context
+from torch._inductor.codecache import PyCodeCache
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing import assert_close
 
 from backend_kwargs import BackendKwargsWarning, make_backend
+from backend_kwargs.compilers import parameter_guards
 from backend_kwargs.compilers.freezing import compile_frozen
+from backend_kwargs.compilers.inductor.frozen_code import _forget
 from backend_kwargs.errors import warn_once
 
 
@@ -66,6 +71,34 @@ class Net(nn.Module):
 
 X = torch.ones(3, 8)
 loose = {"rtol": 0.05, "atol": 0.05}
+
+
+def test_code_that_is_dropped_while_all_is_looked_at():
+    """A collection within a loop over all code may drop the code of freed modules."""
+    with compile_context(CompileContext(CompileId(frame_id=0, frame_compile_id=0))):
+        codes = [parameter_guards._Code({}, ()) for _ in range(9)]
+        codes[0].manager = lambda: codes.pop().drop("freed")
+        for each in codes:
+            parameter_guards._codes[id(each)] = each
+        assert parameter_guards.why_not_constants({}) == ""
+
+
+def test_a_module_that_is_forgotten_while_another_comes(monkeypatch):
+    """Generated code that another thread adds while a module is forgotten stays in the list."""
+
+    class Busy(list[ModuleType]):
+        def __iter__(self) -> Any:
+            yield from list.__getitem__(self, slice(None))
+            came.append(ModuleType("late"))
+            self.append(came[-1])
+
+    came: list[ModuleType] = []
+    gone = ModuleType("gone")
+    modules = Busy([gone])
+    monkeypatch.setattr(PyCodeCache, "modules", modules)
+    _forget(weakref.ref(gone))
+    _forget(weakref.ref(gone))  # as after torch has cleared the list
+    assert len(modules) == len(came)
 
 
 @each_backend

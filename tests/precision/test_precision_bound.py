@@ -173,6 +173,22 @@ def test_new_sizes_beyond_the_bound(requires_grad):
     assert used(compiled).error < BOUND
 
 
+@torch.no_grad()
+def test_new_sizes_that_cannot_be_measured_are_measured_again():
+    """A call of nan in new sizes runs without the precision; the next call in their bucket is measured, and has it."""
+    model = net()
+    compiled = torch.compile(
+        model, backend=bk.make_backend("tmpl-inductor", precision="bf16", max_error=BOUND), dynamic=True
+    )
+    compiled(rows(4))
+    why = "its error cannot be measured: no result is finite"
+    with pytest.warns(BackendKwargsWarning, match=f"in eager for sizes 16 to 31, .*: {why}"):
+        assert compiled(rows(16) * torch.nan).isnan().all()
+    assert used(compiled).refused == {"sizes 16 to 31": why}
+    assert 0 < error(compiled(rows(17)), model, rows(17)) < BOUND
+    assert used(compiled).refused == {}
+
+
 @pytest.mark.parametrize("freezing", [False, True], ids=["", "freezing"])
 def test_the_measure_leaves_no_trace(freezing):
     """Random states, inputs and buffers that the graph writes are as after one call, also where sizes are new."""

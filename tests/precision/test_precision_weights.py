@@ -1,6 +1,7 @@
 """Weights converted to a lower precision: they follow their parameters, and the module stays as it is."""
 
 import copy
+import ctypes
 import operator
 
 import pytest
@@ -143,6 +144,23 @@ def test_weights_are_made_once():
     assert len(sizes) == 2
     assert sizes[0] == sizes[1]
     assert 64 * 96 + 96 * 32 < sizes[0] < 2 * (64 * 96 + 96 * 32)
+
+
+def test_another_thread_reads_one_state_of_a_weight(monkeypatch):
+    """Whenever a weight changes, another thread finds the memory that it reads kept alive."""
+    from backend_kwargs.compilers.precision import weights
+
+    def set_and_look(weight, name, value):
+        object.__setattr__(weight, name, value)
+        start, words = weight.seen.storage.data_ptr(), weight.seen.words
+        assert ctypes.addressof(ctypes.c_char.from_buffer(words.obj)) == start
+
+    parameter = nn.Parameter(torch.randn(96, 64))
+    weight = weights.weight_of(parameter, "bf16", torch.Tensor.bfloat16)
+    monkeypatch.setattr(weights.Weight, "__setattr__", set_and_look)
+    parameter.data = torch.randn(96, 64)
+    weight.follow(parameter)
+    assert torch.equal(weight.tensor, parameter.bfloat16())
 
 
 @torchao

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any
 
 from backend_kwargs.compilers.auto.decision import COLUMNS, Decision, packed, unpacked
@@ -17,7 +16,7 @@ logger = logging.getLogger("backend_kwargs.auto")
 PREFIX = "backend_kwargs/auto"
 GRACE_S = 120.0  # a compile that is running when the budget ends may finish
 SHARE = 0.5  # of the process group's timeout: the rest is for compiling, and for collectives that wait for this rank
-LEAST_WAIT_S = 0.01  # stores count milliseconds, and wait for 0 of them without end
+LOOK_S = 0.2  # a rank that waits looks so often, since a store's own wait() stops other threads' calls and Ctrl-C
 BEAT_S, SILENCE_S = 5.0, 60.0  # the deciding rank counts up so often; without a count for so long, it is dead
 
 
@@ -56,16 +55,16 @@ def longest_wait_s(settings: Settings) -> float:
 
 def _waited(store: Any, place: str, longest_s: float) -> str:
     """Wait for the decision; return why there is none, "" if there is one."""
-    ends, count = time.monotonic() + longest_s, store.add(f"{place}/count", 0)
-    while (left_s := ends - time.monotonic()) > 0:
-        try:
-            store.wait([f"{place}/decision"], timedelta(seconds=max(min(left_s, SILENCE_S), LEAST_WAIT_S)))
-        except Exception:  # noqa: BLE001 - each kind of store raises its own timeout error
-            last, count = count, store.add(f"{place}/count", 0)
-            if left_s > SILENCE_S and count == last:
-                return "the racing rank no longer answers"
-        else:
+    began_s = changed_s = time.monotonic()
+    last = None
+    while (now_s := time.monotonic()) < began_s + longest_s:
+        if store.check([f"{place}/decision"]):
             return ""
+        if (count := store.add(f"{place}/count", 0)) != last:
+            last, changed_s = count, now_s
+        if now_s - changed_s > SILENCE_S:
+            return "the racing rank no longer answers"
+        time.sleep(LOOK_S)
     return "timed out waiting for the racing rank"
 
 

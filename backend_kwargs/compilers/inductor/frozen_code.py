@@ -3,6 +3,7 @@
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -18,9 +19,9 @@ def freeing_constants(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
     """Free a graph's constants with its code, which Inductor keeps in a list of all modules that it generated."""
 
     def compile_one(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        known = {*map(id, PyCodeCache.modules)}
+        known = {*map(id, [*PyCodeCache.modules])}  # copies, since a collection in a loop may forget modules
         compiled = inner_compile(gm, example_inputs, **kwargs)
-        for module in PyCodeCache.modules:
+        for module in [*PyCodeCache.modules]:
             if id(module) not in known and any(map(torch.is_tensor, vars(module).values())):
                 weakref.finalize(compiled, _forget, weakref.ref(module)).atexit = False
         return compiled
@@ -30,8 +31,11 @@ def freeing_constants(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
 
 def _forget(module: "weakref.ref[ModuleType]") -> None:
     found = module()
-    PyCodeCache.modules[:] = [each for each in PyCodeCache.modules if each is not found]
-    if found is not None and sys.modules.get(found.__name__) is found:
+    if found is None:
+        return
+    with suppress(ValueError):  # torch has cleared the list
+        PyCodeCache.modules.remove(found)  # in one step: other threads append
+    if sys.modules.get(found.__name__) is found:
         del sys.modules[found.__name__]
 
 

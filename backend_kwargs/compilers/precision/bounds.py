@@ -14,6 +14,10 @@ class UnfitPrecisionError(BackendKwargsError):
     """A graph cannot be computed in a precision; the message says why."""
 
 
+class UnmeasuredError(UnfitPrecisionError):
+    """The error of a call cannot be measured, for example because all its results are nan; that of another may be."""
+
+
 @dataclass(slots=True)
 class Used:
     """The use of a precision: its error, at most `max_error`, and the bytes of the weights converted for it.
@@ -36,7 +40,7 @@ class Used:
         error = "" if self.error is None else f", error {self.error:.2g}, max_error={self.max_error:g}"
         held = f", {self.nbytes / 2**20:.1f} MiB of weights" if self.nbytes else ""
         products = f", {self.products} products" if self.products else ""  # an engine does not count them
-        refused = "".join(f"; not used for {sizes}, in eager: {why}" for sizes, why in self.refused.items())
+        refused = "".join(f"; not used for {sizes}, in eager: {why}" for sizes, why in [*self.refused.items()])
         return f"precision {self.precision}: {f'{products}{error}{held}'.removeprefix(', ') or 'used'}{refused}"
 
 

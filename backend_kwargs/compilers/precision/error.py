@@ -13,7 +13,7 @@ from backend_kwargs.compilers.auto.eligibility import communicates, why_never
 from backend_kwargs.compilers.auto.settings import Settings
 from backend_kwargs.compilers.auto.workload import Task, cuda_devices, has_drawn, unpacked
 from backend_kwargs.compilers.graphs import copy_of_graph
-from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError
+from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, UnmeasuredError
 from backend_kwargs.compilers.precision.reference import InFloat64, check_room
 from backend_kwargs.errors import error_text
 from backend_kwargs.measure import Accuracy
@@ -71,12 +71,15 @@ def _as_before() -> Iterator[None]:
         except UnfitPrecisionError:
             raise
         except Exception as error:
-            raise UnfitPrecisionError(f"{UNMEASURED}: {error_text(error)}") from error
+            # A graph exceeds the cap on memory at other calls too.
+            unfit = UnfitPrecisionError if isinstance(error, MemoryError) else UnmeasuredError
+            raise unfit(f"{UNMEASURED}: {error_text(error)}") from error
 
 
 def _passed(accuracy: Accuracy) -> float:
     if not accuracy.passed:
-        raise UnfitPrecisionError(accuracy.reason)
+        unmeasured = accuracy.reason.startswith(UNMEASURED)
+        raise (UnmeasuredError if unmeasured else UnfitPrecisionError)(accuracy.reason)
     return accuracy.error or 0.0
 
 

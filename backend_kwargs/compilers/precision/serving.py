@@ -12,7 +12,7 @@ from torch._guards import tracing
 from torch.fx import GraphModule
 
 from backend_kwargs.compilers.graphs import copy_of_graph
-from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, Used
+from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, UnmeasuredError, Used
 from backend_kwargs.compilers.precision.error import Truth
 from backend_kwargs.errors import warn_once
 
@@ -27,7 +27,8 @@ def serving(gm: GraphModule, example_inputs: Sequence[Any], used: Used, compile_
     measurement calls the graph with copies of what it writes, and frozen code would write to the user's own memory.
 
     If sizes of `gm` are dynamic, the result measures again at the first call in each bucket of sizes, and runs `gm` in
-    eager where the error exceeds the bound. Raise UnfitPrecisionError if it exceeds the bound here.
+    eager where the error exceeds the bound. If it cannot be measured, the call runs in eager, and the next one
+    measures again. Raise UnfitPrecisionError if the error exceeds the bound here.
     """
     if used.max_error is None:
         return compile_copy(())
@@ -42,8 +43,6 @@ def serving(gm: GraphModule, example_inputs: Sequence[Any], used: Used, compile_
     if not sizes:  # a new size compiles again
         return compiled
     kept = copy_of_graph(gm)
-    for node in kept.graph.nodes:
-        node.meta.pop("grapharg", None)  # it would keep the inputs of this call alive
     given = [example_inputs[at].node.hint for at in sizes]
     return _in_buckets(kept, compiled, sizes, {_bucket(given): compiled}, used)
 
@@ -58,13 +57,17 @@ def _in_buckets(
     def decided(given: list[int], inputs: Sequence[Any]) -> Callable[..., Any]:
         with _lock:
             if (found := known.get(_bucket(given))) is None:
+                what = f"sizes {_ranges(given)}"
                 try:
                     error = Truth.of(gm, inputs).error_of(compiled, used.max_error or 0.0)
                     found, used.error = compiled, max(used.error or 0.0, error)
+                    used.refused.pop(what, None)
                 except UnfitPrecisionError as unfit:
-                    found, what = gm.forward, f"sizes {_ranges(given)}"
+                    found = gm.forward
                     used.refused[what] = str(unfit)
                     warn_once(f"A graph runs in eager for {what}, without precision {used.precision!r}: {unfit}.")
+                    if isinstance(unfit, UnmeasuredError):
+                        return found
                 known[_bucket(given)] = found
             return found
 

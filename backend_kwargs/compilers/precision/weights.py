@@ -4,7 +4,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -24,20 +24,26 @@ _made: "WeakValueDictionary[tuple[int, int, str], Weight]" = WeakValueDictionary
 _lock = threading.Lock()
 
 
-@dataclass(eq=False)
-class Weight(CopyOfParameters):
-    """A parameter in another precision; `state` is the parameter's address and version at the conversion.
+class Seen(NamedTuple):
+    """A parameter at its conversion: `state` is its address and version.
 
     A write through `.data` changes neither. On a CPU `words` are some of the parameter's values, where they are in
     memory, and `sample` is what they were. On a GPU a look at values would wait for it.
     """
 
-    tensor: torch.Tensor
-    make: Make
     state: tuple[int, int]
-    storage: Any  # kept alive, since new memory could get the old address
+    storage: Any  # kept alive: `words` are in it, and new memory could get the old address
     words: memoryview
     sample: bytes
+
+
+@dataclass(eq=False)
+class Weight(CopyOfParameters):
+    """A parameter in another precision, and what was seen of it at the conversion."""
+
+    tensor: torch.Tensor
+    make: Make
+    seen: Seen  # replaced as a whole, since other threads read it
 
     def follow(self, parameter: torch.Tensor) -> None:
         """Convert the parameter again, into the same memory, if it has changed."""
@@ -48,11 +54,11 @@ class Weight(CopyOfParameters):
                 self.watch([parameter])
                 seen = _seen(parameter)
                 _copy(self.tensor, _of(parameter, self.make))
-                self.state, self.storage, self.words, self.sample = seen
+                self.seen = seen
 
     def _is_current(self, parameter: torch.Tensor) -> bool:
-        state = parameter.data_ptr(), parameter._version
-        return state == self.state and not self.stale and self.words.tobytes() == self.sample
+        state, seen = (parameter.data_ptr(), parameter._version), self.seen
+        return state == seen.state and not self.stale and seen.words.tobytes() == seen.sample
 
     @property
     def nbytes(self) -> int:
@@ -66,17 +72,17 @@ def weight_of(parameter: torch.Tensor, precision: str, make: Make) -> Weight:
     found = _made.get(key)
     if found is None:
         seen = _seen(parameter)
-        found = Weight(_of(parameter, make), make, *seen)
+        found = Weight(_of(parameter, make), make, seen)
         found.watch([parameter])
         _made[key] = found
     found.follow(parameter)
     return found
 
 
-def _seen(parameter: torch.Tensor) -> tuple[tuple[int, int], Any, memoryview, bytes]:
+def _seen(parameter: torch.Tensor) -> Seen:
     """Return what shows whether a parameter has changed. Call it before a conversion: a write meanwhile is noticed."""
     words = _words(parameter)
-    return (parameter.data_ptr(), parameter._version), parameter.untyped_storage(), words, words.tobytes()
+    return Seen((parameter.data_ptr(), parameter._version), parameter.untyped_storage(), words, words.tobytes())
 
 
 def _words(parameter: torch.Tensor) -> memoryview:
