@@ -136,7 +136,8 @@ class Trial:
 
     def finish(self) -> None:
         """Check after timing, on other inputs, that results are right and that nothing was recompiled."""
-        self.verify(1)
+        if self.status != "fail_accuracy":
+            self.verify(1)
         if self.passed:
             self.study.advance(self.subject)
         if self.passed and self.graphs > self.settled:

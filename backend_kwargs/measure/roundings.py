@@ -1,6 +1,7 @@
 """Eager's results at other roundings: how far they move shows which errors of a result are rounding errors."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,13 +15,14 @@ from backend_kwargs.measure.trees import walk
 
 SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance
 MOST = 16  # runs; an honest result seldom needs more than one
+LONGEST = 5.0  # seconds of runs, after which no other begins
 
 
 class Roundings:
     """The errors of eager's leaves in runs that round otherwise, each run when it is first asked for.
 
     `run` is called with nothing and returns results by name, as `eager` holds them; it is not called again once it
-    fails, or once `affordable` returns False.
+    fails, once `affordable` returns False, or, after the first that rounds otherwise, once all have taken 5 s.
     """
 
     def __init__(
@@ -44,17 +46,21 @@ class Roundings:
 def _drawn(
     run: Callable[[], Mapping[str, Any]], eager: Mapping[str, Any], affordable: Callable[[], bool]
 ) -> Iterator[dict[str, Errors]]:
+    spent = 0.0
     for seed in (None, *range(MOST)):
-        if not affordable():
+        if not affordable() or (seed and spent >= LONGEST):
             return
+        began = time.perf_counter()
         try:
             with contextlib.ExitStack() as stack, stack:  # entered twice: a Ctrl-C may stop the inner exit
                 stack.enter_context(OtherRounding(seed))
                 seen = run()
         except Exception:  # noqa: BLE001 - an operator that no mode can run, or no memory left
             return
+        found = errors(seen, eager)
+        spent += time.perf_counter() - began
         if seed is not None:
-            yield errors(seen, eager)
+            yield found
         elif not same_twice(seen, eager).passed:  # torch chooses other operators under a mode
             return
 
