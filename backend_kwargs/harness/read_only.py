@@ -53,7 +53,7 @@ class ReadOnly:
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bits of each piece of a tensor, summed with random weights, so that other orders give other sums."""
-    pieces = bits_of(memory_of(tensor)).flatten().split(PIECE)
+    pieces = torch.split(bits_of(memory_of(tensor)).flatten(), PIECE)
     drawn = torch.Generator().manual_seed(0)
     weights = torch.randint(2**62, pieces[0].shape, generator=drawn).to(tensor.device)
     return torch.stack([(piece * weights[: piece.numel()]).sum() for piece in pieces])
