@@ -12,6 +12,7 @@ from backend_kwargs import make_backend
 from backend_kwargs.compare import Candidate, Row, compare, fastest
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.harness import isolation as isolating
+from backend_kwargs.harness import read_only
 from backend_kwargs.measure import timing
 from backend_kwargs.report.ran import RETURNED, UNKNOWN
 from benchmarks.execution.controls import slow_while_held
@@ -472,6 +473,80 @@ def test_a_written_input_is_caught():
 
     (bad,) = rows_of(torch.sin, [Candidate("bad", backend)], inputs=(torch.randn(8),))
     assert (bad.status, bad.reason) == ("fail_accuracy", "input 0: it is written, and eager only reads it")
+
+
+class Held(nn.Module):
+    """Reads a parameter, a buffer and a plain attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+        self.register_buffer("shift", torch.ones(16))
+        self.table = torch.ones(16)
+        self.register_buffer("seen", torch.zeros(16))
+
+    def forward(self, x):
+        self.seen.copy_(torch.maximum(self.seen, x.detach().amax(0)))
+        return x * self.weight + self.shift + self.table
+
+
+def writing(part, *, fails=False):
+    """Return a backend that doubles a tensor of the model in each call, without a new version of it."""
+
+    def backend(gm, example_inputs):
+        at = next(i for i, node in enumerate(gm.graph.find_nodes(op="placeholder")) if part in node.name)
+
+        def call(*args):
+            results = gm(*args)
+            args[at].data.mul_(2)
+            if fails:
+                raise ValueError("this one")
+            return results
+
+        return call
+
+    return backend
+
+
+HELD = [
+    pytest.param("weight", "weight", id="parameter"),
+    pytest.param("shift", "shift", id="buffer"),
+    pytest.param("table", "['table']", id="attribute"),
+]
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(("part", "name"), HELD)
+def test_a_written_weight_is_caught(part, name, mode):
+    """A backend that writes what eager only reads fails, and those before and after it do not."""
+    candidates = [EAGER, Candidate("bad", writing(part)), Candidate("good", forward)]
+    eager, bad, good = rows_of(Held(), candidates, mode=mode)
+    assert (bad.status, bad.reason) == ("fail_accuracy", f"it changes {name}, which eager only reads")
+    assert (eager.status, good.status) == ("pass", "fell_back")
+
+
+def test_a_weight_is_put_back_after_a_failure():
+    """A backend that writes and then raises does not spoil the results of the others."""
+    eager, bad, good = rows_of(
+        Held(), [EAGER, Candidate("bad", writing("weight", fails=True)), Candidate("good", forward)]
+    )
+    assert (eager.status, bad.reason, good.status) == ("pass", "ValueError: this one", "fell_back")
+
+
+def test_a_written_weight_is_caught_without_a_copy(monkeypatch):
+    """Of a model too large to copy, checksums show what was written."""
+    monkeypatch.setattr(read_only, "LARGEST_COPY", 0)
+    (bad,) = rows_of(Held(), [Candidate("bad", writing("weight"))])
+    assert bad.reason == (
+        "it changes weight, which eager only reads; the model is too large to put it back, so later rows may be wrong"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool], ids=str)
+def test_a_checksum_depends_on_the_order(dtype):
+    x = torch.arange(6).remainder(2).reshape(2, 3).to(dtype)
+    assert torch.equal(read_only.checksum(x), read_only.checksum(x.clone()))
+    assert not torch.equal(read_only.checksum(x), read_only.checksum(x.flip(1).roll(1, 1)))
 
 
 @pytest.mark.parametrize(

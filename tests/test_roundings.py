@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from backend_kwargs.measure import Roundings, check
+from backend_kwargs.measure import Errors, Roundings, check
+from backend_kwargs.measure import roundings as drawing
 from backend_kwargs.measure.roundings import MOST, OtherRounding
 
 X = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
@@ -107,6 +108,47 @@ def test_runs_are_made_when_they_are_read():
     for _ in range(2):
         assert len(list(itertools.islice(roundings, 3))) == 3
         assert len(runs) == 4  # the first one shows that torch computes the same under a mode
+
+
+def counted(runs, fn):
+    def run():
+        runs.append(1)
+        return {"output": fn()}
+
+    return Roundings(run, {"output": fn()})
+
+
+def test_a_wrong_result_takes_two_runs():
+    """An error that stays 10 times what is allowed is no rounding error, and later leaves are not looked at."""
+    runs, eager = [], (X @ X.T, X.sum())
+    roundings = counted(runs, lambda: (X @ X.T, X.sum()))
+    verdict = check(
+        (2 * eager[0], 2 * eager[1]), eager, (X.double() @ X.T.double(), X.double().sum()), roundings=roundings
+    )
+    assert verdict.reason.startswith("output[0]: RMSE")
+    assert len(runs) == 3  # the first one changes nothing
+
+
+def test_no_run_is_made_once_a_result_passes():
+    """A result that eager's own error explains takes no run."""
+    x, runs = X.half(), []
+    eager, reference = (x @ x.T).square(), (x.double() @ x.double().T).square()
+    result = eager + 2 * (reference - eager).half()  # off by as much as eager, beyond the tolerance in some elements
+    assert check(result, eager, reference, tol=1e-6, roundings=counted(runs, lambda: eager)).passed
+    assert runs == []
+
+
+def test_runs_that_do_not_move_a_leaf_do_not_end_the_search():
+    """In bfloat16 many draws give eager's number again."""
+    zero = torch.zeros(())
+    still, moved = {"output": Errors(0.0, 0.0)}, {"output": Errors(1.0, 1.0)}
+    assert check(zero + 1, zero, zero.double(), roundings=[still] * 5 + [moved]).passed
+
+
+def test_runs_end_after_some_seconds(monkeypatch):
+    """One run that rounds otherwise is always made, since a slow model's results are judged by the same rule."""
+    monkeypatch.setattr(drawing, "LONGEST", 0.0)
+    assert len(moved(two_products, X)) == 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError, NotImplementedError], ids=lambda error: error.__name__)

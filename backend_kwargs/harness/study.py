@@ -11,7 +11,9 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs import measure
 from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.harness.read_only import ReadOnly
 from backend_kwargs.measure import Accuracy
+from backend_kwargs.measure.served import parts
 from backend_kwargs.measure.trees import map_tensors
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -63,6 +65,7 @@ class Study:
     changed: frozenset[str] = frozenset()
     truths: list[Truth] = field(default_factory=list)
     _pristine: measure.State = field(default_factory=measure.State)
+    _read_only: ReadOnly = field(init=False)
 
     def prepare(self) -> None:
         """Run eager once, on a copy, to find which outputs require grad and what a call changes."""
@@ -78,6 +81,9 @@ class Study:
         self.changes = measure.Changes.of(run, (self.model, self.inputs))
         self.changed = frozenset(changed)
         self._pristine = self.changes.on((self.model, self.inputs))
+        held = dict(parts((self.model, self.inputs))) | _state(self.model)
+        written = {id(held[name]) for name in self.changes.tensors.keys() | changed if name in held}
+        self._read_only = ReadOnly(self.model, written, self.device)
         if self.mode != "fwd" and not outputs:
             raise BackendKwargsError("A backward pass needs an output that requires grad, and the model has none.")
         self.cotangents = measure.cotangents(outputs, SEED) if self.mode != "fwd" else []
@@ -93,6 +99,7 @@ class Study:
     def _truth(self, inputs: Inputs) -> Truth:
         subject = self.subject()
         eager = self.observe(subject, copy.deepcopy(inputs))
+        self._read_only.forget(subject.model)
         # The upcast copy of the model needs its own optimizer, and the state from before this call.
         model, given = self.subject().model, copy.deepcopy(inputs)
         precise = measure.reference(model, given, run=lambda fn, wide: self.observe(self._of(fn), wide))
@@ -101,6 +108,7 @@ class Study:
 
     def subject(self) -> Subject:
         """Return the model to run or compile; in "train" a copy, since steps change its parameters."""
+        self._read_only.put_back(self.model)  # after a candidate that wrote and failed
         self._pristine.restore()
         return self._of(copy.deepcopy(self.model) if self.mode == "train" else self.model)
 
@@ -194,7 +202,14 @@ class Study:
         truth = self.truths[at]
         inputs = copy.deepcopy(truth.inputs)
         given = tensors_of(inputs)  # before a call adds some
+        if at:
+            self._read_only.put_back(subject.model)  # other candidates have run since
         seen = self.observe(subject, inputs)
+        if names := self._read_only.put_back(subject.model):
+            lost = (
+                "" if self._read_only.copied else "; the model is too large to put it back, so later rows may be wrong"
+            )
+            return Accuracy("fail_accuracy", f"it changes {names[0]}, which eager only reads{lost}")
         pairs = enumerate(zip(given, tensors_of(truth.inputs), strict=True))
         written = [f"input {i}" for i, pair in pairs if not measure.same_bits(*pair)]
         if odd := next((name for name in written if name not in self.changed), ""):

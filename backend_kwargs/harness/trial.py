@@ -149,7 +149,8 @@ class Trial:
 
     def finish(self) -> None:
         """Check after timing, on other inputs, that results are right and that nothing was recompiled."""
-        self.verify(1)
+        if self.status != "fail_accuracy":
+            self.verify(1)
         if self.passed and self.graphs > self.settled:
             raise TrialError(f"recompiled {self.graphs - self.settled} times while it was timed")
         if self.passed and self.counted and (call := self.study.in_a_loop(self.subject)):

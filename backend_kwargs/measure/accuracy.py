@@ -4,7 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -38,6 +38,9 @@ ROUNDING = 16  # units in the last place, as a share of the largest leaf, that s
 MANY = 32  # elements; with fewer, eager's error to the reference may be small by chance
 TF32 = 2.0**-11  # the rounding error of an operand in TF32
 ELEMENT = 10  # the largest error of one element, in eager's largest errors
+DRAWN = 2  # the error of a leaf, in the largest of runs that round otherwise
+ENOUGH = 2  # runs that moved a leaf, after which
+BEYOND = 10  # times the allowed error are not explained by rounding
 
 
 class Errors(NamedTuple):
@@ -50,6 +53,9 @@ class Errors(NamedTuple):
     def of(cls, error: torch.Tensor) -> "Errors":
         """Return the errors of a row of numbers."""
         return cls(root_mean_square(error), float(error.abs().max()) if error.numel() else 0.0)
+
+
+NONE = Errors(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -127,13 +133,15 @@ def check(
     Below 32 elements, m is larger by 8 / n. There, and in half precision and below, the share of the size in `floor`
     is the eps of bfloat16 or of the dtype if that is more than `tol`; `floor` is never above that of the largest leaf.
 
-    On a GPU with TF32 allowed, which is torch's default for convolutions, eager's error in float32 counts as at least
-    one rounding to TF32, 2**-11 of the size. A few elements of eager's may be right by chance. So `roundings` gives
-    eager's errors in runs that round otherwise (`Roundings`). They are read while a leaf fails, and the largest count
-    as eager's. A leaf that is zero but for rounding (eager's error exceeds a tenth of its size) may also be off by 16
-    units in the last place of float32, of the largest leaf. Without a reference, the cosine to eager's must be at least
-    0.99, the RMS within 5 %, and each element within a quarter of `|eager| + size`. `dtype` is the dtype that the model
-    computes in, by default each leaf's own; `what` names the pytree in a reason.
+    On a GPU with TF32 allowed, which is torch's default for convolutions, eager's error in float32 counts as at
+    least one rounding to TF32, 2**-11 of the size. A few elements of eager's may be right by chance. So `roundings`
+    gives eager's errors in runs that round otherwise (`Roundings`). They are read while a leaf fails: its error may
+    also be 2 times the largest of these, and that of one element 10 times; no more are read once two have moved the
+    leaf and its error is still 10 times what is allowed. A leaf that is zero but for rounding (eager's error
+    exceeds a tenth of its size) may also be off by 16 units in the last place of float32, of the largest leaf.
+    Without a reference, the cosine to eager's must be at least 0.99, the RMS within 5 %, and each element within a
+    quarter of `|eager| + size`. `dtype` is the dtype that the model computes in, by default each leaf's own; `what`
+    names the pytree in a reason.
 
     Source of the second rule: `torch._dynamo.utils.same`, the rule of PyTorch's benchmarks, which in contrast tolerates
     errors in small leaves and in single elements.
@@ -144,12 +152,14 @@ def check(
         return _failed(f"the structure of the result differs from eager's at {odd}")
     if precise.keys() != expected.keys():
         precise = {}
-    limits = _Limits(tol or (LOOSE if training else TIGHT), dtype, list(expected.values()))
-    judged = []
-    for path, leaf in results.items():
-        otherwise = (errors.get(path) for errors in roundings)
-        judged.append(_check_leaf(path, leaf, expected[path], precise.get(path), limits, otherwise))
-    return worst(judged)
+    limits = _Limits(tol or (LOOSE if training else TIGHT), dtype, list(expected.values()), not roundings)
+
+    def judged() -> Iterator[Accuracy]:
+        for path, leaf in results.items():
+            otherwise = (errors.get(path) for errors in roundings)
+            yield _check_leaf(path, leaf, expected[path], precise.get(path), limits, otherwise)
+
+    return worst(judged())
 
 
 def check_all(
@@ -157,7 +167,7 @@ def check_all(
 ) -> Accuracy:
     """Check all that a call returns and changes, by name: outputs, gradients, state."""
     precise = reference or {}
-    return worst([check(seen[what], eager[what], precise.get(what), what=what, **how) for what in seen])
+    return worst(check(seen[what], eager[what], precise.get(what), what=what, **how) for what in seen)
 
 
 def same_twice(
@@ -178,10 +188,14 @@ def same_twice(
     return worst(judged)
 
 
-def worst(accuracies: list[Accuracy]) -> Accuracy:
-    """Return the first comparison that failed, else the one with the largest error."""
-    failed = next((a for a in accuracies if not a.passed), None)
-    return failed or max(accuracies, key=lambda a: a.rmse if a.rmse is not None else -math.inf, default=Accuracy())
+def worst(accuracies: Iterable[Accuracy]) -> Accuracy:
+    """Return the first comparison that failed, and make none after it; else return the one with the largest error."""
+    passed = []
+    for accuracy in accuracies:
+        if not accuracy.passed:
+            return accuracy
+        passed.append(accuracy)
+    return max(passed, key=lambda a: a.rmse if a.rmse is not None else -math.inf, default=Accuracy())
 
 
 def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:
@@ -269,6 +283,7 @@ class _Limits:
     tol: float
     dtype: torch.dtype | None
     leaves: Sequence[Any]
+    alone: bool = True  # without runs that round otherwise
 
     @cached_property
     def largest(self) -> float:
@@ -300,8 +315,8 @@ class _Leaf:
     limits: _Limits
     rounding: float = 0.0
 
-    def judged(self, roundings: Iterable[Errors]) -> Accuracy:
-        """Return the verdict; errors under other `roundings` are drawn while it fails."""
+    def judged(self, roundings: Iterator[Errors]) -> Accuracy:
+        """Return the verdict; errors under other `roundings` are drawn while it fails and they may explain it."""
         apart = (self.got - self.want).abs_()
         largest = float(apart.max()) if apart.numel() else 0.0
         figures = Accuracy(rmse=root_mean_square(apart), max_error=largest, cosine=_cosine(self.got, self.want))
@@ -315,11 +330,14 @@ class _Leaf:
         if not apart.numel() or float(apart.sub_(self.want.abs(), alpha=self.limits.tol).max()) <= floor:
             return figures
         failed = self._far_from_eager(figures, floor) if self.precise is None else self._far(own, figures)
-        for errors in roundings:
-            if failed is None:
+        moved = 0  # a draw that changes nothing is no sign of small errors, as in bfloat16
+        drawn = NONE
+        while failed and (errors := next(roundings, None)):
+            drawn = Errors(*map(max, drawn, errors))
+            failed = self._far(own, figures, drawn)
+            moved += errors.largest > 0
+            if moved >= ENOUGH and self._far(own, figures, drawn, BEYOND):
                 break
-            own = Errors(*map(max, own, errors))
-            failed = self._far(own, figures)
         return failed or figures
 
     @cached_property
@@ -342,27 +360,28 @@ class _Leaf:
     def floor(self) -> float:
         """The tolerance of what is not a share of an element: of the leaf's size, at most 1."""
         tol = self.limits.tol
-        # A few numbers of float32 that are computed from bfloat16 may be exact by chance.
-        dtypes = [self.dtype, self.made_in, *([torch.bfloat16] if self.few else [])]
+        # A few numbers of float32 that are computed from bfloat16 may be exact by chance, unless other roundings tell.
+        dtypes = [self.dtype, self.made_in, *([torch.bfloat16] if self.few and self.limits.alone else [])]
         if (eps := max(torch.finfo(dtype).eps for dtype in dtypes)) > tol:
             return min(eps * self.size, tol * min(1.0, self.limits.largest))
         return tol * min(1.0, self.size)
 
-    def _far(self, own: Errors, figures: Accuracy) -> Accuracy | None:
-        """Return the failure if the errors exceed what eager's `own` allow."""
+    def _far(self, own: Errors, figures: Accuracy, drawn: Errors = NONE, beyond: int = 1) -> Accuracy | None:
+        """Return the failure if the errors exceed `beyond` times what eager's `own`, or those `drawn`, allow."""
         assert figures.rmse is not None
         floor = self.floor
-        rounding = self.limits.rounding if own.rms >= PRECISE * self.size else 0.0
+        rounding = self.limits.rounding if max(own.rms, drawn.rms) >= PRECISE * self.size else 0.0
         times = (2 if self.dtype in WELL_CONDITIONED else 3) + (8 / self.truth.numel() if self.few else 0)
-        allowed = times * own.rms + floor / 10 + rounding
+        allowed = max(times * own.rms, DRAWN * drawn.rms) + floor / 10 + rounding
         to = "eager" if self.precise is None else "the reference"
-        if figures.rmse > allowed:
+        if figures.rmse > beyond * allowed:
             reason = f"{self.path}: RMSE to {to} {figures.rmse:.3g}, at most {allowed:.3g} allowed"
             return _failed(reason, dataclasses.replace(figures, bound=allowed / self.size) if self.size else figures)
         off = (self.got - self.truth).abs_()
         at = int((off - 2 * self.limits.tol * self.truth.abs()).argmax())
-        allowed = ELEMENT * own.largest + 2 * (self.limits.tol * abs(float(self.truth[at])) + floor) + rounding
-        if float(off[at]) > allowed:
+        largest = ELEMENT * max(own.largest, drawn.largest)
+        allowed = largest + 2 * (self.limits.tol * abs(float(self.truth[at])) + floor) + rounding
+        if float(off[at]) > beyond * allowed:
             return _failed(f"{self.path}: one element is off by {off[at]:.3g}, at most {allowed:.3g} allowed", figures)
         return None
 

@@ -1,6 +1,7 @@
 """Eager's results at other roundings: how far they move shows which errors of a result are rounding errors."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,13 +15,14 @@ from backend_kwargs.measure.trees import walk
 
 SUMS = frozenset({"sum", "mean", "mm", "addmm", "bmm", "baddbmm", "dot", "mv"})  # these may be exact by chance
 MOST = 16  # runs; an honest result seldom needs more than one
+LONGEST = 5.0  # seconds of runs, after which no other begins
 
 
 class Roundings:
     """The errors of eager's leaves in runs that round otherwise, each run when it is first asked for.
 
     `run` is called with nothing and returns results by name, as `eager` holds them; it is not called again once it
-    fails, or once `affordable` returns False.
+    fails, once `affordable` returns False, or, after the first that rounds otherwise, once all have taken 5 s.
     """
 
     def __init__(
@@ -44,17 +46,21 @@ class Roundings:
 def _drawn(
     run: Callable[[], Mapping[str, Any]], eager: Mapping[str, Any], affordable: Callable[[], bool]
 ) -> Iterator[dict[str, Errors]]:
+    spent = 0.0
     for seed in (None, *range(MOST)):
-        if not affordable():
+        if not affordable() or (seed and spent >= LONGEST):
             return
+        began = time.perf_counter()
         try:
             with contextlib.ExitStack() as stack, stack:  # entered twice: a Ctrl-C may stop the inner exit
                 stack.enter_context(OtherRounding(seed))
                 seen = run()
         except Exception:  # noqa: BLE001 - an operator that no mode can run, or no memory left
             return
+        found = errors(seen, eager)
+        spent += time.perf_counter() - began
         if seed is not None:
-            yield errors(seen, eager)
+            yield found
         elif not same_twice(seen, eager).passed:  # torch chooses other operators under a mode
             return
 
@@ -75,8 +81,8 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Draws the rounding error of each operator anew; exact results and whole numbers stay as they are.
 
     An operator runs in float64 as well, which shows its error, and whether it has one. That error gets a random factor,
-    and an error of up to one unit in the last place is added. What is summed is moved by so much first: a sum's own
-    error depends on its order.
+    and an error of up to half a unit in the last place is added. What is summed is moved by so much first: a sum's own
+    error depends on its order. A cast stays: a result without it is another one.
     """
 
     supports_higher_order_operators = True
@@ -93,6 +99,8 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if func.is_view or func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             return result
+        if func is torch.ops.aten._to_copy.default:  # a cast rounds in one way
+            return result
         try:
             exact = _in_float64(func, args, kwargs)
             by_chance = func._overloadpacket.__name__ in SUMS
@@ -107,11 +115,11 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not is_number(value) or exact.shape != value.shape:
             return value
         wide = _wide(value)
-        made = self._moved(moved, value.dtype) + 2 * self._random(wide) * (wide - exact)
+        made = self._moved(moved, value.dtype) + self._random(wide) * (wide - exact)
         return torch.empty_like(value).copy_(torch.where(made.isfinite(), made, wide))
 
     def _moved(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        step = self._random(value) * torch.finfo(dtype).eps * value
+        step = self._random(value) * torch.finfo(dtype).eps / 2 * value
         return torch.where(value == value.round(), value, value + step) if not value.is_complex() else value + step
 
     def _random(self, like: torch.Tensor) -> torch.Tensor:

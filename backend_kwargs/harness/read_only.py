@@ -1,0 +1,66 @@
+"""The tensors of a model that eager only reads: which of them a candidate has changed, and their values before."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from backend_kwargs.measure.served import bits_of, copied, layout_of, memory_of, parts, same_bits
+
+LARGEST_COPY = 2 << 30  # bytes on a CPU; on a GPU a quarter of the free memory
+PIECE = 1 << 22  # elements of a checksum at a time
+
+
+class ReadOnly:
+    """The tensors of a model but those `written`, by name: copies, or checksums if copies take too much memory.
+
+    Version counters would not tell: neither a kernel nor `tensor.data` advances them. Tensor subclasses are not
+    compared.
+    """
+
+    def __init__(self, model: Callable[..., Any], written: Collection[int], device: torch.device) -> None:
+        tensors = {name: tensor for name, tensor in _plain(model).items() if id(tensor) not in written}
+        spare = torch.cuda.mem_get_info(device)[0] / 4 if device.type == "cuda" else LARGEST_COPY
+        self.copied = sum(tensor.nbytes for tensor in tensors.values()) <= spare
+        keep = copied if self.copied else checksum
+        self.before = {name: keep(tensor) for name, tensor in tensors.items()}
+
+    @property
+    def lost(self) -> str:
+        """Return what to add where a value cannot be put back."""
+        return "" if self.copied else "; the model is too large to put it back, so later rows may be wrong"
+
+    def forget(self, model: Callable[..., Any]) -> None:
+        """Put back what eager has changed in `model` with other inputs, and compare it no more."""
+        for name in self.put_back(model):
+            del self.before[name]
+
+    def put_back(self, model: Callable[..., Any]) -> list[str]:
+        """Return the names of what has changed in `model`; put the values back if there are copies."""
+        there = _plain(model)
+        changed = [name for name in there if name in self.before and self._differs(there[name], self.before[name])]
+        for name in changed if self.copied else ():
+            now, before = there[name], self.before[name]
+            if (now.dtype, now.shape, now.stride()) == (before.dtype, before.shape, before.stride()):
+                memory_of(now).copy_(memory_of(before))
+            else:
+                now.data = before.clone()
+        return changed
+
+    def _differs(self, now: torch.Tensor, before: torch.Tensor) -> bool:
+        return not (same_bits(now, before) if self.copied else torch.equal(checksum(now), before))
+
+
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of each piece of a tensor, summed with random weights, so that other orders give other sums."""
+    pieces = torch.split(bits_of(memory_of(tensor)).flatten(), PIECE)
+    drawn = torch.Generator().manual_seed(0)
+    weights = torch.randint(2**62, pieces[0].shape, generator=drawn).to(tensor.device)
+    return torch.stack([(piece * weights[: piece.numel()]).sum() for piece in pieces])
+
+
+def _plain(model: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    tensors = {path: part for path, part in parts(model) if isinstance(part, torch.Tensor) and layout_of(part)}
+    named = [*model.named_parameters(), *model.named_buffers()] if isinstance(model, torch.nn.Module) else []
+    names = {id(tensor): name for name, tensor in named}
+    return {names.get(id(tensor), path): tensor for path, tensor in tensors.items()}
