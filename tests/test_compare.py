@@ -534,9 +534,10 @@ def test_a_weight_is_put_back_after_a_failure():
 
 
 def test_a_written_weight_is_caught_without_a_copy(monkeypatch):
-    """Of a model too large to copy, checksums show what was written."""
+    """Of a model too large to copy, checksums show what was written, and only the one that wrote is blamed for it."""
     monkeypatch.setattr(read_only, "LARGEST_COPY", 0)
-    (bad,) = rows_of(Held(), [Candidate("bad", writing("weight"))])
+    bad, later = rows_of(Held(), [Candidate("bad", writing("weight")), Candidate("later", forward)])
+    assert later.reason.startswith("output: ")
     assert bad.reason == (
         "it changes weight, which eager only reads; the model is too large to put it back, so later rows may be wrong"
     )

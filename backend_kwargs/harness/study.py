@@ -206,10 +206,7 @@ class Study:
             self._read_only.put_back(subject.model)  # other candidates have run since
         seen = self.observe(subject, inputs)
         if names := self._read_only.put_back(subject.model):
-            lost = (
-                "" if self._read_only.copied else "; the model is too large to put it back, so later rows may be wrong"
-            )
-            return Accuracy("fail_accuracy", f"it changes {names[0]}, which eager only reads{lost}")
+            return Accuracy("fail_accuracy", f"it changes {names[0]}, which eager only reads{self._read_only.lost}")
         pairs = enumerate(zip(given, tensors_of(truth.inputs), strict=True))
         written = [f"input {i}" for i, pair in pairs if not measure.same_bits(*pair)]
         if odd := next((name for name in written if name not in self.changed), ""):

@@ -99,6 +99,8 @@ class Trial:
         self.build()
         self.verify(0)
         self.check_what_ran()
+        if self.passed and self.counted and (call := self.study.in_a_loop(self.subject)):
+            self.check_loop(call)
         self.settled = self.graphs
 
     def build(self) -> None:
@@ -153,8 +155,6 @@ class Trial:
             self.verify(1)
         if self.passed and self.graphs > self.settled:
             raise TrialError(f"recompiled {self.graphs - self.settled} times while it was timed")
-        if self.passed and self.counted and (call := self.study.in_a_loop(self.subject)):
-            self.check_loop(call)
         self.check_what_ran()
 
 

@@ -8,6 +8,7 @@ import torch
 from graphs import rows_of
 
 import backend_kwargs
+from backend_kwargs import rewrites
 from backend_kwargs.compilers.auto.eligibility import rounds_positions
 from backend_kwargs.compilers.auto.workload import Inputs, Task
 from backend_kwargs.compilers.inductor.rewrites.traced import Change
@@ -173,6 +174,16 @@ def in_place(gm, example_inputs):
     return Change(changed, example_inputs, count=1, bytes=1e9)
 
 
+@pytest.fixture
+def own_rewrites():
+    """Forget the rewrites of a test."""
+    before = dict(rewrites._registered)
+    yield
+    rewrites._registered.clear()
+    rewrites._registered.update(before)
+
+
+@pytest.mark.usefixtures("own_rewrites")
 @pytest.mark.parametrize("parameter", [False, True], ids=["an input", "a parameter"])
 @torch.no_grad()
 def test_a_candidate_that_writes_what_eager_reads_fails(parameter, auto, store):

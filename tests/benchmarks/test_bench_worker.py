@@ -100,7 +100,7 @@ def test_arguments_that_calls_change_are_not_copied(timed, monkeypatch):
     make = CaseStudy.step
     monkeypatch.setattr(CaseStudy, "step", lambda *args: steps.append(make(*args)) or steps[-1])
     timed(MUTATING, ("eager", "hand:same"))
-    assert len({step.args[0].data_ptr() for step in steps}) == 1
+    assert len({step.call.args[0].data_ptr() for step in steps}) == 1
 
 
 def test_what_is_fast_only_while_results_are_dropped_loses(timed):

@@ -19,7 +19,7 @@ REASONS = {
     "no-op": "output: RMSE to the reference ",
     "cached result": "output: RMSE to the reference ",
     "graph break": "the graph broke: 2 graphs.",
-    "recompile": "compiled ",
+    "recompile": "recompiled at each call, since an attribute of the model changes",
 }
 
 

@@ -23,4 +23,4 @@ def test_auto_gives_the_right_result(case):
 def test_another_number_is_an_error():
     """The error names the reports that there are."""
     result = CliRunner().invoke(app, ["public-reports", "1"])
-    assert "REPORT must be one of 165409, 174371, 181568, " in str(result.exception) + result.output
+    assert "REPORT must be one of 165409, 174371, 175154, " in str(result.exception) + result.output

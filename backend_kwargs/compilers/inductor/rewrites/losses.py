@@ -244,7 +244,7 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
     if value.dtype == torch.float16:  # gradients are stored before a scaler's factor reaches them, and underflow
         return None
     trains = given["input"].meta["example_value"].requires_grad  # the graph may enter or leave `no_grad`
-    if trains != (value.requires_grad or held.requires_grad):
+    if trains and not (value.requires_grad or held.requires_grad):
         return None
     if changes_meanwhile(node, [x, weight, target]):
         return None
