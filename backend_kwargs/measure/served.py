@@ -304,24 +304,25 @@ def parts(tree: Any, path: str = "", seen: dict[int, Any] | None = None) -> Iter
         return
     if isinstance(tree, dict | list):
         yield path, tree
-    for at, part in enumerate(_parts_of(tree)):  # by position, since keys may be any objects
-        yield from parts(part, f"{path}[{at}]", seen)
+    for key, part in _parts_of(tree):
+        yield from parts(part, path if key is None else f"{path}[{key!r}]", seen)
 
 
-def _parts_of(value: Any) -> list[Any]:
+def _parts_of(value: Any) -> list[tuple[Any, Any]]:
+    """Return the parts of a value by texts or positions, since other keys differ in each copy; by None its only one."""
     if isinstance(value, dict):
-        return list(value.values())
+        return [(key if isinstance(key, str) else at, part) for at, (key, part) in enumerate(value.items())]
     if isinstance(value, list | tuple | deque):
-        return list(value)
+        return list(enumerate(value))
     if isinstance(value, MethodType):
-        return [value.__self__]
+        return [(None, value.__self__)]
     if isinstance(value, partial):
-        return [value.func, value.args, value.keywords]
+        return list(enumerate((value.func, value.args, value.keywords)))
     if isinstance(value, FunctionType):
-        return [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        return list(enumerate(cell.cell_contents for cell in value.__closure__ or () if cell != CellType()))
     root = type(value).__module__.partition(".")[0]
     own = isinstance(value, torch.nn.Module) or (root != "torch" and root not in sys.stdlib_module_names)
-    return [vars(value)] if own and hasattr(value, "__dict__") else []
+    return [(None, vars(value))] if own and hasattr(value, "__dict__") else []
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -154,11 +154,13 @@ def matches(name, fn, args, *, training=False, compiled=False, atol=0.0):
         if _fails_unchanged(name, fn, args, training, compiled):
             hypothesis.reject()
         raise
+    if (found := count()) == 0:  # then the graph is as it was, but for torch's own decompositions
+        return 0
     if not compiled:  # Inductor may lay out a result otherwise than eager does
         assert [*map(_layout, got[0])] == [*map(_layout, eager[0])]
     for one, plain, wide in zip(*map(chain.from_iterable, (got, eager, exact)), strict=True):
         _agree(one, plain, wide, atol)
-    return count()
+    return found
 
 
 def _rewritten(name, fn, compiled):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from backend_kwargs.compilers.inductor.rewrites.matching import (
     DTYPES,
@@ -244,7 +244,7 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
     if value.dtype == torch.float16:  # gradients are stored before a scaler's factor reaches them, and underflow
         return None
     trains = given["input"].meta["example_value"].requires_grad  # the graph may enter or leave `no_grad`
-    if trains and not (value.requires_grad or held.requires_grad):
+    if trains != (value.requires_grad or held.requires_grad) and (trains or _may_record(node.graph)):
         return None
     if changes_meanwhile(node, [x, weight, target]):
         return None
@@ -254,6 +254,11 @@ def _replace_linear_and_loss(node: AnyNode) -> float | None:
         call = node.graph.call_function(linear_cross_entropy, (rows, weight, target, given["ignore_index"], trains))
     replace_by_first(node, call, torch.float32)
     return 0.0
+
+
+def _may_record(graph: Graph) -> bool:
+    """Return whether a graph records gradients anywhere."""
+    return torch.is_grad_enabled() or bool(graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled))
 
 
 def _narrow(node: AnyNode) -> AnyNode:
