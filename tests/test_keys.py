@@ -16,6 +16,8 @@ from backend_kwargs.compiled import config as compile_config
 from backend_kwargs.compiled import fingerprint as environment
 from backend_kwargs.compilers.inductor import cutlass, tuned_products
 from backend_kwargs.compilers.inductor.rewrites.apply import RewritePass
+from backend_kwargs.compilers.inductor.rewrites.packed import Pack
+from backend_kwargs.compilers.precision.weights import weight_of
 from backend_kwargs.requirements import machine
 
 # ---- backends
@@ -278,3 +280,59 @@ def test_layouts_of_cutlass(monkeypatch):
     monkeypatch.setattr(cutlass, "version", lambda name: "2")
     found.append(cutlass._key(parts))
     assert len({*found}) == 4
+
+
+# ---- copies of parameters: by what their changes are noticed
+
+
+def another_of_its_memory(parameter):
+    """Write what no version counts, and return another parameter with that memory."""
+    parameter.data.add_(1)
+    return torch.nn.Parameter(parameter.data)
+
+
+def given_other_memory(parameter):
+    parameter.data = parameter.data + 1
+    return parameter
+
+
+@torch.no_grad()
+def written(parameter):
+    """Write one number, which is none of those that a converted weight samples."""
+    parameter[0, 3] = 1
+    return parameter
+
+
+CHANGES = {"identity": another_of_its_memory, "address": given_other_memory, "version": written}
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["first", "last"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_packed_weights(change, at):
+    """Identity, address and version of each weight show that it has changed; the rest is unchanged."""
+    weights = [torch.nn.Parameter(torch.zeros(8, 8)) for _ in range(2)]
+    pack = Pack((0, 1), weights)
+    weights[at] = change(weights[at])
+    pack.refresh(weights)
+    torch.testing.assert_close(pack.buffer, torch.cat([each.detach() for each in weights]))
+
+
+@pytest.mark.parametrize("change", [CHANGES["address"], CHANGES["version"]], ids=["address", "version"])
+def test_converted_weights(change):
+    """Address and version show that a parameter has changed, also where the words that are kept have not."""
+    parameter = torch.nn.Parameter(torch.zeros(64, 64))
+    weight = weight_of(parameter, "bf16", torch.Tensor.bfloat16)
+    change(parameter)
+    weight.follow(parameter)
+    torch.testing.assert_close(weight.tensor, parameter.detach().bfloat16())
+
+
+def test_which_weights_are_shared():
+    """Graphs share a converted weight of one parameter, memory and precision."""
+    parameter, other = (torch.nn.Parameter(torch.zeros(8, 8)) for _ in range(2))
+    made = weight_of(parameter, "bf16", torch.Tensor.bfloat16)
+    assert weight_of(parameter, "bf16", torch.Tensor.bfloat16) is made
+    others = [weight_of(parameter, "fp16", torch.Tensor.half), weight_of(other, "bf16", torch.Tensor.bfloat16)]
+    parameter.data = torch.ones(8, 8)
+    others.append(weight_of(parameter, "bf16", torch.Tensor.bfloat16))
+    assert len({id(each) for each in (made, *others)}) == 4
