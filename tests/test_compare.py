@@ -730,7 +730,9 @@ def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
     [
         pytest.param({"mode": "train"}, "mode must be 'inference' or 'training', got 'train' (str).", id="mode"),
         pytest.param({"rounds": 0}, "rounds must be a whole number of at least 1, got 0 (int).", id="rounds"),
-        pytest.param({"rounds": 1.5}, "rounds must be a whole number of at least 1, got 1.5 (float).", id="half a round"),
+        pytest.param(
+            {"rounds": 1.5}, "rounds must be a whole number of at least 1, got 1.5 (float).", id="half a round"
+        ),
         pytest.param({"baseline": "eagre"}, "Unknown baseline 'eagre'. Did you mean 'eager'?", id="baseline"),
         pytest.param(
             {"baseline": "zzz"},
