@@ -77,14 +77,14 @@ TESTS: Mapping[str, str] = {
     "*/rewrites/onednn.py": "rewrites/test_onednn.py",
     "*/rewrites/operators.py": "rewrites/test_rewrites.py rewrites/test_attention.py rewrites/test_convolution.py"
     " rewrites/test_linear.py rewrites/test_losses.py",
-    "*/rewrites/packed.py": "rewrites/test_packed.py",
+    "*/rewrites/packed.py": "test_keys.py rewrites/test_packed.py",
     "*/rewrites/rotary.py": "rewrites/test_rotary.py",
     "*/inductor/rewrites/*.py": "rewrites/test_linear.py rewrites/test_attention.py rewrites/test_losses.py"
     " rewrites/test_rotary.py rewrites/test_packed.py",
     "*/inductor/*.py": "test_inductor.py test_inductor_parts.py test_effects.py test_registry.py test_explain.py"
     " test_cutlass.py auto/test_auto_decide.py",
     "*/freezing.py": "freezing/ auto/test_auto_traces.py auto/test_auto_decide.py",
-    "*/cache_key.py": "auto/test_auto_cache_key.py auto/test_auto_decide.py",
+    "*/cache_key.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py auto/test_auto_decide.py",
     "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
     "*/candidates.py": "auto/test_auto_steps.py auto/test_auto_candidates.py auto/test_auto_settings.py"
@@ -104,9 +104,9 @@ TESTS: Mapping[str, str] = {
     "*/auto/budget.py": "auto/test_auto_race_steps.py auto/test_auto_graphs_first.py auto/test_auto_race.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
     "*/deadline.py": "auto/test_auto_deadline.py",
-    "*/decide.py": "auto/test_auto_decide_steps.py auto/test_auto_decide.py auto/test_auto_cache_key.py"
-    " auto/test_auto_ranks.py auto/test_auto_race.py",
-    "*/ranks.py": "auto/test_auto_ranks.py",
+    "*/decide.py": "auto/test_auto_decide_steps.py auto/test_auto_keys.py auto/test_auto_decide.py"
+    " auto/test_auto_cache_key.py auto/test_auto_ranks.py auto/test_auto_race.py",
+    "*/ranks.py": "auto/test_auto_ranks.py test_left_by_exceptions.py",
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
     "*/auto/store.py": "auto/test_auto_store.py auto/test_auto_decision.py faults/test_faults_store.py",

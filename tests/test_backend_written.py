@@ -200,7 +200,13 @@ def test_nan_is_no_json():
             id="text-of-a-list",
         ),
         pytest.param('{"freezing": true}', (INDUCTOR, {"freezing": True}), id="json"),
+        pytest.param('\n {"freezing": true}', (INDUCTOR, {"freezing": True}), id="json after blanks"),
         pytest.param(base64.b64encode(b'{"freezing": true}').decode(), (INDUCTOR, {"freezing": True}), id="base64"),
+        pytest.param(
+            base64.encodebytes(json.dumps({"freezing": True, "debug": True}, indent=40).encode()).decode(),
+            (INDUCTOR, {"freezing": True, "debug": True}),
+            id="base64 in lines",
+        ),
     ],
 )
 def test_from_config(config, same_as):

@@ -648,13 +648,15 @@ def test_what_is_fast_only_while_results_are_dropped_loses(passes):
         pytest.param(["a", "b"], None, "a", id="first"),
         pytest.param(["a", "eager"], "a", "a", id="named"),
         pytest.param(["bad", "b"], "bad", "b", id="named one fails"),
+        pytest.param(["wrong", "b"], "wrong", "b", id="named one is wrong"),
+        pytest.param(["wrong"], None, "wrong", id="all are wrong"),
     ],
 )
 def test_baseline(labels, wanted, baseline):
     """The baseline is the requested one, else eager, else the first that passes."""
-    backends = {"eager": None, "bad": refusing}
+    backends = {"eager": None, "bad": refusing, "wrong": a_little_wrong}
     found = compare(
-        mlp(), torch.randn(2, 16), [Candidate(n, backends.get(n, forward)) for n in labels], rounds=1, baseline=wanted
+        mlp(), torch.randn(64, 16), [Candidate(n, backends.get(n, forward)) for n in labels], rounds=1, baseline=wanted
     )
     assert found.baseline == baseline
 
@@ -728,6 +730,9 @@ def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
     [
         pytest.param({"mode": "train"}, "mode must be 'inference' or 'training', got 'train' (str).", id="mode"),
         pytest.param({"rounds": 0}, "rounds must be a whole number of at least 1, got 0 (int).", id="rounds"),
+        pytest.param(
+            {"rounds": 1.5}, "rounds must be a whole number of at least 1, got 1.5 (float).", id="half a round"
+        ),
         pytest.param({"baseline": "eagre"}, "Unknown baseline 'eagre'. Did you mean 'eager'?", id="baseline"),
         pytest.param(
             {"baseline": "zzz"},

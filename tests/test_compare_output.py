@@ -227,6 +227,16 @@ def compiled_row(label: str, median: float, compile_s: float) -> Row:
         pytest.param([compiled_row("a", 1.42, 6.6), compiled_row("b", 1.3, 1.0)], "b", id="intervals meet"),
         pytest.param([compiled_row("a", 1.72, 6.6), compiled_row("b", 1.7, 1.9)], "b", id="tie"),
         pytest.param([compiled_row("a", 1.05, 1.0), compiled_row("b", 0.5, 1.0)], None, id="none"),
+        pytest.param([dataclasses.replace(compiled_row("a", 1.7, 6.6), verdict="within noise")], None, id="noise"),
+        pytest.param([Row("a", "a", speedup=Interval(1.25, 1.0, 1.5))], None, id="an interval that begins at 1"),
+        pytest.param(
+            [
+                Row("a", "a", speedup=Interval(2.0, 1.5, 2.5), compile_s=6.0),
+                Row("b", "b", speedup=Interval(1.25, 1.125, 1.5), compile_s=1.0),
+            ],
+            "b",
+            id="intervals touch",
+        ),
     ],
 )
 def test_fastest(rows, wanted):

@@ -221,6 +221,18 @@ def test_strict_names_the_graph_that_has_no_kernel():
     )
 
 
+@on_cpu
+def test_strict_adds_no_aten_where_no_generator_works():
+    """With `strict=True` Triton alone, where there is none, raises instead of running ATen's kernels."""
+    options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON", "fx_graph_cache": False}
+    backend = bk.make_backend("tmpl-inductor", options, strict=True)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as error:
+        torch.compile(mlp(), backend=backend)(torch.randn(32, 64))
+    assert str(error.value.inner_exception) == (
+        "A GEMM or convolution of this graph has no TRITON kernel; without strict=True ATEN's serve the graph as well."
+    )
+
+
 NO_GPU = "inert because no CUDA GPU is visible"
 NOT_TUNED = "inert because it is read only under max_autotune or max_autotune_gemm"
 

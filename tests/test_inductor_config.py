@@ -91,9 +91,8 @@ def test_later_options_win():
 
 def test_clone_outputs_that_is_off_is_left_out():
     """An option of this package without effect does not raise."""
-    assert bk.make_backend("tmpl-inductor", clone_outputs=False, epilogue_fusion=False).inductor_config() == {
-        "epilogue_fusion": False
-    }
+    off = {"clone_outputs": False, "precision": None, "rewrites": []}
+    assert bk.make_backend("tmpl-inductor", off, epilogue_fusion=False).inductor_config() == {"epilogue_fusion": False}
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,21 @@ def test_options_that_do_not_go_together(options, message):
         {"triton.cudagraph_trees": False},
         {"clone_outputs": True},
         {"options": None},
+        *(
+            {one: first, other: value}
+            for one, first, other, left in (
+                ("use_aoti", True, "freezing", (False,)),
+                ("use_aoti", False, "freezing", (True,)),
+                ("use_aoti", True, "auto", (False,)),
+                ("use_aoti", False, "auto", (True,)),
+                ("use_aoti", True, "rewrites", (None, ())),
+                ("use_aoti", True, "precision", (None, ())),
+                ("use_aoti", True, "tuned_products", (None,)),
+                ("tuned_products", None, "inductor_choices_class", (dict,)),
+                ("tuned_products", (), "inductor_choices_class", (None,)),
+            )
+            for value in left
+        ),
     ],
     ids=str,
 )

@@ -52,6 +52,16 @@ def test_copied_reaches_inner_containers():
     assert value == {"a": [([1],)]}
 
 
+class Kept(list):
+    """A list with a meaning of its own, such as a named tuple."""
+
+
+def test_copied_keeps_other_classes():
+    """A subclass of a container may not be made from its items alone, so it is not copied."""
+    value = Kept([1])
+    assert copied(value) is value
+
+
 def test_copied_shares_what_containers_hold():
     """A pass, a tensor or a function in a container is not copied."""
     leaf = object()

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 import torch
 
-from backend_kwargs.measure import Accuracy, Interval, check_error, statistics, status_of, within_noise
+from backend_kwargs.measure import Accuracy, Interval, bound, check_error, statistics, status_of, within_noise
 
 ONES = torch.ones(4)
 WIDE = ONES.double()
@@ -235,6 +235,17 @@ def test_the_innermost_cause_is_the_reason():
 
 def test_a_result_without_numbers_has_no_error():
     assert check_error([True, "a"], [True, "a"], [True, "a"], 0.1).error == 0.0
+
+
+def test_a_result_without_elements_has_no_error():
+    """An empty tensor alone passes, since none of its elements could be measured."""
+    empty = torch.empty(0)
+    assert check_error(empty, empty, empty.double(), 0.5) == Accuracy(error=0.0, bound=0.5)
+
+
+def test_an_error_beside_an_infinity_of_eagers():
+    """Where eager overflows and the reference does not, the error is a share of the reference, not of infinity."""
+    assert bound.relative_error(ONES * 2, ONES * math.inf, WIDE) == 1.0
 
 
 def test_integers_are_compared_by_value():

@@ -71,6 +71,14 @@ def test_lookup_finds(name):
     assert lookup(name, CATALOGUE) is CATALOGUE[name.replace("-", "_")]
 
 
+def test_lookup_of_a_name_without_its_group():
+    """An option of that name in a group is meant, rather than one with a similar name."""
+    catalogue = {name: Option(name, int, 0) for name in ("group.of.size", "sizes")}
+    with pytest.raises(BackendKwargsError) as e:
+        lookup("size", catalogue)
+    assert str(e.value) == "Unknown option 'size'. Did you mean 'group.of.size'?"
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -187,6 +195,7 @@ def test_check_refuses(wanted, value, message):
     [
         pytest.param(bool, "false", False, id="false"),
         pytest.param(bool, "True", True, id="true"),
+        pytest.param(bool, " Yes ", True, id="blanks"),
         pytest.param(bool, "0", False, id="zero"),
         pytest.param(bool, "on", True, id="on"),
         pytest.param(int, "3", 3, id="int"),

@@ -1,7 +1,14 @@
 import pytest
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.spec import check_name, join_spec, split_assignment, split_candidates, split_templates
+from backend_kwargs.spec import (
+    check_name,
+    join_spec,
+    split_assignment,
+    split_candidates,
+    split_outside,
+    split_templates,
+)
 
 FORM = "letters, digits and '_', '-', '.', a letter first"
 
@@ -94,6 +101,11 @@ def test_split_candidates_refuses(text):
     with pytest.raises(BackendKwargsError) as e:
         split_candidates(text)
     assert str(e.value) == f"Cannot read backends {text!r}; write them 'a,b:template,c[option=value]'."
+
+
+def test_split_outside():
+    """Commas within brackets separate nothing; blanks and empty parts are left out."""
+    assert split_outside(" a , b[x=1, y=2] ,, c") == ["a", "b[x=1, y=2]", "c"]
 
 
 def test_split_assignment():

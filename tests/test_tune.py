@@ -6,6 +6,8 @@ from typer.testing import CliRunner
 
 import backend_kwargs as bk
 from backend_kwargs.cli import app
+from backend_kwargs.compilers.auto import race
+from backend_kwargs.compilers.auto.decision import RaceRow
 from backend_kwargs.compilers.auto.store import Store
 
 FACTORY = """
@@ -227,6 +229,18 @@ def test_a_model_is_raced_in_eval_mode(tune, tmp_path):
     (tmp_path / "drop.py").write_text(FACTORY.replace("torch.nn.GELU()", "torch.nn.Dropout()"), encoding="utf-8")
     ran = tune("--budget-s", "20", model="drop.py:build")
     assert (ran.exit_code, "random" in ran.output) == (0, False)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_winner_without_a_default_is_not_written(tune, tmp_path, monkeypatch):
+    """Where default could not run, what won is used by no other process, so there is nothing to ship."""
+    rows = RaceRow("eager", seconds=1e-4, won=True), RaceRow("default", status="oom")
+    raced = race.RaceResult(rows[0], rows, "3 ops", 0.1, cut=False)
+    monkeypatch.setattr(race, "race", lambda request, tick: raced)
+    with pytest.warns(bk.BackendKwargsWarning, match="^A graph runs in eager, because no candidate compiled"):
+        ran = tune()
+    assert str(ran.exception) == ("Nothing is written: default could not run here, so the winner is not one to ship.")
+    assert not (tmp_path / "decisions.toml").exists()
 
 
 def test_a_precision_needs_its_bound(tune):

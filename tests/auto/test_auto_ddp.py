@@ -13,6 +13,7 @@ from torch import nn
 
 import backend_kwargs as bk
 from backend_kwargs.compilers.auto import ddp_buckets, race
+from backend_kwargs.compilers.auto.store import Store
 
 
 class Masked(nn.Module):
@@ -65,6 +66,29 @@ def test_each_bucket_is_decided(wrapped, races, winner):
     graphs = bk.report(compiled).graphs
     assert races.count == len(graphs) > 2
     assert {graph.race.winner for graph in graphs} == {winner}
+
+
+class Two(nn.Module):
+    """A model of two buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+@torch.no_grad()
+def test_every_candidate_of_a_bucket_passes(wrapped, store):
+    """A candidate's first call returns real tensors, although the bucket's own first call returns fake ones."""
+    torch.compile(wrapped(Two()), backend=backend_of())(torch.randn(4, 512))
+    decisions = Store(store).all()
+    assert len(decisions) == 2
+    assert [(row.name, row.status) for each in decisions for row in each.rows] == 2 * [
+        ("eager", "pass"),
+        ("default", "pass"),
+    ]
 
 
 def test_a_race_gets_what_a_bucket_gets(wrapped, monkeypatch):

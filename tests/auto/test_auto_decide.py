@@ -1,5 +1,6 @@
 """Decisions: when no race runs, which winners are inherited, and which decision is used."""
 
+import contextlib
 import os
 from dataclasses import replace
 
@@ -190,6 +191,27 @@ def test_a_stored_winner_that_fails_falls_back(auto, planted, races, log):
     assert str(warned[-1].message) == f"A graph is compiled under default: {why}"
     assert logged(log) == f"auto: default for a graph not raced: {why} (0.0 s)"
     assert not decide.memory().decisions
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["compile fails", "compiles"])
+def test_default_gets_the_graph_as_it_was(races, fails):
+    """If the winner changes the graph and fails, default compiles the original graph."""
+    races.winner, races.options = "cpp_wrapper", {"cpp_wrapper": True}
+
+    def compile_one(gm, inputs, options):
+        if options:
+            gm.graph.find_nodes(op="output")[0].args = ((gm.graph.find_nodes(op="placeholder")[0],),)
+            gm.recompile()
+            if fails:
+                raise RuntimeError("planted")
+        return gm.forward
+
+    x = torch.randn(8, 64)
+    tools = Tools(lambda name: {}, lambda options: {}, {})
+    request = Request(torch.fx.symbolic_trace(chain), [x], Settings(candidates=("cpp_wrapper",)), compile_one, tools)
+    with pytest.warns(BackendKwargsWarning) if fails else contextlib.nullcontext():
+        compiled = decide.compile_fastest(request)
+    assert torch.equal(compiled(x), chain(x)) if fails else compiled(x)[0] is x
 
 
 def after_a_race(auto, races, **options):

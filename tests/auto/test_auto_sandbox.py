@@ -1,12 +1,16 @@
 """A race leaves inputs and the state of the process unchanged."""
 
+import contextlib
 import os
 
 import pytest
 import torch
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from backend_kwargs.compilers.auto import workload
-from backend_kwargs.compilers.auto.sandbox import LIBDEVICE, own_libdevice
+from backend_kwargs.compilers.auto.sandbox import LIBDEVICE, own_libdevice, sandboxed
 from backend_kwargs.compilers.auto.workload import Inputs, Task
 
 SQUARE = torch.arange(1.0, 17.0).reshape(4, 4)
@@ -119,6 +123,23 @@ def test_a_libdevice_of_the_users_stays(monkeypatch):
     with own_libdevice():
         pass
     assert os.environ[LIBDEVICE] == "mine.bc"
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt], ids=str)
+def test_a_size_that_a_candidate_fixed_is_a_symbol_again(error):
+    """After a candidate specialised a size, also one that failed, the size has no value and no guard."""
+    fakes = FakeTensorMode(shape_env=ShapeEnv())
+    dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    (size,) = fakes.from_tensor(torch.zeros(5), symbolic_context=dynamic).shape
+    next_size = size.node.expr + 1
+    suppressed = contextlib.suppress(RuntimeError, KeyboardInterrupt)
+    with tracing(TracingContext(fakes)), suppressed, sandboxed(torch.fx.symbolic_trace(torch.nn.Identity())):
+        assert size == 5
+        assert fakes.shape_env.simplify(next_size) == 6
+        if error:
+            raise error
+    assert fakes.shape_env.simplify(next_size) == next_size
+    assert fakes.shape_env.guards == []
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)

@@ -118,6 +118,32 @@ def test_shared_weights_are_saved_once_and_stay_shared(tmp_path, x):
 
 
 @pytest.mark.parametrize(
+    "views",
+    [
+        pytest.param(lambda weight: [weight.t()], id="strides"),
+        pytest.param(lambda weight: [weight[:4]], id="shape"),
+        pytest.param(lambda weight: [weight.view(torch.int32)], id="dtype"),
+        pytest.param(lambda weight: [weight[:4], weight[4:]], id="address"),
+    ],
+)
+def test_weights_in_the_memory_of_another_come_back(views, tmp_path, x):
+    """A weight that views another's memory differently is saved with its own values."""
+
+    class Viewed(torch.nn.Linear):
+        def __init__(self, seed):
+            torch.manual_seed(seed)
+            super().__init__(8, 8)
+            for at, view in enumerate(views(self.weight.data)):
+                self.register_buffer(f"view_{at}", view)
+
+    CompiledModule(bk.CompileConfig(backend="eager")).build(Viewed(0), [x]).save(tmp_path / "bundle")
+    assert manifest_of(tmp_path / "bundle")["shared_weights"] == {}
+    loaded = Viewed(1)
+    CompiledModule.load(tmp_path / "bundle", loaded)
+    torch.testing.assert_close(loaded.state_dict(), Viewed(0).state_dict())
+
+
+@pytest.mark.parametrize(
     ("module", "message"),
     [
         pytest.param(

@@ -554,6 +554,17 @@ def test_operators_can_be_left_to_aten(engine):
     assert bk.report(compiled).graphs[0].engine.fallbacks == {"convolution": "left to ATen by aten_ops"}
 
 
+@both
+@pytest.mark.parametrize("size", [8, 1], ids=["strided", "contiguous"])
+def test_a_pending_negation_is_applied(engine, size):
+    """An input that torch has negated only in name, as a conjugate's imaginary part, has its sign."""
+    x = torch.complex(X, X + 1).flatten()[:size].conj().imag
+    assert (x.is_neg(), x.is_contiguous()) == (True, size == 1)
+    compiled = torch.compile(lambda x: torch.sin(x) + 1, backend=backend(engine))
+    torch.testing.assert_close(compiled(x), torch.sin(x) + 1, rtol=1e-4, atol=1e-4)
+    assert bk.report(compiled).graphs[0].engine.fallbacks == {}
+
+
 def short(x):
     return torch.relu(x * 2) + torch.rand_like(x)
 

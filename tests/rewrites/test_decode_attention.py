@@ -206,6 +206,23 @@ NEAR = {
         lambda q, k, v, m: sdpa(q[:, :2], k.repeat_interleave(2, 2), v.repeat_interleave(2, 2)),
         made,
     ),
+    "keys expanded along the keys": (
+        lambda q, k, v, m: sdpa(
+            q[:, :2], *(x[:, :, None].expand(-1, -1, 4, -1, -1).reshape(*x.shape[:2], -1, x.shape[3]) for x in (k, v))
+        ),
+        made,
+    ),
+    "keys that are added to": (
+        lambda q, k, v, m: sdpa(
+            q, *((x[:, :, None] + torch.arange(4.0)[:, None, None]).reshape(q.shape[0], 8, -1, 16) for x in (k, v))
+        ),
+        made,
+    ),
+    "keys of two dimensions": (
+        lambda q, k, v, m: sdpa(q[:, :2], *(x[:1].reshape(1, -1).expand(2, -1).reshape(x.shape) for x in (k, v))),
+        made,
+    ),
+    "no batch": (FORMS["enable_gqa"], arguments(batch=0)),
     "gradients": (FORMS["enable_gqa"], lambda: [made()[0].requires_grad_(), *made()[1:]]),
     "a mask with gradients": (
         lambda q, k, v, m: sdpa(q, k, v, m, enable_gqa=True),

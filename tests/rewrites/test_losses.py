@@ -92,10 +92,15 @@ NEAR = {
     "probabilities": lambda x: F.cross_entropy(x, P),
     "pixels": lambda x: F.cross_entropy(x[:, :, None], T[:, None]),
     "columns apart": lambda x: F.cross_entropy(x.t(), T),
+    "sum, as it once was said": lambda x: F.cross_entropy(x, T, size_average=False),
+    "each row, as it once was said": lambda x: F.cross_entropy(x, T, reduce=False).sum(),
+    "float64": lambda x: F.cross_entropy(x.double(), T),
+    "one row": lambda x: F.cross_entropy(x[0], T[0]),
 }
 
 
 @pytest.mark.parametrize("fn", NEAR.values(), ids=NEAR)
+@pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated")
 def test_near_miss(fn):
     """Other losses stay unchanged."""
     changed, x = Changed(fn, "cross_entropy"), torch.randn(4, 4)
@@ -109,6 +114,7 @@ NEAR_LINEAR = {
     "the logits have another user": lambda x: F.cross_entropy(y := F.linear(x, W), T) + y.sum(),
     "something between": lambda x: F.cross_entropy(F.linear(x, W) * 2, T),
     "a product with a weight that is not transposed": lambda x: F.cross_entropy(x @ W, T),
+    "fewer classes": lambda x: F.cross_entropy(F.linear(x, W).view(8, 2), torch.tensor([0, 1]).repeat(4)),
 }
 
 

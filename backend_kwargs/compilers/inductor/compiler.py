@@ -132,7 +132,7 @@ class InductorCompiler:
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
         for one, others in EXCLUSIVE.items():
             for other in others:
-                if all(options.get(name) not in (None, False) for name in (one, other)):
+                if _is_set(one, options.get(one)) and _is_set(other, options.get(other)):
                     raise BackendKwargsError(f"Options {one!r} and {other!r} cannot be combined; leave one out.")
         if _clones(options) and not options.get("triton.cudagraph_trees", True):
             raise BackendKwargsError("Option 'clone_outputs' needs 'triton.cudagraph_trees': leave that True.")
@@ -220,7 +220,7 @@ class InductorCompiler:
     def plain(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options as a plain dict for Inductor without this package; raise if one needs the package."""
         for name, value in options.items():
-            if name in NOT_PLAIN and value is not None and value is not False:
+            if name in NOT_PLAIN and _is_set(name, value):
                 raise BackendKwargsError(f"Option {name!r} does not work in a plain dict: {NOT_PLAIN[name]}.")
         plain = {name: copied(value) for name, value in options.items() if name not in OWN}
         if "CUTLASS" in generators(plain.get("max_autotune_gemm_backends", "")):
@@ -247,6 +247,11 @@ def _names(value: Any) -> Any:
         value = [name.strip() for name in value.split(",") if name.strip()]
     hashable = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
     return tuple(dict.fromkeys(value)) if hashable else value
+
+
+def _is_set(name: str, value: Any) -> bool:
+    """Return whether an option asks for something: of the lists of names only `tuned_products` does when empty."""
+    return value is not None and value is not False and (value != () or name == "tuned_products")
 
 
 def _clones(options: Mapping[str, Any]) -> bool:
