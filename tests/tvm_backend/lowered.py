@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tvm import relax
 from tvm.target import Target
 
-from backend_kwargs.compilers.tvm.capture import decompositions
+from backend_kwargs.compilers.tvm.decompositions import decompositions
 from backend_kwargs.compilers.tvm.lowering import Lowered, lower
 
 

@@ -186,12 +186,12 @@ def test_aten_ops_are_no_failure(compiled, fallback):
 def test_failing_build_runs_in_eager(compiled, monkeypatch):
     """A part that cannot be built runs in eager, with a warning and the reason."""
     require_tvm()
-    from backend_kwargs.compilers.tvm import compile_graph
+    from backend_kwargs.compilers.tvm import part_compiler
 
     def build(*_):
         raise RuntimeError("no luck\nat all")
 
-    monkeypatch.setattr(compile_graph, "build", build)
+    monkeypatch.setattr(part_compiler, "build", build)
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(4)
     with pytest.warns(BackendKwargsWarning) as warned:
         assert_close(call(x), x.sin() + 1)

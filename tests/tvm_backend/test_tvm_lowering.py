@@ -14,7 +14,8 @@ from lowered import by_tvm, node_of, runs, traced
 from torch.nn import functional
 from torch.testing import assert_close
 
-from backend_kwargs.compilers.tvm.lowering import Unsupported, lower
+from backend_kwargs.compilers.part_compiler import Unsupported
+from backend_kwargs.compilers.tvm.lowering import lower
 
 aten = torch.ops.aten
 STRANGE = [

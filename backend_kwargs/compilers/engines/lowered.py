@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from backend_kwargs.compilers.fell_back import ENGINE_SUMMARY, left_to_eager
+from backend_kwargs.compilers.fell_back import left_to_eager, summary_of
 from backend_kwargs.compilers.graphs import copy_of_graph, keep_inputs
 from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError, Used, is_measured_elsewhere, note_used
 from backend_kwargs.compilers.precision.serving import serving
@@ -38,7 +38,7 @@ def compile_lowered(
         made.append(compiled)
         used.reason = left_to_eager(compiled)
         # The engine may compute in another precision than it was asked for, without an error.
-        if not used.reason and (notes := getattr(compiled, ENGINE_SUMMARY).notes):
+        if not used.reason and (summary := summary_of(compiled)) and (notes := summary.notes):
             raise UnfitPrecisionError("; ".join(notes))
         return compiled
 

@@ -43,8 +43,7 @@ class ONNXRuntimeCompiler(DeclaredCompiler):
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
-        from backend_kwargs.compilers.engines.compile_graph import compile_graph
         from backend_kwargs.compilers.engines.onnx_session import ONNXRuntime
+        from backend_kwargs.compilers.partitioned import compile_graph
 
-        settings = Settings(**options)
-        return compile_graph(gm, example_inputs, ONNXRuntime(settings), settings.aten_ops)
+        return compile_graph(gm, example_inputs, ONNXRuntime(Settings(**options)))

@@ -76,16 +76,15 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
-        from backend_kwargs.compilers.engines.compile_graph import compile_graph
         from backend_kwargs.compilers.engines.openvino_model import OpenVINO
+        from backend_kwargs.compilers.partitioned import compile_graph
 
         def compile_in(hint: Hint, gm: Any) -> Callable[..., Any]:
-            own = replace(settings, inference_precision=hint)
-            return compile_graph(gm, example_inputs, OpenVINO(own), own.aten_ops)
+            return compile_graph(gm, example_inputs, OpenVINO(replace(settings, inference_precision=hint)))
 
         settings = Settings(**options)
         if not settings.precision:
-            return compile_graph(gm, example_inputs, OpenVINO(settings), settings.aten_ops)
+            return compile_graph(gm, example_inputs, OpenVINO(settings))
         from backend_kwargs.compilers.engines.lowered import compile_lowered
 
         (precision,) = table.named(settings.precision)

@@ -8,6 +8,7 @@ from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.compilers.tvm.checks import checked
 from backend_kwargs.compilers.tvm.settings import OPTIONS, RULES, Settings, tvm_option, verify
 from backend_kwargs.compilers.tvm.versions import WORKING, require_tvm, unfit
+from backend_kwargs.errors import warn_once
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import INSTALL_TVM, CannotWorkError, Limit, Rule
 from backend_kwargs.trust import Check
@@ -39,6 +40,12 @@ class TVMCompiler(DeclaredCompiler):
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
         require_tvm()
-        from backend_kwargs.compilers.tvm.compile_graph import compile_graph
+        import torch
 
-        return compile_graph(gm, example_inputs, Settings.of(options))
+        from backend_kwargs.compilers.partitioned import compile_graph
+        from backend_kwargs.compilers.tvm.part_compiler import TVM
+
+        settings = Settings.of(options)
+        if settings.freeze and torch.is_grad_enabled():
+            warn_once("Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad().")
+        return compile_graph(gm, example_inputs, TVM(settings))

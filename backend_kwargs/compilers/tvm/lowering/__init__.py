@@ -1,6 +1,5 @@
 """Lowering of ATen to Relax: `graph` visits the nodes, with the converters that `table` collects."""
 
 from backend_kwargs.compilers.tvm.lowering.graph import Lowered, lower
-from backend_kwargs.compilers.tvm.lowering.node import Unsupported
 
-__all__ = ["Lowered", "Unsupported", "lower"]
+__all__ = ["Lowered", "lower"]

@@ -5,7 +5,6 @@ tensor expressions over the output's fake tensor, whose shape and dtype are know
 """
 
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,11 @@ from torch import fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from tvm import relax, tirx
 
-from backend_kwargs.compilers.parts import expression, symbols_of
+from backend_kwargs.compilers.part_compiler import Unsupported
+from backend_kwargs.compilers.parts import expression, names_of, symbols_of
 from backend_kwargs.compilers.tvm.lowering.linear import join_transposed
-from backend_kwargs.compilers.tvm.lowering.node import Node, Unsupported, dtype, is_float
-from backend_kwargs.compilers.tvm.lowering.table import RESHAPED, SAME, converter, names_of
+from backend_kwargs.compilers.tvm.lowering.node import Node, dtype, is_float
+from backend_kwargs.compilers.tvm.lowering.table import RESHAPED, SAME, converter
 from backend_kwargs.compilers.tvm.opaque import hide
 from backend_kwargs.compilers.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
 from backend_kwargs.errors import error_text
@@ -34,20 +34,20 @@ class Lowered:
     outputs: int
 
 
-def lower(gm: fx.GraphModule, constants: Mapping[str, torch.Tensor] | None = None) -> Lowered:
-    """Lower a graph whose nodes have fake tensors as meta["val"]; the placeholders in `constants` are bound.
+def lower(gm: fx.GraphModule) -> Lowered:
+    """Lower a graph whose nodes have fake tensors as meta["val"]; its attributes are constants.
 
     Raises Unsupported for the first node that TVM cannot have.
     """
-    join_transposed(gm, constants or {})
-    return _Lowering(gm, constants or {}).lowered()
+    join_transposed(gm)
+    return _Lowering(gm).lowered()
 
 
 class _Lowering:
     """The state of a lowering: the builder, TVM's variable for each symbol, and each node's value."""
 
-    def __init__(self, gm: fx.GraphModule, constants: Mapping[str, torch.Tensor]) -> None:
-        self.gm, self.constants, self.bb = gm, constants, relax.BlockBuilder()
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm, self.bb = gm, relax.BlockBuilder()
         values = [node.meta.get("val") for node in gm.graph.nodes]
         self.variables = {symbol: tirx.Var(str(symbol), "int64") for symbol in sorted(symbols_of(values), key=str)}
         self.values: dict[Any, Any] = {}
@@ -56,7 +56,7 @@ class _Lowering:
         tensors = [
             node
             for node in self.gm.graph.find_nodes(op="placeholder")
-            if bool(node.users) and isinstance(node.meta["val"], torch.Tensor) and node.name not in self.constants
+            if bool(node.users) and isinstance(node.meta["val"], torch.Tensor)
         ]
         sources = self._sources(tensors)
         for node in tensors:
@@ -105,9 +105,7 @@ class _Lowering:
         return self.values[node]
 
     def _step(self, node: fx.Node) -> None:
-        if node.op == "placeholder" and node.name in self.constants:
-            self.values[node] = constant(self.constants[node.name])
-        elif node.op == "get_attr":
+        if node.op == "get_attr":
             self.values[node] = constant(operator.attrgetter(str(node.target))(self.gm))
         elif node.target is operator.getitem:
             self.values[node] = self.values[node.args[0]][node.args[1]]
