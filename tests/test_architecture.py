@@ -33,7 +33,8 @@ compilers.tvm
 compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.decompositions compilers.tvm.shapes
 compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
 compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
-compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.graph
+compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.kernels
+compilers.tvm.lowering.graph
 compilers.tvm.lowering compilers.tvm.supported compilers.tvm.target
 compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
 compilers.tvm.build compilers.tvm.runtime compilers.tvm.against_eager compilers.tvm.part_compiler compilers.tvm.compiler

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from backend_kwargs.compilers.part_compiler import Unsupported
+from backend_kwargs.compilers.parts import attach
 from backend_kwargs.compilers.tvm.lowering import lower
 
 aten = torch.ops.aten
@@ -312,12 +313,15 @@ def test_one_module_serves_all_sizes():
 
 
 def test_constants_are_bound():
-    """A placeholder given as a constant is not an input of the module."""
+    """An attribute of the graph is a constant, and no input of the module."""
     x, w = torch.randn(3, 4), torch.randn(4, 5)
-    gm = traced(torch.mm, x, w)
-    lowered = lower(gm, {"arg1_1": w})
+    part = traced(torch.mm, x, w)
+    outer = torch.fx.Graph()
+    call = outer.call_module("part", tuple(map(outer.placeholder, ("x", "w"))))
+    attach(part, call, {"w": w})
+    lowered = lower(part)
     assert lowered.inputs == ("arg0_1",)
-    assert_close(runs(lowered, ["arg0_1", "arg1_1"])(x, w)[0], x @ w)
+    assert_close(runs(lowered, ["arg0_1"])(x)[0], x @ w)
 
 
 def test_unsupported_says_which_node_and_why():

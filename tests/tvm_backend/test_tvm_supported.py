@@ -136,13 +136,15 @@ def test_a_symbol_that_is_no_size():
     assert reason(lambda x: x.reshape(-1).relu(), "relu.default", torch.randn(4, 6), mode="symbolic") == ""
 
 
-def test_equal_nodes_are_tried_once(monkeypatch):
-    tried = []
-    monkeypatch.setattr(supported, "_trials", {})
-    monkeypatch.setattr(supported, "_trial", lambda node: tried.append(node.name) or "")
-    for rows in (3, 3, 4):
-        reason(torch.relu, "relu.default", torch.randn(rows, 2))
-    assert len(tried) == 2
+def test_equal_nodes_are_converted_once(monkeypatch):
+    """A node is converted when it is asked for, and not again in its part; one of other sizes is another kernel."""
+    converted, relu = [], CONVERTERS["relu"]
+    monkeypatch.setitem(CONVERTERS, "relu", lambda node, x: converted.append(node) or relu(node, x))
+    gm = make_fx(lambda x: x.relu().relu() + x.flip(0).relu()[:1].relu(), decompositions(), tracing_mode="fake")(x)
+    compiler = TVM(NO_OPTIONS)
+    assert {why_not(node, compiler) for node in gm.graph.nodes if node.op == "call_function"} == {""}
+    compiler.compile(gm)
+    assert len(converted) == 2
 
 
 def test_nothing_is_both_denied_and_lowered():

@@ -6,16 +6,16 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from backend_kwargs.compilers.part_compiler import LEFT_TO_ATEN, Compiled, PartCompiler
+from backend_kwargs.compilers.part_compiler import LEFT_TO_ATEN, Compiled, PartCompiler, Unsupported
 from backend_kwargs.compilers.parts import device_of, returned_by
 from backend_kwargs.compilers.tvm.against_eager import why_eager
 from backend_kwargs.compilers.tvm.build import build
 from backend_kwargs.compilers.tvm.decompositions import decompositions
-from backend_kwargs.compilers.tvm.lowering import lower
+from backend_kwargs.compilers.tvm.lowering import Kernels, lower
 from backend_kwargs.compilers.tvm.lowering.node import DTYPES
 from backend_kwargs.compilers.tvm.runtime import runner
 from backend_kwargs.compilers.tvm.settings import Settings
-from backend_kwargs.compilers.tvm.supported import ATEN_OPS, DENIED, aten_ops, why_not_lowered
+from backend_kwargs.compilers.tvm.supported import ATEN_OPS, DENIED, aten_ops
 
 DEVICES = ("cpu", "cuda")
 
@@ -31,7 +31,7 @@ class TVM(PartCompiler):
     trains: ClassVar[bool] = True
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.freezes = settings, settings.freeze
+        self.settings, self.freezes, self.kernels = settings, settings.freeze, Kernels()
         self.fallback, self.verify = settings.fallback, settings.verify
 
     def decompositions(self, trains: bool) -> dict[Any, Callable[..., Any]]:
@@ -47,10 +47,14 @@ class TVM(PartCompiler):
         return "on several devices" if len(devices) > 1 else ""
 
     def lacks(self, node: fx.Node) -> str:
-        return why_not_lowered(node)
+        try:
+            self.kernels.of(node)
+        except Unsupported as unsupported:
+            return unsupported.reason
+        return ""
 
     def compile(self, part: fx.GraphModule) -> Compiled:
-        device, lowered = device_of(returned_by(part)[0]), lower(part)
+        device, lowered = device_of(returned_by(part)[0]), lower(part, self.kernels)
         built = build(lowered.mod, self.settings, device)
         return Compiled(runner(part, lowered, built.executable, device), built.target, built.tuned, built.notes)
 

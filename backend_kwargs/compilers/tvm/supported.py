@@ -1,17 +1,13 @@
-"""Which operators TVM does not get, and whether a node can be lowered."""
+"""Which operators TVM does not get."""
 
 import math
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
-from backend_kwargs.compilers.part_compiler import Unsupported
-from backend_kwargs.compilers.parts import names_of, symbols_of, tensors_of
-from backend_kwargs.compilers.tvm.lowering import lower
+from backend_kwargs.compilers.parts import names_of, tensors_of
 
 REASONS: dict[str, tuple[str, ...]] = {
     "reads memory by strides": ("as_strided", "as_strided_copy", "as_strided_scatter", "view.dtype", "view_copy.dtype"),
@@ -60,7 +56,6 @@ ATEN_OPS: Mapping[str, tuple[str, ...]] = {
 }
 # Of a product on a CPU, beyond which oneDNN is better; a smaller one is fused with its neighbours.
 MOST_FLOPS, MOST_CONVOLUTION_FLOPS = 4e6, 2.5e5
-_trials: dict[tuple[str, ...], str] = {}
 
 
 def aten_ops(node: fx.Node) -> tuple[str, ...]:
@@ -85,60 +80,3 @@ def _flops(node: fx.Node, result: torch.Tensor) -> float:
 def _size(shape: Iterable[Any]) -> int:
     # The hint of a symbol, since a comparison of the symbol would guard, and recompile for other sizes.
     return math.prod(size if isinstance(size, int) else int(size.node.hint or 1) for size in shape)
-
-
-def why_not_lowered(node: fx.Node) -> str:
-    """Return why the node alone cannot be lowered; cached for all nodes with its operator, dtypes and sizes."""
-    described = fx.node.map_arg((node.args, node.kwargs), lambda n: _described(n.meta["val"]))
-    key = (str(node.target), repr(described), repr(_described(node.meta["val"])))
-    if key not in _trials:
-        _trials[key] = _trial(node)
-    return _trials[key]
-
-
-def _described(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)}"
-    return tuple(map(_described, value)) if isinstance(value, list | tuple) else value
-
-
-def _trial(node: fx.Node) -> str:
-    try:
-        lower(_alone(node))
-    except Unsupported as unsupported:
-        return unsupported.reason
-    return ""
-
-
-def _alone(node: fx.Node) -> fx.GraphModule:
-    """Return a graph of one node, with its inputs, and an output for each of its own."""
-    graph = fx.Graph()
-    inputs = {each: _placeholder(graph, each) for each in node.all_input_nodes}
-    _add_sizes(graph, [each.meta["val"] for each in (node, *inputs)])
-    alone = graph.node_copy(node, inputs.__getitem__)
-    values = node.meta["val"]
-    graph.output((alone,) if isinstance(values, torch.Tensor) else tuple(_items(graph, alone, values)))
-    return fx.GraphModule({}, graph)
-
-
-def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    placeholder = graph.placeholder(node.name)
-    placeholder.meta["val"] = node.meta["val"]
-    return placeholder
-
-
-def _add_sizes(graph: fx.Graph, values: list[Any]) -> None:
-    """Add an input for each symbol in sizes, as for a part: not all of them are sizes of its tensors."""
-    leaves = tree_leaves(values)
-    sizes = [size for value in leaves for size in (value.shape if isinstance(value, torch.Tensor) else [value])]
-    env = next((size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)), None)
-    for symbol in sorted(symbols_of(leaves), key=str):
-        graph.placeholder(f"size_{symbol}").meta["val"] = env.create_symintnode(symbol, hint=None)  # type: ignore[union-attr]
-
-
-def _items(graph: fx.Graph, node: fx.Node, values: Iterable[Any]) -> Iterable[fx.Node]:
-    for i, value in enumerate(values):
-        if isinstance(value, torch.Tensor):
-            item = graph.call_function(operator.getitem, (node, i))
-            item.meta["val"] = value
-            yield item
