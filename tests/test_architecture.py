@@ -27,7 +27,7 @@ compilers.precision compilers.precision.table compilers.precision.bounds
 compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
 compilers.auto
 compilers.auto.settings compilers.auto.eligibility compilers.auto.deadline compilers.auto.workload
-compilers.precision.error compilers.precision.serving
+compilers.precision.error compilers.precision.serving compilers.precision.lowered
 compilers.part_compiler compilers.partitioned
 compilers.tvm
 compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.decompositions compilers.tvm.shapes
@@ -38,8 +38,7 @@ compilers.tvm.lowering.graph
 compilers.tvm.lowering compilers.tvm.supported compilers.tvm.target
 compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
 compilers.tvm.build compilers.tvm.runtime compilers.tvm.against_eager compilers.tvm.part_compiler compilers.tvm.compiler
-compilers.engines compilers.engines.engine
-compilers.engines.lowered compilers.engines.onnx_settings compilers.engines.onnx_session
+compilers.engines compilers.engines.engine compilers.engines.onnx_settings compilers.engines.onnx_session
 compilers.engines.onnxruntime compilers.engines.openvino_settings compilers.engines.openvino_model
 compilers.engines.openvino_native
 compilers.others
@@ -67,7 +66,6 @@ compilers.inductor.rewrites.apply
 compilers.auto.request compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
 compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting
-compilers.precision.lowered
 compilers.auto.ddp_buckets
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.products
 compilers.auto.rewritten compilers.auto.head_to_head compilers.auto.budget compilers.auto.checks

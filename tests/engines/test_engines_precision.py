@@ -138,6 +138,19 @@ def without(monkeypatch, kind):
     monkeypatch.setattr(openvino_native, "_capabilities", lambda: frozenset({"FP32", "BF16", "FP16"} - {kind}))
 
 
+@torch.no_grad()
+def test_what_was_measured_serves(monkeypatch):
+    """On any processor, with float32 under another name: its error is in the report, and it is not compiled again."""
+    without(monkeypatch, "FP16")
+    monkeypatch.setattr(openvino_native, "HINTS", {"bf16": "f32"})
+    model = net()
+    compiled = torch.compile(model, backend=bk.make_backend("openvino-native", BF16))
+    assert error(compiled(X), model, X) < 1e-6
+    graph = bk.report(compiled).graphs[0]
+    assert (graph.precision.reason, graph.precision.max_error, len(graph.engine.partitions)) == ("", 0.01, 1)
+    assert graph.precision.error < 1e-6
+
+
 WRONG = {
     "no bound": (
         {"precision": "bf16"},

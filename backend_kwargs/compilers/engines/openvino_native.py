@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.compilers.engines.openvino_settings import OPTIONS, Hint, Settings
+from backend_kwargs.compilers.fell_back import summary_of
 from backend_kwargs.compilers.precision import table
+from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError
 from backend_kwargs.errors import BackendKwargsError, unknown
 from backend_kwargs.options import Option, lookup
 from backend_kwargs.requirements import CannotWorkError, Limit, Rule, limits
@@ -79,17 +81,23 @@ class OpenVINONativeCompiler(DeclaredCompiler):
         from backend_kwargs.compilers.engines.openvino_model import OpenVINO
         from backend_kwargs.compilers.partitioned import compile_graph
 
-        def compile_in(hint: Hint, gm: Any) -> Callable[..., Any]:
-            return compile_graph(gm, example_inputs, OpenVINO(replace(settings, inference_precision=hint)))
+        def compile_in(hint: Hint, gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+            compiled = compile_graph(gm, inputs, OpenVINO(replace(settings, inference_precision=hint)))
+            # OpenVINO may compute in another precision than its hint names, without an error.
+            if settings.precision and hint != "f32" and (summary := summary_of(compiled)) and summary.notes:
+                raise UnfitPrecisionError("; ".join(summary.notes))
+            return compiled
 
         settings = Settings(**options)
         if not settings.precision:
-            return compile_graph(gm, example_inputs, OpenVINO(settings))
-        from backend_kwargs.compilers.engines.lowered import compile_lowered
+            return compile_in(settings.inference_precision, gm, example_inputs)
+        from backend_kwargs.compilers.precision.lowered import Asked, compile_lowered
 
         (precision,) = table.named(settings.precision)
-        lowered, exact = partial(compile_in, HINTS[precision]), partial(compile_in, "f32")
-        return compile_lowered(gm, example_inputs, precision, settings.max_error, lowered, exact)
+        asked = Asked(precision, settings.max_error, by_compiler=True)
+        return compile_lowered(
+            gm, example_inputs, asked, partial(compile_in, HINTS[precision]), partial(compile_in, "f32")
+        )
 
 
 def why_not_in(hint: str) -> str:
