@@ -10,12 +10,11 @@ import torch
 
 pytest.importorskip("tvm")
 
-from lowered import by_tvm, node_of, runs, traced
+from lowered import by_tvm, node_of, runs, traced, with_constants
 from torch.nn import functional
 from torch.testing import assert_close
 
 from backend_kwargs.compilers.part_compiler import Unsupported
-from backend_kwargs.compilers.parts import attach
 from backend_kwargs.compilers.tvm.lowering import lower
 
 aten = torch.ops.aten
@@ -315,11 +314,7 @@ def test_one_module_serves_all_sizes():
 def test_constants_are_bound():
     """An attribute of the graph is a constant, and no input of the module."""
     x, w = torch.randn(3, 4), torch.randn(4, 5)
-    part = traced(torch.mm, x, w)
-    outer = torch.fx.Graph()
-    call = outer.call_module("part", tuple(map(outer.placeholder, ("x", "w"))))
-    attach(part, call, {"w": w})
-    lowered = lower(part)
+    lowered = lower(with_constants(traced(torch.mm, x, w), {"arg1_1": w}))
     assert lowered.inputs == ("arg0_1",)
     assert_close(runs(lowered, ["arg0_1"])(x)[0], x @ w)
 
