@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from typer.testing import CliRunner
 
 import backend_kwargs as bk
@@ -15,6 +16,7 @@ from backend_kwargs.compilers.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.compilers.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.compilers.engines import openvino_native
+from backend_kwargs.compilers.precision.bounds import measured_elsewhere
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.templates import find_template
 
@@ -217,6 +219,18 @@ def test_an_ignored_hint_is_not_a_precision(monkeypatch):
     compiled = torch.compile(model, backend=bk.make_backend("openvino-native", precision="fp16", max_error=0.1))
     with pytest.warns(BackendKwargsWarning, match=r"without precision 'fp16': OpenVINO computes in .*, not in f16\.$"):
         assert error(compiled(X), model, X) < 1e-6
+
+
+@torch.no_grad()
+def test_where_the_caller_measures_an_ignored_hint_is_refused(monkeypatch):
+    """A race or a comparison would time float32 under the name of the precision."""
+    if not openvino_native.why_not_in("f16"):
+        pytest.skip("OpenVINO has float16 kernels for this CPU")
+    monkeypatch.setattr(openvino_native, "_capabilities", lambda: frozenset({"FP32", "BF16", "FP16"}))
+    compiled = torch.compile(net(), backend=bk.make_backend("openvino-native", precision="fp16", max_error=0.1))
+    refused = r"Precision 'fp16' is refused: OpenVINO computes in .*, not in f16\."
+    with measured_elsewhere(), pytest.raises(BackendCompilerFailed, match=refused):
+        compiled(X)
 
 
 @bf16_here
