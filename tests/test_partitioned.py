@@ -9,7 +9,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing import assert_close
 
 from backend_kwargs.compilers.fell_back import PartsSummary, summary_of
-from backend_kwargs.compilers.part_compiler import Compiled, PartCompiler
+from backend_kwargs.compilers.part_compiler import CompiledPart, PartCompiler
 from backend_kwargs.compilers.partitioned import compile_graph
 from backend_kwargs.errors import BackendKwargsWarning
 
@@ -36,14 +36,14 @@ class Interpreter(PartCompiler):
     def lacks(self, node: fx.Node) -> str:
         return ""
 
-    def compile(self, part: fx.GraphModule) -> Compiled:
+    def compile(self, part: fx.GraphModule) -> CompiledPart:
         self.parts.append(part)
 
         def run(args: Any) -> list[torch.Tensor]:
             result = part(*args)
             return [result] if isinstance(result, torch.Tensor) else list(result)
 
-        return Compiled(run)
+        return CompiledPart(run)
 
 
 def compiled_by(compiler: PartCompiler, fn: Any) -> tuple[Any, list[PartsSummary]]:
@@ -143,7 +143,7 @@ def test_with_error_nothing_may_run_in_eager(facts, message):
 def test_verify_finds_wrong_results():
     """A graph whose first results differ from eager's runs in eager, with a warning that names the output."""
     call, _ = compiled_by(
-        Interpreter(verify=True, compile=lambda part: Compiled(lambda args: [args[0] * 3])), lambda x: x * 2
+        Interpreter(verify=True, compile=lambda part: CompiledPart(lambda args: [args[0] * 3])), lambda x: x * 2
     )
     with pytest.warns(BackendKwargsWarning, match="^Interpreter's results differ from eager's, so the inference graph"):
         assert_close(call(X), X * 2)

@@ -38,7 +38,7 @@ class Unsupported(Exception):  # noqa: N818 - a request for eager, not an error
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledPart:
     """A compiled part, and what a report says about it; `tuned` counts its tuned kernels."""
 
     run: Run
@@ -81,7 +81,7 @@ class PartCompiler(ABC):
         """Return why the compiler cannot translate a node to what gives torch's results, "" if it can."""
 
     @abstractmethod
-    def compile(self, part: fx.GraphModule) -> Compiled:
+    def compile(self, part: fx.GraphModule) -> CompiledPart:
         """Compile a part, whose constants are attributes; any exception leaves it to eager."""
 
     def misplaced(self, devices: Collection[torch.device]) -> str:

@@ -118,7 +118,8 @@ class _Steps:
 
         The parameters and buffers of `attributes` become constants, except those that the graph writes.
         """
-        eager, before = GraphModule(gm, copy.deepcopy(gm.graph)), len(self.summary.partitions)
+        keeps = self.compiler.verify or self.compiler.fallback == "graph"
+        eager, before = GraphModule(gm, copy.deepcopy(gm.graph)) if keeps else gm, len(self.summary.partitions)
         try:
             # AOTAutograd's fake tensor mode is active, but constants are real tensors.
             with _disable_current_modes():
@@ -126,7 +127,9 @@ class _Steps:
         except _InEagerError:
             del self.summary.partitions[before:]
             return boxed(eager)
-        return self._verified(boxed(gm), eager, graph) if compiles and self.compiler.verify else boxed(gm)
+        return (
+            _verified(boxed(gm), eager, graph, self.compiler.name) if compiles and self.compiler.verify else boxed(gm)
+        )
 
     def _compile_parts(self, graph: str, gm: GraphModule, constants: Mapping[str, torch.Tensor]) -> int:
         """Compile the parts of a graph, and return their number."""
@@ -168,7 +171,8 @@ class _Steps:
         """Replace the call of a part by the compiler's callable; a part that it fails at stays in eager."""
         part = gm.get_submodule(str(call.target))
         assert isinstance(part, GraphModule)
-        name, may_fail, started = self.compiler.name, self.compiler.fallback != "error", time.perf_counter()
+        summary, may_fail, started = self.summary, self.compiler.fallback != "error", time.perf_counter()
+        name = summary.compiler
         attach(part, call, constants)
         try:
             compiled = self.compiler.compile(part)
@@ -182,41 +186,41 @@ class _Steps:
             return self._leave(operators_of(part), error_text(error))
         seconds, operators = time.perf_counter() - started, operators_of(part)
         made = Partition(graph, len(calls_of(part)), seconds, compiled.target, compiled.tuned, compiled.notes)
-        self.summary.partitions.append(made)
+        summary.partitions.append(made)
 
-        def failed(error: Exception) -> None:
+        def failed(error: Exception) -> None:  # without `self`, which keeps what the compiler keeps for one compile
             reason = error_text(error)
             warn_once(f"{name} failed to run a part of a graph, which runs in eager from now on: {reason}.")
-            self.summary.fail(made, operators, reason)
+            summary.fail(made, operators, reason)
 
         run = finished(compiled.run, part, visible_results(call))
         return replace_part(call, serving(run, part, failed) if may_fail else run)
 
-    def _verified(self, run: Boxed, eager: GraphModule, graph: str) -> Boxed:
-        """Return `run` with its first results compared with eager's; if they differ, the graph runs in eager then."""
-        chosen: list[Boxed] = []
 
-        def call(args: list[Any]) -> Any:
-            if chosen:
-                return chosen[0](args)
-            given, what = list(args), f"{graph} output"  # a boxed call empties its list
-            wanted = _in_eager(eager, given)
-            # Another dtype draws other random numbers.
-            precise = None if random_nodes(eager) else accuracy.reference(eager, tuple(given))
-            result = run(args)
-            otherwise = Roundings(lambda: {what: _in_eager(eager, given)}, {what: wanted})
-            training = graph != "inference"
-            verdict = accuracy.check(result, wanted, precise, training=training, what=what, roundings=otherwise)
-            if verdict.passed:
-                chosen.append(run)
-                return result
-            name = self.compiler.name
-            warn_once(f"{name}'s results differ from eager's, so the {graph} graph runs in eager: {verdict.reason}.")
-            chosen.append(boxed(eager))
-            return wanted
+def _verified(run: Boxed, eager: GraphModule, graph: str, name: str) -> Boxed:
+    """Return `run` with its first results compared with eager's; if they differ, the graph runs in eager then."""
+    chosen: list[Boxed] = []
 
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+    def call(args: list[Any]) -> Any:
+        if chosen:
+            return chosen[0](args)
+        given, what = list(args), f"{graph} output"  # a boxed call empties its list
+        wanted = _in_eager(eager, given)
+        # Another dtype draws other random numbers.
+        precise = None if random_nodes(eager) else accuracy.reference(eager, tuple(given))
+        result = run(args)
+        otherwise = Roundings(lambda: {what: _in_eager(eager, given)}, {what: wanted})
+        training = graph != "inference"
+        verdict = accuracy.check(result, wanted, precise, training=training, what=what, roundings=otherwise)
+        if verdict.passed:
+            chosen.append(run)
+            return result
+        warn_once(f"{name}'s results differ from eager's, so the {graph} graph runs in eager: {verdict.reason}.")
+        chosen.append(boxed(eager))
+        return wanted
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 def _in_eager(eager: GraphModule, args: Sequence[Any]) -> Any:

@@ -34,7 +34,7 @@ from backend_kwargs.compilers.engines.engine import (
     uses_more_than_first,
 )
 from backend_kwargs.compilers.engines.onnx_settings import Settings
-from backend_kwargs.compilers.part_compiler import Compiled
+from backend_kwargs.compilers.part_compiler import CompiledPart
 from backend_kwargs.compilers.parts import op_name, returned_by
 
 LEVELS = {
@@ -140,13 +140,13 @@ class ONNXRuntime(Engine):
         core = dict(core_aten_decompositions())
         return {op: rule for op, rule in core.items() if not _registry().is_registered(op)} | {**FORMULAS}
 
-    def compile(self, part: fx.GraphModule) -> Compiled:
+    def compile(self, part: fx.GraphModule) -> CompiledPart:
         import onnxruntime
 
         onnxruntime.disable_telemetry_events()
         model = _model(exported(part))
         session = onnxruntime.InferenceSession(model, _options(self.settings), providers=["CPUExecutionProvider"])
-        return Compiled(_Session(session, part))
+        return CompiledPart(_Session(session, part))
 
 
 def _has(node: fx.Node, op: str, name: str, holds: Callable[[Any], bool]) -> bool:

@@ -20,7 +20,7 @@ from backend_kwargs.compilers.engines.engine import (
     uses_more_than_first,
 )
 from backend_kwargs.compilers.engines.openvino_settings import Settings
-from backend_kwargs.compilers.part_compiler import Compiled
+from backend_kwargs.compilers.part_compiler import CompiledPart
 from backend_kwargs.compilers.parts import calls_of, op_name, returned_by
 
 # No integers: on a CPU OpenVINO computes int64 in 32 bits, and saturates or rounds int32, without an error.
@@ -98,7 +98,7 @@ class OpenVINO(Engine):
         kept = set(ops_to_not_decompose())
         return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in kept}
 
-    def compile(self, part: fx.GraphModule) -> Compiled:
+    def compile(self, part: fx.GraphModule) -> CompiledPart:
         _separate_constants(part)
         model = _converted(part)
         copies = _without_copies(model)
@@ -115,7 +115,7 @@ class OpenVINO(Engine):
         asked, computed_in = self.settings.inference_precision, compiled.get_property(HINT).to_string()
         other = HINT not in (self.settings.config or {}) and computed_in != asked
         notes = (f"OpenVINO computes in {computed_in}, not in {asked}",) if other else ()
-        return Compiled(_Model(compiled, part, copies), notes=notes)
+        return CompiledPart(_Model(compiled, part, copies), notes=notes)
 
 
 @cache

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from backend_kwargs.compilers.part_compiler import LEFT_TO_ATEN, Compiled, PartCompiler, Unsupported
+from backend_kwargs.compilers.part_compiler import LEFT_TO_ATEN, CompiledPart, PartCompiler, Unsupported
 from backend_kwargs.compilers.parts import device_of, returned_by
 from backend_kwargs.compilers.tvm.against_eager import why_eager
 from backend_kwargs.compilers.tvm.build import build
@@ -53,10 +53,10 @@ class TVM(PartCompiler):
             return unsupported.reason
         return ""
 
-    def compile(self, part: fx.GraphModule) -> Compiled:
+    def compile(self, part: fx.GraphModule) -> CompiledPart:
         device, lowered = device_of(returned_by(part)[0]), lower(part, self.kernels)
         built = build(lowered.mod, self.settings, device)
-        return Compiled(runner(part, lowered, built.executable, device), built.target, built.tuned, built.notes)
+        return CompiledPart(runner(part, lowered, built.executable, device), built.target, built.tuned, built.notes)
 
     def why_eager(self, gm: fx.GraphModule, example_inputs: Sequence[Any], compiled: Callable[..., Any]) -> str:
         raced = self.settings.scheduler == "meta_schedule" and self.fallback != "error"
