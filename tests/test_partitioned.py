@@ -1,5 +1,7 @@
 """The driver of compilers of parts, with a compiler that needs no library."""
 
+import gc
+import weakref
 from typing import Any, ClassVar
 
 import pytest
@@ -138,6 +140,18 @@ def test_with_error_nothing_may_run_in_eager(facts, message):
     call, _ = compiled_by(Interpreter(fallback="error", **facts), split)
     with pytest.raises(BackendCompilerFailed, match=message):
         call(X)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_compiled_graph_keeps_nothing_of_its_compiler(verify):
+    """What a compiler keeps for one compile, such as kernels, is freed after it."""
+    compiler = Interpreter(verify=verify)
+    kept = weakref.ref(compiler)
+    compiled = compile_graph(fx.symbolic_trace(lambda x: (split(x),)), [X], compiler)
+    del compiler
+    gc.collect()
+    assert kept() is None
+    assert_close(compiled(X)[0], split(X))
 
 
 def test_verify_finds_wrong_results():
