@@ -117,7 +117,8 @@ TESTS: Mapping[str, str] = {
     "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
     "*/auto/*.py": "auto/test_auto_decide.py auto/test_auto_race.py",
     "*/tvm/supported.py": "tvm_backend/test_tvm_supported.py tvm_backend/test_tvm_lowering.py",
-    "*/tvm/partition.py": "tvm_backend/test_tvm_correct.py tvm_backend/test_tvm_inputs.py",
+    "*/compilers/part*.py": "test_partitioned.py tvm_backend/test_tvm_correct.py tvm_backend/test_tvm_inputs.py"
+    " engines/test_engines.py",
     "*/tvm/lowering/*.py": "tvm_backend/test_tvm_lowering.py tvm_backend/test_tvm_linear.py"
     " tvm_backend/test_tvm_training.py tvm_backend/test_tvm_shapes.py",
     "*/compare/rows.py": "test_compare_output.py",

@@ -27,17 +27,18 @@ compilers.precision compilers.precision.table compilers.precision.bounds
 compilers.precision.casts compilers.precision.weights compilers.precision.quantised compilers.precision.reference
 compilers.auto
 compilers.auto.settings compilers.auto.eligibility compilers.auto.deadline compilers.auto.workload
-compilers.precision.error compilers.precision.serving
-compilers.tvm compilers.tvm.summary
-compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.capture compilers.tvm.shapes
+compilers.precision.error compilers.precision.serving compilers.precision.lowered
+compilers.part_compiler compilers.partitioned
+compilers.tvm
+compilers.tvm.versions compilers.tvm.checks compilers.tvm.settings compilers.tvm.decompositions compilers.tvm.shapes
 compilers.tvm.opaque compilers.tvm.lowering.node compilers.tvm.lowering.vector compilers.tvm.lowering.pointwise
 compilers.tvm.lowering.reductions compilers.tvm.lowering.linear compilers.tvm.lowering.indexing
-compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.graph
-compilers.tvm.lowering compilers.tvm.supported compilers.tvm.partition compilers.tvm.target
+compilers.tvm.lowering.views compilers.tvm.lowering.windows compilers.tvm.lowering.table compilers.tvm.lowering.kernels
+compilers.tvm.lowering.graph
+compilers.tvm.lowering compilers.tvm.supported compilers.tvm.target
 compilers.tvm.no_fast_math compilers.tvm.tune compilers.tvm.cpu_schedule compilers.tvm.schedules
-compilers.tvm.build compilers.tvm.runtime compilers.tvm.against_eager compilers.tvm.compile_graph compilers.tvm.compiler
-compilers.engines compilers.engines.summary compilers.engines.engine compilers.engines.outputs
-compilers.engines.compile_graph compilers.engines.lowered compilers.engines.onnx_settings compilers.engines.onnx_session
+compilers.tvm.build compilers.tvm.runtime compilers.tvm.against_eager compilers.tvm.part_compiler compilers.tvm.compiler
+compilers.engines compilers.engines.engine compilers.engines.onnx_settings compilers.engines.onnx_session
 compilers.engines.onnxruntime compilers.engines.openvino_settings compilers.engines.openvino_model
 compilers.engines.openvino_native
 compilers.others
@@ -65,7 +66,6 @@ compilers.inductor.rewrites.apply
 compilers.auto.request compilers.auto.graph_stats
 compilers.auto.candidates compilers.auto.decision compilers.auto.store compilers.auto.decisions_toml
 compilers.auto.ranks compilers.auto.cache_key compilers.auto.reporting
-compilers.precision.lowered
 compilers.auto.ddp_buckets
 compilers.auto.sandbox compilers.auto.roofline compilers.auto.products
 compilers.auto.rewritten compilers.auto.head_to_head compilers.auto.budget compilers.auto.checks
@@ -73,7 +73,7 @@ compilers.auto.selection compilers.auto.race
 compilers.auto.decide
 compilers.inductor.compiler
 compile_records cache_artifacts backend registry regions entry_points integrations integrations.accelerate explain
-report.graphs report.advice report.uncaptured report.generated report.ran report.relax report
+report.graphs report.advice report.uncaptured report.generated report.ran report
 compiled.config compiled.states compiled.samples compiled.libraries compiled.graphs compiled.frames compiled.running
 compiled.ahead compiled.building compiled.loading compiled.deploying compiled.extensions compiled.fingerprint
 compiled.manifest compiled.bundle compiled.module compiled
@@ -124,7 +124,6 @@ BEFORE_A_GRAPH = (
     "engines/onnxruntime",
     "engines/openvino_native",
     "engines/openvino_settings",
-    "engines/summary",
     "inductor/__init__",
     "inductor/compiler",
     "inductor/cutlass",
@@ -140,7 +139,6 @@ BEFORE_A_GRAPH = (
     "tvm/checks",
     "tvm/compiler",
     "tvm/settings",
-    "tvm/summary",
     "tvm/versions",
 )
 FILES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}

@@ -8,8 +8,16 @@ from typing import Any, ClassVar
 from backend_kwargs.compilers import Reading
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import Layer, copied
-from backend_kwargs.options import Option
-from backend_kwargs.requirements import Limit, Rule, installed_version, limits_of_options, machine
+from backend_kwargs.options import Option, lookup
+from backend_kwargs.requirements import (
+    CannotWorkError,
+    Limit,
+    Rule,
+    installed_version,
+    limits,
+    limits_of_options,
+    machine,
+)
 from backend_kwargs.trust import Check
 
 
@@ -20,11 +28,14 @@ class DeclaredCompiler(ABC):
     name: str
 
     takes_inductor_options: ClassVar[bool] = False
-    registered: ClassVar[str]  # its name in dynamo's registry
+    library: ClassVar[str]  # in error messages
+    registered: ClassVar[str]  # its name in dynamo's registry; without "tmpl-" it is the name in docs
     line: ClassVar[str]
     declared: ClassVar[Mapping[str, Option]]
     rules: ClassVar[tuple[Rule, ...]]
     distributions: ClassVar[tuple[str, ...]]  # as packages are installed
+    needs: ClassVar[tuple[str, ...]] = ()  # properties of the machine without which it cannot work
+    raced: ClassVar[bool] = False  # whether `effort="full"` races it on a CPU
     # In a race: the option that makes parameters constants, whether they always are, and whether it compiles training.
     freeze_option: ClassVar[str] = ""
     freezes: ClassVar[bool] = False
@@ -55,20 +66,22 @@ class DeclaredCompiler(ABC):
     def unchecked(self) -> str:
         return ""
 
-    @abstractmethod
-    def option(self, name: str) -> Option: ...
+    def option(self, name: str) -> Option:
+        shows = f"`backend-kwargs options --backend {self.registered.removeprefix('tmpl-')}` shows all."
+        return lookup(name, self.declared, f"{self.library} option", shows)
 
-    @abstractmethod
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None: ...
+    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
+        if lacking := limits(f"Backend {self.name!r}", self.needs):
+            raise CannotWorkError(*lacking)
 
     @abstractmethod
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]: ...
 
-    @abstractmethod
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
         """Return `value` converted to the option's type, or raise."""
+        return coerce(option, value, f"{self.library} option")
 
     def template(self, name: str) -> Layer:
         raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")

@@ -4,34 +4,59 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-ENGINE_SUMMARY = "engine_summary"
-SUMMARIES = ("tvm_summary", ENGINE_SUMMARY)  # attributes; their values are `PartsSummary`
+SUMMARY = "parts_summary"  # an attribute; its value is a `PartsSummary`
 ATTEMPTS = "openvino_attempts"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A part that was compiled, of the "inference", "forward" or "backward" graph; `tuned` counts its tuned kernels.
+
+    `notes` say what its compiler did otherwise than the options ask for.
+    """
+
+    graph: str
+    operators: int
+    seconds: float
+    target: str
+    tuned: int
+    notes: tuple[str, ...]
 
 
 @dataclass(slots=True)
 class PartsSummary:
     """The parts of the graphs of one compile; `fallbacks` maps operators that run in eager to the reasons.
 
+    A backward graph is added when it is compiled.
     `failed` counts the parts that failed at a call, and run in eager since: they are no longer among `partitions`.
     """
 
     compiler: str
-    partitions: list[Any] = field(default_factory=list)
+    partitions: list[Partition] = field(default_factory=list)
     fallbacks: dict[str, str] = field(default_factory=dict)
     failed: int = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes on all partitions, each once."""
+        return tuple(dict.fromkeys(note for partition in self.partitions for note in partition.notes))
 
     def leave(self, op: str, reason: str) -> None:
         """Record that an operator runs in eager."""
         known = self.fallbacks.get(op, "")
         self.fallbacks[op] = known if reason in known else f"{known}; {reason}".removeprefix("; ")
 
-    def fail(self, partition: Any, op: str, reason: str) -> None:
+    def fail(self, partition: Partition, op: str, reason: str) -> None:
         """Record that a partition failed at a call, and that its operators run in eager from now on."""
         others = [each for each in self.partitions if each is not partition]
         self.failed += len(self.partitions) - len(others)  # two threads may fail in the same partition
         self.partitions[:] = others
         self.leave(op, f"{self.compiler} failed to run it: {reason}")
+
+
+def summary_of(compiled: Any) -> PartsSummary | None:
+    """Return the summary of the parts of a compiled graph, None if its compiler has none."""
+    return getattr(compiled, SUMMARY, None)
 
 
 def why_fell_back(compiler: str, partitions: int, failed: int) -> str:
@@ -43,9 +68,7 @@ def why_fell_back(compiler: str, partitions: int, failed: int) -> str:
 
 def left_to_eager(compiled: Callable[..., Any]) -> str:
     """Return why no part of a graph runs on its compiler, or which failed to; "" if all parts do or it is unknown."""
-    for name in SUMMARIES:
-        if (summary := getattr(compiled, name, None)) is None:
-            continue
+    if summary := summary_of(compiled):
         reasons = "; ".join(f"{op}: {reason}" for op, reason in summary.fallbacks.items())
         if summary.failed:
             return f"{why_fell_back(summary.compiler, len(summary.partitions), summary.failed)}: {reasons}"

@@ -16,11 +16,10 @@ from typing import Annotated, Any, ClassVar
 
 from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.errors import warn_once
-from backend_kwargs.options import Option, declared, lookup
-from backend_kwargs.requirements import CannotWorkError, Limit, Rule, limits
-from backend_kwargs.trust import OPENVINO_DATA, Check
+from backend_kwargs.options import Option, declared
+from backend_kwargs.requirements import CannotWorkError, Limit, Rule
+from backend_kwargs.trust import OPENVINO_DATA
 
-KIND = "OpenVINO option"
 BACKEND = "openvino.frontend.pytorch.torchdynamo.backend"
 PARTITION = "fused_"  # the prefix of the names of OpenVINO's partitions
 LOG = f"logging.getLogger({BACKEND!r}).setLevel(logging.DEBUG) makes OpenVINO log why"
@@ -54,27 +53,21 @@ def _without_files(value: Callable[[str], Any]) -> str:
 class OpenVINOCompiler(DeclaredCompiler):
     """The dynamo backend of the installed OpenVINO."""
 
+    library: ClassVar[str] = "OpenVINO"
     registered: ClassVar[str] = "tmpl-openvino"  # "openvino" is the name that OpenVINO registers itself
     line: ClassVar[str] = "OpenVINO under options; each fallback to Inductor or to eager is reported"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = (Rule("cache_dir", unless=_without_files),)
     distributions: ClassVar[tuple[str, ...]] = ("openvino",)
+    needs: ClassVar[tuple[str, ...]] = ("openvino",)
     trains: ClassVar[bool] = False
 
-    def option(self, name: str) -> Option:
-        return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend openvino` shows all.")
-
-    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
-        return coerce(option, value, KIND)
-
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
-        subject = f"Backend {self.name!r}"
-        if lacking := limits(subject, ("openvino",)):
-            raise CannotWorkError(*lacking)
+        super().verify(templates, options, tell)
         device = options.get("device", "CPU")
         if device != "CPU" and device not in _devices():
             reason = f"OpenVINO finds no device {device!r}, only {', '.join(map(repr, _devices()))}"
-            raise CannotWorkError(Limit(subject, reason, "name one of them as 'device'"))
+            raise CannotWorkError(Limit(f"Backend {self.name!r}", reason, "name one of them as 'device'"))
 
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None

@@ -18,23 +18,20 @@ from backend_kwargs.options import convert
 from backend_kwargs.spec import join_candidate, split_candidates
 from backend_kwargs.trust import is_data
 
+# A compiler is its folder or module and its place here; each is found with and without "tmpl-".
+COMPILERS: tuple[type[DeclaredCompiler], ...] = (
+    TVMCompiler,
+    ONNXRuntimeCompiler,
+    OpenVINOCompiler,
+    OpenVINONativeCompiler,
+    TensorRTCompiler,
+)
 OTHERS: Mapping[str, Callable[[str], DeclaredCompiler]] = MappingProxyType(
-    {
-        "tmpl-tvm": TVMCompiler,
-        "tvm": TVMCompiler,
-        "tmpl-openvino": OpenVINOCompiler,
-        "openvino": OpenVINOCompiler,
-        "tmpl-openvino-native": OpenVINONativeCompiler,
-        "openvino-native": OpenVINONativeCompiler,
-        "tmpl-onnxruntime": ONNXRuntimeCompiler,
-        "onnxruntime": ONNXRuntimeCompiler,
-        "tmpl-tensorrt": TensorRTCompiler,
-        "tensorrt": TensorRTCompiler,
-    }
+    {name: each for each in COMPILERS for name in (each.registered, each.registered.removeprefix("tmpl-"))}
 )
 OF_PRECISION = frozenset({"precision", "max_error", "inference_precision"})
 # On a CPU `effort="full"` also races those of these that are installed.
-RACED = ("tmpl-tvm", "tmpl-onnxruntime", "tmpl-openvino-native")
+RACED = tuple(each.registered for each in COMPILERS if each.raced)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A graph cut into the parts that a compiler takes; the rest runs in eager."""
+"""A graph cut into the parts that a compiler takes, and the callables that run them; the rest runs in eager."""
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ from torch.fx.passes.operator_support import create_op_support
 PREFIX = "part_"
 MARK = "backend_kwargs.part"
 Boxed = Callable[[list[Any]], Any]
+Run = Callable[[Sequence[Any]], list[torch.Tensor]]
 # Each returns its input in another dtype or on another device: a part of only these gains nothing over eager.
 COPIES = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh_copy"})
 
@@ -98,11 +99,31 @@ def results_of(part: Node) -> list[Node]:
     return sorted(items, key=lambda node: node.args[1]) if items else [part]  # type: ignore[arg-type,return-value]
 
 
+def visible_results(part: Node) -> list[int]:
+    """Return the positions of a part's results that others than parts read."""
+    return [at for at, result in enumerate(results_of(part)) if not all(map(is_part, result.users))]
+
+
+def returned_by(part: GraphModule) -> list[Node]:
+    """Return the nodes that a part returns."""
+    result: Any = part.graph.output_node().args[0]
+    return list(result) if isinstance(result, tuple | list) else [result]
+
+
 def op_name(node: Node) -> str:
     """Return an ATen operator's name without namespace and overload, and other operators' names in full."""
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.name.removeprefix("aten::")
     return str(node.target)
+
+
+def names_of(node: Node) -> tuple[str, str]:
+    """Return an operator's name with its overload, and without: ("add.Tensor", "add")."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return str(node.target), str(node.target)
+    name = schema.name.split("::")[1]
+    return f"{name}.{schema.overload_name or 'default'}", name
 
 
 def device_of(node: Node) -> torch.device:
@@ -205,15 +226,55 @@ def operators_of(gm: GraphModule) -> str:
     return ", ".join(dict.fromkeys(map(op_name, calls_of(gm))))
 
 
-def replace_part(call: Node, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Replace the call of a part by a call of `run` on `args`."""
+def attach(part: GraphModule, call: Node, constants: Mapping[str, torch.Tensor]) -> None:
+    """Make the arguments of a part that are `constants` its attributes, and pass it only the others."""
+    placeholders = part.graph.find_nodes(op="placeholder")
+    for placeholder, argument in zip(placeholders, call.args, strict=True):
+        if (value := constants.get(str(argument))) is None:
+            continue
+        name = f"constant_{placeholder.name}"
+        part.register_buffer(name, value, persistent=False)
+        with part.graph.inserting_before(next(node for node in part.graph.nodes if node.op != "placeholder")):
+            attribute = part.graph.get_attr(name)
+        attribute.meta = dict(placeholder.meta)
+        placeholder.replace_all_uses_with(attribute)
+        part.graph.erase_node(placeholder)
+    call.args = tuple(argument for argument in call.args if str(argument) not in constants)
+    part.recompile()
+
+
+def replace_part(call: Node, run: Callable[..., Any]) -> None:
+    """Replace the call of a part by a call of `run`."""
     graph = call.graph
     run.__name__ = str(call.target)
     with graph.inserting_before(call):
-        replacement = graph.call_function(run, args)
+        replacement = graph.call_function(run, call.args)
     replacement.meta = call.meta
     call.replace_all_uses_with(replacement)
     graph.erase_node(call)
+
+
+def finished(run: Run, part: GraphModule, visible: Collection[int]) -> Callable[..., Any]:
+    """Return a callable of `run` with the results of `part`; the `visible` ones get eager's strides."""
+    single = not isinstance(part.graph.output_node().args[0], tuple | list)
+    values = [node.meta["val"] for node in returned_by(part)]
+    orders = {at: order for at in visible if (order := _order(values[at]))}
+
+    def call(*args: Any) -> Any:
+        outputs = run(args)
+        for at, (order, inverse) in orders.items():
+            outputs[at] = outputs[at].permute(order).contiguous().permute(inverse)
+        return outputs[0] if single else outputs
+
+    return call
+
+
+def _order(value: torch.Tensor) -> tuple[list[int], list[int]] | None:
+    """Return the permutation from slowest to fastest dimension in memory and its inverse; None if already in order."""
+    # Hints, since comparing symbols would add a guard, and recompile for other sizes.
+    strides = [stride if isinstance(stride, int) else int(stride.node.hint) for stride in value.stride()]
+    order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
+    return None if order == [*range(value.dim())] else (order, [order.index(dim) for dim in range(value.dim())])
 
 
 def serving(run: Callable[..., Any], part: GraphModule, failed: Callable[[Exception], None]) -> Callable[..., Any]:

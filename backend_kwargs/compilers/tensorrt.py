@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from backend_kwargs.compilers.declared import DeclaredCompiler
-from backend_kwargs.options import Option, Where, declared, lookup
-from backend_kwargs.requirements import CannotWorkError, Limit, Rule, limits
-from backend_kwargs.trust import TENSORRT_DATA, Check
+from backend_kwargs.options import Option, Where, declared
+from backend_kwargs.requirements import Rule
+from backend_kwargs.trust import TENSORRT_DATA
 
-KIND = "Torch-TensorRT option"
 Count = Annotated[int, Where("of at least 0", lambda count: count >= 0)]
 
 
@@ -55,22 +54,14 @@ OPTIONS = declared(Settings, TENSORRT_DATA)
 class TensorRTCompiler(DeclaredCompiler):
     """The dynamo backend of Torch-TensorRT."""
 
+    library: ClassVar[str] = "Torch-TensorRT"
     registered: ClassVar[str] = "tmpl-tensorrt"
     line: ClassVar[str] = "Torch-TensorRT under checked options; untested"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = ()
     distributions: ClassVar[tuple[str, ...]] = ("torch-tensorrt", "tensorrt")
+    needs: ClassVar[tuple[str, ...]] = ("gpu", "torch_tensorrt")
     trains: ClassVar[bool] = False
-
-    def option(self, name: str) -> Option:
-        return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend tensorrt` shows all.")
-
-    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
-        return coerce(option, value, KIND)
-
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
-        if lacking := limits(f"Backend {self.name!r}", ("gpu", "torch_tensorrt")):
-            raise CannotWorkError(*lacking)
 
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backend_kwargs.compile_records import WRAPPER, Record, records
+from backend_kwargs.compilers.fell_back import Partition
 from backend_kwargs.compilers.generated_code import comparable, rewrite_costs_in, rewritten_in
-from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.generated import codes_of, unknown_here
@@ -27,8 +27,7 @@ from backend_kwargs.report.graphs import (
     number,
     seconds_of,
 )
-from backend_kwargs.report.ran import engine_of, openvino_of, ran_of, worst
-from backend_kwargs.report.relax import relax_of
+from backend_kwargs.report.ran import engine_of, openvino_of, ran_of, relax_of, worst
 from backend_kwargs.report.uncaptured import why_no_graph
 from backend_kwargs.tables import as_html
 

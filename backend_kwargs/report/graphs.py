@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from backend_kwargs.backend import find_backend
 from backend_kwargs.compilers.auto import settings as auto
-from backend_kwargs.compilers.engines.summary import EnginePart
+from backend_kwargs.compilers.fell_back import Partition
 from backend_kwargs.compilers.precision.bounds import Used
-from backend_kwargs.compilers.tvm.summary import Partition
 from backend_kwargs.registry import decided
 
 if TYPE_CHECKING:
@@ -59,6 +58,14 @@ class OpenVINO:
     failed: int
     by_inductor: int
     in_eager: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePart:
+    """A part of a graph that an engine compiled: the number of ATen operators, and the seconds of its compile."""
+
+    operators: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

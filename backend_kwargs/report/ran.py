@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from backend_kwargs.compile_records import Record
-from backend_kwargs.compilers.fell_back import ATTEMPTS, ENGINE_SUMMARY, why_fell_back
-from backend_kwargs.report.graphs import Code, EngineShare, OpenVINO, Ran, Relax, number
+from backend_kwargs.compilers.fell_back import ATTEMPTS, summary_of, why_fell_back
+from backend_kwargs.report.graphs import Code, EnginePart, EngineShare, OpenVINO, Ran, Relax, number
 
+TVM = "TVM"
 RETURNED = Ran("fell_back", "ran in eager: the backend returned the graph unchanged")
 UNKNOWN = Ran("unknown", "unknown what runs it: this backend does not report whether it fell back")
 
@@ -23,13 +24,21 @@ def openvino_of(record: Record) -> OpenVINO | None:
     )
 
 
+def relax_of(record: Record) -> Relax | None:
+    """Return TVM's part of a graph, None if another compiler made it; its backward graph is added once compiled."""
+    summary = summary_of(record.compiled())
+    if summary is None or summary.compiler != TVM:
+        return None
+    return Relax(tuple(summary.partitions), dict(summary.fallbacks), summary.failed)
+
+
 def engine_of(record: Record) -> EngineShare | None:
     """Return ONNX Runtime's or OpenVINO's own compiler's part of a graph, None if another compiler made it."""
-    summary = getattr(record.compiled(), ENGINE_SUMMARY, None)
-    if summary is None:
+    summary = summary_of(record.compiled())
+    if summary is None or summary.compiler == TVM:
         return None
-    partitions, notes = tuple(summary.partitions), tuple(summary.notes)
-    return EngineShare(summary.compiler, partitions, dict(summary.fallbacks), notes, summary.failed)
+    partitions = tuple(EnginePart(each.operators, each.seconds) for each in summary.partitions)
+    return EngineShare(summary.compiler, partitions, dict(summary.fallbacks), summary.notes, summary.failed)
 
 
 def ran_of(
@@ -45,7 +54,7 @@ def ran_of(
     if openvino:
         return _of_openvino(openvino)
     if relax:
-        return _in_eager("TVM", relax)
+        return _in_eager(TVM, relax)
     if record.backend.takes_inductor_options or record.spec == "dynamo:inductor":
         return None
     if codes:

@@ -23,6 +23,7 @@ from torch._dynamo.eval_frame import innermost_fn
 
 import backend_kwargs as bk
 from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.compilers.fell_back import summary_of
 from backend_kwargs.measure import environment, interleave, median_interval, ratio_interval, status_of
 
 IN_ATEN = ("mm", "addmm", "bmm", "baddbmm", "convolution")
@@ -117,7 +118,7 @@ class Watched:
 
         def compile_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
             run = backend(gm, example_inputs)
-            self.summaries.append(innermost_fn(run).tvm_summary)
+            self.summaries.append(summary_of(innermost_fn(run)))
             return run
 
         return torch.compile(model, backend=compile_graph)

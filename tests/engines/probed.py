@@ -12,7 +12,6 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -21,6 +20,9 @@ from probes import EPS, NEVER_ON_A_CPU, Call, calls, difference, names_of
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from backend_kwargs.compilers.part_compiler import PartCompiler, why_not
+from backend_kwargs.compilers.parts import finished
 
 aten = torch.ops.aten
 # What docs/other-backends.md and docs/tvm.md name as different, as a mask of the elements that are not compared.
@@ -121,6 +123,24 @@ def after(wanted: torch.Tensor) -> torch.Tensor:
     return wanted.float() + 1 if wanted.dtype == torch.bool else -wanted if wanted.is_floating_point() else wanted
 
 
+def part_compiler(name: str) -> PartCompiler:
+    """Return a compiler of parts with its default options."""
+    if name == "tvm":
+        from backend_kwargs.compilers.tvm.part_compiler import TVM
+        from backend_kwargs.compilers.tvm.settings import Settings as OfTVM
+
+        return TVM(OfTVM())
+    if name == "onnxruntime":
+        from backend_kwargs.compilers.engines.onnx_session import ONNXRuntime
+        from backend_kwargs.compilers.engines.onnx_settings import Settings as OfONNXRuntime
+
+        return ONNXRuntime(OfONNXRuntime())
+    from backend_kwargs.compilers.engines.openvino_model import OpenVINO
+    from backend_kwargs.compilers.engines.openvino_settings import Settings as OfOpenVINO
+
+    return OpenVINO(OfOpenVINO())
+
+
 class Compiler:
     """What of an engine or of TVM the probes need."""
 
@@ -131,20 +151,8 @@ class Compiler:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        if name == "tvm":
-            from backend_kwargs.compilers.tvm.capture import decompositions
-            from backend_kwargs.compilers.tvm.lowering.node import DTYPES
-
-            self.dtypes, self.table = tuple(DTYPES), decompositions()
-            return
-        if name == "onnxruntime":
-            from backend_kwargs.compilers.engines.onnx_session import ONNXRuntime as Engine
-            from backend_kwargs.compilers.engines.onnx_settings import Settings
-        else:
-            from backend_kwargs.compilers.engines.openvino_model import OpenVINO as Engine
-            from backend_kwargs.compilers.engines.openvino_settings import Settings
-        self.engine = Engine(Settings())
-        self.dtypes, self.table = tuple(self.engine.dtypes), self.engine.decompositions()
+        self.compiler = part_compiler(name)
+        self.dtypes, self.table = tuple(self.compiler.dtypes), self.compiler.decompositions(trains=False)
 
     def has(self, op: Any) -> bool:
         """Return whether an operator may reach the compiler and is translated."""
@@ -167,13 +175,7 @@ class Compiler:
         names = set(names_of(op))
         if names & NEVER_ON_A_CPU:
             return True
-        if self.name == "tvm":
-            from backend_kwargs.compilers.tvm.supported import DENIED, TAGS
-
-            return bool(names & DENIED.keys()) or any(tag in op.tags for tag in TAGS)
-        from backend_kwargs.compilers.engines.engine import MEMORY, TAGS
-
-        return bool(names & (MEMORY | self.engine.denied.keys())) or any(tag in op.tags for tag in TAGS)
+        return bool(names & self.compiler.denied.keys()) or any(tag in op.tags for tag in self.compiler.tags)
 
     def operators(self) -> list[Any]:
         """Return the operators that it may take."""
@@ -199,38 +201,22 @@ class Compiler:
             return call.op in self.table and self.table[call.op](*args, **call.kwargs) is not NotImplemented
 
     def why_not(self, node: fx.Node) -> str:
-        if self.name == "tvm":
-            from backend_kwargs.compilers.tvm.partition import _why_not
-            from backend_kwargs.compilers.tvm.settings import Settings
-
-            return _why_not(node, Settings())
-        from backend_kwargs.compilers.engines.engine import why_not
-
-        return why_not(node, self.engine, ())
+        try:
+            return why_not(node, self.compiler)
+        except Exception as error:  # noqa: BLE001 - such a node runs in eager
+            return str(error)
 
     def built(self, part: fx.GraphModule) -> Callable[..., Any]:
         every = range(len(part.graph.output_node().args[0]))
-        if self.name == "tvm":
-            from backend_kwargs.compilers.tvm.build import build
-            from backend_kwargs.compilers.tvm.lowering import lower
-            from backend_kwargs.compilers.tvm.runtime import runner
-            from backend_kwargs.compilers.tvm.settings import Settings
-
-            lowered = lower(part)
-            made = build(lowered.mod, Settings(), torch.device("cpu"))
-            return runner(part, lowered, made.executable, torch.device("cpu"), every)
+        if self.name != "onnxruntime":
+            return finished(self.compiler.compile(part).run, part, every)
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         from backend_kwargs.compilers.engines.onnx_session import _registry
-        from backend_kwargs.compilers.engines.outputs import finished
 
         # Made anew at each export, the exporter's registry would take most of the time.
-        with (
-            patch.object(ONNXRegistry, "from_torchlib", staticmethod(lambda **_: _registry()))
-            if self.name == "onnxruntime"
-            else nullcontext()
-        ):
-            return finished(self.engine.build(part), part, every)
+        with patch.object(ONNXRegistry, "from_torchlib", staticmethod(lambda **_: _registry())):
+            return finished(self.compiler.compile(part).run, part, every)
 
 
 def differences(compiler: Compiler, made: Sequence[Call], fused: bool = False) -> dict[str, str]:

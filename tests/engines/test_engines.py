@@ -172,19 +172,19 @@ def test_what_it_has_not_runs_in_eager(engine):
 @pytest.fixture
 def refused(monkeypatch):
     """Make the first part of each graph refuse its inputs; return the number of its calls."""
-    from backend_kwargs.compilers.engines import compile_graph
+    from backend_kwargs.compilers import partitioned
 
-    calls, finished = [], compile_graph.finished
+    calls, finished = [], partitioned.finished
 
     def refuses(*args):
         calls.append(args)
         raise RuntimeError("no luck at all")
 
-    def first_refuses(run, part, observed):
-        monkeypatch.setattr(compile_graph, "finished", finished)
+    def first_refuses(run, part, visible):
+        monkeypatch.setattr(partitioned, "finished", finished)
         return refuses
 
-    monkeypatch.setattr(compile_graph, "finished", first_refuses)
+    monkeypatch.setattr(partitioned, "finished", first_refuses)
     return calls
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from typer.testing import CliRunner
 
 import backend_kwargs as bk
@@ -15,6 +16,7 @@ from backend_kwargs.compilers.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.compilers.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.compilers.auto.store import Store
 from backend_kwargs.compilers.engines import openvino_native
+from backend_kwargs.compilers.precision.bounds import measured_elsewhere
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 from backend_kwargs.templates import find_template
 
@@ -138,6 +140,19 @@ def without(monkeypatch, kind):
     monkeypatch.setattr(openvino_native, "_capabilities", lambda: frozenset({"FP32", "BF16", "FP16"} - {kind}))
 
 
+@torch.no_grad()
+def test_what_was_measured_serves(monkeypatch):
+    """On any processor, with float32 under another name: its error is in the report, and it is not compiled again."""
+    without(monkeypatch, "FP16")
+    monkeypatch.setattr(openvino_native, "HINTS", {"bf16": "f32"})
+    model = net()
+    compiled = torch.compile(model, backend=bk.make_backend("openvino-native", BF16))
+    assert error(compiled(X), model, X) < 1e-6
+    graph = bk.report(compiled).graphs[0]
+    assert (graph.precision.reason, graph.precision.max_error, len(graph.engine.partitions)) == ("", 0.01, 1)
+    assert graph.precision.error < 1e-6
+
+
 WRONG = {
     "no bound": (
         {"precision": "bf16"},
@@ -204,6 +219,18 @@ def test_an_ignored_hint_is_not_a_precision(monkeypatch):
     compiled = torch.compile(model, backend=bk.make_backend("openvino-native", precision="fp16", max_error=0.1))
     with pytest.warns(BackendKwargsWarning, match=r"without precision 'fp16': OpenVINO computes in .*, not in f16\.$"):
         assert error(compiled(X), model, X) < 1e-6
+
+
+@torch.no_grad()
+def test_where_the_caller_measures_an_ignored_hint_is_refused(monkeypatch):
+    """A race or a comparison would time float32 under the name of the precision."""
+    if not openvino_native.why_not_in("f16"):
+        pytest.skip("OpenVINO has float16 kernels for this CPU")
+    monkeypatch.setattr(openvino_native, "_capabilities", lambda: frozenset({"FP32", "BF16", "FP16"}))
+    compiled = torch.compile(net(), backend=bk.make_backend("openvino-native", precision="fp16", max_error=0.1))
+    refused = r"Precision 'fp16' is refused: OpenVINO computes in .*, not in f16\."
+    with measured_elsewhere(), pytest.raises(BackendCompilerFailed, match=refused):
+        compiled(X)
 
 
 @bf16_here

@@ -13,6 +13,7 @@ import torch
 from torch._dynamo.eval_frame import innermost_fn
 
 from backend_kwargs import make_backend
+from backend_kwargs.compilers.fell_back import summary_of
 from backend_kwargs.compilers.tvm.versions import unfit
 
 HERE = Path(__file__).parent
@@ -66,7 +67,7 @@ def compiled() -> Callable[..., Compiled]:
 
         def compiler_fn(gm: Any, example_inputs: Any) -> Any:
             made = backend(gm, example_inputs)
-            summaries.append(innermost_fn(made).tvm_summary)
+            summaries.append(summary_of(innermost_fn(made)))
             return made
 
         return Compiled(torch.compile(fn, backend=compiler_fn, dynamic=dynamic), summaries)

@@ -10,7 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tvm import relax
 from tvm.target import Target
 
-from backend_kwargs.compilers.tvm.capture import decompositions
+from backend_kwargs.compilers.parts import attach
+from backend_kwargs.compilers.tvm.decompositions import decompositions
 from backend_kwargs.compilers.tvm.lowering import Lowered, lower
 
 
@@ -23,6 +24,14 @@ def node_of(gm: fx.GraphModule, name: str) -> fx.Node:
     """Return the only call of an operator in the graph."""
     (node,) = (n for n in gm.graph.nodes if n.op == "call_function" and str(n.target) == f"aten.{name}")
     return node
+
+
+def with_constants(part: fx.GraphModule, constants: dict[str, torch.Tensor]) -> fx.GraphModule:
+    """Return a graph in which the placeholders in `constants` are attributes."""
+    outer = fx.Graph()
+    names = [node.name for node in part.graph.find_nodes(op="placeholder")]
+    attach(part, outer.call_module("part", tuple(map(outer.placeholder, names))), constants)
+    return part
 
 
 def runs(lowered: Lowered, names: list[str]) -> Callable[..., list[torch.Tensor]]:

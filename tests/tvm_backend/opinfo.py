@@ -33,6 +33,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import backend_kwargs as bk
+from backend_kwargs.compilers.fell_back import summary_of
 
 LIST = Path(__file__).with_name("opinfo.md")
 # With the samples of each operator: the other types differ from float32 at the first if they do.
@@ -100,7 +101,7 @@ def _sample(op: OpInfo, sample: Any, verdict: Verdict, gradients: bool) -> str:
 
     def recorded(gm: Any, inputs: Any, **kwargs: Any) -> Any:
         compiled = backend(gm, inputs, **kwargs)
-        summaries.append(getattr(compiled, "tvm_summary", None) or compiled.engine_summary)
+        summaries.append(summary_of(compiled))
         return compiled
 
     torch._dynamo.reset()

@@ -14,7 +14,7 @@ if unfit():  # the module below imports TVM
     pytest.skip(f"no TVM: {unfit()}", allow_module_level=True)
 
 from backend_kwargs import measure
-from backend_kwargs.compilers.tvm import compile_graph
+from backend_kwargs.compilers.tvm import part_compiler
 
 TUNED = {"scheduler": "meta_schedule", "trials": 1, "seed": 0}
 REASON = re.compile(r"it is faster: \S+ ms a call, and \S+ ms with TVM")
@@ -23,7 +23,7 @@ REASON = re.compile(r"it is faster: \S+ ms a call, and \S+ ms with TVM")
 @pytest.fixture
 def slow(monkeypatch):
     """Make each call of TVM's code take 20 ms longer."""
-    runner = compile_graph.runner
+    runner = part_compiler.runner
 
     def slow_runner(*args, **kwargs):
         run = runner(*args, **kwargs)
@@ -34,7 +34,7 @@ def slow(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(compile_graph, "runner", slow_runner)
+    monkeypatch.setattr(part_compiler, "runner", slow_runner)
 
 
 def chain(x):

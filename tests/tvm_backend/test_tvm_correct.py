@@ -166,6 +166,27 @@ def test_graph_leaves_the_graph_to_eager(compiled):
 
 
 @torch.no_grad()
+def test_a_graph_left_to_eager_has_no_parts(compiled, monkeypatch):
+    """If its second part cannot be built, the first one is not reported: it does not run."""
+    require_tvm()
+    from backend_kwargs.compilers.tvm import part_compiler
+
+    build, built = part_compiler.build, []
+
+    def builds_once(*args):
+        built.append(args)
+        if len(built) > 1:
+            raise RuntimeError("no luck")
+        return build(*args)
+
+    monkeypatch.setattr(part_compiler, "build", builds_once)
+    call, x = compiled(lambda x: torch.mm(x.sin(), x).cos(), fallback="graph", aten_ops=("mm",)), torch.randn(4, 4)
+    with pytest.warns(BackendKwargsWarning, match="TVM failed to compile a part of a graph"):
+        assert_close(call(x), torch.mm(x.sin(), x).cos())
+    assert (len(built), call.operators, call.fallbacks) == (2, 0, {"cos": "RuntimeError: no luck"})
+
+
+@torch.no_grad()
 def test_error_raises(compiled):
     with pytest.raises(BackendCompilerFailed, match=r"TVM cannot have 'rand_like': .*fallback='partition'"):
         compiled(with_noise, fallback="error")(torch.randn(4))
@@ -186,12 +207,12 @@ def test_aten_ops_are_no_failure(compiled, fallback):
 def test_failing_build_runs_in_eager(compiled, monkeypatch):
     """A part that cannot be built runs in eager, with a warning and the reason."""
     require_tvm()
-    from backend_kwargs.compilers.tvm import compile_graph
+    from backend_kwargs.compilers.tvm import part_compiler
 
     def build(*_):
         raise RuntimeError("no luck\nat all")
 
-    monkeypatch.setattr(compile_graph, "build", build)
+    monkeypatch.setattr(part_compiler, "build", build)
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(4)
     with pytest.warns(BackendKwargsWarning) as warned:
         assert_close(call(x), x.sin() + 1)

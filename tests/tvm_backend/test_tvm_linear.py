@@ -7,7 +7,9 @@ from torch.testing import assert_close
 
 tvm = pytest.importorskip("tvm")
 
-from backend_kwargs.compilers.tvm.lowering import lower  # noqa: E402 - TVM's tests are skipped whole where it is missing
+from lowered import with_constants  # noqa: E402 - TVM's tests are skipped whole where it is missing
+
+from backend_kwargs.compilers.tvm.lowering import lower  # noqa: E402
 
 
 def bias_of_rows(x, weight):
@@ -58,7 +60,7 @@ def graph():
     ],
 )
 def test_a_weight_is_read_as_it_lies_unless_it_is_turned_while_compiling(constants, functions):
-    mod = lower(graph(), constants).mod
+    mod = lower(with_constants(graph(), constants)).mod
     assert {var.name_hint for var, _ in mod.functions_items()} - {"main"} == functions
 
 

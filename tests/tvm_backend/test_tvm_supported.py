@@ -12,20 +12,22 @@ pytest.importorskip("tvm")
 from lowered import node_of
 from torch.nn import functional
 
+from backend_kwargs.compilers.part_compiler import why_not, why_unfit
+from backend_kwargs.compilers.parts import op_name
 from backend_kwargs.compilers.tvm import supported
-from backend_kwargs.compilers.tvm.capture import decompositions
 from backend_kwargs.compilers.tvm.checks import BECOMES
+from backend_kwargs.compilers.tvm.decompositions import decompositions
 from backend_kwargs.compilers.tvm.lowering.table import CONVERTERS, RESHAPED, SAME
-from backend_kwargs.compilers.tvm.partition import op_name
+from backend_kwargs.compilers.tvm.part_compiler import TVM
 from backend_kwargs.compilers.tvm.settings import Settings
-from backend_kwargs.compilers.tvm.supported import DENIED, why_not
+from backend_kwargs.compilers.tvm.supported import DENIED
 
 NO_OPTIONS = Settings(aten_ops=())
 x = torch.randn(4, 4)
 
 
 def reason(function, name, *args, settings=NO_OPTIONS, mode="fake"):
-    return why_not(node_of(make_fx(function, tracing_mode=mode)(*args), name), settings)
+    return why_not(node_of(make_fx(function, tracing_mode=mode)(*args), name), TVM(settings))
 
 
 @pytest.mark.parametrize(
@@ -120,18 +122,13 @@ def reason_on(device, function, *shapes, settings=NO_OPTIONS):
     """Return the reason for the first operator of a function of tensors on a device that need not exist."""
     with FakeTensorMode():
         gm = make_fx(function)(*(torch.empty(shape, device=device) for shape in shapes))
-    return why_not(next(node for node in gm.graph.nodes if node.op == "call_function"), settings)
+    return why_not(next(node for node in gm.graph.nodes if node.op == "call_function"), TVM(settings))
 
 
 def test_an_output_of_several_has_its_operators_reason():
     gm = make_fx(lambda x: torch.sort(x)[0])(x)
     (item,) = (node for node in gm.graph.nodes if node.target is operator.getitem and node.args[1] == 0)
-    assert why_not(item, NO_OPTIONS) == "TVM's sort orders equal elements and nan differently"
-
-
-def test_a_size_is_no_tensor():
-    gm = make_fx(lambda x: x.new_zeros(x.shape[0]), tracing_mode="symbolic")(x)
-    assert why_not(node_of(gm, "sym_size.int"), NO_OPTIONS) == "no tensor comes out"
+    assert why_not(item, TVM(NO_OPTIONS)) == "TVM's sort orders equal elements and nan differently"
 
 
 def test_a_symbol_that_is_no_size():
@@ -139,13 +136,15 @@ def test_a_symbol_that_is_no_size():
     assert reason(lambda x: x.reshape(-1).relu(), "relu.default", torch.randn(4, 6), mode="symbolic") == ""
 
 
-def test_equal_nodes_are_tried_once(monkeypatch):
-    tried = []
-    monkeypatch.setattr(supported, "_trials", {})
-    monkeypatch.setattr(supported, "_trial", lambda node: tried.append(node.name) or "")
-    for rows in (3, 3, 4):
-        reason(torch.relu, "relu.default", torch.randn(rows, 2))
-    assert len(tried) == 2
+def test_equal_nodes_are_converted_once(monkeypatch):
+    """A node is converted when it is asked for, and not again in its part; one of other sizes is another kernel."""
+    converted, relu = [], CONVERTERS["relu"]
+    monkeypatch.setitem(CONVERTERS, "relu", lambda node, x: converted.append(node) or relu(node, x))
+    gm = make_fx(lambda x: x.relu().relu() + x.flip(0).relu()[:1].relu(), decompositions(), tracing_mode="fake")(x)
+    compiler = TVM(NO_OPTIONS)
+    assert {why_not(node, compiler) for node in gm.graph.nodes if node.op == "call_function"} == {""}
+    compiler.compile(gm)
+    assert len(converted) == 2
 
 
 def test_nothing_is_both_denied_and_lowered():
@@ -256,7 +255,7 @@ def value_of(shape, dtype=torch.float32, device="cpu"):
 )
 def test_which_values_tvm_takes(values, why):
     """Dense tensors of one device, with elements, of a dtype that both know."""
-    assert supported._unsupported_value(values) == why
+    assert why_unfit(values, TVM(NO_OPTIONS)) == why
 
 
 def test_which_names_are_denied():

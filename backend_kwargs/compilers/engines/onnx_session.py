@@ -25,10 +25,17 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
-from backend_kwargs.compilers.engines.engine import Run, argument, uses_more_than_first
+from backend_kwargs.compilers.engines.engine import (
+    MEMORY,
+    Engine,
+    argument,
+    dense,
+    fixed_sizes,
+    uses_more_than_first,
+)
 from backend_kwargs.compilers.engines.onnx_settings import Settings
-from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
-from backend_kwargs.compilers.parts import op_name
+from backend_kwargs.compilers.part_compiler import CompiledPart
+from backend_kwargs.compilers.parts import op_name, returned_by
 
 LEVELS = {
     "disabled": "ORT_DISABLE_ALL",
@@ -50,6 +57,7 @@ WEIGHTS = "infinities and nan times a weight of zero are nan"
 # The exporter writes exp(x*x) * erfc(x), which overflows, and adds pi to atan2 by the sign of its first argument.
 DENIED: Mapping[str, str] = MappingProxyType(
     {
+        **MEMORY,
         "special_erfcx": "the exporter's formula overflows",
         "atan2": "the exporter's formula has the other sign at zero",
         "topk": "ONNX Runtime orders equal values differently",
@@ -105,17 +113,14 @@ LINES: Mapping[str, str] = MappingProxyType(
 )
 
 
-class ONNXRuntime:
-    """ONNX Runtime on a CPU, as an `engine.Engine`."""
+class ONNXRuntime(Engine):
+    """ONNX Runtime on a CPU."""
 
     name: ClassVar[str] = "ONNX Runtime"
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
     denied: ClassVar[Mapping[str, str]] = DENIED
     denied_floats: ClassVar[Mapping[str, str]] = DENIED_FLOATS
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.min_block_size = settings.min_block_size
+    settings: Settings
 
     def lacks(self, node: fx.Node) -> str:
         if not _registry().is_registered(node.target):
@@ -129,19 +134,19 @@ class ONNXRuntime:
             return "ONNX Runtime squeezes only a size of one"
         return next((why for op, name, holds, why in UNTRANSLATED if _has(node, op, name, holds)), "")
 
-    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+    def decompositions(self, trains: bool = False) -> dict[Any, Callable[..., Any]]:
         from torch._decomp import core_aten_decompositions
 
         core = dict(core_aten_decompositions())
         return {op: rule for op, rule in core.items() if not _registry().is_registered(op)} | {**FORMULAS}
 
-    def build(self, part: fx.GraphModule) -> Run:
+    def compile(self, part: fx.GraphModule) -> CompiledPart:
         import onnxruntime
 
         onnxruntime.disable_telemetry_events()
         model = _model(exported(part))
         session = onnxruntime.InferenceSession(model, _options(self.settings), providers=["CPUExecutionProvider"])
-        return _Session(session, part)
+        return CompiledPart(_Session(session, part))
 
 
 def _has(node: fx.Node, op: str, name: str, holds: Callable[[Any], bool]) -> bool:
@@ -206,7 +211,7 @@ def exported(part: fx.GraphModule) -> ExportedProgram:
     for node in part.graph.nodes:
         if node.op == "call_function":
             made[node] = graph.node_copy(node, made.__getitem__)
-    outputs = [made[node] for node in results_of_part(part)]
+    outputs = [made[node] for node in returned_by(part)]
     graph.output(tuple(outputs))
     held = {node: str(node.target) for node in attributes}
     inputs = [
@@ -295,7 +300,7 @@ class _Session:
         self.session = session
         self.kinds = {dtype: np.dtype(name).type for dtype, name in TYPES.items()}
         self.inputs = [each.name for each in session.get_inputs()]
-        results = results_of_part(part)
+        results = returned_by(part)
         names = [each.name for each in session.get_outputs()]
         self.outputs = [
             (name, fixed_sizes(node), node.meta["val"].dtype) for name, node in zip(names, results, strict=True)

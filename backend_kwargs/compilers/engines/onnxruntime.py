@@ -6,12 +6,10 @@ from typing import Any, ClassVar
 
 from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.compilers.engines.onnx_settings import OPTIONS, Settings
-from backend_kwargs.options import Option, lookup
-from backend_kwargs.requirements import CannotWorkError, Limit, Rule, limits
-from backend_kwargs.trust import Check
+from backend_kwargs.options import Option
+from backend_kwargs.requirements import Rule
 
-KIND = "ONNX Runtime option"
-NEEDS = ("onnxruntime", "onnx", "onnxscript")
+PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 
 
 def _sequential(value: Callable[[str], Any]) -> str:
@@ -22,29 +20,21 @@ def _sequential(value: Callable[[str], Any]) -> str:
 class ONNXRuntimeCompiler(DeclaredCompiler):
     """ONNX Runtime on a CPU, for inference, with parameters as constants."""
 
+    library: ClassVar[str] = "ONNX Runtime"
     registered: ClassVar[str] = "tmpl-onnxruntime"
     line: ClassVar[str] = "ONNX Runtime under options: inference, parameters as constants, the rest in eager"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = (Rule("inter_op_num_threads", unless=_sequential),)
-    distributions: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx", "onnxscript")
+    distributions: ClassVar[tuple[str, ...]] = PACKAGES
+    needs: ClassVar[tuple[str, ...]] = PACKAGES
+    raced: ClassVar[bool] = True
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False
-
-    def option(self, name: str) -> Option:
-        return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend onnxruntime` shows all.")
-
-    def checked(self, option: Option, value: Any, coerce: Check) -> Any:
-        return coerce(option, value, KIND)
-
-    def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
-        if lacking := limits(f"Backend {self.name!r}", NEEDS):
-            raise CannotWorkError(*lacking)
 
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
-        from backend_kwargs.compilers.engines.compile_graph import compile_graph
         from backend_kwargs.compilers.engines.onnx_session import ONNXRuntime
+        from backend_kwargs.compilers.partitioned import compile_graph
 
-        settings = Settings(**options)
-        return compile_graph(gm, example_inputs, ONNXRuntime(settings), settings.aten_ops)
+        return compile_graph(gm, example_inputs, ONNXRuntime(Settings(**options)))

@@ -10,10 +10,18 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from backend_kwargs.compilers.engines.engine import Run, argument, reads_floats, uses_more_than_first
+from backend_kwargs.compilers.engines.engine import (
+    MEMORY,
+    Engine,
+    argument,
+    dense,
+    fixed_sizes,
+    reads_floats,
+    uses_more_than_first,
+)
 from backend_kwargs.compilers.engines.openvino_settings import Settings
-from backend_kwargs.compilers.engines.outputs import dense, fixed_sizes, results_of_part
-from backend_kwargs.compilers.parts import calls_of, op_name
+from backend_kwargs.compilers.part_compiler import CompiledPart
+from backend_kwargs.compilers.parts import calls_of, op_name, returned_by
 
 # No integers: on a CPU OpenVINO computes int64 in 32 bits, and saturates or rounds int32, without an error.
 TYPES = {torch.float32: "f32", torch.bool: "boolean"}
@@ -27,6 +35,7 @@ DENIED: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(("topk", "sort", "kthvalue", "median", "mode"), "OpenVINO orders equal values differently")
     | dict.fromkeys(("var", "var_mean", "std", "std_mean"), "OpenVINO ignores the correction")
     | {
+        **MEMORY,
         "log_sigmoid_forward": "OpenVINO's frontend has one result of two",
         "_native_batch_norm_legit.no_stats": "OpenVINO's frontend has one result of three",
     }
@@ -56,17 +65,14 @@ PERMUTING = frozenset({"permute", "t", "transpose"})
 MOVING = PERMUTING | {"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "slice", "select", "expand", "clone"}
 
 
-class OpenVINO:
-    """OpenVINO on a CPU, as an `engine.Engine`."""
+class OpenVINO(Engine):
+    """OpenVINO on a CPU."""
 
     name: ClassVar[str] = "OpenVINO"
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
     denied: ClassVar[Mapping[str, str]] = DENIED
     denied_floats: ClassVar[Mapping[str, str]] = DENIED_FLOATS
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.min_block_size = settings.min_block_size
+    settings: Settings
 
     def lacks(self, node: fx.Node) -> str:
         if str(node.target) not in _translated():
@@ -85,14 +91,14 @@ class OpenVINO:
         empty = any(isinstance(each, list | tuple) and not each for each in node.args)
         return "OpenVINO has no type for an empty list" if empty else ""
 
-    def decompositions(self) -> dict[Any, Callable[..., Any]]:
+    def decompositions(self, trains: bool = False) -> dict[Any, Callable[..., Any]]:
         from openvino.frontend.pytorch.torchdynamo.export_decompositions import ops_to_not_decompose
         from torch._decomp import core_aten_decompositions
 
         kept = set(ops_to_not_decompose())
         return {op: rule for op, rule in dict(core_aten_decompositions()).items() if op not in kept}
 
-    def build(self, part: fx.GraphModule) -> Run:
+    def compile(self, part: fx.GraphModule) -> CompiledPart:
         _separate_constants(part)
         model = _converted(part)
         copies = _without_copies(model)
@@ -106,11 +112,10 @@ class OpenVINO:
         }
         # The part must live as long as the model, which shares its constants.
         compiled = _core().compile_model(model, "CPU", {**own, **(self.settings.config or {})})
-        run = _Model(compiled, part, copies)
-        computed_in = compiled.get_property(HINT).to_string()
-        if HINT not in (self.settings.config or {}) and computed_in != self.settings.inference_precision:
-            run.note = f"OpenVINO computes in {computed_in}, not in {self.settings.inference_precision}"
-        return run
+        asked, computed_in = self.settings.inference_precision, compiled.get_property(HINT).to_string()
+        other = HINT not in (self.settings.config or {}) and computed_in != asked
+        notes = (f"OpenVINO computes in {computed_in}, not in {asked}",) if other else ()
+        return CompiledPart(_Model(compiled, part, copies), notes=notes)
 
 
 @cache
@@ -190,7 +195,7 @@ def _converted(part: fx.GraphModule) -> Any:
         given.get_node().set_element_type(getattr(openvino.Type, kind))
         given.get_node().set_partial_shape(openvino.PartialShape(sizes))
     model.validate_nodes_and_infer_types()
-    for result, node in zip(model.outputs, results_of_part(part), strict=True):
+    for result, node in zip(model.outputs, returned_by(part), strict=True):
         _check(result, node)
     return model
 
@@ -228,7 +233,7 @@ class _Model:
 
     def __init__(self, compiled: Any, part: fx.GraphModule, copies: Mapping[int, int]) -> None:
         self.compiled, self.part, self.copies = compiled, part, copies
-        computed = [node for i, node in enumerate(results_of_part(part)) if i not in copies]
+        computed = [node for i, node in enumerate(returned_by(part)) if i not in copies]
         # OpenVINO replaces an output buffer of another size by its own memory.
         sure = [output.get_partial_shape().is_static for output in compiled.outputs]
         self.outputs = [
@@ -236,7 +241,6 @@ class _Model:
             for fixed, node in zip(sure, computed, strict=True)
         ]
         self.requests = threading.local()
-        self.note = ""
 
     def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
         from openvino import Tensor

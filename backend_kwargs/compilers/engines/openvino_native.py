@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.compilers.engines.openvino_settings import OPTIONS, Hint, Settings
+from backend_kwargs.compilers.fell_back import summary_of
 from backend_kwargs.compilers.precision import table
+from backend_kwargs.compilers.precision.bounds import UnfitPrecisionError
 from backend_kwargs.errors import BackendKwargsError, unknown
-from backend_kwargs.options import Option, lookup
-from backend_kwargs.requirements import CannotWorkError, Limit, Rule, limits
+from backend_kwargs.options import Option
+from backend_kwargs.requirements import CannotWorkError, Limit, Rule
 from backend_kwargs.trust import Check
 
-KIND = "OpenVINO option"
 # The values of OpenVINO's INFERENCE_PRECISION_HINT, which it ignores where it lacks the capability.
 HINTS: Mapping[str, Hint] = MappingProxyType({"bf16": "bf16", "fp16": "f16"})
 REMEDY = "leave it out"
@@ -25,27 +26,26 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType({"bf16": "BF16", "f16": "FP16
 class OpenVINONativeCompiler(DeclaredCompiler):
     """OpenVINO on a CPU, for inference, with parameters as constants."""
 
+    library: ClassVar[str] = "OpenVINO"
     registered: ClassVar[str] = "tmpl-openvino-native"
     line: ClassVar[str] = "OpenVINO's own compiler under options: inference, parameters as constants, the rest in eager"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = tuple(rule for rule in table.RULES if rule.options == "max_error")
     precisions: ClassVar[tuple[str, ...]] = tuple(HINTS)
     distributions: ClassVar[tuple[str, ...]] = ("openvino",)
+    needs: ClassVar[tuple[str, ...]] = ("openvino",)
+    raced: ClassVar[bool] = True
     freezes: ClassVar[bool] = True
     trains: ClassVar[bool] = False
 
-    def option(self, name: str) -> Option:
-        return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend openvino-native` shows all.")
-
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
-        return coerce(option, table.named(value) if option.name == "precision" else value, KIND)
+        return super().checked(option, table.named(value) if option.name == "precision" else value, coerce)
 
     def why_not_in(self, precision: str) -> str:
         return why_not_in(HINTS[precision])
 
     def verify(self, templates: Sequence[str], options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:
-        if lacking := limits(f"Backend {self.name!r}", ("openvino",)):
-            raise CannotWorkError(*lacking)
+        super().verify(templates, options, tell)
         for name in options.get("config") or {}:
             if name not in _properties():
                 raise unknown("property of OpenVINO's CPU", name, _properties())
@@ -76,21 +76,26 @@ class OpenVINONativeCompiler(DeclaredCompiler):
     def compile(
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
-        from backend_kwargs.compilers.engines.compile_graph import compile_graph
         from backend_kwargs.compilers.engines.openvino_model import OpenVINO
+        from backend_kwargs.compilers.partitioned import compile_graph
 
-        def compile_in(hint: Hint, gm: Any) -> Callable[..., Any]:
-            own = replace(settings, inference_precision=hint)
-            return compile_graph(gm, example_inputs, OpenVINO(own), own.aten_ops)
+        def compile_in(hint: Hint, gm: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+            compiled = compile_graph(gm, inputs, OpenVINO(replace(settings, inference_precision=hint)))
+            # OpenVINO may compute in another precision than its hint names, without an error.
+            if settings.precision and hint != "f32" and (summary := summary_of(compiled)) and summary.notes:
+                raise UnfitPrecisionError("; ".join(summary.notes))
+            return compiled
 
         settings = Settings(**options)
         if not settings.precision:
-            return compile_graph(gm, example_inputs, OpenVINO(settings), settings.aten_ops)
-        from backend_kwargs.compilers.engines.lowered import compile_lowered
+            return compile_in(settings.inference_precision, gm, example_inputs)
+        from backend_kwargs.compilers.precision.lowered import Asked, compile_lowered
 
         (precision,) = table.named(settings.precision)
-        lowered, exact = partial(compile_in, HINTS[precision]), partial(compile_in, "f32")
-        return compile_lowered(gm, example_inputs, precision, settings.max_error, lowered, exact)
+        asked = Asked(precision, settings.max_error, by_compiler=True)
+        return compile_lowered(
+            gm, example_inputs, asked, partial(compile_in, HINTS[precision]), partial(compile_in, "f32")
+        )
 
 
 def why_not_in(hint: str) -> str:

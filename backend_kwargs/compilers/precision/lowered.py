@@ -10,6 +10,7 @@ import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
+from backend_kwargs.compilers.fell_back import left_to_eager
 from backend_kwargs.compilers.freezing import lifted_parameters, only_read_parameters
 from backend_kwargs.compilers.graphs import copy_of_graph, has_transforms, keep_inputs
 from backend_kwargs.compilers.parameter_guards import dropping_guards, guard_parameters
@@ -26,12 +27,16 @@ CompileGm = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A precision for one graph; `max_error` is None if the caller, a race, measures the error itself."""
+    """A precision for one graph; `max_error` is None if the caller, a race, measures the error itself.
+
+    With `by_compiler` the compiler lowers the precision, and the graph stays as it is.
+    """
 
     precision: str
     max_error: float | None
     freezing: bool = False
     strict: bool = False
+    by_compiler: bool = False
 
 
 @dataclass
@@ -45,11 +50,16 @@ class Lowered:
 
 
 def compile_lowered(
-    gm: GraphModule, example_inputs: Sequence[Any], asked: Asked, compile_gm: CompileGm
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    asked: Asked,
+    compile_gm: CompileGm,
+    compile_captured: CompileGm | None = None,
 ) -> Callable[..., Any]:
     """Compile `gm` in the requested precision, or as captured if that is impossible or its error exceeds the bound.
 
-    Without a bound, or if `asked.strict`, raise instead. `compile_gm` is called with a copy of `gm`, or with `gm`.
+    Without a bound, or if `asked.strict`, raise instead. `compile_gm` is called with a copy of `gm`, and
+    `compile_captured`, by default the same function, with `gm`.
     """
     used = Used(asked.precision, None, None if is_measured_elsewhere() else asked.max_error)
     note_used(used)
@@ -62,7 +72,7 @@ def compile_lowered(
         warn_once(f"A graph is compiled without precision {asked.precision!r}: {unfit}.")
         used.reason = str(unfit)
         drop_guards()
-        return compile_gm(gm, example_inputs)
+        return (compile_captured or compile_gm)(gm, example_inputs)
 
 
 def _compiled(
@@ -80,12 +90,16 @@ def _compiled(
             compiled = compile_gm(lowered.gm, [example_inputs[at] for at in lowered.kept])
         return _following(compiled, lowered, watched=not asked.freezing) if lowered.held.positions else compiled
 
-    return serving(gm, example_inputs, used, compile_copy)
+    served = serving(gm, example_inputs, used, compile_copy)
+    used.reason = left_to_eager(served)  # a part may have failed at the calls that measure
+    return served
 
 
 def lower(gm: GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Lowered:
     """Return a copy of `gm` in the precision; raise UnfitPrecisionError if no operation can be computed in it."""
     precision = PRECISIONS[asked.precision]
+    if asked.by_compiler:
+        return Lowered(copy_of_graph(gm), list(range(len(example_inputs))), 0)
     if why := _why_unfit(example_inputs, asked.precision):
         raise UnfitPrecisionError(why)
     lowered = Lowered(copy_of_graph(gm), list(range(len(example_inputs))), 0)

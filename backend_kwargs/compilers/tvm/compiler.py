@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from backend_kwargs.compilers.declared import DeclaredCompiler
 from backend_kwargs.compilers.tvm.checks import checked
-from backend_kwargs.compilers.tvm.settings import OPTIONS, RULES, Settings, tvm_option, verify
+from backend_kwargs.compilers.tvm.settings import OPTIONS, REMOVED, RULES, Settings, verify
 from backend_kwargs.compilers.tvm.versions import WORKING, require_tvm, unfit
+from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.options import Option
 from backend_kwargs.requirements import INSTALL_TVM, CannotWorkError, Limit, Rule
 from backend_kwargs.trust import Check
@@ -17,15 +18,19 @@ from backend_kwargs.trust import Check
 class TVMCompiler(DeclaredCompiler):
     """TVM, by Relax and its virtual machine."""
 
+    library: ClassVar[str] = "TVM"
     registered: ClassVar[str] = "tmpl-tvm"  # "tvm" is dynamo's own backend
     line: ClassVar[str] = "Apache TVM under options: Relax, tuned or untuned kernels, eager for what TVM lacks"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
     rules: ClassVar[tuple[Rule, ...]] = RULES
     distributions: ClassVar[tuple[str, ...]] = tuple(WORKING)
+    raced: ClassVar[bool] = True
     freeze_option: ClassVar[str] = "freeze"
 
     def option(self, name: str) -> Option:
-        return tvm_option(name)
+        if name in REMOVED:
+            raise BackendKwargsError(f"TVM option {name!r} {REMOVED[name]}.")
+        return super().option(name)
 
     def checked(self, option: Option, value: Any, coerce: Check) -> Any:
         return checked(option, value, coerce)
@@ -39,6 +44,12 @@ class TVMCompiler(DeclaredCompiler):
         self, gm: Any, example_inputs: Sequence[Any], options: Mapping[str, Any], name: str | None
     ) -> Callable[..., Any]:
         require_tvm()
-        from backend_kwargs.compilers.tvm.compile_graph import compile_graph
+        import torch
 
-        return compile_graph(gm, example_inputs, Settings.of(options))
+        from backend_kwargs.compilers.partitioned import compile_graph
+        from backend_kwargs.compilers.tvm.part_compiler import TVM
+
+        settings = Settings.of(options)
+        if settings.freeze and torch.is_grad_enabled():
+            warn_once("Option 'freeze' is inert while gradients are recorded: call the model under torch.no_grad().")
+        return compile_graph(gm, example_inputs, TVM(settings))

@@ -1,7 +1,7 @@
-"""The callable of one part: inputs in the form that the VM needs, outputs in the form that the graph needs."""
+"""The callable of one part: inputs in the form that the VM needs, outputs as torch tensors."""
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.utils.dlpack import from_dlpack
 from tvm import relax
 
-Run = Callable[[Sequence[Any]], Any]
+from backend_kwargs.compilers.parts import Run
 
 # TVM's code loads whole vectors from addresses aligned as in its own tensors; other addresses crash the process.
 ALIGNMENT = 64
@@ -27,13 +27,8 @@ class _Main(threading.local):
         self.call = relax.VirtualMachine(library, device, allocator)["main"]
 
 
-def runner(
-    part: GraphModule, lowered: Any, executable: Any, device: torch.device, observed: Collection[int]
-) -> Callable[..., Any]:
-    """Return a function that computes the same as `part`, by the VM.
-
-    `observed` has the positions of outputs whose strides are visible: these get eager's strides.
-    """
+def runner(part: GraphModule, lowered: Any, executable: Any, device: torch.device) -> Run:
+    """Return a function that computes the results of `part` by the VM, none of them in the memory of another value."""
     placeholders = {node.name: node.meta["val"] for node in part.graph.find_nodes(op="placeholder")}
     names = list(placeholders)
     taken = [names.index(name) for name in lowered.inputs]
@@ -42,15 +37,23 @@ def runner(
     main = _Main(executable.jit(), tvm.device(device.type, device.index or 0), "naive" if sizes else "pooled")
     brings_stream = any(isinstance(placeholders[name], torch.Tensor) for name in lowered.inputs)
     run = _on_stream(device, main, brings_stream=brings_stream)
-    finish = _Finish(part, observed)
+    shared: list[int] | None = None
 
-    def call(*args: Any) -> Any:
+    def call(args: Sequence[Any]) -> list[torch.Tensor]:
+        nonlocal shared
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return part(*args)  # TVM's pool would reuse memory that the user's own CUDA graph writes at each replay
+            # TVM's pool would reuse memory that the user's own CUDA graph writes at each replay.
+            result = part(*args)
+            return [result] if isinstance(result, torch.Tensor) else list(result)
         inputs = [_ready(args[i]) for i in taken]
         if sizes:
             inputs.append(tvm_ffi.Shape(tuple(read(args) for read in sizes)))
-        return finish(run(inputs), inputs, run)
+        outputs = _tensors(run(inputs))
+        if shared is None:
+            shared = _shared(outputs, inputs, _tensors(run(inputs)))
+        for i in shared:
+            outputs[i] = outputs[i].clone()
+        return outputs
 
     return call
 
@@ -74,7 +77,7 @@ def _reader(source: Any, names: Sequence[str]) -> Callable[[Sequence[Any]], int]
     return lambda args: int(args[place]) if dim is None else args[place].shape[dim]
 
 
-def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Run:
+def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Callable[[Sequence[Any]], Any]:
     """Return a function that calls the VM on torch's current stream; any tensor among the inputs sets the stream."""
     if device.type == "cpu":
         return lambda inputs: main.call(*inputs)
@@ -100,28 +103,6 @@ def _after_last_stream(device: torch.device) -> None:
     _last_streams[device] = current
 
 
-class _Finish:
-    """Converts the VM's results to those of the part: torch's tensors, unshared, with eager's strides."""
-
-    def __init__(self, part: GraphModule, observed: Collection[int]) -> None:
-        result: Any = part.graph.output_node().args[0]
-        self.single = not isinstance(result, tuple)
-        self.values = [node.meta["val"] for node in ((result,) if self.single else result)]
-        self.orders = {i: order for i in observed if (order := _order(self.values[i]))}
-        self.shared: list[int] | None = None
-
-    def __call__(self, returned: Any, inputs: Sequence[Any], run: Run) -> Any:
-        outputs = _tensors(returned)
-        if self.shared is None:
-            self.shared = _shared(outputs, inputs, _tensors(run(inputs)))
-        for i in self.shared:
-            outputs[i] = outputs[i].clone()
-        for i, order in self.orders.items():
-            inverse = [order.index(dim) for dim in range(len(order))]
-            outputs[i] = outputs[i].permute(*order).contiguous().permute(*inverse)
-        return outputs[0] if self.single else outputs
-
-
 def _tensors(returned: Any) -> list[torch.Tensor]:
     """Return the VM's results as torch tensors, which they are already if an input was one."""
     outputs = [returned] if isinstance(returned, torch.Tensor | tvm.runtime.Tensor) else list(returned)
@@ -141,11 +122,3 @@ def _shared(outputs: Sequence[torch.Tensor], inputs: Sequence[Any], again: Seque
             found.append(i)
         taken.add(address)
     return found
-
-
-def _order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions from the slowest to the fastest in memory, None if that is their natural order."""
-    # Hints, since comparing symbols would add a guard, and recompile for other sizes.
-    strides = [stride if isinstance(stride, int) else int(stride.node.hint) for stride in value.stride()]
-    order = tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
-    return order if order != tuple(range(value.dim())) else None

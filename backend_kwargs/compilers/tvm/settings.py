@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from backend_kwargs.compilers.tvm.checks import KIND, TUNING
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options import Option, declared, lookup
+from backend_kwargs.options import declared
 from backend_kwargs.requirements import Limit, Rule
 from backend_kwargs.trust import TVM_DATA
 
@@ -68,13 +68,6 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "mode": "is for Inductor; TVM has 'scheduler' and 'trials'",
     }
 )
-
-
-def tvm_option(name: str) -> Option:
-    """Return the option called `name`, or raise with the closest name or its replacement."""
-    if name in REMOVED:
-        raise BackendKwargsError(f"{KIND} {name!r} {REMOVED[name]}.")
-    return lookup(name, OPTIONS, KIND, "`backend-kwargs options --backend tvm` shows all.")
 
 
 def verify(options: Mapping[str, Any], tell: Callable[[Limit], None]) -> None:

@@ -1,6 +1,6 @@
-"""Lowering of ATen to Relax: `graph` visits the nodes, with the converters that `table` collects."""
+"""Lowering of ATen to Relax: `graph` visits the nodes, whose `kernels` the converters in `table` make."""
 
 from backend_kwargs.compilers.tvm.lowering.graph import Lowered, lower
-from backend_kwargs.compilers.tvm.lowering.node import Unsupported
+from backend_kwargs.compilers.tvm.lowering.kernels import Kernels
 
-__all__ = ["Lowered", "Unsupported", "lower"]
+__all__ = ["Kernels", "Lowered", "lower"]

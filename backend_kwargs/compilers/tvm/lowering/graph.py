@@ -5,23 +5,23 @@ tensor expressions over the output's fake tensor, whose shape and dtype are know
 """
 
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import tvm
 from torch import fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 from tvm import relax, tirx
 
-from backend_kwargs.compilers.parts import expression, symbols_of
+from backend_kwargs.compilers.part_compiler import Unsupported
+from backend_kwargs.compilers.parts import names_of, symbols_of
+from backend_kwargs.compilers.tvm.lowering.kernels import Kernels
 from backend_kwargs.compilers.tvm.lowering.linear import join_transposed
-from backend_kwargs.compilers.tvm.lowering.node import Node, Unsupported, dtype, is_float
-from backend_kwargs.compilers.tvm.lowering.table import RESHAPED, SAME, converter, names_of
+from backend_kwargs.compilers.tvm.lowering.node import dtype
+from backend_kwargs.compilers.tvm.lowering.table import RESHAPED, SAME
 from backend_kwargs.compilers.tvm.opaque import hide
 from backend_kwargs.compilers.tvm.shapes import ShapeSource, UnknownSize, to_tvm, unread
-from backend_kwargs.errors import error_text
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,20 @@ class Lowered:
     outputs: int
 
 
-def lower(gm: fx.GraphModule, constants: Mapping[str, torch.Tensor] | None = None) -> Lowered:
-    """Lower a graph whose nodes have fake tensors as meta["val"]; the placeholders in `constants` are bound.
+def lower(gm: fx.GraphModule, kernels: Kernels | None = None) -> Lowered:
+    """Lower a graph whose nodes have fake tensors as meta["val"]; its attributes are constants.
 
     Raises Unsupported for the first node that TVM cannot have.
     """
-    join_transposed(gm, constants or {})
-    return _Lowering(gm, constants or {}).lowered()
+    join_transposed(gm)
+    return _Lowering(gm, kernels or Kernels()).lowered()
 
 
 class _Lowering:
     """The state of a lowering: the builder, TVM's variable for each symbol, and each node's value."""
 
-    def __init__(self, gm: fx.GraphModule, constants: Mapping[str, torch.Tensor]) -> None:
-        self.gm, self.constants, self.bb = gm, constants, relax.BlockBuilder()
+    def __init__(self, gm: fx.GraphModule, kernels: Kernels) -> None:
+        self.gm, self.kernels, self.bb = gm, kernels, relax.BlockBuilder()
         values = [node.meta.get("val") for node in gm.graph.nodes]
         self.variables = {symbol: tirx.Var(str(symbol), "int64") for symbol in sorted(symbols_of(values), key=str)}
         self.values: dict[Any, Any] = {}
@@ -56,7 +56,7 @@ class _Lowering:
         tensors = [
             node
             for node in self.gm.graph.find_nodes(op="placeholder")
-            if bool(node.users) and isinstance(node.meta["val"], torch.Tensor) and node.name not in self.constants
+            if bool(node.users) and isinstance(node.meta["val"], torch.Tensor)
         ]
         sources = self._sources(tensors)
         for node in tensors:
@@ -105,75 +105,41 @@ class _Lowering:
         return self.values[node]
 
     def _step(self, node: fx.Node) -> None:
-        if node.op == "placeholder" and node.name in self.constants:
-            self.values[node] = constant(self.constants[node.name])
-        elif node.op == "get_attr":
+        if node.op == "get_attr":
             self.values[node] = constant(operator.attrgetter(str(node.target))(self.gm))
         elif node.target is operator.getitem:
             self.values[node] = self.values[node.args[0]][node.args[1]]
         elif node.op == "call_function" and isinstance(node.meta["val"], torch.Tensor | list | tuple):
-            self.values[node] = self._fitted(node, self._converted(node), node.meta["val"])
+            self.values[node] = self._converted(node)
 
     def _converted(self, node: fx.Node) -> Any:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: self.values.get(n, n.meta["val"]))
-        try:
-            if RESHAPED.intersection(names_of(node)):
-                return self.bb.emit(relax.op.reshape(args[0], relax.ShapeExpr(self._shape(node.meta["val"]))))
-            return args[0] if SAME.intersection(names_of(node)) else self._emitted(node, args, kwargs)
-        except Unsupported:
-            raise
-        except Exception as error:  # whatever TVM raises, the node runs in eager
-            raise Unsupported(node, error_text(error)) from error
+        """Emit a call of the node's kernel: a list for several results, with None for unused ones."""
+        kernel, fakes = self.kernels.of(node), node.meta["val"]
+        tensors = [self.values[each] for each in _tensors_read(node)]
+        if RESHAPED.intersection(names_of(node)):
+            return self.bb.emit(relax.op.reshape(tensors[0], relax.ShapeExpr(self._shape(fakes))))
+        if SAME.intersection(names_of(node)):
+            return tensors[0]
+        leaves = [fakes] if isinstance(fakes, torch.Tensor) else fakes
+        made = [(fake, kind) for fake, kind in zip(leaves, kernel.dtypes, strict=True) if kind]
+        types = [relax.TensorType(self._shape(fake), kind) for fake, kind in made]
+        sizes = [self.variables[symbol] for symbol in kernel.symbols]
+        function = self.bb.add_func(kernel.func, names_of(node)[1])
+        call = self.bb.emit(relax.call_tir(function, [*tensors, *sizes], types))
+        items = [call] if len(made) == 1 else [self.bb.emit(relax.TupleGetItem(call, i)) for i in range(len(made))]
+        results = iter([self._cast(item, fake) for item, (fake, _) in zip(items, made, strict=True)])
+        every = [next(results) if kind else None for kind in kernel.dtypes]
+        return every[0] if isinstance(fakes, torch.Tensor) else every
 
-    def _emitted(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Emit the result of the node's converter: a list for several outputs, with None for unused ones."""
-        convert = converter(node)
-        leaves, spec = tree_flatten((args, kwargs))
-        sizes = [node.meta["val"], *leaves, *(each.meta["val"] for each in node.all_input_nodes)]
-        symbols = sorted(symbols_of(sizes), key=str)
-        made: list[Any] = []
-
-        def body(tensors: list[Any], variables: list[Any]) -> Any:
-            # TVM passes variables of the function's own in place of the graph's.
-            here, given = Node(node, dict(zip(symbols, variables, strict=True))), iter(tensors)
-            args, kwargs = tree_unflatten([next(given) if is_tensor(x) else here.size(x) for x in leaves], spec)
-            result = convert(here, *args, **kwargs)
-            made[:] = result if isinstance(result, list) else [result]
-            return [each for each in made if each is not None]
-
-        tensors, variables = [x for x in leaves if is_tensor(x)], [self.variables[symbol] for symbol in symbols]
-        call = self.bb.emit(self.bb.call_te(body, tensors, variables, primfunc_name_hint=names_of(node)[1]))
-        if isinstance(node.meta["val"], torch.Tensor):
-            return call
-        count = sum(each is not None for each in made)
-        parts = iter([call] if count == 1 else [self.bb.emit(relax.TupleGetItem(call, i)) for i in range(count)])
-        return [None if each is None else next(parts) for each in made]
-
-    def _fitted(self, node: fx.Node, result: Any, fake: Any) -> Any:
-        """Return the result in the fake tensor's dtype. Raises Unsupported if it is not what torch would return."""
-        if not isinstance(fake, torch.Tensor):
-            return [self._fitted(node, *pair) for pair in zip(result, fake, strict=True)]
-        if result is None:
-            return None
-        wanted, given, sizes = dtype(fake), str(result.ty.dtype), list(result.ty.shape.values)
-        if len(sizes) != fake.dim() or not all(map(may_equal, sizes, fake.shape)):
-            raise Unsupported(node, f"TVM gives shape {sizes}, torch {tuple(fake.shape)}")
-        if wanted == given:
-            return result
-        if "bool" in (wanted, given) or is_float(wanted) != is_float(given):
-            raise Unsupported(node, f"TVM gives {given}, torch {wanted}")
-        return self.bb.emit(relax.op.astype(result, wanted))
+    def _cast(self, result: Any, fake: torch.Tensor) -> Any:
+        wanted = dtype(fake)
+        return result if str(result.ty.dtype) == wanted else self.bb.emit(relax.op.astype(result, wanted))
 
 
-def is_tensor(value: Any) -> bool:
-    """Return whether an argument is a tensor of the module."""
-    return isinstance(value, relax.Expr)
-
-
-def may_equal(size: Any, fake: Any) -> bool:
-    """Return whether a size of TVM's may equal torch's: numbers are compared, expressions are trusted."""
-    known = isinstance(size, tirx.IntImm) and expression(fake).is_Integer
-    return not known or int(size) == int(fake)
+def _tensors_read(node: fx.Node) -> list[fx.Node]:
+    """Return the nodes whose tensors a node reads, in the order of its arguments, each as often as it occurs."""
+    leaves, _ = tree_flatten((node.args, node.kwargs))
+    return [each for each in leaves if isinstance(each, fx.Node) and isinstance(each.meta["val"], torch.Tensor)]
 
 
 def constant(tensor: Any) -> Any:

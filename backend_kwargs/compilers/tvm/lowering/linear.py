@@ -1,6 +1,6 @@
 """Products and convolutions, accumulated in float32 for half precision, as in ATen."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,24 +46,24 @@ def linear(node: Node, x: Any, weight: Any, bias: Any = None) -> Any:
     return compute(node.shape, lambda i: cast(xw(*i) + cast(bias(i[-1]), within), node.dtype))
 
 
-def join_transposed(gm: fx.GraphModule, constants: Collection[str]) -> None:
+def join_transposed(gm: fx.GraphModule) -> None:
     """Turn products by a transposed weight back into linear, which decompositions had replaced.
 
     Constants are left out: TVM transposes them at compile time.
     """
     for node in [*gm.graph.nodes]:
         if node.target in PRODUCTS and not node.kwargs:
-            _join(gm.graph, node, constants)
+            _join(gm.graph, node)
     gm.graph.eliminate_dead_code()
     gm.recompile()
 
 
-def _join(graph: fx.Graph, node: fx.Node, constants: Collection[str]) -> None:
+def _join(graph: fx.Graph, node: fx.Node) -> None:
     args: Any = node.args
     *bias, x, transposed = args
     if transposed.target is not aten.permute.default or [dim % 2 for dim in transposed.args[1]] != [1, 0]:
         return
-    if transposed.args[0].name in constants:
+    if transposed.args[0].op == "get_attr":
         return
     if any(each.meta["val"].shape != node.meta["val"].shape[1:] for each in bias):
         return

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from tvm import te, tirx
 
+from backend_kwargs.compilers.part_compiler import Unsupported
 from backend_kwargs.compilers.tvm import opaque
 from backend_kwargs.compilers.tvm.shapes import to_tvm
 
@@ -26,14 +27,6 @@ DTYPES = {
 }
 # The dtypes in which half precision is computed, as in ATen; and bool, for which + and * have another meaning.
 COMPUTED_IN = {"float16": "float32", "bfloat16": "float32", "bool": "int32"}
-
-
-class Unsupported(Exception):  # noqa: N818 - a request for eager, not an error
-    """A node that TVM cannot have, and the reason."""
-
-    def __init__(self, node: fx.Node | str, reason: str):
-        super().__init__(f"{node}: {reason}")
-        self.node, self.reason = node, reason
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from torch._prims_common import elementwise_dtypes
 from tvm import tirx
 
+from backend_kwargs.compilers.part_compiler import Unsupported
 from backend_kwargs.compilers.tvm.lowering import vector
 from backend_kwargs.compilers.tvm.lowering.node import (
     Node,
-    Unsupported,
     cast,
     compute,
     computed_in,

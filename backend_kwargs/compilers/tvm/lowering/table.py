@@ -5,26 +5,18 @@ from typing import Any
 
 from torch import fx
 
+from backend_kwargs.compilers.part_compiler import Unsupported
+from backend_kwargs.compilers.parts import names_of
 from backend_kwargs.compilers.tvm.lowering.indexing import INDEXING
 from backend_kwargs.compilers.tvm.lowering.linear import LINEAR
-from backend_kwargs.compilers.tvm.lowering.node import Unsupported
 from backend_kwargs.compilers.tvm.lowering.pointwise import POINTWISE
 from backend_kwargs.compilers.tvm.lowering.reductions import REDUCTIONS
 from backend_kwargs.compilers.tvm.lowering.views import RESHAPED, SAME, VIEWS
 from backend_kwargs.compilers.tvm.lowering.windows import WINDOWS
 
-__all__ = ["CONVERTERS", "RESHAPED", "SAME", "converter", "names_of"]
+__all__ = ["CONVERTERS", "RESHAPED", "SAME", "converter"]
 
 CONVERTERS: dict[str, Callable[..., Any]] = {**POINTWISE, **REDUCTIONS, **VIEWS, **INDEXING, **LINEAR, **WINDOWS}
-
-
-def names_of(node: fx.Node) -> tuple[str, str]:
-    """Return an operator's name with its overload, and without: ("add.Tensor", "add")."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return str(node.target), str(node.target)
-    name = schema.name.split("::")[1]
-    return f"{name}.{schema.overload_name or 'default'}", name
 
 
 def converter(node: fx.Node) -> Callable[..., Any]:
