@@ -427,14 +427,14 @@ def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Ite
 
     A winner of another `compiler` than Inductor must set exactly these options. Any other stored decision is ignored:
     a template that the user did not ask for may freeze weights or write files, and an option may name a program that
-    Inductor runs.
+    Inductor runs. A precision without its bound is ignored too, since its error would not be measured.
     """
     allowed = list(allowed)
     rewrites = {name for each in allowed for name in each.options.get("rewrites", ())}
 
     def is_set(name: str, value: Any) -> bool:
         if name == "rewrites":  # those of several candidates may have joined
-            return isinstance(value, list | tuple) and rewrites.issuperset(value)
+            return isinstance(value, list | tuple) and all(isinstance(each, str) and each in rewrites for each in value)
         if name == TUNED_PRODUCTS:  # their sizes choose among the graph's own
             return isinstance(value, list | tuple)
         return any(name in each.options and same(each.options[name], value) for each in allowed)
@@ -442,4 +442,5 @@ def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Ite
     names = {EAGER, DEFAULT, *(each.name for each in allowed)}
     if compiler or is_other(winner):
         return winner in names and sets(winner, compiler, options)
-    return winner in names and all(is_set(name, value) for name, value in options.items())
+    bounded = ("precision" in options) == ("max_error" in options)
+    return winner in names and bounded and all(is_set(name, value) for name, value in options.items())
