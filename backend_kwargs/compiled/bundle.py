@@ -178,13 +178,13 @@ def read_manifest(path: Path) -> tuple[Manifest, bytes]:
 
 def is_trusted(path: Path, content: bytes, *, trust: bool, trusted_keys: Sequence[Any]) -> bool:
     """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
-    if trust or not trusted_keys:
+    if not trusted_keys:
         return trust
     try:
         signature = _content(path / SIGNATURES / digest(content), 1 << 10)
     except OSError:
         raise BackendKwargsError(
-            f"Bundle {str(path)!r} is not signed; pass trust=True if you trust its author."
+            f"Bundle {str(path)!r} is not signed; pass trust=True, and no keys, if you trust its author."
         ) from None
     if signer(content, signature, trusted_keys) is None:
         raise BackendKwargsError(f"Bundle {str(path)!r} is signed by none of the trusted keys, or was changed since.")
