@@ -15,10 +15,11 @@ PACKAGE = str(Path(__file__).parent)
 
 
 class BackendKwargsError(ValueError):
-    """A wrong name, value or spec. Contains one string, so that it pickles; it is printable, whatever it quotes."""
+    """A wrong name, value or spec. Contains one string, so that it pickles."""
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(printable(message))
+    def __str__(self) -> str:
+        """Return the message, which is printable whatever it quotes."""
+        return printable(super().__str__())
 
 
 class BrokenPluginError(BackendKwargsError):

@@ -83,11 +83,8 @@ def test_run_imports_no_factory_that_the_user_did_not_name(signed, arguments):
     """The factory's source is no part of a bundle: another file of its name may lie in the current folder."""
     (signed / "model.py").write_text("open('ran', 'w')")
     ran = call(signed, "run", "bundle", *arguments)
-    assert (ran.returncode, ran.stderr) == (
-        2,
-        "error: Pass FACTORY, the function that makes the model: MODULE_OR_FILE:NAME. It was built with "
-        "'model.py:build'.\n",
-    )
+    wanted = "Pass FACTORY, the function that makes the model: MODULE_OR_FILE:NAME."
+    assert (ran.returncode, ran.stderr) == (2, f"error: {wanted} It was built with 'model.py:build'.\n")
     assert not (signed / "ran").exists()
 
 

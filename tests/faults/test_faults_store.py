@@ -139,9 +139,7 @@ def test_a_stored_precision_is_measured(auto, races, store, execute, begin_anew,
     assert races.count == (1 if options == BF16 else 2)
 
 
-@pytest.mark.parametrize(
-    "value", [[["packed"]], [{"packed": 1}], [None], {"packed": 1}, "packed", 1], ids=lambda value: json.dumps(value)
-)
+@pytest.mark.parametrize("value", [[["packed"]], [{"packed": 1}], [None], {"packed": 1}, "packed", 1], ids=json.dumps)
 @torch.no_grad()
 def test_rewrites_of_any_form_are_no_error(auto, races, store, execute, begin_anew, value):
     """A stored list of rewrites that are no names is ignored: the graph is raced."""
