@@ -16,6 +16,7 @@ from backend_kwargs.templates import find_template, template_names
 
 if TYPE_CHECKING:
     from backend_kwargs.compilers.auto.graph_stats import GraphStats
+    from backend_kwargs.compilers.auto.settings import Settings
 
 Effort = Literal["quick", "full"]
 NORM_GRADIENTS = "native_layer_norm_backward"
@@ -420,6 +421,25 @@ def allowed_candidates(
         with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
             allowed.append(_named(name, options_of, frozen=False))
     return allowed
+
+
+def others_for(settings: "Settings") -> list[str]:
+    """Return the other compilers that a request with these settings may race."""
+    if settings.candidates is not None:
+        return [*filter(is_other, settings.candidates)]
+    return [*installed()] if settings.effort == "full" else []
+
+
+def permits(
+    settings: "Settings",
+    options_of: Callable[[str], Mapping[str, Any]],
+    rewrites: Iterable[str],
+    decided: tuple[str, Mapping[str, Any], str],
+) -> bool:
+    """Return whether a request may use a winner, its options and its compiler that were decided elsewhere."""
+    named = {*(settings.candidates or ()), *others_for(settings)}
+    allowed = allowed_candidates(named, options_of, rewrites, settings.precision, settings.max_error)
+    return trusted(*decided, allowed)
 
 
 def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Iterable[RaceCandidate]) -> bool:
