@@ -60,7 +60,7 @@ def error_text(error: BaseException) -> str:
 
 def unknown(kind: str, name: str, known: Iterable[str], *, otherwise: str = "") -> BackendKwargsError:
     """Return the error for an unknown `name` of a `kind`, with the closest of `known`, or else `otherwise`."""
-    nearest = get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    nearest = get_close_matches(str(name)[:LONGEST_SAYING], list(known), n=1, cutoff=0.6)
     advice = f"Did you mean {nearest[0]!r}?" if nearest else otherwise
     return BackendKwargsError(f"Unknown {kind} {shown(name)}. {advice}".rstrip())
 

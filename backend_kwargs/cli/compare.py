@@ -19,7 +19,8 @@ from backend_kwargs.cli.modules import importable
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.compilers.others import OTHERS, in_precision
 from backend_kwargs.compilers.precision import table
-from backend_kwargs.errors import BackendKwargsError, error_text, printable
+from backend_kwargs.errors import BackendKwargsError, printable
+from backend_kwargs.plain_data import read_text
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.spec import join_candidate, split_candidates
 
@@ -179,12 +180,7 @@ def _backend(spec: str, common: dict[str, str], own: dict[str, str]) -> Backend:
 
 
 def _text(config: str) -> str:
-    if not config.startswith("@"):
-        return config
-    try:
-        return Path(config[1:]).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BackendKwargsError(f"Cannot read config {config[1:]!r}: {error_text(error)}.") from None
+    return read_text(config[1:], "a config").strip() if config.startswith("@") else config
 
 
 @contextmanager
