@@ -21,7 +21,7 @@ DEEP_KEY = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){{{DEEPEST}}
 
 def read_toml(path: str | Path, what: str) -> dict[str, Any]:
     """Return the tables of a TOML file; raise with the reason, naming `what` was to be read."""
-    return _read(path, what, _parsed_toml)
+    return _read(path, what, _parsed_toml)  # type: ignore[no-any-return]
 
 
 def read_json(path: str | Path, what: str) -> Any:

@@ -41,7 +41,8 @@ def check_length(what: str, text: Any) -> None:
 
 def split_candidates(text: str) -> list[tuple[str, dict[str, str]]]:
     """Split `"spec[name=value,...],spec"` at the commas outside brackets into specs and their options as text."""
-    candidates, rest, at = [], text.rstrip(f"{whitespace},"), 0
+    candidates: list[tuple[str, dict[str, str]]] = []
+    rest, at = text.rstrip(f"{whitespace},"), 0
     while at < len(rest) or not candidates:
         found = CANDIDATE.match(rest, at)
         if not found or not (spec := found[1].strip()):
