@@ -31,8 +31,9 @@ from backend_kwargs.errors import (
 )
 from backend_kwargs.layers import Layer, copied, merge, same
 from backend_kwargs.options import Option, check, convert
+from backend_kwargs.plain_data import check_plain
 from backend_kwargs.requirements import Limit
-from backend_kwargs.spec import join_spec
+from backend_kwargs.spec import check_length, join_spec
 from backend_kwargs.trust import Check, untrusted
 
 CONFIG_VERSION = 1
@@ -205,6 +206,7 @@ class Backend:
             raise BackendKwargsError(
                 f"Config version {shown(version)} is not 1 to {CONFIG_VERSION}; update backend-kwargs."
             )
+        check_plain("A config", given)
         found = find_backend(given.pop("backend", "tmpl-inductor"), trust=trust)
         return found.bind("config", given, _from_json if trust else untrusted(_from_json))
 
@@ -253,6 +255,7 @@ def find_backend(spec: str, *, trust: bool = True) -> Backend:
     """
     if not isinstance(spec, str):
         raise wrong_value("A backend's spec", "a str", spec)
+    check_length("A backend's spec", spec)
     head, colon, rest = spec.partition(":")
     if head in OURS:
         given = {"template": rest} if colon else {}

@@ -16,10 +16,10 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, NoneType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.options import Option, lookup
+from backend_kwargs.options import Option, Where, lookup
 from backend_kwargs.trust import INDUCTOR_DATA
 
 KIND = "Inductor option"
@@ -35,9 +35,14 @@ RENAMED = MappingProxyType(
     }
 )
 
+MOST_THREADS = 1024  # a file with 100,000 would exhaust the machine
+Threads = Annotated[int, Where(f"of 1 to {MOST_THREADS}", lambda count: 1 <= count <= MOST_THREADS)]
+
 # Types that torch does not declare, or declares wrongly; taken from its sources of 2.11 to 2.15.
 CORRECTED_TYPES: Mapping[str, Any] = MappingProxyType(
     {
+        "compile_threads": Threads | None,
+        "cpp.threads": Threads | Literal[-1],
         "aot_inductor.filtered_kernel_names": str | None,
         "autoheuristic_use.pad_mm": bool | None,
         "cpp.cxx": str | tuple[str | None, ...],

@@ -55,7 +55,7 @@ _records: dict[int, Record] = {}
 
 def records() -> list[Record]:
     """Return the records of the compiled graphs that are alive, in the order of compiling."""
-    return sorted(_records.copy().values(), key=lambda record: record.at)
+    return list(_records.copy().values())
 
 
 def record_of(compiled: Callable[..., Any]) -> Record | None:
@@ -139,6 +139,7 @@ def _keep(
         decision=_decision() if backend.options.get("auto") else None,
         precision=last_used(),
     )
+    _records.pop(key, None)  # the graph of an earlier compile that returned the same object
     _records[key] = record
 
 

@@ -17,6 +17,10 @@ PACKAGE = str(Path(__file__).parent)
 class BackendKwargsError(ValueError):
     """A wrong name, value or spec. Contains one string, so that it pickles."""
 
+    def __str__(self) -> str:
+        """Return the message, which is printable whatever it quotes."""
+        return printable(super().__str__())
+
 
 class BrokenPluginError(BackendKwargsError):
     """A backend or template of an installed package does not load."""
@@ -26,14 +30,22 @@ class BackendKwargsWarning(UserWarning):
     """Something that was requested has no effect here, and a documented fallback is used."""
 
 
-def printable(text: str) -> str:
-    """Return `text` with characters escaped that would control a terminal or a log."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+def printable(text: str, keep: str = "") -> str:
+    """Return `text` with characters escaped that would control a terminal or a log, except those in `keep`.
+
+    These are control characters, line ends, marks that change the direction of text, and halves of characters.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
 
 
 def shown(value: Any) -> str:
     """Return `repr(value)`, shortened so that a message stays one readable line."""
-    return _one_line(repr(value), LONGEST_VALUE)
+    try:
+        return _one_line(repr(value), LONGEST_VALUE)
+    except Exception:  # noqa: BLE001 - such as an integer with too many digits, or a list that is nested too deeply
+        return f"<{type(value).__name__}>"
 
 
 def _one_line(text: str, longest: int) -> str:
@@ -48,7 +60,7 @@ def error_text(error: BaseException) -> str:
 
 def unknown(kind: str, name: str, known: Iterable[str], *, otherwise: str = "") -> BackendKwargsError:
     """Return the error for an unknown `name` of a `kind`, with the closest of `known`, or else `otherwise`."""
-    nearest = get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    nearest = get_close_matches(str(name)[:LONGEST_SAYING], list(known), n=1, cutoff=0.6)
     advice = f"Did you mean {nearest[0]!r}?" if nearest else otherwise
     return BackendKwargsError(f"Unknown {kind} {shown(name)}. {advice}".rstrip())
 
@@ -61,7 +73,7 @@ def wrong_value(what: str, wanted: str, got: Any) -> BackendKwargsError:
 @cache
 def warn_once(message: object) -> None:
     """Warn once per process with `message`, at the calling line outside this package."""
-    warn(str(message), BackendKwargsWarning, stacklevel=_levels_outside())
+    warn(printable(str(message)), BackendKwargsWarning, stacklevel=_levels_outside())
 
 
 def _levels_outside() -> int:

@@ -10,6 +10,7 @@ from types import GenericAlias, MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ForwardRef, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from backend_kwargs.errors import BackendKwargsError, shown, unknown, wrong_value
+from backend_kwargs.plain_data import why_not_plain
 
 LONGEST_TYPE = 120
 
@@ -257,9 +258,10 @@ def _readings(wanted: Any, value: Any) -> Iterator[Any]:
 
 def _json(text: str) -> list[Any]:
     try:
-        return [json.loads(text)]
+        read = json.loads(text)
     except (ValueError, RecursionError):
         return []
+    return [] if why_not_plain(read) else [read]
 
 
 def _floats(text: str) -> list[float]:

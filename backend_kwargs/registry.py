@@ -11,6 +11,7 @@ from backend_kwargs.backend import OURS, Backend, backend_of_function, find_back
 from backend_kwargs.compilers.auto.candidates import EAGER, standing
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.options import check, convert
+from backend_kwargs.plain_data import check_plain
 from backend_kwargs.spec import check_name
 from backend_kwargs.templates import Template, add_templates, derive, find_template, is_published, template_names
 from backend_kwargs.templates_toml import read_templates
@@ -121,6 +122,7 @@ def _with_environment(backend: Backend) -> Backend:
         options = text
     if not isinstance(options, dict):
         raise wrong_value(f"The environment variable {OPTIONS_VARIABLE}", "a JSON object", options)
+    check_plain(f"The environment variable {OPTIONS_VARIABLE}", options)
     given = {**options, **({"template": template} if template else {})}
     return backend.bind("environment", given, convert)
 

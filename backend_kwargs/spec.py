@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from string import whitespace
 from typing import Any
 
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
+LONGEST = 10_000  # characters of a spec
+# Matched from one comma to the next and without ambiguity: its time is linear in the length of any text.
+CANDIDATE = re.compile(r"([^\[\],]+)(?:\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\s*)?(?:,|\Z)")
 
 
 def join_spec(backend: str, templates: Sequence[str]) -> str:
@@ -16,6 +20,7 @@ def join_spec(backend: str, templates: Sequence[str]) -> str:
 
 def split_templates(text: str) -> tuple[str, ...]:
     """Split `"a+b"` into names; raise if one is empty or not a valid name."""
+    check_length("Template names", text)
     names = tuple(text.split("+")) if isinstance(text, str) else (text,)
     for name in names:
         check_name("A template", name)
@@ -28,13 +33,23 @@ def check_name(what: str, name: Any) -> None:
         raise wrong_value(f"{what}'s name", "letters, digits and '_', '-', '.', a letter first", name)
 
 
+def check_length(what: str, text: Any) -> None:
+    """Raise if `text` is longer than any spec, which may take hours to look up."""
+    if isinstance(text, str) and len(text) > LONGEST:
+        raise wrong_value(what, f"at most {LONGEST} characters long", text)
+
+
 def split_candidates(text: str) -> list[tuple[str, dict[str, str]]]:
     """Split `"spec[name=value,...],spec"` at the commas outside brackets into specs and their options as text."""
-    candidates = re.findall(r"\s*([^\[\],]+?)\s*(?:\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\])?\s*(?:,|$)", text)
-    joined = ",".join(f"{spec}[{options}]" if options else spec for spec, options in candidates)
-    if not candidates or re.sub(r"\s", "", joined) != re.sub(r"\s", "", text).rstrip(","):
-        raise BackendKwargsError(f"Cannot read backends {shown(text)}; write them 'a,b:template,c[option=value]'.")
-    return [(spec, dict(map(split_assignment, _assignments(options)))) for spec, options in candidates]
+    candidates: list[tuple[str, dict[str, str]]] = []
+    rest, at = text.rstrip(f"{whitespace},"), 0
+    while at < len(rest) or not candidates:
+        found = CANDIDATE.match(rest, at)
+        if not found or not (spec := found[1].strip()):
+            raise BackendKwargsError(f"Cannot read backends {shown(text)}; write them 'a,b:template,c[option=value]'.")
+        candidates.append((spec, dict(map(split_assignment, _assignments(found[2] or "")))))
+        at = found.end()
+    return candidates
 
 
 def join_candidate(spec: str, options: Mapping[str, str]) -> str:

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from backend_kwargs.errors import printable
+
 
 def as_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return rows under a header, in columns."""
-    lines = [tuple(map(str, row)) for row in (header, *rows)]
+    lines = [tuple(printable(str(cell), keep="\n") for cell in row) for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)

@@ -1,12 +1,12 @@
 """Templates in TOML files."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from backend_kwargs.catalogue import inductor_options
-from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, unknown, wrong_value
+from backend_kwargs.plain_data import read_toml
 from backend_kwargs.templates import Template, derive, find_template
 
 KEYS = {"base": str, "summary": str, "options": dict}
@@ -20,12 +20,9 @@ def read_templates(path: str | Path) -> dict[str, Template]:
     """
     if not isinstance(path, str | Path):
         raise wrong_value("A templates file", "a str or a Path", path)
-    try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BackendKwargsError(f"Cannot read templates from {str(path)!r}: {error_text(error)}.") from None
+    document = read_toml(path, "templates")
     tables = _inner(document, "tool", "backend_kwargs", "templates") or _inner(document, "templates")
-    if not tables:
+    if not isinstance(tables, dict) or not tables:
         raise BackendKwargsError(f"{str(path)!r} has no [templates.NAME] table.")
     found: dict[str, Template] = {}
     for name, table in tables.items():

@@ -14,7 +14,7 @@ import backend_kwargs
 ROOT = Path(backend_kwargs.__file__).parent
 # Each module imports only from those before it, at its head and inside its functions.
 PACKAGE_ORDER = """
-errors atomic_write tables interval spec layers named_values templates options trust catalogue templates_toml
+errors atomic_write plain_data tables interval spec layers named_values templates options trust catalogue templates_toml
 requirements
 rewrites
 measure.trees measure.inputs measure.accuracy measure.bound measure.environment measure.failures measure.roundings

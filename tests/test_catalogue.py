@@ -24,6 +24,7 @@ from backend_kwargs.catalogue import (
 )
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options import check, convert, describe
+from backend_kwargs.registry import make_backend
 
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 HERE = ".".join(map(str, RELEASE))
@@ -92,7 +93,7 @@ def test_options_are_read_only():
     ("name", "wanted"),
     [
         pytest.param("max_autotune", bool, id="from-the-default"),
-        pytest.param("compile_threads", int | None, id="annotated"),
+        pytest.param("triton.max_tiles", int | None, id="annotated"),
         pytest.param("triton.multi_kernel", Literal[0, 1, 2, 3], id="literal"),
         pytest.param("cuda.cutlass_max_profiling_configs", int | None, id="inherited-without-annotation"),
         pytest.param("xpu.cutlass_max_profiling_swizzle_options", list[int], id="inherited-generic"),
@@ -105,9 +106,20 @@ def test_type(name, wanted):
     assert inductor_options()[name].type == wanted
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("compile_threads", "int of 1 to 1024 | None"), ("cpp.threads", "int of 1 to 1024 | -1")]
+)
+def test_numbers_of_threads_are_bounded(name, wanted):
+    """A file with a number of threads that no machine has is refused, before torch starts them."""
+    with pytest.raises(BackendKwargsError) as e:
+        make_backend("tmpl-inductor", {name: 100_000})
+    assert str(e.value) == f"Inductor option {name!r} must be {wanted}, got 100000 (int)."
+    assert make_backend("tmpl-inductor", {name: 1}).options == {name: 1}
+
+
 def test_corrected_types_are_needed():
     """Each correction is for an option that torch types as None, or that torch's code contradicts."""
-    contradicted = {"cpp.cxx", "triton.cudagraph_capture_sizes"}
+    contradicted = {"cpp.cxx", "triton.cudagraph_capture_sizes", "compile_threads"}
     unset = {name for name in CORRECTED_TYPES if name in config._config and config._config[name].default is None}
     assert {config.get_type(name) for name in unset - contradicted} == {type(None)}
 

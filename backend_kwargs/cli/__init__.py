@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from backend_kwargs.cli import bundles, compare, decisions, doctor, explain, listing, options, tune
-from backend_kwargs.cli.console import complain, console
+from backend_kwargs.cli.console import complain, console, say
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
 
 USER_MISTAKE = 2  # as for an unknown command-line flag
@@ -40,7 +40,7 @@ app.add_typer(decisions.app, name="decisions")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        console().print(f"backend-kwargs {version('backend-kwargs')}")
+        say(f"backend-kwargs {version('backend-kwargs')}")
         raise typer.Exit
 
 
@@ -73,7 +73,7 @@ def main() -> None:
 def _note(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """Print a warning as one line; while compilers are silenced, only our own."""
     out = console(stderr=True) if issubclass(category, BackendKwargsWarning) else Console(stderr=True, highlight=False)
-    out.print(f"note: {message}", soft_wrap=True, markup=False)
+    say(f"note: {message}", out=out)
 
 
 def _usage(error: typer.BadParameter) -> str:

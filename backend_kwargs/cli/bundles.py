@@ -1,6 +1,8 @@
 """`backend-kwargs build`, `inspect` and `run`: build a bundle, look at it, and serve it in another process."""
 
+import shlex
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,17 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from backend_kwargs.cli.arguments import AsJson, assigned
-from backend_kwargs.cli.console import console, print_json, print_table, quiet
+from backend_kwargs.cli.console import print_json, print_table, quiet, say
 from backend_kwargs.cli.models import built as made_by
 from backend_kwargs.cli.modules import spec_of
-from backend_kwargs.compiled.config import CompileConfig
+from backend_kwargs.compiled.config import FIELDS, CompileConfig
 from backend_kwargs.compiled.module import CompiledModule
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.options import convert
 from backend_kwargs.registry import PLAIN, make_backend
 
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle's folder.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Run the bundle's code, and import its factory.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the bundle's code; with --key, only if it is signed by it.")]
 Keys = Annotated[list[Path] | None, typer.Option("--key", metavar="PUBLIC.pem", help="Trust bundles signed by it.")]
 
 
@@ -47,27 +49,28 @@ def build(
         compiled.build(model, [example_inputs])
     from backend_kwargs.compiled.bundle import read_manifest, save
 
-    save(compiled._known(), out, sign, factory=_absolute(factory))
+    save(compiled._known(), out, sign, factory=factory)
     manifest, _ = read_manifest(out)
-    console().print(compiled.describe(), soft_wrap=True, markup=False)
+    say(*compiled.describe().splitlines())
     print_table(("first call", "seconds"), [("compiling", f"{manifest.cold_s or 0.0:.2f}")])
-    console().print(f"Serve it: backend-kwargs run {out} --trust", soft_wrap=True, markup=False)
+    say(f"Serve it: {shlex.join(['backend-kwargs', 'run', str(out), factory, '--trust'])}")
 
 
-def inspect(bundle: Bundle, json: AsJson = False) -> None:
+def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
     """Show what a bundle contains, which machine it was built for, and what differs here; its code is not run."""
-    from backend_kwargs.compiled.bundle import SIGNATURES, read_manifest
+    from backend_kwargs.compiled.bundle import SIGNATURES, is_trusted, read_manifest
     from backend_kwargs.compiled.manifest import digest
 
     manifest, content = read_manifest(bundle)
+    verified = is_trusted(bundle, content, trust=False, trusted_keys=key or ())
     if json:
         import msgspec
 
         return print_json(msgspec.to_builtins(manifest))
-    signed = "signed" if (bundle / SIGNATURES / digest(content)).is_file() else "not signed"
-    changed = CompileConfig.from_dict(manifest.config, trust=False).describe()
-    say = partial(console().print, soft_wrap=True, markup=False)
-    say(f"CompiledModule({changed}) of {manifest.module}, {signed}, made {manifest.made}")
+    unverified = (bundle / SIGNATURES / digest(content)).is_file()
+    there = "with a signature that is not verified (pass --key)" if unverified else "not signed"
+    signed = "signed by a key that was passed" if verified else there
+    say(f"CompiledModule({_changed(manifest.config)}) of {manifest.module}, {signed}, made {manifest.made}")
     rows = [("weights", manifest.weights), ("package", manifest.package)]
     rows += [(f"graph {graph.key[:12]}", graph.code) for graph in manifest.graphs]
     rows += [(f"bytecode {graph.key[:12]}", graph.frame) for graph in manifest.graphs]
@@ -75,16 +78,14 @@ def inspect(bundle: Bundle, json: AsJson = False) -> None:
     rows += [(place.rpartition("/")[2], part) for place, part in manifest.extensions.items()]
     print_table(("part", "bytes", "sha256"), [(name, part.size, part.sha256[:16]) for name, part in rows if part])
     print_table(("built with", ""), sorted(manifest.environment.items()))
-    for graph in manifest.graphs:
-        if graph.winner:
-            say(f"auto chose {graph.winner} for graph {graph.key[:12]}")
-    for note in manifest.notes:
-        say(note)
+    chosen = (f"auto chose {graph.winner} for graph {graph.key[:12]}" for graph in manifest.graphs if graph.winner)
+    for line in (*chosen, *manifest.notes):
+        say(line)
     import torch
 
     from backend_kwargs.compiled.fingerprint import differences, fingerprint
 
-    device = manifest.device if manifest.device != "cuda" or torch.cuda.is_available() else "cpu"
+    device = "cuda" if manifest.device == "cuda" and torch.cuda.is_available() else "cpu"
     differ = differences(manifest.environment, fingerprint(torch.device(device)))
     say("Its code can be used on this machine." if not differ else f"It is compiled again here: {'; '.join(differ)}.")
 
@@ -92,8 +93,8 @@ def inspect(bundle: Bundle, json: AsJson = False) -> None:
 def run(
     bundle: Bundle,
     factory: Annotated[
-        str | None, typer.Argument(metavar="[MODULE_OR_FILE:FACTORY]", help="Default: the factory given to `build`.")
-    ] = None,
+        str, typer.Argument(metavar="MODULE_OR_FILE:FACTORY", help="Returns (model, example_inputs), as for `build`.")
+    ] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed calls.")] = 30,
     guards: Annotated[
         bool, typer.Option("--guards/--no-guards", help="Check at each call that the module did not change.")
@@ -105,14 +106,12 @@ def run(
     from backend_kwargs.compiled.bundle import is_trusted, read_manifest
 
     manifest, content = read_manifest(bundle)
-    trusted = is_trusted(bundle, content, trust=trust, trusted_keys=key or ())
-    if factory is None and not (trusted and manifest.factory):
-        raise BackendKwargsError(
-            "A bundle's factory is code: pass FACTORY, or --trust, or --key with the signer's key."
-            if manifest.factory
-            else "The bundle names no factory: pass FACTORY."
-        )
-    model, example_inputs = made_by(factory or manifest.factory)
+    is_trusted(bundle, content, trust=trust, trusted_keys=key or ())  # before the factory makes the model
+    if not factory:
+        # Not the one that the manifest names: its source is no part of the bundle, whoever signed that.
+        built_with = f" It was built with {shown(manifest.factory)}." if manifest.factory else ""
+        raise BackendKwargsError(f"Pass FACTORY, the function that makes the model: MODULE_OR_FILE:NAME.{built_with}")
+    model, example_inputs = made_by(factory)
     from backend_kwargs.compiled.running import import_compiler
     from backend_kwargs.compiled.samples import samples_of
     from backend_kwargs.measure import Served, interleave, median_interval, synchronize
@@ -141,9 +140,14 @@ def run(
     ]
     print_table(("first call", "seconds", "of compiling"), rows)
     median = median_interval(samples)
-    say = console().print
-    say(f"a call: {median.median * 1e3:.3g} ms, 95 % {median.low * 1e3:.3g} to {median.high * 1e3:.3g}", markup=False)
-    say(loaded.describe(), soft_wrap=True, markup=False)
+    say(f"a call: {median.median * 1e3:.3g} ms, 95 % {median.low * 1e3:.3g} to {median.high * 1e3:.3g}")
+    say(*loaded.describe().splitlines())
+
+
+def _changed(config: Mapping[str, Any]) -> str:
+    """Return a manifest's fields of the config that are not the default; it is not read as a config, only shown."""
+    fields = ((name, value) for name, value in config.items() if name in FIELDS and value != FIELDS[name].default)
+    return ",".join(f"{name}={shown(value)}" for name, value in fields)
 
 
 def _state_of(model: Any, args: Any, kwargs: Any) -> Any:
@@ -158,9 +162,3 @@ def _state_of(model: Any, args: Any, kwargs: Any) -> Any:
             return Changes.of(lambda own: own[0](*own[1], **own[2]), tree).on(tree, timed=True)
     except Exception:  # noqa: BLE001 - the bundle serves it all the same
         return State()
-
-
-def _absolute(factory: str) -> str:
-    """Return the factory with an absolute path, so that it is found from another working directory."""
-    where, _, name = factory.rpartition(":")
-    return f"{Path(where).resolve()}:{name}" if where.endswith(".py") else factory

@@ -3,23 +3,24 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text, check_output
-from backend_kwargs.cli.console import console, print_table, quiet
+from backend_kwargs.cli.console import console, print_table, quiet, say
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
 from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.compilers.others import OTHERS, in_precision
 from backend_kwargs.compilers.precision import table
-from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.errors import BackendKwargsError, printable
+from backend_kwargs.plain_data import read_text
 from backend_kwargs.registry import PLAIN
 from backend_kwargs.spec import join_candidate, split_candidates
 
@@ -133,7 +134,7 @@ def _in_precisions(precision: str | None, max_error: float | None, backends: str
             if text := in_precision(label, name, max_error):
                 if why := OTHERS[spec](spec).why_not_in(name):
                     left_out = f"{spec} is not compared in {name}: {why}."
-                    console(stderr=True).print(left_out, soft_wrap=True, markup=False)
+                    say(left_out, out=console(stderr=True))
                 else:
                     found.append(text)
     return found
@@ -179,12 +180,7 @@ def _backend(spec: str, common: dict[str, str], own: dict[str, str]) -> Backend:
 
 
 def _text(config: str) -> str:
-    if not config.startswith("@"):
-        return config
-    try:
-        return Path(config[1:]).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BackendKwargsError(f"Cannot read config {config[1:]!r}: {error_text(error)}.") from None
+    return read_text(config[1:], "a config").strip() if config.startswith("@") else config
 
 
 @contextmanager
@@ -197,18 +193,21 @@ def _progress() -> Iterator[Callable[[str, str, float], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("starting", total=1.0)
-        yield lambda label, stage, fraction: bar.update(task, description=f"{stage} {label}", completed=fraction)
+
+        def show(label: str, stage: str, fraction: float) -> None:
+            bar.update(task, description=escape(printable(f"{stage} {label}")), completed=fraction)
+
+        yield show
 
 
 def _log(err: Any, label: str, stage: str) -> None:
     if stage == "compile":
-        err.print(f"compiling {label}", soft_wrap=True, markup=False)
+        say(f"compiling {label}", out=err)
 
 
 def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> None:
     from backend_kwargs.compare.rows import COLUMNS, cells
 
-    say = partial(console().print, soft_wrap=True, markup=False)
     print_table(COLUMNS, map(cells, comparison.rows))
     for line in comparison.reading():
         say(line)
@@ -221,6 +220,6 @@ def _print(comparison: "Comparison", best: Backend | None, *, reports: bool) -> 
         say(f"Nothing beats {comparison.baseline} beyond the noise{against_itself}.")
     else:
         say(RULE)
-        say("\n".join(lines_to_paste(best) or [f"{best!r}, which cannot be written as text."]))
+        say(*(lines_to_paste(best) or [f"{best!r}, which cannot be written as text."]))
     for row in (row for row in comparison.rows if reports and row.report):
-        say(f"\n{row.label}\n{row.report}")
+        say("", row.label, *str(row.report).splitlines())

@@ -11,12 +11,13 @@ from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
-from backend_kwargs.errors import BackendKwargsError, shown
+from backend_kwargs.errors import BackendKwargsError, printable, shown
 
 PIPE_WIDTH = 200
+LONGEST_LINE = 10_000  # characters: a file may contain a text of megabytes
 NOTEBOOK = "JPY_PARENT_PID"  # set by Jupyter's kernels
 
 
@@ -79,9 +80,15 @@ def console(stderr: bool = False) -> Console:
     return _Stream(file=_ours if stderr else None, stderr=stderr, highlight=False, emoji=False, **style)
 
 
+def say(*lines: str, out: Console | None = None) -> None:
+    """Print each of `lines`, which may quote anybody's file, as one line that cannot control a terminal."""
+    for line in lines or ("",):
+        (out or console()).print(_safe(line), soft_wrap=True, markup=False)
+
+
 def complain(message: str) -> None:
     """Print one line on standard error."""
-    console(stderr=True).print(f"[red]error:[/red] {escape(message)}", soft_wrap=True)
+    console(stderr=True).print(Text.assemble(("error:", "red"), " ", _safe(message)), soft_wrap=True)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
@@ -93,14 +100,15 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str
     columns = (Column(name, overflow="fold") for name in header)
     table = Table(*columns, box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
+        table.add_row(*(Text(_safe(str(cell))) for cell in row))
     for line in _lines(table):
         console().print(line, soft_wrap=True, markup=False)
 
 
 def print_json(data: Any) -> None:
     """Print data as JSON, with the repr of values that JSON cannot represent."""
-    console().print(json.dumps(data, indent=2, default=repr), soft_wrap=True, markup=False)
+    written = json.dumps(data, indent=2, default=repr).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
+    console().print(written, soft_wrap=True, markup=False)
 
 
 def print_config(config: Mapping[str, Any]) -> None:
@@ -118,3 +126,8 @@ def _lines(table: Table) -> list[str]:
     out, text = console(), StringIO()
     Console(file=text, width=out.width, force_terminal=out.is_terminal, highlight=False, emoji=False).print(table)
     return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def _safe(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= LONGEST_LINE else text[: LONGEST_LINE - 3] + "..."

@@ -10,11 +10,11 @@ import typer
 
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.arguments import As, AsJson
-from backend_kwargs.cli.console import console, print_config, print_json, print_table
+from backend_kwargs.cli.console import print_config, print_json, print_table, say
 from backend_kwargs.compilers.auto.decision import Decision
 from backend_kwargs.compilers.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.compilers.auto.store import open_store
-from backend_kwargs.errors import BackendKwargsError, printable
+from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.registry import decided
 
 app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.")
@@ -35,8 +35,8 @@ def show_all(store: Where = None, json: AsJson = False) -> None:
     if json:
         return print_json(rows)
     if not rows:
-        return console().print(f"No decisions in {str(held.path)!r}.", soft_wrap=True, markup=False)
-    print_table(("key", "winner", "graph", "made"), [tuple(map(printable, row.values())) for row in rows])
+        return say(f"No decisions in {str(held.path)!r}.")
+    print_table(("key", "winner", "graph", "made"), [tuple(row.values()) for row in rows])
 
 
 @app.command("show")
@@ -53,12 +53,10 @@ def show_one(key: Key, store: Where = None, json: AsJson = False, as_: As = None
         )
     if json:
         return print_json(asdict(decision))
-    out = console()
-    out.print(table(decision), soft_wrap=True, markup=False)
+    say(*table(decision).splitlines())
     compiler = {"compiler": decision.compiler} if decision.compiler else {}
     options = {**compiler, "options": decision.options, "fixed": decision.fixed}
-    for name, value in {**options, **decision.machine, "made": _day(decision)}.items():
-        out.print(printable(f"{name}: {value}"), soft_wrap=True, markup=False)
+    say(*(f"{name}: {value}" for name, value in {**options, **decision.machine, "made": _day(decision)}.items()))
 
 
 @app.command("export")
@@ -75,7 +73,7 @@ def export(
     kept = f"{len(names)} as templates: {', '.join(names)}" if names else "none as a template"
     rest = sum(not template_name(decision) for decision in decisions)
     eager = f" ({rest} chose eager or another compiler, which has no template)" if rest else ""
-    console().print(printable(f"{len(decisions)} written to {file}, {kept}{eager}."), soft_wrap=True, markup=False)
+    say(f"{len(decisions)} written to {file}, {kept}{eager}.")
 
 
 @app.command("import")
@@ -84,7 +82,7 @@ def import_(file: Annotated[Path, typer.Argument(help="The TOML file to read.")]
     decisions = read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options)
     held = open_store(store, strict=True)
     held.add(*decisions)
-    console().print(f"{len(decisions)} added to {str(held.path)!r}.", soft_wrap=True, markup=False)
+    say(f"{len(decisions)} added to {str(held.path)!r}.")
 
 
 @app.command("forget")
@@ -98,7 +96,7 @@ def forget(
     if not keys and not all_:
         raise BackendKwargsError("Name the decisions to forget, or give --all.")
     count = held.forget(_found(held.keys, keys)) if keys else held.clear()
-    console().print(f"{count} forgotten.", soft_wrap=True, markup=False)
+    say(f"{count} forgotten.")
 
 
 def _found(find: Callable[[str], list[Found]], keys: list[str], *, one: bool = False) -> list[Found]:

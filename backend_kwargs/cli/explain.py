@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from backend_kwargs.cli.arguments import As, AsJson, Assignments, assigned, backend_from_text
-from backend_kwargs.cli.console import console, print_config, print_json, print_table
+from backend_kwargs.cli.console import print_config, print_json, print_table, say
 from backend_kwargs.explain import COLUMNS, explain
 
 
@@ -22,10 +22,7 @@ def show(
     explanation = explain(backend)
     if json:
         return print_json(explanation.to_dict())
-    out = console()
-    out.print(explanation.backend, soft_wrap=True, markup=False)
-    if not explanation.effects:
-        out.print("No option is set.")
+    say(explanation.backend, *([] if explanation.effects else ["No option is set."]))
     print_table(COLUMNS, explanation.rows())
-    for note in explanation.notes:
-        out.print(note, soft_wrap=True, markup=False)
+    if explanation.notes:
+        say(*explanation.notes)

@@ -8,7 +8,7 @@ import typer
 from backend_kwargs.backend import find_backend
 from backend_kwargs.catalogue import documented
 from backend_kwargs.cli.arguments import AsJson
-from backend_kwargs.cli.console import console, print_json, print_table
+from backend_kwargs.cli.console import print_json, print_table, say
 from backend_kwargs.cli.modules import spec_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options import Option, describe
@@ -36,7 +36,7 @@ def show(
     print_table(header, [tuple(_row(option).values()) for option in found])
     if unchecked or not known:
         taken = f"takes {unchecked}, unchecked" if unchecked else "takes no options"
-        console().print(f"Backend {backend!r} {taken}.", soft_wrap=True, markup=False)
+        say(f"Backend {backend!r} {taken}.")
 
 
 def _matches(pattern: str, option: Option) -> bool:

@@ -13,7 +13,7 @@ import typer
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.arguments import assigned, backend_from_text, check_output
-from backend_kwargs.cli.console import console, print_table
+from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.models import model_of
 from backend_kwargs.compilers.precision import table
 from backend_kwargs.errors import BackendKwargsError, error_text
@@ -165,7 +165,7 @@ def _raced(
             label = ", ".join(f"{name}={value}" for name, value in size.items()) or "as given"
             spent = time.perf_counter() - began
             left = f", about {spent / at * (len(sizes) - at):.0f} s left" if at else ""
-            err.print(f"racing {label} ({at + 1} of {len(sizes)}){left}", soft_wrap=True, markup=False)
+            say(f"racing {label} ({at + 1} of {len(sizes)}){left}", out=err)
             try:
                 model, inputs = make(size)
                 torch._dynamo.reset()
@@ -174,7 +174,7 @@ def _raced(
                 if not found:
                     raise
                 why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {error}"
-                err.print(f"{why}\n{at} of {len(sizes)} sizes are kept.", soft_wrap=True, markup=False)
+                say(why, f"{at} of {len(sizes)} sizes are kept.", out=err)
                 return found, INTERRUPTED if isinstance(error, KeyboardInterrupt) else STOPPED
     return found, 0
 
@@ -238,13 +238,12 @@ def _why_none(decisions: list["Decision"]) -> str:
 
 
 def _print_lines(backend: Backend, output: Path, count: int, *, fixed_sizes: bool) -> None:
-    say = partial(console().print, soft_wrap=True, markup=False)
     say(f"{count} decision{'' if count == 1 else 's'} written to {output}. On the machine that serves the model:")
     store = backend.options.get("store")
     command = ["backend-kwargs", "decisions", "import", str(output), *(["--store", store] if store else [])]
-    say(f"\n{shlex.join(command)}\n")
+    say("", shlex.join(command), "")
     own = {name: value for name, value in backend.options.items() if name != "auto"}
-    say(f"import backend_kwargs as bk\n\nbackend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})")
+    say("import backend_kwargs as bk", "", f"backend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})")
     dynamic = ", dynamic=False" if fixed_sizes else ""
     say(f"torch.compile(model, backend=backend{dynamic})  # called in eval mode, under torch.no_grad()")
 

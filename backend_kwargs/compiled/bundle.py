@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import torch
 
 from backend_kwargs.atomic_write import write_whole
@@ -18,7 +19,7 @@ from backend_kwargs.compiled.building import device_of
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.extensions import install, loaded_extensions
 from backend_kwargs.compiled.fingerprint import differences, fingerprint
-from backend_kwargs.compiled.graphs import Folder, Graph
+from backend_kwargs.compiled.graphs import Folder, Graph, permits_decision
 from backend_kwargs.compiled.loading import dtypes_of, load_weights
 from backend_kwargs.compiled.manifest import (
     LARGEST,
@@ -178,13 +179,13 @@ def read_manifest(path: Path) -> tuple[Manifest, bytes]:
 
 def is_trusted(path: Path, content: bytes, *, trust: bool, trusted_keys: Sequence[Any]) -> bool:
     """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
-    if trust or not trusted_keys:
+    if not trusted_keys:
         return trust
     try:
         signature = _content(path / SIGNATURES / digest(content), 1 << 10)
     except OSError:
         raise BackendKwargsError(
-            f"Bundle {str(path)!r} is not signed; pass trust=True if you trust its author."
+            f"Bundle {str(path)!r} is not signed; pass trust=True, and no keys, if you trust its author."
         ) from None
     if signer(content, signature, trusted_keys) is None:
         raise BackendKwargsError(f"Bundle {str(path)!r} is signed by none of the trusted keys, or was changed since.")
@@ -238,22 +239,31 @@ def _loaded(
         InputCheck(built.samples, device, dynamic=bool(built.dynamic), values=True)
     except Exception as error:  # noqa: BLE001 - they are any JSON values
         raise BackendKwargsError(f"Bundle {str(path)!r} has no valid samples: {error_text(error)}.") from None
+    graphs = manifest.graphs if trusted else [_as_permitted(graph, config, path) for graph in manifest.graphs]
     notes = _why_anew(manifest, device, trusted=trusted)
     read = _Parts(path / PARTS)
     if not notes:
-        built.graphs = {graph.key: _graph(graph, read) for graph in manifest.graphs}
+        built.graphs = {graph.key: _graph(graph, read) for graph in graphs}
         if manifest.package:
             built.package = built.folder / "model.pt2"
             read.copy(manifest.package, built.package)
         extensions = {place: read.content(part) for place, part in manifest.extensions.items()}
     else:
-        built.graphs = {graph.key: _decided_only(graph) for graph in manifest.graphs if graph.winner}
+        built.graphs = {graph.key: _decided_only(graph) for graph in graphs if graph.winner}
         extensions = {}
     load_weights(module, _read_weights(manifest, read))
     install(extensions)
     for note in notes:
         warn_once(f"Bundle {str(path)!r}: {note}.")
     return built, notes
+
+
+def _as_permitted(graph: GraphPart, config: CompileConfig, path: Path) -> GraphPart:
+    """Return a graph of an untrusted bundle, without auto's decision if the config does not permit that."""
+    if graph.winner is None or permits_decision(config.resolved, graph.winner, graph.options):
+        return graph
+    warn_once(f"Bundle {str(path)!r}: a decision of auto is not used, since its config does not permit that.")
+    return msgspec.structs.replace(graph, winner=None, options={})
 
 
 def _why_anew(manifest: Manifest, device: torch.device, *, trusted: bool) -> list[str]:

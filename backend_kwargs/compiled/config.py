@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.backend import OURS, Backend, find_backend
-from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import copied, same
 from backend_kwargs.options import check, declared, lookup
+from backend_kwargs.plain_data import check_plain, read_json
 from backend_kwargs.registry import PLAIN, make_backend
 
 CONFIG_VERSION = 1
@@ -108,6 +109,7 @@ class CompileConfig:
         """
         if not isinstance(data, Mapping):
             raise wrong_value("A compile config", "a mapping", data)
+        check_plain("A compile config", data)
         given = dict(data)
         version = given.pop("version", CONFIG_VERSION)
         if type(version) is not int or version not in range(1, CONFIG_VERSION + 1):
@@ -134,11 +136,7 @@ class CompileConfig:
     @classmethod
     def from_json(cls, path: str | Path, *, trust: bool = False) -> "CompileConfig":
         """Make a config from a file written by `to_json`; `trust` as in `from_dict`."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise BackendKwargsError(f"Cannot read a compile config from {str(path)!r}: {error_text(error)}.") from None
-        return cls.from_dict(data, trust=trust)
+        return cls.from_dict(read_json(path, "a compile config"), trust=trust)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CompileConfig):

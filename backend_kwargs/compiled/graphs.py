@@ -22,16 +22,20 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.backend import Backend
+from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.compiled.libraries import library, provide
 from backend_kwargs.compilers.auto.cache_key import ambient, signature, structure
-from backend_kwargs.compilers.auto.candidates import EAGER, standing
+from backend_kwargs.compilers.auto.candidates import EAGER, permits, standing
 from backend_kwargs.compilers.auto.reporting import last_decision
+from backend_kwargs.compilers.auto.request import RESTARTS
 from backend_kwargs.compilers.generated_code import compiled_graphs
+from backend_kwargs.compilers.graphs import copy_of_graph
 from backend_kwargs.compilers.inductor.compile_step import stand_in
 from backend_kwargs.compilers.precision.bounds import last_used
-from backend_kwargs.errors import error_text, warn_once
+from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.options import check
+from backend_kwargs.registry import PLAIN
+from backend_kwargs.rewrites import raced_rewrites
 from backend_kwargs.trust import untrusted
 
 BUNDLED = {"bundled_autograd_cache": True, "enable_autograd_cache": True}
@@ -127,10 +131,33 @@ class GraphBackend:
 
     def _loaded_or_compiled(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
         kept = self.graphs.get(key)
-        if kept is not None and (kept.code or kept.decision):
+        if kept is not None and kept.decision and kept.decision["winner"] == EAGER:
+            self.loaded.append(key)
+            return gm.forward  # type: ignore[no-any-return]
+        if kept is not None and kept.code:
             with suppress(CannotLoadError):
                 return self._load(key, kept, gm, example_inputs, kwargs)
+        elif kept is not None and kept.decision:
+            return self._compile_as_decided(key, kept.decision, gm, example_inputs, kwargs)
         return self._compile(key, gm, example_inputs, kwargs)
+
+    def _compile_as_decided(
+        self, key: str, decision: Mapping[str, Any], gm: Any, example_inputs: Sequence[Any], kwargs: Any
+    ) -> Callable[..., Any]:
+        """Compile with auto's decision; if that fails, as the config says."""
+        spare = copy_of_graph(gm)
+        token = stand_in.set(None)
+        try:
+            compiled = under_decision(self.backend, decision)(gm, example_inputs, **kwargs)
+        except RESTARTS:
+            raise
+        except Exception as error:  # noqa: BLE001 - it may be of another release, or of anybody's making
+            warn_once(f"A saved decision of auto fails, and its graph is compiled again: {error_text(error)}.")
+            return self._compile(key, spare, example_inputs, kwargs)
+        finally:
+            stand_in.reset(token)
+        self.compiled.append(key)
+        return compiled
 
     def _compile(self, key: str, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
         made: list[Callable[..., Any]] = []
@@ -171,9 +198,11 @@ class GraphBackend:
         return compiled
 
     def _load(self, key: str, kept: Graph, gm: Any, example_inputs: Sequence[Any], kwargs: Any) -> Callable[..., Any]:
-        if kept.decision and kept.decision["winner"] == EAGER:
-            self.loaded.append(key)
-            return gm.forward  # type: ignore[no-any-return]
+        try:
+            backend = under_decision(self.backend, kept.decision) if kept.decision else self.backend
+        except BackendKwargsError as error:
+            warn_once(f"A saved decision of auto is not used, and its graph is compiled again: {error}")
+            raise CannotLoadError from error
         loads: list[str] = []
 
         def load_one(compile_fx: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -191,14 +220,12 @@ class GraphBackend:
             loads.append(key)
             return loaded
 
-        token = stand_in.set(load_one if kept.code else None)
+        token = stand_in.set(load_one)
         try:
-            backend = under_decision(self.backend, kept.decision) if kept.decision else self.backend
             return backend(gm, example_inputs, **kwargs)
         finally:
             stand_in.reset(token)
-            if loads or not kept.code:
-                (self.loaded if loads else self.compiled).append(key)
+            self.loaded += loads
 
 
 class CannotLoadError(Exception):
@@ -223,6 +250,17 @@ def _content(tensor: torch.Tensor) -> str:
     with torch.no_grad():
         plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+
+
+def permits_decision(backend: Backend, winner: str, options: Mapping[str, Any]) -> bool:
+    """Return whether `backend` could have chosen this winner with these options, as for a decision in a store."""
+    from backend_kwargs.compilers.auto.settings import Settings
+
+    own = backend.options
+    rewrites = raced_rewrites(own.get("rewrites"))
+    return bool(own.get("auto")) and permits(
+        Settings.of(own), lambda name: find_backend(f"{PLAIN}:{name}").options, rewrites, (winner, options, "")
+    )
 
 
 def under_decision(backend: Backend, decision: Mapping[str, Any]) -> Backend:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.states import Call, State, after
-from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.errors import BackendKwargsError, printable, shown, wrong_value
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +167,8 @@ class CompiledModule:
         """Load a bundle's weights into `module`, and return a CompiledModule to activate() or deploy().
 
         A bundle's compiled code can run anything, so it is loaded only with `trust=True`, or if one of `trusted_keys`
-        (Ed25519 public keys of the package cryptography, or paths of PEM files) signed the bundle. Otherwise, or if
+        (Ed25519 public keys of the package cryptography, or paths of PEM files) signed the bundle. If there are keys
+        and none of them signed it, this raises, also with `trust=True`. Otherwise, or if
         this machine differs from the one that built it, the module is compiled again; `describe()` gives the reason. If
         it raises, `module` is unchanged.
         """
@@ -227,7 +228,7 @@ class CompiledModule:
         from backend_kwargs.compiled.deploying import facts
 
         lines = [f"state: {self._state.value} on {self.device}", *facts(self._built, self._running), *self._notes]
-        return "\n".join([head, *lines])
+        return "\n".join(map(printable, [head, *lines]))  # notes of a bundle may contain anything
 
     def key(self) -> str:
         """Return the class's name and the hash of the config."""

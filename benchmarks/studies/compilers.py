@@ -245,7 +245,7 @@ def measure(asked: Asked, say: Tell) -> None:
 
 
 def _race(asked: Asked, name: str, scratch: Path, core: int, say: Tell) -> None:
-    began, spec = time.time(), MODELS.get(name, name)
+    began, spec = time.perf_counter(), MODELS.get(name, name)
     outcome = process.run(
         race,
         spec,
@@ -262,7 +262,7 @@ def _race(asked: Asked, name: str, scratch: Path, core: int, say: Tell) -> None:
 
 
 def _tune(asked: Asked, name: str, scratch: Path, core: int, say: Tell) -> None:
-    began, spec, log = time.time(), MODELS.get(name, name), _log(asked, f"{name}_tuned")
+    began, spec, log = time.perf_counter(), MODELS.get(name, name), _log(asked, f"{name}_tuned")
     say(f"{name}: tuning with TVM for {asked.tune_s:.0f} s")
     searched = process.run(tune, spec, scratch, core, step_s=asked.tune_s, log=log)
     if searched.status not in ("timeout", "pass"):
@@ -288,7 +288,7 @@ def _write(
         "kind": kind,
         "status": outcome.status,
         "reason": f"{outcome.reason} (at: {outcome.at})" if outcome.reason else "",
-        "seconds": time.time() - began,
+        "seconds": time.perf_counter() - began,
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         **settings,
         **(outcome.value or {}),

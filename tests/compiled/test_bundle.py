@@ -231,15 +231,17 @@ def test_keys_may_be_pem_files(bundle_with_code, keys, tmp_path, x):
         pytest.param(lambda bundle: None, "is signed by none of the trusted keys, or was changed since.", id="key"),
         pytest.param(
             lambda bundle: write_manifest(bundle, made="later"),
-            "is not signed; pass trust=True if you trust its author.",
+            "is not signed; pass trust=True, and no keys, if you trust its author.",
             id="changed manifest",
         ),
     ],
 )
-def test_what_no_trusted_key_signed_is_refused(spoil, words, signed_bundle, keys):
+@pytest.mark.parametrize("trust", [False, True])
+def test_what_no_trusted_key_signed_is_refused(spoil, words, trust, signed_bundle, keys):
+    """Also with trust=True, which adds nothing that the keys refuse."""
     spoil(signed_bundle)
     with pytest.raises(BackendKwargsError) as raised:
-        CompiledModule.load(signed_bundle, scaled(), trusted_keys=[keys[1].public_key()])
+        CompiledModule.load(signed_bundle, scaled(), trust=trust, trusted_keys=[keys[1].public_key()])
     assert str(raised.value) == f"Bundle {str(signed_bundle)!r} {words}"
 
 

@@ -3,9 +3,13 @@
 import json
 import os
 import re
+import shutil
 
 import forks
 import pytest
+
+from backend_kwargs.compiled.manifest import digest
+from backend_kwargs.compiled.manifest import signed as sign
 
 MODEL = """
 import torch
@@ -27,6 +31,24 @@ def folder(tmp_path_factory):
     return folder
 
 
+def write_keys(private, public):
+    """Write a new Ed25519 key and its public part as PEM files."""
+    key = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519").Ed25519PrivateKey.generate()
+    s = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    private.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
+
+
+@pytest.fixture
+def signed(folder, tmp_path):
+    """A folder with a signed copy of the bundle, and the public key."""
+    write_keys(tmp_path / "private.pem", tmp_path / "public.pem")
+    shutil.copytree(folder / "bundle", tmp_path / "bundle")
+    content = (tmp_path / "bundle" / "manifest.json").read_bytes()
+    (tmp_path / "bundle" / "signatures" / digest(content)).write_bytes(sign(content, tmp_path / "private.pem"))
+    return tmp_path
+
+
 def call(folder, *arguments, **environment):
     return forks.run("-m", "backend_kwargs", *arguments, cwd=folder, env={**os.environ, **environment})
 
@@ -35,12 +57,13 @@ def test_build_says_what_it_made(folder):
     output = (folder / "built.txt").read_text()
     assert output.startswith("CompiledModule(fullgraph=True)\nstate: active on cpu\n")
     assert re.search(r"compiling +\d+\.\d\d", output)
-    assert output.endswith("Serve it: backend-kwargs run bundle --trust\n")
+    assert output.endswith("Serve it: backend-kwargs run bundle model.py:build --trust\n")
 
 
 def test_run_shows_the_first_call_beside_the_compile(folder, tmp_path):
     """In a fresh process with an empty cache nothing is compiled, and a table shows both times."""
-    ran = call(folder, "run", "bundle", "--rounds", 3, "--trust", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "empty"))
+    empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty")}
+    ran = call(folder, "run", "bundle", "model.py:build", "--rounds", 3, "--trust", **empty)
     assert ran.returncode == 0, ran.stderr
     seconds = dict(re.findall(r"^ ([a-z][^\d\n]*?) {2,}(\d+\.\d\d)", ran.stdout, re.MULTILINE))
     assert {"compiling, when it was built", "load and deploy", "first call"} <= seconds.keys()
@@ -50,17 +73,37 @@ def test_run_shows_the_first_call_beside_the_compile(folder, tmp_path):
 
 def test_run_without_guards_does_not_trace_the_module(folder, tmp_path):
     empty = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty")}
-    ran = call(folder, "run", "bundle", "--rounds", 3, "--trust", "--no-guards", **empty)
+    ran = call(folder, "run", "bundle", "model.py:build", "--rounds", 3, "--trust", "--no-guards", **empty)
     assert ran.returncode == 0, ran.stderr
     assert "served without tracing the module" in ran.stdout
 
 
-def test_run_imports_no_factory_that_is_not_trusted(folder):
-    ran = call(folder, "run", "bundle")
-    assert (ran.returncode, ran.stderr) == (
-        2,
-        "error: A bundle's factory is code: pass FACTORY, or --trust, or --key with the signer's key.\n",
-    )
+@pytest.mark.parametrize("arguments", [[], ["--trust"], ["--key", "public.pem"]], ids=["plain", "trusted", "signed"])
+def test_run_imports_no_factory_that_the_user_did_not_name(signed, arguments):
+    """The factory's source is no part of a bundle: another file of its name may lie in the current folder."""
+    (signed / "model.py").write_text("open('ran', 'w')")
+    ran = call(signed, "run", "bundle", *arguments)
+    wanted = "Pass FACTORY, the function that makes the model: MODULE_OR_FILE:NAME."
+    assert (ran.returncode, ran.stderr) == (2, f"error: {wanted} It was built with 'model.py:build'.\n")
+    assert not (signed / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        pytest.param("", "is signed by none of the trusted keys, or was changed since.", id="another's"),
+        pytest.param("remove", "is not signed; pass trust=True, and no keys, if you trust its author.", id="none"),
+    ],
+)
+def test_keys_hold_beside_trust(signed, change, reason):
+    """With --key a signature must verify, also with --trust, before anything is imported."""
+    write_keys(signed / "other.pem", signed / "foreign.pem")
+    if change:
+        shutil.rmtree(signed / "bundle" / "signatures")
+    (signed / "model.py").write_text("open('ran', 'w')")
+    ran = call(signed, "run", "bundle", "model.py:build", "--trust", "--key", "foreign.pem")
+    assert (ran.returncode, ran.stderr) == (2, f"error: Bundle 'bundle' {reason}\n")
+    assert not (signed / "ran").exists()
 
 
 def test_inspect_runs_nothing_and_shows_the_parts(folder):
@@ -68,6 +111,20 @@ def test_inspect_runs_nothing_and_shows_the_parts(folder):
     assert "CompiledModule(fullgraph=True) of torch.nn.modules.container.Sequential, not signed" in shown
     assert re.search(r"^ weights +\d+ ", shown, re.MULTILINE)
     assert shown.endswith("Its code can be used on this machine.\n")
+
+
+def test_inspect_tells_a_signature_from_a_verified_one(signed):
+    """Whatever is in the folder of signatures, only a key can say who signed."""
+    unverified, foreign = "with a signature that is not verified (pass --key)", signed / "foreign.pem"
+    write_keys(signed / "other.pem", foreign)
+    assert unverified in call(signed, "inspect", "bundle").stdout
+    assert ", signed by a key that was passed, " in call(signed, "inspect", "bundle", "--key", "public.pem").stdout
+    refused = call(signed, "inspect", "bundle", "--key", "foreign.pem")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    (signature,) = (signed / "bundle" / "signatures").iterdir()
+    signature.write_bytes(b"garbage")
+    assert unverified in call(signed, "inspect", "bundle").stdout
+    assert call(signed, "inspect", "bundle", "--key", "public.pem").returncode == 2
 
 
 def test_inspect_prints_json(folder):

@@ -357,3 +357,81 @@ def test_a_package_that_cannot_be_copied_is_an_error_of_one_line(tmp_path):
     with full_disk(), pytest.raises(BackendKwargsError) as raised:
         _Parts(tmp_path).copy(part, tmp_path / "model.pt2")
     assert str(raised.value) == f"Cannot write {str(tmp_path / 'model.pt2')!r}: File too large."
+
+
+# ---- decisions of auto
+
+
+@pytest.fixture(scope="module")
+def decided(tmp_path_factory):
+    """A bundle of auto with its decision, made without a race, and with code; its config permits no precision."""
+    path = tmp_path_factory.mktemp("decided")
+    options = {"race": "never", "candidates": [], "store": str(path / "store.sqlite")}
+    config = bk.CompileConfig(backend="tmpl-inductor:auto", options=options, dynamic=False)
+    CompiledModule(config).build(scaled(), [torch.randn(4, 8)]).save(path / "bundle")
+    return path / "bundle"
+
+
+def copied_with(bundle, path, **changed):
+    """Return a copy of a bundle whose only graph is changed, without code."""
+    shutil.copytree(bundle, path)
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    (graph,) = manifest["graphs"]
+    graph.update(code=None, frame=None, libraries=[], **changed)
+    (manifest["config"]["options"] or {}).pop("store", None)  # the path is code
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return path
+
+
+FOREIGN = [
+    pytest.param("bf16", {"precision": "bf16", "max_error": 0.9}, id="precision"),
+    pytest.param("default", {"precision": "bf16", "max_error": 0.9}, id="precision of default"),
+    pytest.param("freezing", {"freezing": True}, id="freezing"),
+    pytest.param("default", {"cpp.cxx": "false"}, id="code"),
+    pytest.param("default", {"no_such_option": 1}, id="unknown option"),
+    pytest.param("default", {"max_autotune": "maybe"}, id="wrong value"),
+    pytest.param("default", {"rewrites": [["packed"]]}, id="wrong rewrites"),
+    pytest.param("tmpl-tvm", {}, id="another compiler"),
+    pytest.param("\x1b[2J", {}, id="no name"),
+]
+
+
+@pytest.mark.parametrize(("winner", "options"), FOREIGN)
+@torch.no_grad()
+def test_a_decision_beyond_the_config_is_not_used(decided, tmp_path, monkeypatch, winner, options):
+    """An untrusted bundle's decision is judged like one in a store: else the graph is compiled as the config says."""
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store.sqlite"))
+    path = copied_with(decided, tmp_path / "bundle", winner=winner, options=options)
+    with pytest.warns(bk.errors.BackendKwargsWarning) as warned:
+        loaded = CompiledModule.load(path, module := scaled(1))
+    assert [str(each.message) for each in warned] == [
+        f"Bundle {str(path)!r}: a decision of auto is not used, since its config does not permit that."
+    ]
+    loaded.deploy()
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(loaded(x), module(x), atol=1e-6, rtol=0)
+    assert "compiled: 1" in loaded.describe()
+
+
+@torch.no_grad()
+def test_a_config_without_auto_has_no_decisions(bundle, tmp_path):
+    """A decision in an untrusted bundle is ignored if its config does not name auto."""
+    path = copied_with(bundle, tmp_path / "changed", winner="eager", options={})
+    with pytest.warns(bk.errors.BackendKwargsWarning, match="a decision of auto is not used"):
+        loaded = CompiledModule.load(path, scaled())
+    loaded.deploy()
+    loaded(torch.randn(4, 8))
+    assert "graphs loaded in this process: 0, compiled: 1" in loaded.describe()
+
+
+@pytest.mark.parametrize("options", [{"no_such_option": 1}, {"max_autotune": "maybe"}, {"rewrites": [1]}], ids=str)
+@torch.no_grad()
+def test_a_decision_that_fails_falls_back(decided, tmp_path, monkeypatch, options):
+    """A trusted bundle's decision with a wrong option warns, and its graph is compiled as the config says."""
+    monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "store.sqlite"))
+    loaded = CompiledModule.load(copied_with(decided, tmp_path / "bundle", options=options), scaled(), trust=True)
+    loaded.deploy()
+    x = torch.randn(4, 8)
+    with pytest.warns(bk.errors.BackendKwargsWarning, match="A saved decision of auto fails, and its graph is"):
+        result = loaded(x)
+    torch.testing.assert_close(result, scaled()(x), atol=1e-6, rtol=0)

@@ -111,6 +111,45 @@ def test_what_a_row_says_further_is_ignored(auto, races, store, execute, begin_a
     assert races.count == 1
 
 
+BF16 = {"precision": "bf16", "max_error": 1e-4}
+CLAIMED = [{"name": "bf16", "won": True, "options": BF16, "error": 0.0, "max_error": 1e-4}]
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "made"),
+    [
+        pytest.param(BF16, [], 4e9, id="made in the future, without rows"),
+        pytest.param(BF16, CLAIMED, 4e9, id="made in the future, with a measured error"),
+        pytest.param({"precision": "bf16"}, [], 0.0, id="without a bound"),
+        pytest.param({**BF16, "max_error": 0.5}, [], 0.0, id="with another bound"),
+        pytest.param({**BF16, "max_error": None}, [], 0.0, id="with no bound"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*cannot act fully here", "ignore:A graph is compiled without precision")
+@torch.no_grad()
+def test_a_stored_precision_is_measured(auto, races, store, execute, begin_anew, options, rows, made):
+    """Whatever a stored decision contains, max_error is that of the request, and the error is measured here."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(64, 64), torch.randn(4, 64)
+    auto(model, precision="bf16", max_error=1e-4)(x)
+    change = "UPDATE decisions SET winner = 'bf16', options = ?, rows = ?, made = ?"
+    execute(change, (json.dumps(options), json.dumps(rows), made))
+    begin_anew()
+    assert torch.allclose(auto(model, precision="bf16", max_error=1e-4)(x), model(x), rtol=0, atol=1e-6)
+    assert races.count == (1 if options == BF16 else 2)
+
+
+@pytest.mark.parametrize("value", [[["packed"]], [{"packed": 1}], [None], {"packed": 1}, "packed", 1], ids=json.dumps)
+@torch.no_grad()
+def test_rewrites_of_any_form_are_no_error(auto, races, store, execute, begin_anew, value):
+    """A stored list of rewrites that are no names is ignored: the graph is raced."""
+    model, x = raced(auto, races, store)
+    execute("UPDATE decisions SET options = ?", (json.dumps({"rewrites": value}),))
+    begin_anew()
+    auto(model)(x)
+    assert races.count == 2
+
+
 def test_flipped_bits(store, execute, warned):
     """A flipped bit raises no error and loses at most its page; the next write keeps the rest.
 

@@ -16,6 +16,7 @@ from backend_kwargs.templates import find_template, template_names
 
 if TYPE_CHECKING:
     from backend_kwargs.compilers.auto.graph_stats import GraphStats
+    from backend_kwargs.compilers.auto.settings import Settings
 
 Effort = Literal["quick", "full"]
 NORM_GRADIENTS = "native_layer_norm_backward"
@@ -422,19 +423,38 @@ def allowed_candidates(
     return allowed
 
 
+def others_for(settings: "Settings") -> list[str]:
+    """Return the other compilers that a request with these settings may race."""
+    if settings.candidates is not None:
+        return [*filter(is_other, settings.candidates)]
+    return [*installed()] if settings.effort == "full" else []
+
+
+def permits(
+    settings: "Settings",
+    options_of: Callable[[str], Mapping[str, Any]],
+    rewrites: Iterable[str],
+    decided: tuple[str, Mapping[str, Any], str],
+) -> bool:
+    """Return whether a request may use a winner, its options and its compiler that were decided elsewhere."""
+    named = {*(settings.candidates or ()), *others_for(settings)}
+    allowed = allowed_candidates(named, options_of, rewrites, settings.precision, settings.max_error)
+    return trusted(*decided, allowed)
+
+
 def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Iterable[RaceCandidate]) -> bool:
     """Return whether the winner is one of the `allowed` candidates, and these set each option to this value.
 
     A winner of another `compiler` than Inductor must set exactly these options. Any other stored decision is ignored:
     a template that the user did not ask for may freeze weights or write files, and an option may name a program that
-    Inductor runs.
+    Inductor runs. A precision without its bound is ignored too, since its error would not be measured.
     """
     allowed = list(allowed)
     rewrites = {name for each in allowed for name in each.options.get("rewrites", ())}
 
     def is_set(name: str, value: Any) -> bool:
         if name == "rewrites":  # those of several candidates may have joined
-            return isinstance(value, list | tuple) and rewrites.issuperset(value)
+            return isinstance(value, list | tuple) and all(isinstance(each, str) and each in rewrites for each in value)
         if name == TUNED_PRODUCTS:  # their sizes choose among the graph's own
             return isinstance(value, list | tuple)
         return any(name in each.options and same(each.options[name], value) for each in allowed)
@@ -442,4 +462,5 @@ def trusted(winner: str, options: Mapping[str, Any], compiler: str, allowed: Ite
     names = {EAGER, DEFAULT, *(each.name for each in allowed)}
     if compiler or is_other(winner):
         return winner in names and sets(winner, compiler, options)
-    return winner in names and all(is_set(name, value) for name, value in options.items())
+    bounded = ("precision" in options) == ("max_error" in options)
+    return winner in names and bounded and all(is_set(name, value) for name, value in options.items())

@@ -17,9 +17,9 @@ from backend_kwargs.compilers.auto.candidates import (
     DEFAULT,
     EAGER,
     STEPS,
-    allowed_candidates,
+    others_for,
+    permits,
     step_names,
-    trusted,
 )
 from backend_kwargs.compilers.auto.ddp_buckets import Bucket, bucket_of
 from backend_kwargs.compilers.auto.decision import Decision, RaceRow, plain
@@ -29,7 +29,7 @@ from backend_kwargs.compilers.auto.reporting import forget_reported, progress, t
 from backend_kwargs.compilers.auto.request import RESTARTS, Request
 from backend_kwargs.compilers.auto.store import FILE, Store, forget_trouble, open_store
 from backend_kwargs.compilers.graphs import copy_of_graph
-from backend_kwargs.compilers.others import installed, is_other, other_of, versions_of
+from backend_kwargs.compilers.others import is_other, other_of, versions_of
 from backend_kwargs.compilers.precision.bounds import note_used
 from backend_kwargs.errors import error_text, printable, warn_once
 from backend_kwargs.rewrites import fingerprint, list_rewrites
@@ -329,7 +329,7 @@ class _Question:
         return {
             "steps": STEPS,
             "candidates": settings.candidates and [(name, self._template(name)) for name in settings.candidates],
-            "compilers": versions_of(self._compilers),
+            "compilers": versions_of(others_for(settings)),
             "effort": settings.effort,
             "objective": settings.objective,
             "tolerance": settings.tolerance,
@@ -344,14 +344,6 @@ class _Question:
         if is_other(name):
             return sorted(other_of(name).options.items())
         return [] if name in (*step_names(), *list_rewrites()) else sorted(self.request.tools.options_of(name).items())
-
-    @property
-    def _compilers(self) -> list[str]:
-        """The other compilers that may be raced."""
-        settings = self.request.settings
-        if settings.candidates is not None:
-            return [*filter(is_other, settings.candidates)]
-        return [*installed()] if settings.effort == "full" else []
 
     @cached_property
     def scope(self) -> str:
@@ -383,7 +375,5 @@ class _Question:
         return Store(instead) if instead else open_store(settings.store)
 
     def _trusts(self, winner: str, of: Decision | RaceRow) -> bool:
-        settings, tools = self.request.settings, self.request.tools
-        named = {*(settings.candidates or ()), *self._compilers}
-        asked = tools.options_of, tools.rewrites, settings.precision, settings.max_error
-        return trusted(winner, of.options, of.compiler, allowed_candidates(named, *asked))
+        tools = self.request.tools
+        return permits(self.request.settings, tools.options_of, tools.rewrites, (winner, of.options, of.compiler))

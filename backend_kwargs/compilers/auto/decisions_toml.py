@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from backend_kwargs.compilers.auto.candidates import DEFAULT, EAGER, allowed_can
 from backend_kwargs.compilers.auto.decision import Decision, has_form, parsed
 from backend_kwargs.compilers.others import is_other
 from backend_kwargs.compilers.precision.table import PRECISIONS
-from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
+from backend_kwargs.errors import BackendKwargsError, shown, warn_once
+from backend_kwargs.plain_data import read_toml
 from backend_kwargs.rewrites import list_rewrites
 from backend_kwargs.templates import ENTRY_POINT_GROUP, template_names
 
@@ -70,11 +70,7 @@ def _written(value: Any) -> str:
 
 def read_decisions(path: Path, options_of: Callable[[str], Mapping[str, Any]]) -> list[Decision]:
     """Return the decisions in a TOML file; raise if one has an option that no candidate sets."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BackendKwargsError(f"Cannot read decisions from {str(path)!r}: {error_text(error)}.") from None
-    tables = document.get("decisions")
+    tables = read_toml(path, "decisions").get("decisions")
     if not isinstance(tables, dict) or not tables:
         raise BackendKwargsError(f"{str(path)!r} has no [decisions.KEY] table.")
     return [_read(key, table, options_of) for key, table in tables.items()]

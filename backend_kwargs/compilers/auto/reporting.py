@@ -16,7 +16,7 @@ logger = logging.getLogger("backend_kwargs.auto")
 WIDEST = 60  # a longer name, such as one from a file, does not widen the table
 ARTIFACT = "backend_kwargs_race"
 _last: list[Decision] = []  # of the graph that is being compiled: dynamo compiles one at a time
-_reported: set[tuple[str, float]] = set()
+_reported: set[tuple[str, str]] = set()  # keys and tables
 
 
 @contextmanager
@@ -40,10 +40,11 @@ def tell(decision: Decision) -> None:
     """Log the decision, with its table the first time; add it to torch's trace, and keep it for the graph's record."""
     if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
-    again = (decision.key, decision.made) in _reported
+    shown = table(decision)
+    again = (decision.key, shown) in _reported
     if decision.rows:
-        _reported.add((decision.key, decision.made))
-    logger.info("%s", f"{_head(decision)}, as decided before" if again else table(decision))
+        _reported.add((decision.key, shown))
+    logger.info("%s", f"{_head(decision)}, as decided before" if again else shown)
     from torch._logging._internal import trace_structured
 
     _last[:] = [decision]

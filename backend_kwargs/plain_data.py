@@ -1,0 +1,91 @@
+"""Files of options, and the values in them: read whole, and bounded, since they may come from anyone."""
+
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from backend_kwargs.errors import BackendKwargsError, error_text
+
+LONGEST = 8 << 20  # bytes of a file
+DEEPEST, MOST = 32, 1 << 17  # levels of nesting, and values at one level
+BITS = 4096  # of an integer: Python prints no more than 4,300 digits
+# TOML's parser takes time quadratic in the number of dots of a key.
+DEEP_KEY = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){{{DEEPEST}}}""")
+
+
+def read_toml(path: str | Path, what: str) -> dict[str, Any]:
+    """Return the tables of a TOML file; raise with the reason, naming `what` was to be read."""
+    return _read(path, what, _parsed_toml)  # type: ignore[no-any-return]
+
+
+def read_json(path: str | Path, what: str) -> Any:
+    """Return the value in a JSON file; raise like `read_toml`."""
+    return _read(path, what, json.loads)
+
+
+def read_text(path: str | Path, what: str) -> str:
+    """Return a file's text; raise like `read_toml`."""
+    return _read(path, what, str)  # type: ignore[no-any-return]
+
+
+def check_plain(what: str, value: Any) -> None:
+    """Raise if `value` contains more levels or a larger integer than any option: later steps are recursive."""
+    if why := why_not_plain(value):
+        raise BackendKwargsError(f"{what} must be plain data: {why}.")
+
+
+def why_not_plain(value: Any) -> str:
+    """Return what keeps `value` from being the value of an option, "" if nothing does."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        if any(isinstance(each, int) and each.bit_length() > BITS for each in level):
+            return f"an integer has more than {BITS} bits"
+        level = [*islice((item for each in level for item in _items(each)), MOST + 1)]
+        if not level:
+            return ""
+        if len(level) > MOST:  # in Python, a few lists that contain each other are as many
+            return f"it has more than {MOST} values"
+    return f"it is nested more than {DEEPEST} levels deep"
+
+
+def _read(path: str | Path, what: str, parse: Callable[[str], Any]) -> Any:
+    try:
+        found = parse(_content(Path(path)).decode())
+        why = why_not_plain(found)
+    except (OSError, ValueError, RecursionError) as error:
+        why = error_text(error)
+    if why:
+        raise BackendKwargsError(f"Cannot read {what} from {str(path)!r}: {why}.")
+    return found
+
+
+def _parsed_toml(text: str) -> dict[str, Any]:
+    if DEEP_KEY.search(text):
+        raise ValueError(f"a key has more than {DEEPEST} parts")
+    return tomllib.loads(text)
+
+
+def _content(path: Path) -> bytes:
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("it is not a regular file")
+        content = file.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        raise OSError(f"it is longer than {LONGEST} bytes")
+    return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for a writer
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [*value.values()]
+    return [*value] if isinstance(value, list | tuple | set | frozenset) else []
