@@ -347,6 +347,8 @@ class _Walk:
         """Return those functions of a library's names that are not its own, as after a monkeypatch, and plain values."""
         lines = []
         for name, value in [*members.items()]:
+            if name.startswith("___"):  # dynamo's
+                continue
             if type(value) is FunctionType and not is_own(value):
                 lines.append(f"{name} {self.ref(value)}")
             elif type(value) in (bool, int, float) or type(value) is BuiltinFunctionType:
