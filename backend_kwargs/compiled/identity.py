@@ -60,11 +60,13 @@ FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType)
 GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 MADE = {"__init__", "__new__", "__post_init__"}  # run only where a class is called
 # These say nothing about what a method computes.
-ASIDE = {"__doc__", "__module__", "__dict__", "__weakref__", "__annotations__", "__qualname__", "__orig_bases__"} | {
-    "__parameters__", "__abstractmethods__", "_abc_impl", "__match_args__", "__dataclass_params__", "__slots__",
-    "__dataclass_fields__", "__init_subclass__", "__set_name__", "__reduce__", "__reduce_ex__", "__getstate__",
-    "__setstate__", "__copy__", "__deepcopy__", "__del__", "__repr__", "__dir__", "__annotate__", "__getnewargs__", "__slotnames__",
-}  # fmt: skip
+ASIDE = frozenset(
+    {"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__slots__", "__slotnames__", "__repr__"}
+    | {"__annotations__", "__annotate__", "__orig_bases__", "__parameters__", "__abstractmethods__", "_abc_impl"}
+    | {"__match_args__", "__dataclass_params__", "__dataclass_fields__", "__init_subclass__", "__set_name__", "__dir__"}
+    | {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__copy__", "__deepcopy__"}
+    | {"__del__"}
+)
 PER_PROCESS = {"_original_object_hash"}  # transformers keeps Python's hash of a text in its GenerationConfig
 MOST = 200_000  # objects; tracing a module with more takes no longer than this walk
 
@@ -500,7 +502,11 @@ STDLIB = sys.stdlib_module_names
 
 
 def _with_numbered_hooks(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's attributes with its hooks by their order: their keys are numbers of the process."""
+    """Return a module's attributes with its hooks by their order, since their keys are numbers of the process.
+
+    Hooks that run when weights are saved or loaded have run.
+    """
+    attributes = {name: value for name, value in attributes.items() if "_state_dict_" not in name}
     hooks = {name: value for name, value in attributes.items() if "hooks" in name and isinstance(value, dict)}
     keys = sorted({key for value in hooks.values() for key in value})
     numbers = {key: at for at, key in enumerate(keys)}
