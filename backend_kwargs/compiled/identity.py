@@ -351,7 +351,7 @@ class _Walk:
                 lines.append(f"{name} {self.ref(value)}")
             elif type(value) in (bool, int, float) and not name.startswith("___"):  # dynamo's names
                 lines.append(f"{name} {value!r}")
-            elif type(value) in FUNCTIONS and value.__name__ != name:
+            elif type(value) in FUNCTIONS and value.__name__ != name and name not in MADE | ASIDE:
                 lines.append(f"{name} {value.__qualname__}")
         return lines
 
