@@ -250,8 +250,8 @@ def test_a_sample_that_is_not_dense_needs_guards(x, kind):
     with pytest.raises(BackendKwargsError) as caught:
         require_comparable([described(((x,), {}))])
     assert str(caught.value) == (
-        f"deploy(guards=False) must have samples of dense tensors, numbers and texts, got one with a {kind}, which only "
-        "dynamo's guards can check."
+        f"deploy(guards=False) must have samples of dense tensors, numbers and texts, got one with a {kind}, "
+        "which only dynamo's guards can check."
     )
 
 
