@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from backend_kwargs.compiled.config import CompileConfig
-from backend_kwargs.compiled.frames import keep_frame, structure_of
+from backend_kwargs.compiled.frames import keep_frame
 from backend_kwargs.compiled.graphs import Folder
+from backend_kwargs.compiled.identity import identity_of, state_of
 from backend_kwargs.compiled.running import (
     Built,
     Running,
@@ -48,6 +49,9 @@ def build(
         wanted, dtypes, changed = _eager(config, module, samples, where)
         built = Built(config, module, where, metadata, dtypes, folder, keep_alive=keep_alive)
         twin = _copied(module, with_parameters=changed)
+        identity = identity_of(module)
+        if identity != identity_of(twin):  # a copy in which something is no longer the same object
+            identity = None
         if config.kind == "aoti":
             from backend_kwargs.compiled.ahead import compile_package
 
@@ -58,16 +62,18 @@ def build(
         made = running(built, twin, keep=True)
         try:
             call = without_gradients(made.call)
-            seen = _seen(
-                call, twin, map(cloned, samples), parameters=changed, called=partial(_time_first, built, began)
-            )
+            copies = list(map(cloned, samples))
+            versions = _input_versions(copies)
+            seen = _seen(call, twin, copies, parameters=changed, called=partial(_time_first, built, began))
+            written = {key for key, version in _input_versions(copies).items() if version != versions.get(key, version)}
+            built.samples = [described(tuple(copy), written) for copy in copies]
             if wanted is not None:
                 _judge(config, module, seen, wanted)
         except BaseException:
             made.free()
             raise
         if made.backend:
-            keep_frame(made.backend, twin)
+            keep_frame(made.backend, identity)
             if not made.backend.compiled:
                 note = "no graph of the module was compiled, so it runs in eager"
                 built.notes.append(note)
@@ -167,11 +173,11 @@ def _eager(
     if config.check_numbers == "off" and not cast and config.kind != "aoti":
         return None, (), False
     twin = _copied(module, with_parameters=True)
-    versions, state = _versions(twin.named_parameters()), (_versions(twin.named_buffers()), structure_of(twin))
+    versions, state = _versions(twin.named_parameters()), (_versions(twin.named_buffers()), state_of(twin))
     seen = _seen(twin, twin, map(cloned, samples), parameters=False)
     if changed := versions != _versions(twin.named_parameters()):
         seen["state"] |= dict(twin.named_parameters())
-    if config.kind == "aoti" and state != (_versions(twin.named_buffers()), structure_of(twin)):
+    if config.kind == "aoti" and state != (_versions(twin.named_buffers()), state_of(twin)):
         # torch 2.13's packages lose some changes of buffers, and all of Python's attributes.
         raise BackendKwargsError(
             "kind='aoti' must have a module that changes neither its buffers nor its attributes in a call: use "
@@ -196,6 +202,11 @@ def _eager(
 def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
     """Return what changes if one of the tensors is replaced or written to; inference tensors have no version."""
     return [(name, id(tensor), None if tensor.is_inference() else tensor._version) for name, tensor in tensors]
+
+
+def _input_versions(samples: Iterable[Any]) -> dict[int, int]:
+    leaves = [leaf for sample in samples for _, leaf in walk("", tuple(sample))]
+    return {id(leaf): leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()}
 
 
 def _in_precision(changed: bool, module: Any, samples: Any) -> dict[str, Any]:
