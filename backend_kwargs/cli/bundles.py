@@ -42,11 +42,12 @@ def build(
     fields: dict[str, Any] = {"backend": spec, "options": given or None, "mode": mode, "kind": kind}
     config = CompileConfig(**fields, fullgraph=fullgraph, dynamic=dynamic)
     model, example_inputs = made_by(factory)
+    from backend_kwargs.compiled.bundle import check_save, read_manifest, save
+
+    check_save(model, out, sign)
     compiled = CompiledModule(config)
     with quiet():
         compiled.build(model, [example_inputs])
-    from backend_kwargs.compiled.bundle import read_manifest, save
-
     save(compiled._known(), out, sign, factory=_absolute(factory))
     manifest, _ = read_manifest(out)
     console().print(compiled.describe(), soft_wrap=True, markup=False)

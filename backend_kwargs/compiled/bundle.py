@@ -1,25 +1,29 @@
-"""A bundle: a folder of parts named by their hashes, and a manifest that is put in place by one rename."""
+"""A bundle: a folder of parts named by their hashes, and a manifest, put in place by one rename when it is complete."""
 
-import contextlib
+import errno
 import hashlib
 import os
+import re
+import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypeVar
 
 import torch
 
-from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compiled.building import device_of
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.extensions import install, loaded_extensions
+from backend_kwargs.compiled.files import NO_LINK, content_of, named, opened_file, opened_folder, private_folder
 from backend_kwargs.compiled.fingerprint import differences, fingerprint
-from backend_kwargs.compiled.graphs import Folder, Graph
-from backend_kwargs.compiled.loading import dtypes_of, load_weights
+from backend_kwargs.compiled.graphs import Graph
+from backend_kwargs.compiled.loading import checked_weights, dtypes_of, why_not_plain, why_not_samples
 from backend_kwargs.compiled.manifest import (
     LARGEST,
     SCHEMA,
@@ -29,16 +33,20 @@ from backend_kwargs.compiled.manifest import (
     decoded,
     digest,
     encoded,
+    private_key,
     signed,
     signer,
 )
 from backend_kwargs.compiled.running import Built
-from backend_kwargs.compiled.samples import InputCheck
-from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, printable, shown, warn_once, wrong_value
 
-MANIFEST, PARTS, SIGNATURES, LOCK = "manifest.json", "parts", "signatures", ".lock"
-OURS = {MANIFEST, PARTS, SIGNATURES, LOCK}
+T = TypeVar("T")
+MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
+LOCK = ".lock"  # an empty file in the bundles of former releases
+ASIDE = ".old"  # the end of the name that an old bundle has while a new one takes its place
 BLOCK = 1 << 20
+LONGEST_SIGNATURE = 1 << 10
+LARGEST_HEADER = 100_000_000  # bytes of a safetensors file besides its tensors
 MOST_TRIES, RETRY_S = 20, 0.005
 UNTRUSTED = (
     "its compiled code is not loaded, as it is not trusted, and the module is compiled again: pass trust=True, or the "
@@ -54,43 +62,191 @@ class MissingPartError(BackendKwargsError):
 
 
 def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = "") -> None:
-    """Write a bundle to `path`; an old one there stays intact until the new manifest is in place."""
-    _check_folder(path)
-    try:
-        for folder in (path, path / PARTS, path / SIGNATURES):
-            folder.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
-            manifest = _write_parts(built, path / PARTS, factory)
-            content = encoded(manifest)
+    """Write a bundle to a folder beside `path`, and put that in place when it is complete."""
+    check_save(built.module, path, signing_key)
+    with _reported(path):
+        target = _resolved(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with private_folder(target.parent, _beside(target)) as new:
+            for folder in (PARTS, SIGNATURES):
+                (new / folder).mkdir()
+            content = encoded(_write_parts(built, new / PARTS, factory))
             if signing_key is not None:
-                write_whole(path / SIGNATURES / digest(content), signed(content, signing_key))
-            write_whole(path / MANIFEST, content)
-            _sweep(path, manifest, digest(content))
-    except OSError as error:
-        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: {error.strerror or error}.") from None
+                _write(new / SIGNATURES / digest(content), signed(content, signing_key))
+            _write(new / MANIFEST, content)
+            _put_in_place(new, target)
 
 
-def _check_folder(path: Path) -> None:
-    if path.is_file():
-        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: it is a file; name a folder.")
-    if path.is_dir() and (foreign := sorted({each.name for each in path.iterdir() if each.name[0] != "."} - OURS)):
-        raise BackendKwargsError(
-            f"Cannot write bundle {str(path)!r}: the folder contains {foreign[0]!r}, which is not part of a "
-            "bundle; name another."
-        )
+def check_save(module: torch.nn.Module, path: Path, signing_key: Any = None) -> None:
+    """Raise if `module` cannot be saved to `path` with this key: now, not after minutes of compiling."""
+    if signing_key is not None:
+        private_key(signing_key)
+    for name, value in module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise BackendKwargsError(f"A module's state must contain only tensors, got {shown(value)} as {name!r}.")
+        if why := why_not_plain(value) or _why_no_dtype(value.dtype):
+            raise BackendKwargsError(f"The module's {name!r} cannot be saved: it {why}.")
+    with _reported(path):
+        target = _resolved(path)
+        if target.is_mount() or _resolved(Path()).is_relative_to(target):
+            raise OSError(0, "it is a mounted or the current folder, which cannot be replaced; name a folder in it")
+        above = next(each for each in target.parents if each.exists())
+        for each in (above, target):
+            if each.exists() and not os.access(each, os.W_OK | os.X_OK):
+                raise OSError(0, f"no permission to write to {str(each)!r}")
+        with suppress(FileNotFoundError):
+            _names(target)
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let one process at a time write this bundle; the lock ends with the process."""
-    with (path / LOCK).open("w") as file:
-        try:
-            import fcntl
-        except ImportError:  # Windows: the last process to rename its manifest wins, and removes other parts
-            yield
-            return
-        fcntl.flock(file, fcntl.LOCK_EX)
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    try:
         yield
+    except (OSError, ValueError) as error:
+        if isinstance(error, BackendKwargsError):
+            raise
+        why = getattr(error, "strerror", None) or error
+        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: {why}.") from None
+
+
+def _resolved(path: Path) -> Path:
+    """Return the folder that a path leads to: the user's own link stays one."""
+    try:
+        return Path(os.path.realpath(path))
+    except FileNotFoundError:
+        raise OSError(0, "the current folder was deleted; change to another") from None
+
+
+def _beside(target: Path) -> str:
+    """Return how names in the folder of a bundle begin that are private to its saves; the bundle's may be long."""
+    return f".backend_kwargs-{digest(os.fsencode(target.name))[:16]}-"
+
+
+def _why_no_dtype(dtype: torch.dtype) -> str:
+    from safetensors.torch import save as as_safetensors
+
+    try:
+        as_safetensors({"": torch.empty(0, dtype=dtype)})
+    except Exception:  # noqa: BLE001 - it has no list of the dtypes that it can write
+        return f"is {dtype}, which safetensors files cannot contain"
+    return ""
+
+
+def _put_in_place(new: Path, target: Path) -> None:
+    """Rename the folder `new` to `target`; a bundle that is there gets another name before, and is then deleted."""
+    mode = stat.S_IMODE((new / PARTS).stat().st_mode)
+    _sync(new / PARTS, new / SIGNATURES, new)
+    for _ in range(MOST_TRIES):
+        aside = target.with_name(f"{_beside(target)}{secrets.token_hex(8)}{ASIDE}")
+        new.chmod(mode)
+        try:
+            with suppress(FileNotFoundError):
+                target.rename(aside)
+                _names(aside)  # again, since nothing of others is deleted
+                _take_over(aside, new)
+            new.rename(target)
+        except BaseException as error:
+            with suppress(OSError):
+                aside.rename(target)
+            # Another process has put its bundle there meanwhile.
+            if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                continue
+            raise
+        _sync(target.parent)
+        for old in _asides(target):
+            _delete(old)
+        return
+    raise OSError(0, "other processes keep saving to it")
+
+
+def _take_over(old: Path, new: Path) -> None:
+    """Give the bundle `new` the owner and the mode of the bundle `old`."""
+    owner = old.stat()
+    if owner.st_uid != os.geteuid():
+        for each in (new, *new.rglob("*")):
+            os.chown(each, owner.st_uid, owner.st_gid)
+    new.chmod(stat.S_IMODE(owner.st_mode))
+
+
+def _sync(*folders: Path) -> None:
+    """Let the names in these folders last if the machine fails."""
+    for path in folders:
+        with opened_folder(path) as folder:
+            os.fsync(folder)
+
+
+def _write(file: Path, content: bytes) -> None:
+    with file.open("xb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _asides(target: Path) -> list[Path]:
+    """Return the bundles that saves of `target` have renamed; one that was killed leaves its."""
+    return named(target.parent, re.escape(_beside(target)) + "[0-9a-f]{16}" + re.escape(ASIDE))
+
+
+def _names(path: Path) -> list[str]:
+    """Return the names of all files of the bundle in a folder; raise if anything else is there.
+
+    Nothing is followed: a link, and what is no regular file, is not part of a bundle.
+    """
+    if path.is_file():
+        raise OSError(0, "it is a file; name a folder")
+    with opened_folder(path, NO_LINK) as folder:
+        if not (names := _listed(".", folder)):
+            return []
+        try:
+            with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
+                content = content_of(opened, LARGEST)
+            manifest = decoded(content, path)
+        except (OSError, BackendKwargsError) as error:
+            if isinstance(error, FileNotFoundError) and MANIFEST in names:  # another process deletes it
+                raise
+            foreign = [name for name in names if name not in (PARTS, SIGNATURES, LOCK)]
+            raise _not_ours((foreign or names)[0]) from None
+        files = {MANIFEST, LOCK, f"{SIGNATURES}/{digest(content)}"}
+        files |= {f"{PARTS}/{part.sha256}" for part in manifest.parts}
+        found = []
+        for name in names:
+            inner = name in (PARTS, SIGNATURES) and stat.S_ISDIR(_mode(name, folder))
+            found += [f"{name}/{each}" for each in _listed(name, folder)] if inner else [name]
+        for name in found:
+            if name not in files or not stat.S_ISREG(_mode(name, folder)):
+                raise _not_ours(name)
+        return found
+
+
+def _mode(name: str, folder: int) -> int:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+
+
+def _listed(name: str, folder: int) -> list[str]:
+    with opened_folder(name, NO_LINK, within=folder) as inner:
+        return sorted(os.listdir(inner))  # noqa: PTH208 - a descriptor has no iterdir()
+
+
+def _not_ours(name: str) -> OSError:
+    return OSError(0, f"the folder contains {name!r}, which is not part of a bundle; name another")
+
+
+def _delete(old: Path) -> None:
+    """Delete the files of a bundle, and its folders if they are empty then; readers that have one open keep it."""
+    with suppress(OSError):
+        names = _names(old)
+        with opened_folder(old, NO_LINK) as folder:
+            for part in (PARTS, SIGNATURES):
+                with suppress(FileNotFoundError), opened_folder(part, NO_LINK, within=folder) as inner:
+                    for name in names:
+                        if name.startswith(f"{part}/"):
+                            os.unlink(name.removeprefix(f"{part}/"), dir_fd=inner)
+                    os.rmdir(part, dir_fd=folder)
+            # The manifest last: what a kill leaves is known by it.
+            for name in (LOCK, MANIFEST):
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+        old.rmdir()
 
 
 def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
@@ -98,7 +254,8 @@ def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
 
     def written(content: bytes) -> Part:
         part = Part(digest(content), len(content))
-        write_whole(parts / part.sha256, content)
+        with suppress(FileExistsError):
+            _write(parts / part.sha256, content)
         return part
 
     weights, shared = _weights(built.module)
@@ -144,8 +301,6 @@ def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
     weights: dict[str, torch.Tensor] = {}
     shared: dict[str, str] = {}
     for name, value in module.state_dict().items():
-        if not isinstance(value, torch.Tensor):
-            raise BackendKwargsError(f"A module's state must contain only tensors, got {shown(value)} as {name!r}.")
         place = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else name
         if (known := first.setdefault(place, name)) != name:
             shared[name] = known
@@ -154,36 +309,78 @@ def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
     return weights, shared
 
 
-def _sweep(path: Path, manifest: Manifest, own: str) -> None:
-    """Remove files that no manifest names; a load that is reading them starts again with the new manifest."""
-    kept = {part.sha256 for part in manifest.parts} | {own}
-    # A killed writer leaves an incomplete manifest next to the current one.
-    for file in [*(path / PARTS).iterdir(), *(path / SIGNATURES).iterdir(), *path.glob(f".{MANIFEST}.*")]:
-        if file.name not in kept:
-            with contextlib.suppress(OSError):
-                file.unlink()
-
-
 # ---- reading
+
+
+@contextmanager
+def opened_bundle(path: Path) -> Iterator[int]:
+    """Open a bundle's folder; a bundle of which a killed save has left only the old one, by that one's name."""
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(opened_folder(path))
+        except FileNotFoundError as error:
+            # The new one may also have got its name since.
+            for other in (*_asides(_resolved(path)), path):
+                with suppress(OSError, BackendKwargsError):
+                    folder = stack.enter_context(opened_folder(other))
+                    break
+            else:
+                raise _no_bundle(path, error) from None
+        except (OSError, ValueError) as error:
+            raise _no_bundle(path, error) from None
+        yield folder
+
+
+def _no_bundle(path: Path, error: OSError | ValueError) -> BackendKwargsError:
+    why = getattr(error, "strerror", None) or error
+    return BackendKwargsError(f"No bundle at {str(path)!r}: cannot read {MANIFEST} ({why}).")
 
 
 def read_manifest(path: Path) -> tuple[Manifest, bytes]:
     """Return a bundle's manifest and the file's content; raise if it is missing or not valid."""
+    return _complete(path, partial(_manifest, path))
+
+
+def _complete(path: Path, read: Callable[[int], T]) -> T:
+    """Return what `read` finds in a bundle's folder; open it again while files are missing.
+
+    Another process may delete it, since it has saved a new one meanwhile.
+    """
+    for _ in range(MOST_TRIES - 1):
+        with suppress(MissingPartError), opened_bundle(path) as folder:
+            return read(folder)
+        time.sleep(RETRY_S)
+    with opened_bundle(path) as folder:
+        return read(folder)
+
+
+def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
     try:
-        content = _content(path / MANIFEST, LARGEST)
+        with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
+            content = content_of(opened, LARGEST)
+    except FileNotFoundError as error:
+        raise MissingPartError(str(_no_bundle(path, error))) from None
     except OSError as error:
-        raise BackendKwargsError(f"No bundle at {str(path)!r}: cannot read {MANIFEST} ({error.strerror}).") from None
+        raise _no_bundle(path, error) from None
     return decoded(content, path), content
 
 
 def is_trusted(path: Path, content: bytes, *, trust: bool, trusted_keys: Sequence[Any]) -> bool:
     """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
+    return _complete(path, partial(_is_trusted, path, content, trust, trusted_keys))
+
+
+def _is_trusted(path: Path, content: bytes, trust: bool, trusted_keys: Sequence[Any], folder: int) -> bool:
     if trust or not trusted_keys:
         return trust
     try:
-        signature = _content(path / SIGNATURES / digest(content), 1 << 10)
+        with (
+            opened_folder(SIGNATURES, NO_LINK, within=folder) as signatures,
+            opened_file(digest(content), NO_LINK, within=signatures) as opened,
+        ):
+            signature = content_of(opened, LONGEST_SIGNATURE)
     except OSError:
-        raise BackendKwargsError(
+        raise MissingPartError(
             f"Bundle {str(path)!r} is not signed; pass trust=True if you trust its author."
         ) from None
     if signer(content, signature, trusted_keys) is None:
@@ -198,61 +395,44 @@ def load(
     if not isinstance(module, torch.nn.Module):
         raise wrong_value("load's `module`", "a torch.nn.Module", module)
     where = device_of(module, device)
-    for _ in range(MOST_TRIES - 1):
-        manifest, content = read_manifest(path)
-        with contextlib.suppress(MissingPartError):
-            return _loaded(path, manifest, content, module, where, trust=trust, trusted_keys=trusted_keys)
-        # Another process may have saved since the manifest was read, even the same bundle again.
-        time.sleep(RETRY_S)
-    manifest, content = read_manifest(path)
-    return _loaded(path, manifest, content, module, where, trust=trust, trusted_keys=trusted_keys)
+    return _complete(path, partial(_loaded, path, module, where, trust, trusted_keys))
 
 
 def _loaded(
-    path: Path,
-    manifest: Manifest,
-    content: bytes,
-    module: torch.nn.Module,
-    device: torch.device,
-    *,
-    trust: bool,
-    trusted_keys: Sequence[Any],
+    path: Path, module: torch.nn.Module, device: torch.device, trust: bool, trusted_keys: Sequence[Any], folder: int
 ) -> tuple[Built, list[str]]:
-    trusted = is_trusted(path, content, trust=trust, trusted_keys=trusted_keys)
+    manifest, content = _manifest(path, folder)
+    trusted = _is_trusted(path, content, trust, trusted_keys, folder)
     config = CompileConfig.from_dict(manifest.config, trust=trusted)
     if config.kind != manifest.kind:
         raise BackendKwargsError(f"Bundle {str(path)!r} contradicts itself: kind {manifest.kind!r}, {config.kind!r}.")
-    folder = Folder()
     built = Built(
         config=config,
         module=module,
         device=device,
         samples=manifest.samples,
         output_dtypes=dtypes_of(manifest.output_dtypes),
-        folder=folder.path,
         cold_s=manifest.cold_s,
-        notes=manifest.notes,
-        keep_alive=folder,
+        notes=[*map(printable, manifest.notes)],
     )
-    try:
-        InputCheck(built.samples, device, dynamic=bool(built.dynamic), values=True)
-    except Exception as error:  # noqa: BLE001 - they are any JSON values
-        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid samples: {error_text(error)}.") from None
-    notes = _why_anew(manifest, device, trusted=trusted)
-    read = _Parts(path / PARTS)
-    if not notes:
-        built.graphs = {graph.key: _graph(graph, read) for graph in manifest.graphs}
-        if manifest.package:
-            built.package = built.folder / "model.pt2"
-            read.copy(manifest.package, built.package)
-        extensions = {place: read.content(part) for place, part in manifest.extensions.items()}
-    else:
-        built.graphs = {graph.key: _decided_only(graph) for graph in manifest.graphs if graph.winner}
-        extensions = {}
-    load_weights(module, _read_weights(manifest, read))
-    install(extensions)
+    if why := why_not_samples(built):
+        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid samples: {why}.")
+    notes = [*map(printable, _why_anew(manifest, device, trusted=trusted))]
+    extensions = {}
+    with opened_parts(folder) as read, private_folder() as private:
+        if not notes:
+            built.graphs = {graph.key: _graph(graph, read) for graph in manifest.graphs}
+            if manifest.package:
+                built.package = built.folder / "model.pt2"
+                read.copy(manifest.package, built.package)
+            extensions = {place: read.content(part) for place, part in manifest.extensions.items()}
+        else:
+            built.graphs = {graph.key: _decided_only(graph) for graph in manifest.graphs if graph.winner}
+        copy_weights = checked_weights(module, _read_weights(manifest, module, read, private / "weights"))
     for note in notes:
         warn_once(f"Bundle {str(path)!r}: {note}.")
+    install(extensions)
+    copy_weights()  # last, since nothing may fail after it
     return built, notes
 
 
@@ -279,80 +459,70 @@ def _decided_only(graph: GraphPart) -> Graph:
     return Graph(decision=decision, why=graph.why)
 
 
-def _read_weights(manifest: Manifest, read: "_Parts") -> dict[str, torch.Tensor]:
+def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", file: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    file = read.verified(manifest.weights)
+    own = sum(each.nbytes for each in module.state_dict().values() if isinstance(each, torch.Tensor) and each.numel())
+    if manifest.weights.size > own + LARGEST_HEADER:
+        raise BackendKwargsError(
+            f"The saved weights take {manifest.weights.size} bytes, the module's {own}: load them into a module of the "
+            "same kind."
+        )
+    read.copy(manifest.weights, file)
     try:
         weights: dict[str, torch.Tensor] = load_file(file)
         return weights | {name: weights[known] for name, known in manifest.shared_weights.items()}
     except Exception as error:  # noqa: BLE001 - safetensors raises its own exception classes
-        # The file was removed after it was verified; torch's own opening of it raises a RuntimeError.
-        if isinstance(error, FileNotFoundError) or "No such file" in str(error):
-            raise MissingPartError("The bundle's weights are gone: another process is saving to it.") from None
         raise BackendKwargsError(f"The bundle's weights cannot be read: {error_text(error)}.") from None
 
 
-class _Parts:
-    """The parts of a bundle, each verified before use."""
+@contextmanager
+def opened_parts(folder: int) -> Iterator["_Parts"]:
+    """Open the folder of a bundle's parts."""
+    try:
+        with opened_folder(PARTS, NO_LINK, within=folder) as parts:
+            yield _Parts(parts)
+    except OSError as error:
+        raise MissingPartError(f"The bundle's parts cannot be read: {error.strerror}.") from None
 
-    def __init__(self, folder: Path) -> None:
+
+class _Parts:
+    """The parts of a bundle: each is verified while it is read, and used from what was read."""
+
+    def __init__(self, folder: int) -> None:
         self.folder = folder
 
     def content(self, part: Part) -> bytes:
         """Return a part's content."""
         return b"".join(self._blocks(part))
 
-    def verified(self, part: Part) -> Path:
-        """Return the path of a verified part, to be read in place."""
-        for _ in self._blocks(part):
-            pass
-        return self.folder / part.sha256
-
     def copy(self, part: Part, to: Path) -> None:
-        """Copy a part, and verify the bytes written."""
+        """Copy a part to a file, which nobody else can change, and verify the bytes written."""
         try:
-            with to.open("wb") as copied:
+            with to.open("xb") as copied:
                 copied.writelines(self._blocks(part))
         except OSError as error:
-            raise BackendKwargsError(f"Cannot write {str(to)!r}: {error.strerror}.") from None
+            raise BackendKwargsError(
+                f"Cannot write {str(to)!r}: {error.strerror}; it takes {part.size} bytes, and TMPDIR names its folder."
+            ) from None
 
     def _blocks(self, part: Part) -> Iterator[bytes]:
         """Yield a part's content; raise at the end if it does not match the manifest."""
-        file = self.folder / part.sha256
         hashed = hashlib.sha256()
         try:
-            with _opened(file) as opened:
+            with opened_file(part.sha256, NO_LINK, within=self.folder) as opened:
                 if os.fstat(opened.fileno()).st_size != part.size:
-                    raise _damaged(file)
+                    raise _damaged(part)
                 while block := opened.read(BLOCK):
                     hashed.update(block)
                     yield block
         except OSError as error:
-            raise MissingPartError(f"Part {file.name[:12]} of the bundle cannot be read: {error.strerror}.") from None
+            raise MissingPartError(f"Part {part.sha256[:12]} of the bundle cannot be read: {error.strerror}.") from None
         if hashed.hexdigest() != part.sha256:
-            raise _damaged(file)
+            raise _damaged(part)
 
 
-def _damaged(file: Path) -> BackendKwargsError:
+def _damaged(part: Part) -> BackendKwargsError:
     return BackendKwargsError(
-        f"Part {file.name[:12]} of the bundle is damaged: its size or SHA-256 does not match the manifest."
+        f"Part {part.sha256[:12]} of the bundle is damaged: its size or SHA-256 does not match the manifest."
     )
-
-
-def _content(file: Path, longest: int) -> bytes:
-    """Return a regular file's content; raise OSError if it is none, or longer than `longest` bytes."""
-    with _opened(file) as opened:
-        content = opened.read(longest + 1)
-    if len(content) > longest:
-        raise OSError(0, f"it is longer than {longest} bytes")
-    return content
-
-
-def _opened(file: Path) -> BinaryIO:
-    # O_NONBLOCK: opening a pipe put in place of the file must not block.
-    opened = os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
-    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-        opened.close()
-        raise OSError(0, "it is not a regular file")
-    return opened

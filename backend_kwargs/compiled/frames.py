@@ -144,7 +144,7 @@ def _code(code: CodeType) -> Any:
     return code.co_code.hex(), list(code.co_names), constants
 
 
-def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Any], folder: Any) -> Any | None:
+def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Any], folder: str) -> Any | None:
     """Return a callable that runs the kept bytecode on `module`, or None if there is none or it does not fit."""
     kept = [graph for graph in graphs.values() if graph.frame and graph.code]
     if len(graphs) != 1 or not kept:

@@ -73,7 +73,7 @@ class CompiledModule:
             module: the module, on the device where it will run.
             data: samples: each a tensor, a tuple of arguments, a dict of keywords, or a pair (args, kwargs).
             device: where the module must be; None: where it is.
-            cache_dir: where an ahead-of-time package is written, and bundled code unpacked; None: a temporary folder.
+            cache_dir: where an ahead-of-time package is written; None: a temporary folder.
 
         """
         with self._lock:
