@@ -41,10 +41,11 @@ def build(
     given = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
     fields: dict[str, Any] = {"backend": spec, "options": given or None, "mode": mode, "kind": kind}
     config = CompileConfig(**fields, fullgraph=fullgraph, dynamic=dynamic)
-    model, example_inputs = made_by(factory)
-    from backend_kwargs.compiled.bundle import check_save, read_manifest, save
+    from backend_kwargs.compiled.bundle import check_save, check_state, read_manifest, save
 
-    check_save(model, out, sign)
+    check_save(out, sign)
+    model, example_inputs = made_by(factory)
+    check_state(model)
     compiled = CompiledModule(config)
     with quiet():
         compiled.build(model, [example_inputs])
@@ -57,8 +58,9 @@ def build(
 
 def inspect(bundle: Bundle, json: AsJson = False) -> None:
     """Show what a bundle contains, which machine it was built for, and what differs here; its code is not run."""
-    from backend_kwargs.compiled.bundle import SIGNATURES, read_manifest
+    from backend_kwargs.compiled.bundle import read_manifest
     from backend_kwargs.compiled.manifest import digest
+    from backend_kwargs.compiled.replacing import SIGNATURES
 
     manifest, content = read_manifest(bundle)
     if json:

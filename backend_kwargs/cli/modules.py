@@ -22,7 +22,10 @@ def file_of(where: str) -> Path | None:
 
 def folder_of(where: str) -> str:
     """Return the folder from which `where`, a file or a module, imports first."""
-    return str(Path(where).resolve().parent if where.endswith(".py") else Path.cwd())
+    try:
+        return str(Path(where).resolve().parent if where.endswith(".py") else Path.cwd())
+    except FileNotFoundError:
+        raise BackendKwargsError("The current folder was deleted: change to another.") from None
 
 
 @contextmanager

@@ -1,14 +1,10 @@
 """A bundle: a folder of parts named by their hashes, and a manifest, put in place by one rename when it is complete."""
 
-import errno
 import hashlib
 import os
-import re
-import secrets
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +16,7 @@ import torch
 from backend_kwargs.compiled.building import device_of
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.extensions import install, loaded_extensions
-from backend_kwargs.compiled.files import NO_LINK, content_of, named, opened_file, opened_folder, private_folder
+from backend_kwargs.compiled.files import NO_LINK, content_of, opened_file, opened_folder, private_folder
 from backend_kwargs.compiled.fingerprint import differences, fingerprint
 from backend_kwargs.compiled.graphs import Graph
 from backend_kwargs.compiled.loading import checked_weights, dtypes_of, why_not_plain, why_not_samples
@@ -37,13 +33,20 @@ from backend_kwargs.compiled.manifest import (
     signed,
     signer,
 )
+from backend_kwargs.compiled.replacing import (
+    MANIFEST,
+    PARTS,
+    SIGNATURES,
+    check_place,
+    new_folder,
+    no_bundle,
+    opened_bundle,
+    write,
+)
 from backend_kwargs.compiled.running import Built
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, shown, warn_once, wrong_value
 
 T = TypeVar("T")
-MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
-LOCK = ".lock"  # an empty file in the bundles of former releases
-ASIDE = ".old"  # the end of the name that an old bundle has while a new one takes its place
 BLOCK = 1 << 20
 LONGEST_SIGNATURE = 1 << 10
 LARGEST_HEADER = 100_000_000  # bytes of a safetensors file besides its tensors
@@ -63,63 +66,33 @@ class MissingPartError(BackendKwargsError):
 
 def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = "") -> None:
     """Write a bundle to a folder beside `path`, and put that in place when it is complete."""
-    check_save(built.module, path, signing_key)
-    with _reported(path):
-        target = _resolved(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with private_folder(target.parent, _beside(target)) as new:
-            for folder in (PARTS, SIGNATURES):
-                (new / folder).mkdir()
-            content = encoded(_write_parts(built, new / PARTS, factory))
-            if signing_key is not None:
-                _write(new / SIGNATURES / digest(content), signed(content, signing_key))
-            _write(new / MANIFEST, content)
-            _put_in_place(new, target)
+    check_save(path, signing_key)
+    check_state(built.module)
+    with new_folder(path) as new:
+        for folder in (PARTS, SIGNATURES):
+            (new / folder).mkdir()
+        content = encoded(_write_parts(built, new / PARTS, factory))
+        if signing_key is not None:
+            write(new / SIGNATURES / digest(content), signed(content, signing_key))
+        write(new / MANIFEST, content)
 
 
-def check_save(module: torch.nn.Module, path: Path, signing_key: Any = None) -> None:
-    """Raise if `module` cannot be saved to `path` with this key: now, not after minutes of compiling."""
+def check_save(path: Path, signing_key: Any = None) -> None:
+    """Raise if no bundle can be saved to `path` with this key: now, not after minutes of compiling."""
     if signing_key is not None:
         private_key(signing_key)
+    check_place(path)
+
+
+def check_state(module: torch.nn.Module) -> None:
+    """Raise if the state of `module` cannot be saved."""
+    if not isinstance(module, torch.nn.Module):
+        raise wrong_value("build's `module`", "a torch.nn.Module", module)
     for name, value in module.state_dict().items():
         if not isinstance(value, torch.Tensor):
             raise BackendKwargsError(f"A module's state must contain only tensors, got {shown(value)} as {name!r}.")
         if why := why_not_plain(value) or _why_no_dtype(value.dtype):
             raise BackendKwargsError(f"The module's {name!r} cannot be saved: it {why}.")
-    with _reported(path):
-        target = _resolved(path)
-        if target.is_mount() or _resolved(Path()).is_relative_to(target):
-            raise OSError(0, "it is a mounted or the current folder, which cannot be replaced; name a folder in it")
-        above = next(each for each in target.parents if each.exists())
-        for each in (above, target):
-            if each.exists() and not os.access(each, os.W_OK | os.X_OK):
-                raise OSError(0, f"no permission to write to {str(each)!r}")
-        with suppress(FileNotFoundError):
-            _names(target)
-
-
-@contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        if isinstance(error, BackendKwargsError):
-            raise
-        why = getattr(error, "strerror", None) or error
-        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: {why}.") from None
-
-
-def _resolved(path: Path) -> Path:
-    """Return the folder that a path leads to: the user's own link stays one."""
-    try:
-        return Path(os.path.realpath(path))
-    except FileNotFoundError:
-        raise OSError(0, "the current folder was deleted; change to another") from None
-
-
-def _beside(target: Path) -> str:
-    """Return how names in the folder of a bundle begin that are private to its saves; the bundle's may be long."""
-    return f".backend_kwargs-{digest(os.fsencode(target.name))[:16]}-"
 
 
 def _why_no_dtype(dtype: torch.dtype) -> str:
@@ -132,130 +105,13 @@ def _why_no_dtype(dtype: torch.dtype) -> str:
     return ""
 
 
-def _put_in_place(new: Path, target: Path) -> None:
-    """Rename the folder `new` to `target`; a bundle that is there gets another name before, and is then deleted."""
-    mode = stat.S_IMODE((new / PARTS).stat().st_mode)
-    _sync(new / PARTS, new / SIGNATURES, new)
-    for _ in range(MOST_TRIES):
-        aside = target.with_name(f"{_beside(target)}{secrets.token_hex(8)}{ASIDE}")
-        new.chmod(mode)
-        try:
-            with suppress(FileNotFoundError):
-                target.rename(aside)
-                _names(aside)  # again, since nothing of others is deleted
-                _take_over(aside, new)
-            new.rename(target)
-        except BaseException as error:
-            with suppress(OSError):
-                aside.rename(target)
-            # Another process has put its bundle there meanwhile.
-            if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                continue
-            raise
-        _sync(target.parent)
-        for old in _asides(target):
-            _delete(old)
-        return
-    raise OSError(0, "other processes keep saving to it")
-
-
-def _take_over(old: Path, new: Path) -> None:
-    """Give the bundle `new` the owner and the mode of the bundle `old`."""
-    owner = old.stat()
-    if owner.st_uid != os.geteuid():
-        for each in (new, *new.rglob("*")):
-            os.chown(each, owner.st_uid, owner.st_gid)
-    new.chmod(stat.S_IMODE(owner.st_mode))
-
-
-def _sync(*folders: Path) -> None:
-    """Let the names in these folders last if the machine fails."""
-    for path in folders:
-        with opened_folder(path) as folder:
-            os.fsync(folder)
-
-
-def _write(file: Path, content: bytes) -> None:
-    with file.open("xb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
-
-
-def _asides(target: Path) -> list[Path]:
-    """Return the bundles that saves of `target` have renamed; one that was killed leaves its."""
-    return named(target.parent, re.escape(_beside(target)) + "[0-9a-f]{16}" + re.escape(ASIDE))
-
-
-def _names(path: Path) -> list[str]:
-    """Return the names of all files of the bundle in a folder; raise if anything else is there.
-
-    Nothing is followed: a link, and what is no regular file, is not part of a bundle.
-    """
-    if path.is_file():
-        raise OSError(0, "it is a file; name a folder")
-    with opened_folder(path, NO_LINK) as folder:
-        if not (names := _listed(".", folder)):
-            return []
-        try:
-            with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
-                content = content_of(opened, LARGEST)
-            manifest = decoded(content, path)
-        except (OSError, BackendKwargsError) as error:
-            if isinstance(error, FileNotFoundError) and MANIFEST in names:  # another process deletes it
-                raise
-            foreign = [name for name in names if name not in (PARTS, SIGNATURES, LOCK)]
-            raise _not_ours((foreign or names)[0]) from None
-        files = {MANIFEST, LOCK, f"{SIGNATURES}/{digest(content)}"}
-        files |= {f"{PARTS}/{part.sha256}" for part in manifest.parts}
-        found = []
-        for name in names:
-            inner = name in (PARTS, SIGNATURES) and stat.S_ISDIR(_mode(name, folder))
-            found += [f"{name}/{each}" for each in _listed(name, folder)] if inner else [name]
-        for name in found:
-            if name not in files or not stat.S_ISREG(_mode(name, folder)):
-                raise _not_ours(name)
-        return found
-
-
-def _mode(name: str, folder: int) -> int:
-    return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-
-
-def _listed(name: str, folder: int) -> list[str]:
-    with opened_folder(name, NO_LINK, within=folder) as inner:
-        return sorted(os.listdir(inner))  # noqa: PTH208 - a descriptor has no iterdir()
-
-
-def _not_ours(name: str) -> OSError:
-    return OSError(0, f"the folder contains {name!r}, which is not part of a bundle; name another")
-
-
-def _delete(old: Path) -> None:
-    """Delete the files of a bundle, and its folders if they are empty then; readers that have one open keep it."""
-    with suppress(OSError):
-        names = _names(old)
-        with opened_folder(old, NO_LINK) as folder:
-            for part in (PARTS, SIGNATURES):
-                with suppress(FileNotFoundError), opened_folder(part, NO_LINK, within=folder) as inner:
-                    for name in names:
-                        if name.startswith(f"{part}/"):
-                            os.unlink(name.removeprefix(f"{part}/"), dir_fd=inner)
-                    os.rmdir(part, dir_fd=folder)
-            # The manifest last: what a kill leaves is known by it.
-            for name in (LOCK, MANIFEST):
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=folder)
-        old.rmdir()
-
-
 def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
     from safetensors.torch import save as as_safetensors
 
     def written(content: bytes) -> Part:
         part = Part(digest(content), len(content))
         with suppress(FileExistsError):
-            _write(parts / part.sha256, content)
+            write(parts / part.sha256, content)
         return part
 
     weights, shared = _weights(built.module)
@@ -312,30 +168,6 @@ def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
 # ---- reading
 
 
-@contextmanager
-def opened_bundle(path: Path) -> Iterator[int]:
-    """Open a bundle's folder; a bundle of which a killed save has left only the old one, by that one's name."""
-    with ExitStack() as stack:
-        try:
-            folder = stack.enter_context(opened_folder(path))
-        except FileNotFoundError as error:
-            # The new one may also have got its name since.
-            for other in (*_asides(_resolved(path)), path):
-                with suppress(OSError, BackendKwargsError):
-                    folder = stack.enter_context(opened_folder(other))
-                    break
-            else:
-                raise _no_bundle(path, error) from None
-        except (OSError, ValueError) as error:
-            raise _no_bundle(path, error) from None
-        yield folder
-
-
-def _no_bundle(path: Path, error: OSError | ValueError) -> BackendKwargsError:
-    why = getattr(error, "strerror", None) or error
-    return BackendKwargsError(f"No bundle at {str(path)!r}: cannot read {MANIFEST} ({why}).")
-
-
 def read_manifest(path: Path) -> tuple[Manifest, bytes]:
     """Return a bundle's manifest and the file's content; raise if it is missing or not valid."""
     return _complete(path, partial(_manifest, path))
@@ -359,9 +191,9 @@ def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
         with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
             content = content_of(opened, LARGEST)
     except FileNotFoundError as error:
-        raise MissingPartError(str(_no_bundle(path, error))) from None
+        raise MissingPartError(str(no_bundle(path, error))) from None
     except OSError as error:
-        raise _no_bundle(path, error) from None
+        raise no_bundle(path, error) from None
     return decoded(content, path), content
 
 

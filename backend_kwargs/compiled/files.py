@@ -38,9 +38,11 @@ def opened_folder(path: str | Path, flags: int = 0, *, within: int | None = None
 @contextmanager
 def opened_file(path: str | Path, flags: int = 0, *, within: int | None = None) -> Iterator[BinaryIO]:
     """Open a file for reading, perhaps within a folder; raise OSError if it is not a regular one."""
-    with os.fdopen(os.open(path, READ | flags, dir_fd=within), "rb") as opened:
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-            raise OSError(0, "it is not a regular file")
+    file = os.open(path, READ | flags, dir_fd=within)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(0, "it is not a regular file")
+    with os.fdopen(file, "rb") as opened:
         yield opened
 
 

@@ -106,9 +106,16 @@ def checked_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> Call
         _check_fits(name, weights[name], own)
     with torch.no_grad():
         _check_shared(tensors, weights)
-    own_places = {_place(each) for each in (*module.parameters(), *module.buffers())}
+    own = [*module.parameters(), *module.buffers()]
+    own_places = {_place(each) for each in own}
     if len(tensors) == len(state) and own_places.issuperset(map(_place, tensors.values())) and _is_plain(module):
-        return partial(_copy, [*tensors.values()], [weights[name] for name in tensors])
+        memories = {each.untyped_storage().data_ptr() for each in own}
+        values = [weights[name] for name in tensors]
+        return partial(
+            _copy,
+            [*tensors.values()],
+            [each.clone() if each.untyped_storage().data_ptr() in memories else each for each in values],
+        )
     return partial(_load_as_it_says, module, weights)
 
 
@@ -188,6 +195,8 @@ def _is_plain(module: torch.nn.Module) -> bool:
 
 
 def _copy(owns: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    if not owns:
+        return
     with torch.inference_mode(any(own.is_inference() for own in owns)), torch.no_grad():
         torch._foreach_copy_(list(owns), list(values))  # one call: Ctrl-C comes before it or after it
 
