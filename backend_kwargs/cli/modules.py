@@ -22,10 +22,7 @@ def file_of(where: str) -> Path | None:
 
 def folder_of(where: str) -> str:
     """Return the folder from which `where`, a file or a module, imports first."""
-    try:
-        return str(Path(where).resolve().parent if where.endswith(".py") else Path.cwd())
-    except FileNotFoundError:
-        raise BackendKwargsError("The current folder was deleted: change to another.") from None
+    return str(Path(where).resolve().parent if where.endswith(".py") else Path.cwd())
 
 
 @contextmanager

@@ -47,6 +47,8 @@ def check_place(path: Path) -> None:
         for each in (above, target):
             if each.exists() and not (each.is_dir() and os.access(each, os.W_OK | os.X_OK)):
                 raise OSError(0, f"{str(each)!r} is not a folder that can be written to")
+        with private_folder(above, _beside(target)):  # root may write everywhere, but not on every file system
+            pass
 
 
 @contextmanager

@@ -27,6 +27,10 @@ HOLDER = """
 """
 
 
+def names(path):
+    return sorted(each.name for each in path.iterdir())
+
+
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
     """A folder for temporary files of this test alone."""
@@ -51,16 +55,16 @@ def test_only_its_user_may_enter_it(temporary):
     with private_folder() as path:
         assert path.parent == temporary
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    assert os.listdir(temporary) == []
+    assert names(temporary) == []
 
 
 def test_it_is_removed_with_its_object(temporary):
     folder = Folder()
-    assert os.listdir(temporary) == []
+    assert names(temporary) == []
     (folder.path / "part").write_text("x")
-    assert len(os.listdir(temporary)) == 1
+    assert len(names(temporary)) == 1
     del folder
-    assert os.listdir(temporary) == []
+    assert names(temporary) == []
 
 
 def test_a_name_that_somebody_has_taken_is_not_used(temporary):
@@ -91,7 +95,7 @@ def test_a_forked_child_leaves_the_folder_of_its_parent(temporary):
     process, said = started(program, temporary, temporary)
     process.communicate()
     assert said == "1 True True"
-    assert os.listdir(temporary) == []
+    assert names(temporary) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -114,7 +118,7 @@ def test_folders_of_other_names_are_left(name, temporary):
     (temporary / name).mkdir(mode=0o700)
     with private_folder():
         pass
-    assert os.listdir(temporary) == [name]
+    assert names(temporary) == [name]
 
 
 def test_a_link_of_such_a_name_is_left(temporary, tmp_path_factory):
@@ -184,4 +188,4 @@ def test_a_process_that_serves_has_no_files(guards, bundle_with_code, temporary)
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert listed == "[]"
-    assert [name for name in os.listdir(temporary) if "backend_kwargs" in name] == []
+    assert [name for name in names(temporary) if "backend_kwargs" in name] == []
