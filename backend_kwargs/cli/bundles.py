@@ -36,14 +36,16 @@ def build(
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
 ) -> None:
     """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
+    from backend_kwargs.compiled.bundle import check_save, check_state, read_manifest, save
+    from backend_kwargs.compiled.files import temporary
+
+    temporary()
+    check_save(out, sign)
     spec = spec_of(backend)
     read = make_backend(spec).bind("command line", assigned(options), convert).options
     given = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
     fields: dict[str, Any] = {"backend": spec, "options": given or None, "mode": mode, "kind": kind}
     config = CompileConfig(**fields, fullgraph=fullgraph, dynamic=dynamic)
-    from backend_kwargs.compiled.bundle import check_save, check_state, read_manifest, save
-
-    check_save(out, sign)
     model, example_inputs = made_by(factory)
     check_state(model)
     compiled = CompiledModule(config)

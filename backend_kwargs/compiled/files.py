@@ -74,7 +74,7 @@ def private_folder(parent: Path | None = None, prefix: str = PREFIX, name: str =
 
     Its process holds a lock on it. A killed process leaves its folder, and the next one made here removes it.
     """
-    parent = parent or _temporary()
+    parent = parent or _safe()
     process = os.getpid()
     try:
         _sweep(parent, prefix)
@@ -120,12 +120,17 @@ def named(parent: Path, pattern: str) -> list[Path]:
     return []
 
 
-def _temporary() -> Path:
-    """Return the folder for temporary files; raise if it has none, or one where others can replace a folder."""
+def temporary() -> Path:
+    """Return the folder for temporary files, which torch's compiler needs too; raise if there is none."""
     try:
-        parent = Path(tempfile.gettempdir()).resolve()
+        return Path(tempfile.gettempdir()).resolve()
     except OSError:
         raise BackendKwargsError("No temporary folder can be written to: set TMPDIR to one that can.") from None
+
+
+def _safe() -> Path:
+    """Return the folder for temporary files; raise if others can replace what is in it."""
+    parent = temporary()
     for each in (parent, *parent.parents):
         mode = each.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:

@@ -55,6 +55,11 @@ def why_not_samples(built: Built) -> str:
         if not built.samples:
             return "there is none"
         for sample in built.samples:
+            match sample:
+                case {"tuple": [{"tuple": list()}, {"dict": dict()}]}:
+                    pass
+                case _:
+                    return f"it must be arguments and keywords, got {shown(sample)}"
             for kind, value in leaves_of(sample):
                 if kind == "tensor":
                     _check_tensor(*value[:5])

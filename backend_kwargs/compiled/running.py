@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.compiled.config import CompileConfig
-from backend_kwargs.compiled.files import Folder
+from backend_kwargs.compiled.files import Folder, temporary
 from backend_kwargs.compiled.frames import untraced
 from backend_kwargs.compiled.graphs import Graph, GraphBackend
 from backend_kwargs.compiled.samples import InputCheck, made, sizes_differ
@@ -81,6 +81,7 @@ def _freed(*args: Any, **kwargs: Any) -> Any:
 
 def import_compiler() -> None:
     """Import torch's compilers, which takes seconds that are not part of a compile."""
+    temporary()
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401 - for its own sake
 

@@ -194,11 +194,42 @@ def escape_by_extension(manifest):
         pytest.param(lambda m: m.update(kind="aoti"), "contradicts itself: kind 'aoti', 'inductor'.", id="two kinds"),
         pytest.param(lambda m: m["weights"].update(size=-1), "has no valid manifest: ValidationError", id="size"),
         pytest.param(lambda m: m.update(samples=[]), "has no valid manifest: ValidationError", id="no sample"),
-        pytest.param(lambda m: m.update(samples=[[]]), "has no valid samples: AttributeError: ", id="sample"),
         pytest.param(
-            lambda m: m.update(samples=[{"tuple": [{"tensor": [[2], [1], "torch.none", "cpu", "torch.strided"]}]}]),
+            lambda m: m.update(samples=[[]]),
+            "has no valid samples: it must be arguments and keywords, got [].",
+            id="sample",
+        ),
+        pytest.param(
+            lambda m: m.update(samples=[{"tuple": [{"tuple": [[]]}, {"dict": {}}]}]),
             "has no valid samples: AttributeError: ",
-            id="dtype of a sample",
+            id="argument",
+        ),
+        *(
+            pytest.param(
+                lambda m, tensor=tensor: m.update(samples=[{"tuple": [{"tuple": [{"tensor": tensor}]}, {"dict": {}}]}]),
+                f"has no valid samples: {words}",
+                id=name,
+            )
+            for name, tensor, words in [
+                ("dtype", [[2], [1], "torch.none", "cpu", "torch.strided"], "AttributeError: "),
+                ("function for a dtype", [[2], [1], "torch.load", "cpu", "torch.strided"], "TypeError: "),
+                ("function for a layout", [[2], [1], "torch.int8", "cpu", "torch.load"], "TypeError: "),
+                ("device", [[2], [1], "torch.int8", "moon", "torch.strided"], "RuntimeError: "),
+                ("negative size", [[-2], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: sizes and strides "),
+                ("negative stride", [[2], [-1], "torch.int8", "cpu", "torch.strided"], "ValueError: sizes and "),
+                ("text for a size", [["2"], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: sizes and "),
+                ("true for a size", [[True], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: sizes and "),
+                ("missing stride", [[2, 2], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: 2 sizes have 1 "),
+                ("huge", [[35 << 40], [1], "torch.int8", "cpu", "torch.strided"], "MemoryError: a tensor of 38483 GB "),
+                ("huge stride", [[2], [35 << 40], "torch.int8", "cpu", "torch.strided"], "MemoryError: a tensor of "),
+                ("huge in steps of 0", [[35 << 40], [0], "torch.int8", "cpu", "torch.strided"], "MemoryError: a "),
+            ]
+        ),
+        pytest.param(lambda m: m.update(cold_s=-1.0), "has no valid manifest: ValidationError", id="seconds"),
+        pytest.param(
+            lambda m: m["weights"].update(sha256=m["weights"]["sha256"] + "\n"),
+            "has no valid manifest: ValidationError",
+            id="newline after a hash",
         ),
     ],
 )
@@ -207,6 +238,59 @@ def test_a_hostile_manifest_is_an_error(change, words, bundle):
     with pytest.raises(BackendKwargsError) as raised:
         CompiledModule.load(bundle, scaled(), trust=True)
     assert str(raised.value).startswith(f"Bundle {str(bundle)!r} {words}")
+
+
+@pytest.mark.parametrize("dtype", ["float33", "torch.load", "int8", "", 5, [], "\x1b[31m"])
+def test_an_output_dtype_that_is_none_is_an_error(dtype, bundle_of_eager, tmp_path):
+    bundle = Path(shutil.copytree(bundle_of_eager, tmp_path / "bundle"))
+    changed(bundle, lambda manifest: manifest.update(output_dtypes=[dtype]))
+    with pytest.raises(BackendKwargsError, match=r"^(An output dtype must be|Bundle .* has no valid manifest)"):
+        CompiledModule.load(bundle, scaled())
+
+
+# Any one of them in place of any value of a manifest.
+HOSTILE = [None, -1, 35 << 40, 1e308, "x", "torch.load", "\x1b[31m", [], [["a"]], {}, {"tuple": []}, [[[[[[[]]]]]]]]
+
+
+def places(value, at=()):
+    """Yield the place of each value in JSON values."""
+    yield at
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*at, key))
+
+
+def put(value, at, new):
+    if not at:
+        return new
+    copied = value.copy()
+    copied[at[0]] = put(value[at[0]], at[1:], new)
+    return copied
+
+
+@pytest.mark.filterwarnings("ignore:Bundle")
+def test_a_hostile_value_anywhere_in_a_manifest(bundle_of_eager, tmp_path, monkeypatch, state_of):
+    """It is loaded, or the error is one line and ours, and then the module is unchanged."""
+    from backend_kwargs.compiled import bundle as reading
+
+    monkeypatch.setattr(reading, "RETRY_S", 0.0)
+    bundle = Path(shutil.copytree(bundle_of_eager, tmp_path / "bundle"))
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    every = [(at, value) for at in places(manifest) for value in HOSTILE]
+    module = scaled(seed=5)
+    before = state_of(module)
+    refused = []
+    for at, value in every[:: max(1, 3 // TIMES)]:
+        (bundle / "manifest.json").write_text(json.dumps(put(manifest, at, value)))
+        try:
+            loaded = CompiledModule.load(bundle, module, trust=True)
+            module.load_state_dict(before)
+            loaded.deploy()
+        except BackendKwargsError as error:
+            refused.append(str(error))
+        assert all(map(torch.equal, module.state_dict().values(), before.values()))
+    assert len(refused) > 100
+    assert all(map(str.isprintable, refused))
 
 
 def test_a_manifest_that_is_not_utf8_is_an_error(bundle):
