@@ -115,7 +115,7 @@ def loud(tmp_path):
         ),
         pytest.param(
             ["-o", "foreign"],
-            "Cannot write bundle 'foreign': the folder contains 'thesis', which is not part of a bundle; name another.\n",
+            "Cannot write bundle 'foreign': the folder contains 'thesis', which is not part of a bundle; name another.",
             id="foreign folder",
         ),
         pytest.param(["-o", "model.py"], "Cannot write bundle 'model.py': it is a file; name a folder.\n", id="file"),
@@ -146,7 +146,8 @@ def test_without_a_temporary_folder_build_is_one_line(loud):
     """As in a container whose disk cannot be written to."""
     ran = forks.run(
         "-c",
-        "import sys, tempfile; tempfile._candidate_tempdir_list = lambda: ['/proc/none']; sys.argv[1:] = "
+        "import sys, tempfile; tempfile.tempdir = None; tempfile._candidate_tempdir_list = lambda: ['/proc/none']; "
+        "sys.argv[1:] = "
         "['build', 'model.py:build', '-o', 'b']; from backend_kwargs.cli import main; main()",
         cwd=loud,
     )
