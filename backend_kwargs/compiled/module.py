@@ -145,8 +145,8 @@ class CompiledModule:
     def save(self, path: str | Path, *, signing_key: Any = None) -> None:
         """Write a bundle: config, weights, samples' metadata, compiled code, and a manifest with each part's SHA-256.
 
-        An old bundle at `path` stays intact until the new one is complete. `signing_key` is an Ed25519 private key of
-        the package cryptography, or the path of its PEM file.
+        An old bundle at `path` stays intact until the new one is complete; a folder with anything else is not replaced.
+        `signing_key` is an Ed25519 private key of the package cryptography, or the path of its PEM file.
         """
         with self._lock:
             self._after("save")
@@ -213,7 +213,7 @@ class CompiledModule:
             )
         from backend_kwargs.compiled.loading import loaded_from
 
-        config = CompileConfig.from_dict(state_dict["config"], trust=trust)
+        config = CompileConfig.from_dict(state_dict.get("config"), trust=trust)
         made = cls(config)
         made._built = loaded_from(config, module, state_dict)
         made._state = State.CHECKPOINT_LOADED

@@ -94,8 +94,10 @@ def test_a_kill_at_any_stage_of_save_leaves_the_old_bundle(tmp_path):
     found = [seed_of(tmp_path / "bundles" / str(stage)) for stage in range(stages + 1)]
     assert found == sorted(found)
     assert (found[0], found[-1]) == (0, 1)
-    save(2, tmp_path / "bundles" / "5")
-    assert seed_of(tmp_path / "bundles" / "5") == 2
+    for stage in range(stages + 1):
+        save(2, tmp_path / "bundles" / str(stage))
+        assert seed_of(tmp_path / "bundles" / str(stage)) == 2
+    assert all(each.name.isdecimal() for each in (tmp_path / "bundles").iterdir())
 
 
 FULL = """
@@ -122,6 +124,7 @@ def test_a_full_disk_leaves_the_old_bundle(tmp_path):
     assert ran.stdout.strip().endswith("File too large.")
     assert seed_of(tmp_path / "bundle") == 0
     assert len([*(tmp_path / "bundle" / "parts").iterdir()]) == 1
+    assert [*tmp_path.iterdir()] == [tmp_path / "bundle"]
 
 
 def parts_of(bundle):
@@ -405,6 +408,7 @@ def test_two_processes_save_and_a_third_loads(tmp_path):
     assert found <= {0, 1, 2, 3, 4}
     assert len(found) > 1
     assert seed_of(path) in {1, 2, 3, 4}
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_threads_may_save_and_infer_at_once(tmp_path):
