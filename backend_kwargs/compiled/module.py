@@ -213,8 +213,8 @@ class CompiledModule:
             )
         from backend_kwargs.compiled.loading import loaded_from
 
-        config = CompileConfig.from_dict(state_dict.get("config"), trust=trust)
-        made = cls(config)
+        given: Any = state_dict.get("config")
+        made = cls(config := CompileConfig.from_dict(given, trust=trust))
         made._built = loaded_from(config, module, state_dict)
         made._state = State.CHECKPOINT_LOADED
         return made
