@@ -1,25 +1,82 @@
 """Files, written whole or not at all."""
 
 import os
+import secrets
+import shutil
+import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from backend_kwargs.errors import BackendKwargsError
 
+# It does not contain the file's name, which may be as long as a file system permits.
+BESIDE = ".backend_kwargs-"
+
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write `content` to a temporary file and rename it to `path`: a full disk or a kill leaves the old file intact."""
+    """Write `content` to a temporary file and rename it to `path`: a full disk or a kill leaves the old file intact.
+
+    A link stays one, and the file that it names is replaced. A file that exists keeps its mode, owner and attributes;
+    a new one has the mode that the umask permits. Anything but a regular file is refused.
+    """
+    with _reported(path):
+        file, exists = _resolved(path)
+        beside = file.with_name(f"{BESIDE}{secrets.token_hex(8)}")
+        try:
+            with open(beside, "xb", opener=_private if exists else None) as opened:
+                if exists:
+                    _take_over(file, beside)
+                opened.write(content.encode() if isinstance(content, str) else content)
+                opened.flush()
+                os.fsync(opened.fileno())
+            beside.replace(file)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise if `write_whole` cannot write to `path`: now, not after minutes of work."""
+    with _reported(path), tempfile.TemporaryFile(dir=_resolved(path)[0].parent):
+        pass
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise BackendKwargsError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
-    beside = Path(name)
+        yield
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BackendKwargsError(f"Cannot write {str(path)!r}: {why}.") from None
+
+
+def _resolved(path: Path) -> tuple[Path, bool]:
+    """Return the file that `path` leads to, and whether it exists; raise OSError if it cannot be written."""
+    file = Path(os.path.realpath(path))
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        beside.chmod(0o644)
-        beside.replace(path)
-    except OSError as error:
-        raise BackendKwargsError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
-    finally:
-        beside.unlink(missing_ok=True)
+        found = path.stat()
+    except FileNotFoundError:
+        if not file.parent.is_dir():
+            raise OSError(0, f"there is no directory {str(path.parent)!r}") from None
+        return file, False
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(0, "it is a directory")
+    # /dev/stdout may lead to a file that has no name any more.
+    if not stat.S_ISREG(found.st_mode) or not os.path.samestat(found, file.lstat()):
+        raise OSError(0, "it is not a regular file; name another")
+    if not os.access(file, os.W_OK):
+        raise OSError(0, "Permission denied")
+    return file, True
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
+
+
+def _take_over(file: Path, beside: Path) -> None:
+    """Give the file `beside` the owner, the mode and the attributes of `file`."""
+    old, new = file.stat(), beside.stat()
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.chown(beside, old.st_uid, old.st_gid)
+    shutil.copystat(file, beside)

@@ -4,6 +4,7 @@ import io
 import sys
 import warnings
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -51,6 +52,10 @@ def callback(
     ] = False,
 ) -> None:
     """Named, configured torch.compile backends."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # torch's libraries end the process there
+        raise BackendKwargsError("The current folder was deleted: change to another.") from None
 
 
 def main() -> None:

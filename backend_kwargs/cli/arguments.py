@@ -1,8 +1,6 @@
 """Arguments that several commands share, and the conversion of their text to values."""
 
 from collections.abc import Iterable
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated, Any, Literal
 
 import typer
@@ -24,19 +22,6 @@ As = Annotated[
     typer.Option("--as", help="Print the options as JSON for AOTInductor's inductor_configs and the like."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def check_output(path: Path) -> None:
-    """Raise if a file cannot be written to `path`: now, not after minutes of work."""
-    if not path.parent.is_dir():
-        raise BackendKwargsError(f"Cannot write {str(path)!r}: there is no directory {str(path.parent)!r}.")
-    if path.is_dir():
-        raise BackendKwargsError(f"Cannot write {str(path)!r}: it is a directory.")
-    try:
-        with TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise BackendKwargsError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
 
 
 def assigned(assignments: Iterable[str] | None) -> dict[str, str]:

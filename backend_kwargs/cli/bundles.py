@@ -38,17 +38,21 @@ def build(
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
 ) -> None:
     """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
+    from backend_kwargs.compiled.bundle import check_save, check_state, read_manifest, save
+    from backend_kwargs.compiled.files import temporary
+
+    temporary()
+    check_save(out, sign)
     spec = spec_of(backend)
     read = make_backend(spec).bind("command line", assigned(options), convert).options
     given = {name.replace("-", "_"): read[name.replace("-", "_")] for name in assigned(options)}
     fields: dict[str, Any] = {"backend": spec, "options": given or None, "mode": mode, "kind": kind}
     config = CompileConfig(**fields, fullgraph=fullgraph, dynamic=dynamic)
     model, example_inputs = made_by(factory)
+    check_state(model)
     compiled = CompiledModule(config)
     with quiet():
         compiled.build(model, [example_inputs])
-    from backend_kwargs.compiled.bundle import read_manifest, save
-
     save(compiled._known(), out, sign, factory=factory)
     manifest, _ = read_manifest(out)
     say(*compiled.describe().splitlines())
@@ -58,8 +62,9 @@ def build(
 
 def inspect(bundle: Bundle, json: AsJson = False, key: Keys = None) -> None:
     """Show what a bundle contains, which machine it was built for, and what differs here; its code is not run."""
-    from backend_kwargs.compiled.bundle import SIGNATURES, is_trusted, read_manifest
+    from backend_kwargs.compiled.bundle import is_trusted, read_manifest
     from backend_kwargs.compiled.manifest import digest
+    from backend_kwargs.compiled.replacing import SIGNATURES
 
     manifest, content = read_manifest(bundle)
     verified = is_trusted(bundle, content, trust=False, trusted_keys=key or ())

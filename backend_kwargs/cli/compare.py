@@ -10,9 +10,9 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.atomic_write import check_writable, write_whole
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text, check_output
+from backend_kwargs.cli.arguments import Assignments, assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, quiet, say
 from backend_kwargs.cli.models import folder_of_model, model_of
 from backend_kwargs.cli.modules import importable
@@ -142,7 +142,7 @@ def _in_precisions(precision: str | None, max_error: float | None, backends: str
 
 def _check_outputs(json: Path | None, plot: Path | None) -> None:
     for path in filter(None, (json, plot)):
-        check_output(path)
+        check_writable(path)
     if plot:
         from backend_kwargs.compare.drawing import check_drawable
 

@@ -65,6 +65,8 @@ def export(
 ) -> None:
     """Write decisions to a TOML file, where each winner can also be used as a template."""
     held = open_store(store, strict=True)
+    if file.exists() and held.path.exists() and file.samefile(held.path):
+        raise BackendKwargsError(f"Cannot export to {str(file)!r}: it is the store itself; name another file.")
     decisions = _found(held.all, keys) if keys else held.all()
     if not decisions:
         raise BackendKwargsError(f"No decisions in {str(held.path)!r}; compile with tmpl-inductor:auto first.")

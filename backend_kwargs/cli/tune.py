@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from backend_kwargs.atomic_write import check_writable
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.arguments import assigned, backend_from_text, check_output
+from backend_kwargs.cli.arguments import assigned, backend_from_text
 from backend_kwargs.cli.console import console, print_table, say
 from backend_kwargs.cli.models import model_of
 from backend_kwargs.compilers.precision import table
@@ -89,7 +90,7 @@ def show(
 
     `backend-kwargs decisions import FILE` puts it into the store of the machine that serves.
     """
-    check_output(output)
+    check_writable(output)
     sizes = _sizes(shapes or [])
     if max_error is not None and not precision:
         raise BackendKwargsError("--max-error needs --precision, the lower precisions that may win: bf16, say.")

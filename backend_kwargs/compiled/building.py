@@ -11,7 +11,6 @@ import torch
 
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.frames import keep_frame
-from backend_kwargs.compiled.graphs import Folder
 from backend_kwargs.compiled.identity import identity_of, state_of
 from backend_kwargs.compiled.running import (
     Built,
@@ -44,10 +43,10 @@ def build(
         raise BackendKwargsError("kind='aoti' must have samples that differ only in the sizes of tensors.")
     where = device_of(module, device)
     import_compiler()
-    folder, keep_alive = _folder(cache_dir)
+    folder = _folder(cache_dir)
     with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), torch.no_grad():
         wanted, dtypes, changed = _eager(config, module, samples, where)
-        built = Built(config, module, where, metadata, dtypes, folder, keep_alive=keep_alive)
+        built = Built(config, module, where, metadata, dtypes, cache_dir=folder)
         twin = _copied(module, with_parameters=changed)
         identity = identity_of(module)
         if identity != identity_of(twin):  # a copy in which something is no longer the same object
@@ -123,15 +122,14 @@ def _seen(
     return {"output": outputs, "input": inputs, "state": state}
 
 
-def _folder(cache_dir: str | Path | None) -> tuple[Path, Any]:
+def _folder(cache_dir: str | Path | None) -> Path | None:
     if cache_dir is None:
-        temporary = Folder()
-        return temporary.path, temporary
+        return None
     try:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BackendKwargsError(f"Cannot use cache_dir {str(cache_dir)!r}: {error.strerror}.") from None
-    return Path(cache_dir), None
+    return Path(cache_dir)
 
 
 def device_of(module: torch.nn.Module, device: Any) -> torch.device:

@@ -1,26 +1,26 @@
-"""A bundle: a folder of parts named by their hashes, and a manifest that is put in place by one rename."""
+"""A bundle: a folder of parts named by their hashes, and a manifest, put in place by one rename when it is complete."""
 
-import contextlib
 import hashlib
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 
-from backend_kwargs.atomic_write import write_whole
 from backend_kwargs.compiled.building import device_of
 from backend_kwargs.compiled.config import CompileConfig
 from backend_kwargs.compiled.extensions import install, loaded_extensions
+from backend_kwargs.compiled.files import NO_LINK, content_of, opened_file, opened_folder, private_folder
 from backend_kwargs.compiled.fingerprint import differences, fingerprint
-from backend_kwargs.compiled.graphs import Folder, Graph, permits_decision
-from backend_kwargs.compiled.loading import dtypes_of, load_weights
+from backend_kwargs.compiled.graphs import Graph, permits_decision
+from backend_kwargs.compiled.loading import checked_weights, dtypes_of, why_not_plain, why_not_samples
 from backend_kwargs.compiled.manifest import (
     LARGEST,
     SCHEMA,
@@ -30,16 +30,27 @@ from backend_kwargs.compiled.manifest import (
     decoded,
     digest,
     encoded,
+    private_key,
     signed,
     signer,
 )
+from backend_kwargs.compiled.replacing import (
+    MANIFEST,
+    PARTS,
+    SIGNATURES,
+    check_place,
+    new_folder,
+    no_bundle,
+    opened_bundle,
+    write,
+)
 from backend_kwargs.compiled.running import Built
-from backend_kwargs.compiled.samples import InputCheck
-from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, error_text, printable, shown, warn_once, wrong_value
 
-MANIFEST, PARTS, SIGNATURES, LOCK = "manifest.json", "parts", "signatures", ".lock"
-OURS = {MANIFEST, PARTS, SIGNATURES, LOCK}
+T = TypeVar("T")
 BLOCK = 1 << 20
+LONGEST_SIGNATURE = 1 << 10
+LARGEST_HEADER = 100_000_000  # bytes of a safetensors file besides its tensors
 MOST_TRIES, RETRY_S = 20, 0.005
 UNTRUSTED = (
     "its compiled code is not loaded, as it is not trusted, and the module is compiled again: pass trust=True, or the "
@@ -55,43 +66,44 @@ class MissingPartError(BackendKwargsError):
 
 
 def save(built: Built, path: Path, signing_key: Any = None, *, factory: str = "") -> None:
-    """Write a bundle to `path`; an old one there stays intact until the new manifest is in place."""
-    _check_folder(path)
+    """Write a bundle to a folder beside `path`, and put that in place when it is complete."""
+    check_save(path, signing_key)
+    check_state(built.module)
+    with new_folder(path) as new:
+        for folder in (PARTS, SIGNATURES):
+            (new / folder).mkdir()
+        content = encoded(_write_parts(built, new / PARTS, factory))
+        if signing_key is not None:
+            write(new / SIGNATURES / digest(content), signed(content, signing_key))
+        write(new / MANIFEST, content)
+
+
+def check_save(path: Path, signing_key: Any = None) -> None:
+    """Raise if no bundle can be saved to `path` with this key: now, not after minutes of compiling."""
+    if signing_key is not None:
+        private_key(signing_key)
+    check_place(path)
+
+
+def check_state(module: torch.nn.Module) -> None:
+    """Raise if the state of `module` cannot be saved."""
+    if not isinstance(module, torch.nn.Module):
+        raise wrong_value("build's `module`", "a torch.nn.Module", module)
+    for name, value in module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise BackendKwargsError(f"A module's state must contain only tensors, got {shown(value)} as {name!r}.")
+        if why := why_not_plain(value) or _why_no_dtype(value.dtype):
+            raise BackendKwargsError(f"The module's {name!r} cannot be saved: it {why}.")
+
+
+def _why_no_dtype(dtype: torch.dtype) -> str:
+    from safetensors.torch import save as as_safetensors
+
     try:
-        for folder in (path, path / PARTS, path / SIGNATURES):
-            folder.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
-            manifest = _write_parts(built, path / PARTS, factory)
-            content = encoded(manifest)
-            if signing_key is not None:
-                write_whole(path / SIGNATURES / digest(content), signed(content, signing_key))
-            write_whole(path / MANIFEST, content)
-            _sweep(path, manifest, digest(content))
-    except OSError as error:
-        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: {error.strerror or error}.") from None
-
-
-def _check_folder(path: Path) -> None:
-    if path.is_file():
-        raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: it is a file; name a folder.")
-    if path.is_dir() and (foreign := sorted({each.name for each in path.iterdir() if each.name[0] != "."} - OURS)):
-        raise BackendKwargsError(
-            f"Cannot write bundle {str(path)!r}: the folder contains {foreign[0]!r}, which is not part of a "
-            "bundle; name another."
-        )
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let one process at a time write this bundle; the lock ends with the process."""
-    with (path / LOCK).open("w") as file:
-        try:
-            import fcntl
-        except ImportError:  # Windows: the last process to rename its manifest wins, and removes other parts
-            yield
-            return
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        as_safetensors({"": torch.empty(0, dtype=dtype)})
+    except Exception:  # noqa: BLE001 - it has no list of the dtypes that it can write
+        return f"is {dtype}, which safetensors files cannot contain"
+    return ""
 
 
 def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
@@ -99,7 +111,8 @@ def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
 
     def written(content: bytes) -> Part:
         part = Part(digest(content), len(content))
-        write_whole(parts / part.sha256, content)
+        with suppress(FileExistsError):
+            write(parts / part.sha256, content)
         return part
 
     weights, shared = _weights(built.module)
@@ -145,8 +158,6 @@ def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
     weights: dict[str, torch.Tensor] = {}
     shared: dict[str, str] = {}
     for name, value in module.state_dict().items():
-        if not isinstance(value, torch.Tensor):
-            raise BackendKwargsError(f"A module's state must contain only tensors, got {shown(value)} as {name!r}.")
         place = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else name
         if (known := first.setdefault(place, name)) != name:
             shared[name] = known
@@ -155,36 +166,54 @@ def _weights(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
     return weights, shared
 
 
-def _sweep(path: Path, manifest: Manifest, own: str) -> None:
-    """Remove files that no manifest names; a load that is reading them starts again with the new manifest."""
-    kept = {part.sha256 for part in manifest.parts} | {own}
-    # A killed writer leaves an incomplete manifest next to the current one.
-    for file in [*(path / PARTS).iterdir(), *(path / SIGNATURES).iterdir(), *path.glob(f".{MANIFEST}.*")]:
-        if file.name not in kept:
-            with contextlib.suppress(OSError):
-                file.unlink()
-
-
 # ---- reading
 
 
 def read_manifest(path: Path) -> tuple[Manifest, bytes]:
     """Return a bundle's manifest and the file's content; raise if it is missing or not valid."""
+    return _complete(path, partial(_manifest, path))
+
+
+def _complete(path: Path, read: Callable[[int], T]) -> T:
+    """Return what `read` finds in a bundle's folder; open it again while files are missing.
+
+    Another process may delete it, since it has saved a new one meanwhile.
+    """
+    for _ in range(MOST_TRIES - 1):
+        with suppress(MissingPartError), opened_bundle(path) as folder:
+            return read(folder)
+        time.sleep(RETRY_S)
+    with opened_bundle(path) as folder:
+        return read(folder)
+
+
+def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
     try:
-        content = _content(path / MANIFEST, LARGEST)
+        with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
+            content = content_of(opened, LARGEST)
+    except FileNotFoundError as error:
+        raise MissingPartError(str(no_bundle(path, error))) from None
     except OSError as error:
-        raise BackendKwargsError(f"No bundle at {str(path)!r}: cannot read {MANIFEST} ({error.strerror}).") from None
+        raise no_bundle(path, error) from None
     return decoded(content, path), content
 
 
 def is_trusted(path: Path, content: bytes, *, trust: bool, trusted_keys: Sequence[Any]) -> bool:
     """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
+    return _complete(path, partial(_is_trusted, path, content, trust, trusted_keys))
+
+
+def _is_trusted(path: Path, content: bytes, trust: bool, trusted_keys: Sequence[Any], folder: int) -> bool:
     if not trusted_keys:
         return trust
     try:
-        signature = _content(path / SIGNATURES / digest(content), 1 << 10)
+        with (
+            opened_folder(SIGNATURES, NO_LINK, within=folder) as signatures,
+            opened_file(digest(content), NO_LINK, within=signatures) as opened,
+        ):
+            signature = content_of(opened, LONGEST_SIGNATURE)
     except OSError:
-        raise BackendKwargsError(
+        raise MissingPartError(
             f"Bundle {str(path)!r} is not signed; pass trust=True, and no keys, if you trust its author."
         ) from None
     if signer(content, signature, trusted_keys) is None:
@@ -199,62 +228,45 @@ def load(
     if not isinstance(module, torch.nn.Module):
         raise wrong_value("load's `module`", "a torch.nn.Module", module)
     where = device_of(module, device)
-    for _ in range(MOST_TRIES - 1):
-        manifest, content = read_manifest(path)
-        with contextlib.suppress(MissingPartError):
-            return _loaded(path, manifest, content, module, where, trust=trust, trusted_keys=trusted_keys)
-        # Another process may have saved since the manifest was read, even the same bundle again.
-        time.sleep(RETRY_S)
-    manifest, content = read_manifest(path)
-    return _loaded(path, manifest, content, module, where, trust=trust, trusted_keys=trusted_keys)
+    return _complete(path, partial(_loaded, path, module, where, trust, trusted_keys))
 
 
 def _loaded(
-    path: Path,
-    manifest: Manifest,
-    content: bytes,
-    module: torch.nn.Module,
-    device: torch.device,
-    *,
-    trust: bool,
-    trusted_keys: Sequence[Any],
+    path: Path, module: torch.nn.Module, device: torch.device, trust: bool, trusted_keys: Sequence[Any], folder: int
 ) -> tuple[Built, list[str]]:
-    trusted = is_trusted(path, content, trust=trust, trusted_keys=trusted_keys)
+    manifest, content = _manifest(path, folder)
+    trusted = _is_trusted(path, content, trust, trusted_keys, folder)
     config = CompileConfig.from_dict(manifest.config, trust=trusted)
     if config.kind != manifest.kind:
         raise BackendKwargsError(f"Bundle {str(path)!r} contradicts itself: kind {manifest.kind!r}, {config.kind!r}.")
-    folder = Folder()
     built = Built(
         config=config,
         module=module,
         device=device,
         samples=manifest.samples,
         output_dtypes=dtypes_of(manifest.output_dtypes),
-        folder=folder.path,
         cold_s=manifest.cold_s,
-        notes=manifest.notes,
-        keep_alive=folder,
+        notes=[*map(printable, manifest.notes)],
     )
-    try:
-        InputCheck(built.samples, device, dynamic=bool(built.dynamic), values=True)
-    except Exception as error:  # noqa: BLE001 - they are any JSON values
-        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid samples: {error_text(error)}.") from None
+    if why := why_not_samples(built):
+        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid samples: {why}.")
     graphs = manifest.graphs if trusted else [_as_permitted(graph, config, path) for graph in manifest.graphs]
-    notes = _why_anew(manifest, device, trusted=trusted)
-    read = _Parts(path / PARTS)
-    if not notes:
-        built.graphs = {graph.key: _graph(graph, read) for graph in graphs}
-        if manifest.package:
-            built.package = built.folder / "model.pt2"
-            read.copy(manifest.package, built.package)
-        extensions = {place: read.content(part) for place, part in manifest.extensions.items()}
-    else:
-        built.graphs = {graph.key: _decided_only(graph) for graph in graphs if graph.winner}
-        extensions = {}
-    load_weights(module, _read_weights(manifest, read))
-    install(extensions)
+    notes = [*map(printable, _why_anew(manifest, device, trusted=trusted))]
+    extensions = {}
+    with opened_parts(folder) as read, private_folder() as private:
+        if not notes:
+            built.graphs = {graph.key: _graph(graph, read) for graph in graphs}
+            if manifest.package:
+                built.package = built.folder / "model.pt2"
+                read.copy(manifest.package, built.package)
+            extensions = {place: read.content(part) for place, part in manifest.extensions.items()}
+        else:
+            built.graphs = {graph.key: _decided_only(graph) for graph in graphs if graph.winner}
+        copy_weights = checked_weights(module, _read_weights(manifest, module, read, private / "weights"))
     for note in notes:
         warn_once(f"Bundle {str(path)!r}: {note}.")
+    install(extensions)
+    copy_weights()  # last, since nothing may fail after it
     return built, notes
 
 
@@ -289,80 +301,70 @@ def _decided_only(graph: GraphPart) -> Graph:
     return Graph(decision=decision, why=graph.why)
 
 
-def _read_weights(manifest: Manifest, read: "_Parts") -> dict[str, torch.Tensor]:
+def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", file: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    file = read.verified(manifest.weights)
+    own = sum(each.nbytes for each in module.state_dict().values() if isinstance(each, torch.Tensor) and each.numel())
+    if manifest.weights.size > own + LARGEST_HEADER:
+        raise BackendKwargsError(
+            f"The saved weights take {manifest.weights.size} bytes, the module's {own}: load them into a module of the "
+            "same kind."
+        )
+    read.copy(manifest.weights, file)
     try:
         weights: dict[str, torch.Tensor] = load_file(file)
         return weights | {name: weights[known] for name, known in manifest.shared_weights.items()}
     except Exception as error:  # noqa: BLE001 - safetensors raises its own exception classes
-        # The file was removed after it was verified; torch's own opening of it raises a RuntimeError.
-        if isinstance(error, FileNotFoundError) or "No such file" in str(error):
-            raise MissingPartError("The bundle's weights are gone: another process is saving to it.") from None
         raise BackendKwargsError(f"The bundle's weights cannot be read: {error_text(error)}.") from None
 
 
-class _Parts:
-    """The parts of a bundle, each verified before use."""
+@contextmanager
+def opened_parts(folder: int) -> Iterator["_Parts"]:
+    """Open the folder of a bundle's parts."""
+    try:
+        with opened_folder(PARTS, NO_LINK, within=folder) as parts:
+            yield _Parts(parts)
+    except OSError as error:
+        raise MissingPartError(f"The bundle's parts cannot be read: {error.strerror}.") from None
 
-    def __init__(self, folder: Path) -> None:
+
+class _Parts:
+    """The parts of a bundle: each is verified while it is read, and used from what was read."""
+
+    def __init__(self, folder: int) -> None:
         self.folder = folder
 
     def content(self, part: Part) -> bytes:
         """Return a part's content."""
         return b"".join(self._blocks(part))
 
-    def verified(self, part: Part) -> Path:
-        """Return the path of a verified part, to be read in place."""
-        for _ in self._blocks(part):
-            pass
-        return self.folder / part.sha256
-
     def copy(self, part: Part, to: Path) -> None:
-        """Copy a part, and verify the bytes written."""
+        """Copy a part to a file, which nobody else can change, and verify the bytes written."""
         try:
-            with to.open("wb") as copied:
+            with to.open("xb") as copied:
                 copied.writelines(self._blocks(part))
         except OSError as error:
-            raise BackendKwargsError(f"Cannot write {str(to)!r}: {error.strerror}.") from None
+            raise BackendKwargsError(
+                f"Cannot write {str(to)!r}: {error.strerror}; it takes {part.size} bytes, and TMPDIR names its folder."
+            ) from None
 
     def _blocks(self, part: Part) -> Iterator[bytes]:
         """Yield a part's content; raise at the end if it does not match the manifest."""
-        file = self.folder / part.sha256
         hashed = hashlib.sha256()
         try:
-            with _opened(file) as opened:
+            with opened_file(part.sha256, NO_LINK, within=self.folder) as opened:
                 if os.fstat(opened.fileno()).st_size != part.size:
-                    raise _damaged(file)
+                    raise _damaged(part)
                 while block := opened.read(BLOCK):
                     hashed.update(block)
                     yield block
         except OSError as error:
-            raise MissingPartError(f"Part {file.name[:12]} of the bundle cannot be read: {error.strerror}.") from None
+            raise MissingPartError(f"Part {part.sha256[:12]} of the bundle cannot be read: {error.strerror}.") from None
         if hashed.hexdigest() != part.sha256:
-            raise _damaged(file)
+            raise _damaged(part)
 
 
-def _damaged(file: Path) -> BackendKwargsError:
+def _damaged(part: Part) -> BackendKwargsError:
     return BackendKwargsError(
-        f"Part {file.name[:12]} of the bundle is damaged: its size or SHA-256 does not match the manifest."
+        f"Part {part.sha256[:12]} of the bundle is damaged: its size or SHA-256 does not match the manifest."
     )
-
-
-def _content(file: Path, longest: int) -> bytes:
-    """Return a regular file's content; raise OSError if it is none, or longer than `longest` bytes."""
-    with _opened(file) as opened:
-        content = opened.read(longest + 1)
-    if len(content) > longest:
-        raise OSError(0, f"it is longer than {longest} bytes")
-    return content
-
-
-def _opened(file: Path) -> BinaryIO:
-    # O_NONBLOCK: opening a pipe put in place of the file must not block.
-    opened = os.fdopen(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
-    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-        opened.close()
-        raise OSError(0, "it is not a regular file")
-    return opened

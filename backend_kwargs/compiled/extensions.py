@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from backend_kwargs.atomic_write import write_whole
+from backend_kwargs.errors import BackendKwargsError, warn_once
 
 MAPS = Path("/proc/self/maps")
 # As in Triton's cache: the folder is a hash of the source. A mapped file is deleted where another process, which also
@@ -23,13 +24,16 @@ def loaded_extensions() -> dict[str, Path]:
 
 
 def install(extensions: Mapping[str, bytes]) -> None:
-    """Copy extensions to where Triton looks for them, in each folder that lacks them."""
+    """Copy extensions to where Triton looks for them, in each folder that lacks them and can be written to."""
     for folder in _caches() if extensions else []:
-        for place, content in extensions.items():
-            path = folder / place
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, content)
+        try:
+            for place, content in extensions.items():
+                path = folder / place
+                if not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(path, content)
+        except (OSError, BackendKwargsError) as error:
+            warn_once(f"Triton compiles its extensions itself, as they cannot be copied to its cache: {error}.")
 
 
 def _caches() -> list[Path]:

@@ -78,7 +78,7 @@ def _frame(code: CodeType, scope: Mapping[str, Any], identity: str, options: Map
     return Frame(marshal.dumps(generated), graphs[0], modules, others, identity, options)
 
 
-def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Any], folder: Any) -> Any | None:
+def untraced(entry: FunctionType, module: torch.nn.Module, graphs: Mapping[str, Any], folder: str) -> Any | None:
     """Return a callable that runs the kept bytecode on `module`, or None if there is none or it does not fit."""
     kept = [graph for graph in graphs.values() if graph.frame and graph.code]
     if len(graphs) != 1 or not kept:

@@ -7,10 +7,8 @@ code are kept with it, and the code refers to them by hash: loading needs neithe
 import ast
 import hashlib
 import json
+import linecache
 import pickle
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +21,8 @@ from typing import Any
 import torch
 
 from backend_kwargs.backend import Backend, find_backend
-from backend_kwargs.compiled.libraries import library, provide
+from backend_kwargs.compiled.files import private_folder
+from backend_kwargs.compiled.libraries import library, provided
 from backend_kwargs.compiled.operators import inlined
 from backend_kwargs.compilers.auto.cache_key import ambient, signature, structure
 from backend_kwargs.compilers.auto.candidates import EAGER, permits, standing
@@ -74,7 +73,7 @@ class GraphBackend:
     Compared by identity, so that dynamo never uses one module's code for another.
     """
 
-    def __init__(self, backend: Backend, graphs: dict[str, Graph], *, keep: bool, folder: Path) -> None:
+    def __init__(self, backend: Backend, graphs: dict[str, Graph], *, keep: bool, folder: str) -> None:
         self.backend, self.graphs, self.keep, self.folder = backend, graphs, keep, folder
         self.compiler_name = self.__name__ = backend.compiler_name
         # Code objects with this module's code in dynamo's cache, and the globals through which its bytecode calls
@@ -369,9 +368,12 @@ def _library_of(value: Any) -> Path | None:
 
 
 def load_graph(
-    kept: Graph, example_inputs: Sequence[Any], folder: Path, options: Mapping[str, Any]
+    kept: Graph, example_inputs: Sequence[Any], folder: str, options: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Return the compiled code of `kept`; raise CannotLoadError if it does not work for these inputs."""
+    """Return the compiled code of `kept`; raise CannotLoadError if it does not work for these inputs.
+
+    It is loaded from files in a private folder, whose name ends with `folder`, and which is removed at once.
+    """
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
     from torch._inductor import config
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
@@ -382,14 +384,19 @@ def load_graph(
     if result.guards_expr and not AOTAutogradCache.evaluate_guards(result.guards_expr, symints):
         raise CannotLoadError  # compiled with guards that exclude these sizes
     inductor = result.compiled_fw.result
-    path = folder / f"{inductor.cache_key}.py"
-    path.write_text(inductor.source_code, encoding="utf-8")
-    for digest, content in kept.libraries.items():
-        provide(digest, content, folder)
-    # Not in Inductor's cache folder, which may be read-only.
-    inductor.write_to_disk = partial(str, path)
     # One thread: nothing is compiled, and Inductor would start its compile workers.
-    with config.patch({**options, "compile_threads": 1}):
+    with (
+        config.patch({**options, "compile_threads": 1}),
+        private_folder(name=folder) as private,
+        provided(kept.libraries, private),
+    ):
+        path = private / f"{inductor.cache_key}.py"
+        path.write_text(inductor.source_code, encoding="utf-8")
+        # Tracebacks show its lines after it is removed.
+        lines = inductor.source_code.splitlines(keepends=True)
+        linecache.cache[str(path)] = len(inductor.source_code), None, lines, str(path)
+        # Not in Inductor's cache folder, which may be read-only.
+        inductor.write_to_disk = partial(str, path)
         fx_config = {
             "cudagraphs": BoxedBool(bool(config.triton.cudagraphs)),
             "boxed_forward_device_index": BoxedDeviceIndex(None),
@@ -400,12 +407,3 @@ def load_graph(
         return compiled(list(inputs))
 
     return forward
-
-
-class Folder:
-    """A folder for unpacked parts of a bundle, removed with this object."""
-
-    # Not TemporaryDirectory, which warns if it is not closed explicitly.
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="backend_kwargs_"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)

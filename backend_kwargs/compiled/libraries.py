@@ -4,20 +4,25 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from backend_kwargs.atomic_write import write_whole
-
-_paths: dict[str, Path] = {}
+_folder: ContextVar[Path] = ContextVar("_folder")
 
 
-def provide(digest: str, content: bytes, folder: Path) -> None:
-    """Write a verified library into `folder`, from which it is loaded."""
-    path = folder / f"{digest}.so"
-    if not path.exists():
-        write_whole(path, content)
-    _paths[digest] = path
+@contextmanager
+def provided(libraries: Mapping[str, bytes], folder: Path) -> Iterator[None]:
+    """Write verified libraries into `folder`, from which they are loaded meanwhile; loaded ones need no file."""
+    for digest, content in libraries.items():
+        (folder / f"{digest}.so").write_bytes(content)
+    token = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
 
 
 def library(digest: str, module: str, function: str) -> Any:
@@ -30,8 +35,9 @@ def library(digest: str, module: str, function: str) -> Any:
         os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
             _dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
         )
-        loader = importlib.machinery.ExtensionFileLoader(name, str(_paths[digest]))
-        spec = importlib.util.spec_from_file_location(name, _paths[digest], loader=loader)
+        path = _folder.get() / f"{digest}.so"
+        loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
         assert spec
         loaded = importlib.util.module_from_spec(spec)
         loader.exec_module(loaded)

@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from backend_kwargs.compiled.files import content_of, opened_file
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 
 SCHEMA = 1
 LARGEST = 64 << 20  # bytes of a manifest
 EXTRA = "pip install 'backend-kwargs[signing]'"
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
-ExtensionPath = Annotated[str, msgspec.Meta(pattern=r"^[A-Z2-7]{20,80}/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}\.so$")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+ExtensionPath = Annotated[str, msgspec.Meta(pattern=r"^[A-Z2-7]{20,80}/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,100}\.so\Z")]
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +56,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     package: Part | None = None
     extensions: dict[ExtensionPath, Part] = {}
     notes: list[str] = []
-    cold_s: float | None = None
+    cold_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     factory: str = ""
     made: str = ""
 
@@ -103,11 +104,16 @@ def digest(content: bytes) -> str:
 
 def signed(content: bytes, key: Any) -> bytes:
     """Return the Ed25519 signature of a manifest's content."""
+    return bytes(private_key(key).sign(content))
+
+
+def private_key(key: Any) -> Any:
+    """Return the Ed25519 private key that is given, or named by the path of its PEM file; raise if it is none."""
     ed25519, _ = _cryptography()
     private = _key(key, "private")
     if not isinstance(private, ed25519.Ed25519PrivateKey):
         raise wrong_value("`signing_key`", "an Ed25519 private key, or the path of its PEM file", key)
-    return bytes(private.sign(content))
+    return private
 
 
 def signer(content: bytes, signature: bytes, keys: Sequence[Any]) -> Any | None:
@@ -140,7 +146,8 @@ def _key(key: Any, which: Literal["private", "public"]) -> Any:
     from cryptography.hazmat.primitives import serialization
 
     try:
-        content = Path(key).read_bytes()
+        with opened_file(key) as opened:
+            content = content_of(opened, LARGEST)
         if which == "private":
             return serialization.load_pem_private_key(content, password=None)
         return serialization.load_pem_public_key(content)

@@ -73,7 +73,7 @@ class CompiledModule:
             module: the module, on the device where it will run.
             data: samples: each a tensor, a tuple of arguments, a dict of keywords, or a pair (args, kwargs).
             device: where the module must be; None: where it is.
-            cache_dir: where an ahead-of-time package is written, and bundled code unpacked; None: a temporary folder.
+            cache_dir: where an ahead-of-time package is written; None: a temporary folder.
 
         """
         with self._lock:
@@ -146,8 +146,8 @@ class CompiledModule:
     def save(self, path: str | Path, *, signing_key: Any = None) -> None:
         """Write a bundle: config, weights, samples' metadata, compiled code, and a manifest with each part's SHA-256.
 
-        An old bundle at `path` stays intact until the new one is complete. `signing_key` is an Ed25519 private key of
-        the package cryptography, or the path of its PEM file.
+        An old bundle at `path` stays intact until the new one is complete; a folder with anything else is not replaced.
+        `signing_key` is an Ed25519 private key of the package cryptography, or the path of its PEM file.
         """
         with self._lock:
             self._after("save")
@@ -215,8 +215,8 @@ class CompiledModule:
             )
         from backend_kwargs.compiled.loading import loaded_from
 
-        config = CompileConfig.from_dict(state_dict["config"], trust=trust)
-        made = cls(config)
+        given: Any = state_dict.get("config")
+        made = cls(config := CompileConfig.from_dict(given, trust=trust))
         made._built = loaded_from(config, module, state_dict)
         made._state = State.CHECKPOINT_LOADED
         return made

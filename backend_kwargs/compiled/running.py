@@ -2,11 +2,12 @@
 
 import inspect
 import itertools
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.compiled.config import CompileConfig
+from backend_kwargs.compiled.files import Folder, temporary
 from backend_kwargs.compiled.frames import untraced
 from backend_kwargs.compiled.graphs import Graph, GraphBackend
 from backend_kwargs.compiled.samples import InputCheck, made, sizes_differ
@@ -35,12 +37,22 @@ class Built:
     device: torch.device
     samples: list[Any]  # as metadata
     output_dtypes: Dtypes
-    folder: Path
     graphs: dict[str, Graph] = field(default_factory=dict)
     package: Path | None = None
     cold_s: float | None = None
     notes: list[str] = field(default_factory=list)
-    keep_alive: Any = None  # removes `folder` when it is freed
+    cache_dir: Path | None = None
+    # The end of the name of the folder from which code is loaded: a module of code is known to torch by its path.
+    unpacked: str = field(default_factory=partial(secrets.token_hex, 8))
+
+    @property
+    def folder(self) -> Path:
+        """The folder of an ahead-of-time package."""
+        return self.cache_dir or self._temporary.path
+
+    @cached_property
+    def _temporary(self) -> Folder:
+        return Folder()
 
     @property
     def dynamic(self) -> bool | None:
@@ -69,6 +81,7 @@ def _freed(*args: Any, **kwargs: Any) -> Any:
 
 def import_compiler() -> None:
     """Import torch's compilers, which takes seconds that are not part of a compile."""
+    temporary()
     import torch._dynamo
     import torch._inductor.compile_fx  # noqa: F401 - for its own sake
 
@@ -110,9 +123,9 @@ def running(built: Built, module: torch.nn.Module, *, keep: bool, guards: str = 
         return Running(checked(package, input_check(built, guards=True)))
     config = built.config
     function = entry(config, built.device, built.output_dtypes, type(module).__name__)
-    if guards == "none" and (call := untraced(function, module, built.graphs, built.folder)):
+    if guards == "none" and (call := untraced(function, module, built.graphs, built.unpacked)):
         return Running(call, notes=["served without tracing the module"])
-    backend = GraphBackend(config.resolved, built.graphs, keep=keep, folder=built.folder)
+    backend = GraphBackend(config.resolved, built.graphs, keep=keep, folder=built.unpacked)
     filters = {"local": _local, "none": torch.compiler.skip_all_guards_unsafe}
     compiled = torch.compile(
         function,

@@ -166,6 +166,23 @@ def test_command_line_exports_eager_as_no_template(store, tmp_path):
     assert run("export", tmp_path / "d.toml") == message
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda store, path: store, id="itself"),
+        pytest.param(lambda store, path: store.parent / ".." / store.parent.name / store.name, id="another spelling"),
+        pytest.param(lambda store, path: path.symlink_to(store) or path, id="link"),
+        pytest.param(lambda store, path: path.hardlink_to(store) or path, id="hard link"),
+    ],
+)
+def test_command_line_does_not_export_to_the_store(make, store, tmp_path):
+    """The store would be replaced by the TOML file."""
+    Store(store).add(MADE)
+    file = make(store, tmp_path / "d.toml")
+    assert run("export", file) == f"error: Cannot export to {str(file)!r}: it is the store itself; name another file.\n"
+    assert Store(store).find(KEY)
+
+
 def test_command_line_forgets_what_cannot_be_read(store):
     """A broken row is deleted by its key, or with all others."""
     Store(store).add(MADE, replace(MADE, key="cd" * 32), replace(MADE, key="ef" * 32))

@@ -138,3 +138,77 @@ def test_no_bundle_is_one_line(folder):
         2,
         "error: No bundle at 'nothing': cannot read manifest.json (No such file or directory).\n",
     )
+
+
+LOUD = """
+import torch
+
+def build():
+    print("the factory runs")
+    return torch.nn.Linear(8, 8).eval(), (torch.randn(4, 8),)
+"""
+
+
+@pytest.fixture
+def loud(tmp_path):
+    """A folder with the file of a factory that says when it runs, a foreign folder, and a key that is none."""
+    (tmp_path / "model.py").write_text(LOUD)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis").write_text("years of work")
+    (tmp_path / "no.pem").write_text("no key")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(
+            ["-o", "b", "--sign", "missing.pem"],
+            "Cannot read a private key from 'missing.pem': FileNotFoundError",
+            id="key",
+        ),
+        pytest.param(
+            ["-o", "b", "--sign", "no.pem"], "Cannot read a private key from 'no.pem': ValueError: ", id="no key"
+        ),
+        pytest.param(
+            ["-o", "foreign"],
+            "Cannot write bundle 'foreign': the folder contains 'thesis', which is not part of a bundle; name another.",
+            id="foreign folder",
+        ),
+        pytest.param(["-o", "model.py"], "Cannot write bundle 'model.py': it is a file; name a folder.\n", id="file"),
+    ],
+)
+def test_a_bundle_that_cannot_be_written_is_refused_before_the_model_is_made(arguments, words, loud):
+    if "--sign" in arguments:
+        pytest.importorskip("cryptography")
+    before = sorted(loud.rglob("*"))
+    ran = call(loud, "build", "model.py:build", *arguments)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith(f"error: {words}")
+    assert ran.stderr.count("\n") == 1
+    assert sorted(loud.rglob("*")) == before
+
+
+def test_a_deleted_folder_is_one_line(loud, tmp_path):
+    ran = forks.run(
+        "-c",
+        "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); sys.argv[1:] = "
+        "['build', 'model:build', '-o', 'b']; from backend_kwargs.cli import main; main()",
+        cwd=loud,
+    )
+    assert (ran.returncode, ran.stderr) == (2, "error: The current folder was deleted: change to another.\n")
+
+
+def test_without_a_temporary_folder_build_is_one_line(loud):
+    """As in a container whose disk cannot be written to."""
+    ran = forks.run(
+        "-c",
+        "import sys, tempfile; tempfile.tempdir = None; tempfile._candidate_tempdir_list = lambda: ['/proc/none']; "
+        "sys.argv[1:] = "
+        "['build', 'model.py:build', '-o', 'b']; from backend_kwargs.cli import main; main()",
+        cwd=loud,
+    )
+    assert (ran.returncode, ran.stderr) == (
+        2,
+        "error: No temporary folder can be written to: set TMPDIR to one that can.\n",
+    )

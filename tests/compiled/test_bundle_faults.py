@@ -94,8 +94,11 @@ def test_a_kill_at_any_stage_of_save_leaves_the_old_bundle(tmp_path):
     found = [seed_of(tmp_path / "bundles" / str(stage)) for stage in range(stages + 1)]
     assert found == sorted(found)
     assert (found[0], found[-1]) == (0, 1)
-    save(2, tmp_path / "bundles" / "5")
+    built = CompiledModule(EAGER).build(scaled(2), [torch.randn(4, 8)])
+    for stage in range(stages + 1):
+        built.save(tmp_path / "bundles" / str(stage))
     assert seed_of(tmp_path / "bundles" / "5") == 2
+    assert all(each.name.isdecimal() for each in (tmp_path / "bundles").iterdir())  # what the killed ones left is gone
 
 
 FULL = """
@@ -122,6 +125,7 @@ def test_a_full_disk_leaves_the_old_bundle(tmp_path):
     assert ran.stdout.strip().endswith("File too large.")
     assert seed_of(tmp_path / "bundle") == 0
     assert len([*(tmp_path / "bundle" / "parts").iterdir()]) == 1
+    assert [*tmp_path.iterdir()] == [tmp_path / "bundle"]
 
 
 def parts_of(bundle):
@@ -194,11 +198,42 @@ def escape_by_extension(manifest):
         pytest.param(lambda m: m.update(kind="aoti"), "contradicts itself: kind 'aoti', 'inductor'.", id="two kinds"),
         pytest.param(lambda m: m["weights"].update(size=-1), "has no valid manifest: ValidationError", id="size"),
         pytest.param(lambda m: m.update(samples=[]), "has no valid manifest: ValidationError", id="no sample"),
-        pytest.param(lambda m: m.update(samples=[[]]), "has no valid samples: AttributeError: ", id="sample"),
         pytest.param(
-            lambda m: m.update(samples=[{"tuple": [{"tensor": [[2], [1], "torch.none", "cpu", "torch.strided"]}]}]),
+            lambda m: m.update(samples=[[]]),
+            "has no valid samples: it must be arguments and keywords, got [].",
+            id="sample",
+        ),
+        pytest.param(
+            lambda m: m.update(samples=[{"tuple": [{"tuple": [[]]}, {"dict": {}}]}]),
             "has no valid samples: AttributeError: ",
-            id="dtype of a sample",
+            id="argument",
+        ),
+        *(
+            pytest.param(
+                lambda m, tensor=tensor: m.update(samples=[{"tuple": [{"tuple": [{"tensor": tensor}]}, {"dict": {}}]}]),
+                f"has no valid samples: {words}",
+                id=name,
+            )
+            for name, tensor, words in [
+                ("dtype", [[2], [1], "torch.none", "cpu", "torch.strided"], "AttributeError: "),
+                ("function for a dtype", [[2], [1], "torch.load", "cpu", "torch.strided"], "TypeError: "),
+                ("function for a layout", [[2], [1], "torch.int8", "cpu", "torch.load"], "TypeError: "),
+                ("device", [[2], [1], "torch.int8", "moon", "torch.strided"], "RuntimeError: "),
+                ("negative size", [[-2], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: sizes and strides "),
+                ("negative stride", [[2], [-1], "torch.int8", "cpu", "torch.strided"], "ValueError: sizes and "),
+                ("text for a size", [["2"], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: sizes and "),
+                ("true for a size", [[True], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: sizes and "),
+                ("missing stride", [[2, 2], [1], "torch.int8", "cpu", "torch.strided"], "ValueError: 2 sizes have 1 "),
+                ("huge", [[35 << 40], [1], "torch.int8", "cpu", "torch.strided"], "MemoryError: a tensor of 38483 GB "),
+                ("huge stride", [[2], [35 << 40], "torch.int8", "cpu", "torch.strided"], "MemoryError: a tensor of "),
+                ("huge in steps of 0", [[35 << 40], [0], "torch.int8", "cpu", "torch.strided"], "MemoryError: a "),
+            ]
+        ),
+        pytest.param(lambda m: m.update(cold_s=-1.0), "has no valid manifest: ValidationError", id="seconds"),
+        pytest.param(
+            lambda m: m["weights"].update(sha256=m["weights"]["sha256"] + "\n"),
+            "has no valid manifest: ValidationError",
+            id="newline after a hash",
         ),
     ],
 )
@@ -207,6 +242,59 @@ def test_a_hostile_manifest_is_an_error(change, words, bundle):
     with pytest.raises(BackendKwargsError) as raised:
         CompiledModule.load(bundle, scaled(), trust=True)
     assert str(raised.value).startswith(f"Bundle {str(bundle)!r} {words}")
+
+
+@pytest.mark.parametrize("dtype", ["float33", "torch.load", "int8", "", 5, [], "\x1b[31m"])
+def test_an_output_dtype_that_is_none_is_an_error(dtype, bundle_of_eager, tmp_path):
+    bundle = Path(shutil.copytree(bundle_of_eager, tmp_path / "bundle"))
+    changed(bundle, lambda manifest: manifest.update(output_dtypes=[dtype]))
+    with pytest.raises(BackendKwargsError, match=r"^(An output dtype must be|Bundle .* has no valid manifest)"):
+        CompiledModule.load(bundle, scaled())
+
+
+# Any one of them in place of any value of a manifest.
+HOSTILE = [None, -1, 35 << 40, 1e308, "x", "torch.load", "\x1b[31m", [], [["a"]], {}, {"tuple": []}, [[[[[[[]]]]]]]]
+
+
+def places(value, at=()):
+    """Yield the place of each value in JSON values."""
+    yield at
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*at, key))
+
+
+def put(value, at, new):
+    if not at:
+        return new
+    copied = value.copy()
+    copied[at[0]] = put(value[at[0]], at[1:], new)
+    return copied
+
+
+@pytest.mark.filterwarnings("ignore:Bundle")
+def test_a_hostile_value_anywhere_in_a_manifest(bundle_of_eager, tmp_path, monkeypatch, state_of):
+    """It is loaded, or the error is one line and ours, and then the module is unchanged."""
+    from backend_kwargs.compiled import bundle as reading
+
+    monkeypatch.setattr(reading, "RETRY_S", 0.0)
+    bundle = Path(shutil.copytree(bundle_of_eager, tmp_path / "bundle"))
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    every = [(at, value) for at in places(manifest) for value in HOSTILE]
+    module = scaled(seed=5)
+    before = state_of(module)
+    refused = []
+    for at, value in every[:: max(1, 3 // TIMES)]:
+        (bundle / "manifest.json").write_text(json.dumps(put(manifest, at, value)))
+        try:
+            loaded = CompiledModule.load(bundle, module, trust=True)
+            module.load_state_dict(before)
+            loaded.deploy()
+        except BackendKwargsError as error:
+            refused.append(str(error))
+        assert all(map(torch.equal, module.state_dict().values(), before.values()))
+    assert len(refused) > 100
+    assert all(map(str.isprintable, refused))
 
 
 def test_a_manifest_that_is_not_utf8_is_an_error(bundle):
@@ -321,6 +409,7 @@ def test_two_processes_save_and_a_third_loads(tmp_path):
     assert found <= {0, 1, 2, 3, 4}
     assert len(found) > 1
     assert seed_of(path) in {1, 2, 3, 4}
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_threads_may_save_and_infer_at_once(tmp_path):
@@ -336,27 +425,21 @@ def test_threads_may_save_and_infer_at_once(tmp_path):
     assert seed_of(tmp_path / "bundle") == 3
 
 
-def test_a_library_on_a_full_disk_is_not_loaded_later(tmp_path):
-    """A library of which only a part could be written is written again, instead of loaded as it is."""
-    from backend_kwargs.compiled import libraries
-
-    with full_disk(), pytest.raises(BackendKwargsError, match="File too large"):
-        libraries.provide("ab" * 32, b"x" * 5000, tmp_path)
-    libraries.provide("ab" * 32, b"x" * 5000, tmp_path)
-    assert [path.stat().st_size for path in tmp_path.iterdir()] == [5000]
-
-
 def test_a_package_that_cannot_be_copied_is_an_error_of_one_line(tmp_path):
     """A full folder for temporary files is named."""
     from backend_kwargs.compiled.bundle import _Parts
+    from backend_kwargs.compiled.files import opened_folder
     from backend_kwargs.compiled.manifest import Part
 
     content = b"x" * 5000
     part = Part(hashlib.sha256(content).hexdigest(), len(content))
     (tmp_path / part.sha256).write_bytes(content)
-    with full_disk(), pytest.raises(BackendKwargsError) as raised:
-        _Parts(tmp_path).copy(part, tmp_path / "model.pt2")
-    assert str(raised.value) == f"Cannot write {str(tmp_path / 'model.pt2')!r}: File too large."
+    with full_disk(), pytest.raises(BackendKwargsError) as raised, opened_folder(tmp_path) as folder:
+        _Parts(folder).copy(part, tmp_path / "model.pt2")
+    assert str(raised.value) == (
+        f"Cannot write {str(tmp_path / 'model.pt2')!r}: File too large; it takes 5000 bytes, and TMPDIR names its "
+        "folder."
+    )
 
 
 # ---- decisions of auto

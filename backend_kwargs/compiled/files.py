@@ -1,0 +1,141 @@
+"""Files of bundles, opened without following links; private folders, also those that killed processes have left."""
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+from backend_kwargs.errors import BackendKwargsError
+
+PREFIX = "backend_kwargs.unpacked-"
+NO_LINK = os.O_NOFOLLOW
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+READ = os.O_RDONLY | os.O_NONBLOCK  # opening a pipe put in place of a file must not block
+
+
+# ---- reading
+
+
+@contextmanager
+def opened_folder(path: str | Path, flags: int = 0, *, within: int | None = None) -> Iterator[int]:
+    """Open a folder, perhaps within another one; its descriptor leads to it also after it was renamed."""
+    folder = os.open(path, DIRECTORY | flags, dir_fd=within)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def opened_file(path: str | Path, flags: int = 0, *, within: int | None = None) -> Iterator[BinaryIO]:
+    """Open a file for reading, perhaps within a folder; raise OSError if it is not a regular one."""
+    file = os.open(path, READ | flags, dir_fd=within)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(0, "it is not a regular file")
+    with os.fdopen(file, "rb") as opened:
+        yield opened
+
+
+def content_of(opened: BinaryIO, longest: int) -> bytes:
+    """Return a file's content; raise OSError if it is longer than `longest` bytes."""
+    content = opened.read(longest + 1)
+    if len(content) > longest:
+        raise OSError(0, f"it is longer than {longest} bytes")
+    return content
+
+
+# ---- private folders
+
+
+class Folder:
+    """A private folder that exists from its first use on, as long as this object."""
+
+    @cached_property
+    def path(self) -> Path:
+        """Make the folder, and return its path."""
+        stack = ExitStack()
+        weakref.finalize(self, stack.close)
+        return stack.enter_context(private_folder())
+
+
+@contextmanager
+def private_folder(parent: Path | None = None, prefix: str = PREFIX, name: str = "") -> Iterator[Path]:
+    """Make a folder that only this user can enter, and remove it afterwards, unless this is a forked child.
+
+    Its process holds a lock on it. A killed process leaves its folder, and the next one made here removes it.
+    """
+    parent = parent or _safe()
+    process = os.getpid()
+    try:
+        _sweep(parent, prefix)
+        path, lock = _made(parent, prefix, name)
+    except OSError as error:
+        raise BackendKwargsError(f"Cannot make a folder in {str(parent)!r}: {error.strerror}.") from None
+    try:
+        yield path
+    finally:
+        if process == os.getpid():
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _made(parent: Path, prefix: str, name: str) -> tuple[Path, int]:
+    while True:
+        path = parent / f"{prefix}{name or secrets.token_hex(8)}"
+        name = ""  # if somebody has made one of this name, another is taken
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            with suppress(FileNotFoundError):  # until it is locked, another process may take it for a killed one's
+                lock = os.open(path, DIRECTORY | NO_LINK)
+                with suppress(OSError):  # not every network disk has locks, and then nobody can take it for that
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                if path.exists():
+                    return path, lock
+                os.close(lock)
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    """Remove the private folders of killed processes of this user: nobody holds a lock on them."""
+    for path in named(parent, re.escape(prefix) + "[0-9a-f]{16}"):
+        with suppress(OSError), opened_folder(path, NO_LINK) as folder:
+            if os.fstat(folder).st_uid == os.geteuid():
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def named(parent: Path, pattern: str) -> list[Path]:
+    """Return what a folder contains under names that match, [] if it cannot be listed."""
+    with suppress(OSError):
+        return sorted(each for each in parent.iterdir() if re.fullmatch(pattern, each.name))
+    return []
+
+
+def temporary() -> Path:
+    """Return the folder for temporary files, which torch's compiler needs too; raise if there is none."""
+    try:
+        return Path(tempfile.gettempdir()).resolve()
+    except OSError:
+        raise BackendKwargsError("No temporary folder can be written to: set TMPDIR to one that can.") from None
+
+
+def _safe() -> Path:
+    """Return the folder for temporary files; raise if others can replace what is in it."""
+    parent = temporary()
+    for each in (parent, *parent.parents):
+        mode = each.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise BackendKwargsError(
+                f"The temporary folder {str(parent)!r} is not safe, since everybody can rename what is in "
+                f"{str(each)!r}: set TMPDIR to a folder of your own."
+            )
+    return parent

@@ -1,0 +1,323 @@
+"""Where a bundle is written: beside its place, which it takes by one rename; nothing that is not ours is touched."""
+
+import os
+import shutil
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from small_module import scaled
+
+import backend_kwargs as bk
+from backend_kwargs import BackendKwargsError, CompiledModule
+from backend_kwargs.compiled import replacing
+
+EAGER = bk.CompileConfig(backend="eager", check_numbers="off")
+
+
+def names(path):
+    return sorted(each.name for each in path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return CompiledModule(EAGER).build(scaled(0), [torch.randn(4, 8)])
+
+
+@pytest.fixture(scope="module")
+def other():
+    return CompiledModule(EAGER).build(scaled(1), [torch.randn(4, 8)])
+
+
+def weight(bundle):
+    module = scaled(seed=99)
+    CompiledModule.load(bundle, module)
+    return module.linear.weight
+
+
+def holds(bundle, compiled):
+    return torch.equal(weight(bundle), compiled._known().module.linear.weight)
+
+
+def tree(path):
+    """Return everything below a folder: kind, content or target."""
+    found = {}
+    for each in sorted(path.rglob("*")):
+        content = str(each.readlink()) if each.is_symlink() else each.read_bytes() if each.is_file() else ""
+        found[str(each.relative_to(path))] = (stat.S_IFMT(each.lstat().st_mode), content)
+    return found
+
+
+def refused(save, path):
+    with pytest.raises(BackendKwargsError) as raised:
+        save(path)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def in_parts(bundle, make):
+    make(bundle / "parts" / "wheel.step")
+
+
+def of_parts(bundle, make):
+    part = next((bundle / "parts").iterdir())
+    part.unlink()
+    make(part)
+
+
+def of_lock(bundle, make):
+    make(bundle / ".lock")
+
+
+def of_manifest(bundle, make):
+    (bundle / "manifest.json").unlink()
+    make(bundle / "manifest.json")
+
+
+def of_folder(bundle, make):
+    shutil.rmtree(bundle / "signatures")
+    make(bundle / "signatures")
+
+
+MAKES = {
+    "file": lambda path: path.write_text("years of work"),
+    "link to a file": lambda path: path.symlink_to("../thesis"),
+    "link to a folder": lambda path: path.symlink_to(path.parent.parent / "home"),
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in MAKES.items()])
+@pytest.mark.parametrize("where", [in_parts, of_parts, of_lock, of_manifest, of_folder])
+def test_what_is_not_of_the_bundle_is_named_and_left(where, make, compiled, other, tmp_path):
+    """A folder with anything that its manifest does not list is not replaced, and nothing in or beside it changes."""
+    if (where, make) == (of_parts, MAKES["file"]) or (where, make) == (of_folder, MAKES["folder"]):
+        pytest.skip("a bundle has this")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis").write_text("years of work")
+    bundle = tmp_path / "bundle"
+    compiled.save(bundle)
+    where(bundle, make)
+    before = tree(tmp_path)
+    message = refused(other.save, bundle)
+    assert message.startswith(f"Cannot write bundle {str(bundle)!r}: the folder contains '")
+    assert message.endswith("', which is not part of a bundle; name another.")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", ["precious", "{}", '{"schema": 1}', '{"schema": 9}', ""])
+def test_a_users_folder_with_the_names_of_a_bundle_is_left(content, compiled, tmp_path):
+    bundle = tmp_path / "wheel"
+    (bundle / "parts").mkdir(parents=True)
+    (bundle / "parts" / "wheel.step").write_text("precious")
+    (bundle / "manifest.json").write_text(content)
+    before = tree(tmp_path)
+    assert refused(compiled.save, bundle) == (
+        f"Cannot write bundle {str(bundle)!r}: the folder contains 'manifest.json', which is not part of a bundle; "
+        "name another."
+    )
+    assert tree(tmp_path) == before
+
+
+def test_a_bundle_of_a_former_release_is_read_and_replaced(compiled, other, tmp_path):
+    """Bundles of former releases have an empty file .lock."""
+    compiled.save(tmp_path / "bundle")
+    (tmp_path / "bundle" / ".lock").touch()
+    assert holds(tmp_path / "bundle", compiled)
+    other.save(tmp_path / "bundle")
+    assert holds(tmp_path / "bundle", other)
+    assert names(tmp_path / "bundle") == ["manifest.json", "parts", "signatures"]
+    assert names(tmp_path) == ["bundle"]
+
+
+def test_the_users_own_link_stays_one(compiled, other, tmp_path):
+    """A bundle at a link is written to the folder that the link names, and read from there."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk/bundle")
+    for each in (compiled, other):
+        each.save(tmp_path / "link")
+        assert (tmp_path / "link").readlink() == Path("disk/bundle")
+        assert names(tmp_path / "disk") == ["bundle"]
+        assert holds(tmp_path / "link", each)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o777])
+def test_a_folder_that_exists_keeps_its_mode(mode, compiled, other, tmp_path):
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle").chmod(mode)
+    for each in (compiled, other):
+        each.save(tmp_path / "bundle")
+        assert stat.S_IMODE((tmp_path / "bundle").stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o022, 0o002])
+def test_a_new_bundle_has_the_modes_that_the_umask_permits(mask, compiled, tmp_path):
+    old = os.umask(mask)
+    try:
+        compiled.save(tmp_path / "bundle")
+    finally:
+        os.umask(old)
+    modes = {stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "bundle").rglob("*")}
+    assert modes == {0o666 & ~mask, 0o777 & ~mask}
+    assert stat.S_IMODE((tmp_path / "bundle").stat().st_mode) == 0o777 & ~mask
+
+
+@pytest.mark.parametrize("size", [250, 255])
+def test_a_long_name(size, compiled, other, tmp_path):
+    for each in (compiled, other):
+        each.save(tmp_path / ("b" * size))
+        assert holds(tmp_path / ("b" * size), each)
+    assert names(tmp_path) == ["b" * size]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        pytest.param("b" * 256, "File name too long", id="name too long"),
+        pytest.param("a\0b", "embedded null byte", id="null byte"),
+        pytest.param("file", "it is a file; name a folder", id="file"),
+        pytest.param("pipe", "Not a directory", id="pipe"),
+        pytest.param("loop", "Not a directory", id="loop of links"),
+        pytest.param("file/b", "Not a directory", id="below a file"),
+        pytest.param(
+            ".",
+            "it is a mounted or the current folder, which cannot be replaced; name a folder in it",
+            id="current folder",
+        ),
+    ],
+)
+def test_a_place_that_cannot_have_a_bundle_is_refused(name, reason, compiled, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    before = names(tmp_path)
+    assert refused(compiled.save, name) == f"Cannot write bundle {name!r}: {reason}."
+    assert names(tmp_path) == before
+
+
+def test_a_bundle_is_saved_from_a_deleted_folder(compiled, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    compiled.save(tmp_path / "bundle")
+    assert holds(tmp_path / "bundle", compiled)
+    assert refused(compiled.save, "b") == (
+        "Cannot write bundle 'b': the current folder was deleted; change to another."
+    )
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(compiled, tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    tmp_path.chmod(0o500)
+    assert refused(compiled.save, tmp_path / "bundle") == (
+        f"Cannot write bundle {str(tmp_path / 'bundle')!r}: {str(tmp_path)!r} is not a folder that can be written to."
+    )
+    tmp_path.chmod(0o700)
+
+
+# ---- the renames
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def aside(compiled, tmp_path):
+    """A bundle of which a save, killed between its two renames, has left only the old folder, renamed."""
+    compiled.save(tmp_path / "bundle")
+    name = f"{replacing._beside(tmp_path / 'bundle')}{'0' * 16}{replacing.ASIDE}"
+    return (tmp_path / "bundle").rename(tmp_path / name)
+
+
+def test_a_bundle_left_aside_is_loaded(aside, compiled, tmp_path):
+    assert holds(tmp_path / "bundle", compiled)
+    assert names(tmp_path) == [aside.name]
+
+
+def test_a_bundle_left_aside_is_deleted_by_the_next_save(aside, other, tmp_path):
+    other.save(tmp_path / "bundle")
+    assert holds(tmp_path / "bundle", other)
+    assert names(tmp_path) == ["bundle"]
+
+
+def test_what_others_put_into_a_bundle_aside_is_not_deleted(aside, other, tmp_path):
+    (aside / "thesis").write_text("years of work")
+    other.save(tmp_path / "bundle")
+    assert (aside / "thesis").read_text() == "years of work"
+    assert holds(tmp_path / "bundle", other)
+
+
+def test_a_bundle_aside_of_another_name_is_not_taken(aside, tmp_path):
+    with pytest.raises(BackendKwargsError, match=r"^No bundle at"):
+        CompiledModule.load(tmp_path / "bundle2", scaled())
+
+
+def test_an_error_after_the_first_rename_puts_the_old_bundle_back(compiled, other, tmp_path, monkeypatch):
+    compiled.save(tmp_path / "bundle")
+    rename = Path.rename
+
+    def failing(self, target):
+        if Path(target).name == "bundle" and not self.name.endswith(replacing.ASIDE):
+            raise Killed
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(Killed):
+        other.save(tmp_path / "bundle")
+    assert names(tmp_path) == ["bundle"]
+    assert holds(tmp_path / "bundle", compiled)
+
+
+def test_a_file_that_comes_during_the_save_is_not_deleted(compiled, other, tmp_path, monkeypatch):
+    """The old folder is looked at again after it was renamed, since nobody finds it under its name then."""
+    compiled.save(tmp_path / "bundle")
+    rename = Path.rename
+
+    def late(self, target):
+        if self.name == "bundle":
+            (self / "thesis").write_text("years of work")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    assert "the folder contains 'thesis'" in refused(other.save, tmp_path / "bundle")
+    assert (tmp_path / "bundle" / "thesis").read_text() == "years of work"
+    assert names(tmp_path) == ["bundle"]
+
+
+def test_a_reader_of_the_old_bundle_goes_on(compiled, other, tmp_path):
+    """A part that is open, or a folder that is, is the old one's to its end."""
+    compiled.save(tmp_path / "bundle")
+    part = next((tmp_path / "bundle" / "parts").iterdir())
+    content = part.read_bytes()
+    with part.open("rb") as opened:
+        other.save(tmp_path / "bundle")
+        assert opened.read() == content
+
+
+def test_writers_and_readers_at_once(compiled, other, tmp_path):
+    """Threads that save and load one bundle get one of the two each time, and leave nothing else."""
+    compiled.save(tmp_path / "bundle")
+    errors = []
+
+    def saves(each):
+        try:
+            for _ in range(15):
+                each.save(tmp_path / "bundle")
+        except BaseException as error:  # noqa: BLE001 - shown below
+            errors.append(error)
+
+    threads = [threading.Thread(target=saves, args=(each,)) for each in (compiled, other)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        found = weight(tmp_path / "bundle")
+        assert any(torch.equal(found, each._known().module.linear.weight) for each in (compiled, other))
+    assert errors == []
+    assert names(tmp_path) == ["bundle"]
