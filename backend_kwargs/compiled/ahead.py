@@ -1,9 +1,11 @@
 """`kind="aoti"`: an ahead-of-time package, which runs without dynamo and without generated Python code."""
 
+import hashlib
 import inspect
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from backend_kwargs.compiled.exported import Exported, with_buffers
+from backend_kwargs.compiled.package import Package, module_hash
 from backend_kwargs.compiled.running import Built, entry
 from backend_kwargs.compiled.samples import Sample, shapes_of
 from backend_kwargs.compilers.inductor.compiler import OWN
 from backend_kwargs.errors import BackendKwargsError, error_text
 
-PACKAGE = "model.pt2"
 LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
+# Weights stay inputs of the code, also small ones, which Inductor would write into it.
+ALWAYS = {"always_keep_tensor_constants": True}
 
 
 class _Entry(torch.nn.Module):
@@ -35,24 +40,42 @@ class _Entry(torch.nn.Module):
         self.forward = forward
 
 
-def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Path:
-    """Export `module` on the sample and compile it; return the package's path."""
+def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Package:
+    """Export `module` on the sample and compile it; return the package, whose file is named by its hash."""
     call = entry(built.config, built.device, built.output_dtypes, type(module).__name__)
-    options = {name: value for name, value in built.config.resolved.options.items() if name not in OWN}
+    options = {name: value for name, value in built.config.resolved.options.items() if name not in OWN} | ALWAYS
     if options.pop("triton.cudagraphs", False):
         built.notes.append("CUDA graphs: an ahead-of-time package does not record any")
-    path = built.folder / PACKAGE
-    try:
-        program = torch.export.export(
-            _Entry(module, call), sample.args, sample.kwargs, dynamic_shapes=_dynamic_shapes(built, module, sample)
-        )
-        with torch.no_grad():
-            made = torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
-    except Exception as error:
-        raise BackendKwargsError(f"The module cannot be compiled ahead of time: {error_text(error)}.") from error
-    if built.device.type == "cuda":
-        load_elsewhere(Path(made))
-    return Path(made)
+    identity = module_hash(built.module) or ""
+    # Not at its final name, where another build with the same folder could meet it.
+    with tempfile.TemporaryDirectory(dir=built.folder, prefix=".build_") as folder:
+        try:
+            program = torch.export.export(
+                _Entry(with_buffers(module), call),
+                sample.args,
+                sample.kwargs,
+                dynamic_shapes=_dynamic_shapes(built, module, sample),
+            )
+            exported = Exported(program, module)
+            with torch.no_grad():
+                file = Path(
+                    torch._inductor.aoti_compile_and_package(
+                        program, package_path=str(Path(folder, "model.pt2")), inductor_configs=options
+                    )
+                )
+        except BackendKwargsError:
+            raise
+        except Exception as error:
+            raise BackendKwargsError(f"The module cannot be compiled ahead of time: {error_text(error)}.") from error
+        if built.device.type == "cuda":
+            load_elsewhere(file)
+        constants = torch._inductor.aoti_load_package(str(file)).get_constant_fqns()
+        with file.open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        # After compiling, since Inductor adds conditions on sizes.
+        package = Package(built.folder / f"{sha256}.pt2", sha256, exported.guards(identity, set(constants)))
+        file.replace(package.path)
+    return package
 
 
 def load_elsewhere(package: Path) -> None:

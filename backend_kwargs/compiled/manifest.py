@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from backend_kwargs.compiled.package_guards import PackageGuards
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, wrong_value
 
 SCHEMA = 1
@@ -53,6 +54,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared_weights: dict[str, str] = {}
     graphs: tuple[GraphPart, ...] = ()
     package: Part | None = None
+    guards: PackageGuards | None = None
     extensions: dict[ExtensionPath, Part] = {}
     notes: list[str] = []
     cold_s: float | None = None
