@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,25 +57,34 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
                 dynamic_shapes=_dynamic_shapes(built, module, sample),
             )
             exported = Exported(program, module)
-            with torch.no_grad():
-                file = Path(
-                    torch._inductor.aoti_compile_and_package(
-                        program, package_path=str(Path(folder, "model.pt2")), inductor_configs=options
-                    )
-                )
+            file, constants = _compiled(
+                program, Path(folder), options, built.device, embedded=exported.contains_constants
+            )
+            if not exported.contains_constants and not constants <= exported.targets:
+                file, constants = _compiled(program, Path(folder), options, built.device, embedded=True)
         except BackendKwargsError:
             raise
         except Exception as error:
             raise BackendKwargsError(f"The module cannot be compiled ahead of time: {error_text(error)}.") from error
-        if built.device.type == "cuda":
-            load_elsewhere(file)
-        constants = torch._inductor.aoti_load_package(str(file)).get_constant_fqns()
         with file.open("rb") as content:
             sha256 = hashlib.file_digest(content, "sha256").hexdigest()
         # After compiling, since Inductor adds conditions on sizes.
-        package = Package(built.folder / f"{sha256}.pt2", sha256, exported.guards(identity, set(constants)))
+        package = Package(built.folder / f"{sha256}.pt2", sha256, exported.guards(identity, constants))
         file.replace(package.path)
     return package
+
+
+def _compiled(
+    program: Any, folder: Path, options: Mapping[str, Any], on: torch.device, *, embedded: bool
+) -> tuple[Path, set[str]]:
+    """Return a package, and the names of the tensors that it reads; it contains their values if `embedded`."""
+    path = str(folder / f"{embedded}.pt2")
+    configs = {**options, "aot_inductor.package_constants_in_so": embedded}
+    with torch.no_grad():
+        file = torch._inductor.aoti_compile_and_package(program, package_path=path, inductor_configs=configs)
+    if on.type == "cuda":
+        load_elsewhere(Path(file))
+    return Path(file), set(torch._inductor.aoti_load_package(file).get_constant_fqns())
 
 
 def load_elsewhere(package: Path) -> None:

@@ -67,6 +67,8 @@ class Exported:
             for spec in self.signature.input_specs
             if spec.kind.name in ("PARAMETER", "BUFFER")
         ]
+        self.targets = {target for target, _ in self.weights}
+        self.contains_constants = any(spec.kind.name == "CONSTANT_TENSOR" for spec in self.signature.input_specs)
         self.reads_offset = any(
             getattr(getattr(node.target, "overloadpacket", None), "__name__", "") in READ_OFFSET
             for node in program.graph.nodes

@@ -59,7 +59,6 @@ class Operation(msgspec.Struct, frozen=True, array_like=True):
 
 
 Term: TypeAlias = Union[int, float, str, Operation]  # noqa: UP007 - msgspec evaluates the name
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +92,7 @@ class Weight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    sha256: Digest | Literal[""] = ""
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
 class PackageGuards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
