@@ -161,9 +161,9 @@ def value_of(term: Term, sizes: Mapping[str, Any]) -> Any:
         return term
     try:
         value = OPERATIONS[term.name][0](*(value_of(each, sizes) for each in term.of))
+        return value if isinstance(value, bool) or -LARGEST <= value < LARGEST else None
     except (ArithmeticError, TypeError, ValueError):
         return None
-    return value if isinstance(value, bool) or -LARGEST <= value < LARGEST else None
 
 
 def symbols_of(term: Term) -> list[str]:
