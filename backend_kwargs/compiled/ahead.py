@@ -14,7 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.compiled.exported import Exported, with_buffers
-from backend_kwargs.compiled.package import Package, module_hash
+from backend_kwargs.compiled.identity import identity_of
+from backend_kwargs.compiled.package import Package
 from backend_kwargs.compiled.running import Built, entry
 from backend_kwargs.compiled.samples import Sample, shapes_of
 from backend_kwargs.compilers.inductor.compiler import OWN
@@ -46,7 +47,7 @@ def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Pa
     options = {name: value for name, value in built.config.resolved.options.items() if name not in OWN} | ALWAYS
     if options.pop("triton.cudagraphs", False):
         built.notes.append("CUDA graphs: an ahead-of-time package does not record any")
-    identity = module_hash(built.module) or ""
+    identity = identity_of(built.module) or ""
     # Not at its final name, where another build with the same folder could meet it.
     with tempfile.TemporaryDirectory(dir=built.folder, prefix=".build_") as folder:
         try:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from backend_kwargs.compiled.config import CompileConfig
-from backend_kwargs.compiled.frames import keep_frame, structure_of
+from backend_kwargs.compiled.frames import keep_frame
 from backend_kwargs.compiled.graphs import Folder
+from backend_kwargs.compiled.identity import identity_of, state_of
 from backend_kwargs.compiled.running import (
     Built,
     Running,
@@ -48,6 +49,7 @@ def build(
         wanted, dtypes, changed = _eager(config, module, samples, where)
         built = Built(config, module, where, metadata, dtypes, folder, keep_alive=keep_alive)
         twin = _copied(module, with_parameters=changed)
+        identity = identity_of(twin)
         if config.kind == "aoti":
             from backend_kwargs.compiled.ahead import compile_package
 
@@ -67,7 +69,7 @@ def build(
             made.free()
             raise
         if made.backend:
-            keep_frame(made.backend, twin)
+            keep_frame(made.backend, identity if identity == identity_of(module) else None)
             if not made.backend.compiled:
                 note = "no graph of the module was compiled, so it runs in eager"
                 built.notes.append(note)
@@ -167,11 +169,11 @@ def _eager(
     if config.check_numbers == "off" and not cast and config.kind != "aoti":
         return None, (), False
     twin = _copied(module, with_parameters=True)
-    versions, state = _versions(twin.named_parameters()), (_versions(twin.named_buffers()), structure_of(twin))
+    versions, state = _versions(twin.named_parameters()), (_versions(twin.named_buffers()), state_of(twin))
     seen = _seen(twin, twin, map(cloned, samples), parameters=False)
     if changed := versions != _versions(twin.named_parameters()):
         seen["state"] |= dict(twin.named_parameters())
-    if config.kind == "aoti" and state != (_versions(twin.named_buffers()), structure_of(twin)):
+    if config.kind == "aoti" and state != (_versions(twin.named_buffers()), state_of(twin)):
         # torch 2.13's packages lose some changes of buffers, and all of Python's attributes.
         raise BackendKwargsError(
             "kind='aoti' must have a module that changes neither its buffers nor its attributes in a call: use "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from backend_kwargs.compiled.ahead import compile_package
-from backend_kwargs.compiled.frames import structure_of
+from backend_kwargs.compiled.identity import state_of
 from backend_kwargs.compiled.package import unusable
 from backend_kwargs.compiled.running import (
     Built,
@@ -67,9 +67,9 @@ def _watched(
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        before = structure_of(built.module)
+        before = state_of(built.module)
         result = first(*args, **kwargs)
-        if structure_of(built.module) != before:
+        if state_of(built.module) != before:
             warn_once(f"{CHANGES}.")
             built.notes.append(CHANGES)
             guarded = running(built, built.module, keep=False, guards="local")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.compiled.frames import structure_of as module_hash
+from backend_kwargs.compiled.identity import identity_of
 from backend_kwargs.compiled.package_guards import PackageGuards, Weight
 from backend_kwargs.compiled.samples import InputCheck
 from backend_kwargs.errors import BackendKwargsError
@@ -164,7 +164,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 def unusable(package: Package, module: torch.nn.Module, device: torch.device) -> str:
     """Return why the package cannot serve `module` as it is now, "" if it can."""
-    identity = module_hash(module)
+    identity = identity_of(module)
     if not package.guards.module or identity is None:
         return "it is not known whether the module is the one that was compiled"
     if package.guards.module != identity:

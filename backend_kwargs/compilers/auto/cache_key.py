@@ -163,9 +163,12 @@ def ambient() -> dict[str, Any]:
     backends: Any = torch.backends
     float32 = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)
     return {
+        "defaults": f"{torch.get_default_dtype()} {torch.get_default_device().type}",
         "grad": _grad_mode(),
         "autocast": {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds},
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,
+        "libraries": [each.enabled for each in (backends.cudnn, backends.mkldnn)],
         "float32": [each.fp32_precision for each in float32],
         "attention": allowed_attention(),
     }
