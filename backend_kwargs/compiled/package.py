@@ -76,8 +76,8 @@ class PackageCall:
         """Run the package, or `otherwise`."""
         with self._lock:
             try:
-                tensors = self.tensors(args, kwargs)
                 self._weights.follow()
+                tensors = self.tensors(args, kwargs)
             except BackendKwargsError:
                 if self._otherwise is None:
                     raise
