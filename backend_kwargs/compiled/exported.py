@@ -48,7 +48,11 @@ class Exported:
 
     def __init__(self, program: Any, module: torch.nn.Module) -> None:
         self.signature, self.module = program.graph_signature, module
-        written = [*self.signature.buffers_to_mutate.values(), *self.signature.parameters_to_mutate.values()]
+        # Only without writes in the graph itself does torch say what is written.
+        functional = program.run_decompositions({})
+        mutated = functional.graph_signature
+        self.written = {*mutated.user_inputs_to_mutate.values()}
+        written = [*mutated.buffers_to_mutate.values(), *mutated.parameters_to_mutate.values()]
         if written:
             raise BackendKwargsError(
                 f"kind='aoti' must have a module that does not write to its weights, got one that writes to "
@@ -71,14 +75,13 @@ class Exported:
         self.contains_constants = any(spec.kind.name == "CONSTANT_TENSOR" for spec in self.signature.input_specs)
         self.reads_offset = any(
             getattr(getattr(node.target, "overloadpacket", None), "__name__", "") in READ_OFFSET
-            for node in program.graph.nodes
+            for node in functional.graph.nodes
         )
         modes = (node.meta["val"].fake_mode for node in self.inputs if hasattr(node.meta["val"], "fake_mode"))
         self.sizes = getattr(next(modes, None), "shape_env", None)
 
     def guards(self, identity: str, constants: set[str]) -> PackageGuards:
         """Return the guards, with the conditions that have come since; `constants` are those of the package."""
-        written = {*self.signature.user_inputs_to_mutate.values()}
         tensors, symbols = [], dict[str, Symbol]()
         for at, node in enumerate(self.inputs):
             value = node.meta["val"]
@@ -92,7 +95,7 @@ class Exported:
                     if getattr(term, "is_Symbol", False):
                         symbols.setdefault(str(term), Symbol(at, of, dim))  # type: ignore[arg-type]
             offset = int(value.storage_offset()) if self.reads_offset else None
-            tensors.append((shape, stride, offset, node.name in written))
+            tensors.append((shape, stride, offset, node.name in self.written))
         return PackageGuards(
             module=identity,
             tensors=tuple(

@@ -122,10 +122,8 @@ class PackageGuards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if [value_of(term, sizes) for term in wanted] != [*got]:
                     spelled = self._spelled(wanted, sizes, names())
                     return f"Input {names()[at]} must have {kind} {spelled}, got {got}."
-            if guard.offset not in (None, tensor.storage_offset()):
-                return (
-                    f"Input {names()[at]} must begin at {guard.offset} in its storage, got {tensor.storage_offset()}."
-                )
+            if guard.offset not in (None, begin := tensor.storage_offset()):
+                return f"Input {names()[at]} must begin at element {guard.offset} of its storage, got {begin}."
         for condition in self.conditions:
             if value_of(condition, sizes) is not True:
                 used = ", ".join(f"{self._name(each, names())} = {sizes.get(each)}" for each in symbols_of(condition))

@@ -40,21 +40,7 @@ def _sample(given: Any) -> Sample:
 
 def cloned(sample: Sample) -> Any:
     """Return `sample` with copies of its tensors, so that a module that changes its inputs changes the copies."""
-    return map_tensors(_copied, sample)
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy with the same strides, which clone() keeps only of tensors without gaps and overlaps."""
-    copied = tensor.detach().clone()
-    if tensor.layout is not torch.strided or copied.stride() == tensor.stride() or not tensor.numel():
-        return copied
-    whole = tensor.detach().as_strided((_extent(tensor.shape, tensor.stride()),), (1,))
-    return whole.clone().as_strided(tensor.shape, tensor.stride())
-
-
-def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Return how many elements of memory a tensor with at least one element reaches over."""
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return map_tensors(lambda tensor: tensor.detach().clone(), sample)
 
 
 # ---- metadata
@@ -82,10 +68,7 @@ def made(metadata: Any, device: torch.device) -> Any:
         like = {"dtype": _torch(dtype), "device": device if where == device.type else where}
         if stride is None:
             return torch.zeros(shape, layout=_torch(layout), **like)
-        if 0 in shape:
-            return torch.empty_strided(shape, stride, **like)
-        # Elements may share memory, as in an expanded tensor, and then cannot be written one by one.
-        return torch.zeros(_extent(shape, stride), **like).as_strided(shape, stride)
+        return torch.empty_strided(shape, stride, **like).zero_()
     if kind == "dict":
         return {key: made(item, device) for key, item in value.items()}
     if kind in ("list", "tuple"):
