@@ -60,9 +60,11 @@ def build(
         made = running(built, twin, keep=True)
         try:
             call = without_gradients(made.call)
-            seen = _seen(
-                call, twin, map(cloned, samples), parameters=changed, called=partial(_time_first, built, began)
-            )
+            copies = list(map(cloned, samples))
+            versions = _input_versions(copies)
+            seen = _seen(call, twin, copies, parameters=changed, called=partial(_time_first, built, began))
+            written = {key for key, version in _input_versions(copies).items() if version != versions[key]}
+            built.samples = [described(tuple(copy), written) for copy in copies]
             if wanted is not None:
                 _judge(config, module, seen, wanted)
         except BaseException:
@@ -198,6 +200,11 @@ def _eager(
 def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Any]:
     """Return what changes if one of the tensors is replaced or written to; inference tensors have no version."""
     return [(name, id(tensor), None if tensor.is_inference() else tensor._version) for name, tensor in tensors]
+
+
+def _input_versions(samples: Iterable[Any]) -> dict[int, int]:
+    leaves = [leaf for sample in samples for _, leaf in walk("", tuple(sample))]
+    return {id(leaf): leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_inference()}
 
 
 def _in_precision(changed: bool, module: Any, samples: Any) -> dict[str, Any]:

@@ -43,7 +43,12 @@ def keep_frame(backend: GraphBackend, identity: str | None) -> None:
 
     `identity` is that of the traced module before its first call, None if it cannot be compared with another.
     """
-    if identity is None or len(backend.compiled) != 1 or len(backend.frames) != 1 or backend.compiled[0] not in backend.unwrapped:
+    if (
+        identity is None
+        or len(backend.compiled) != 1
+        or len(backend.frames) != 1
+        or backend.compiled[0] not in backend.unwrapped
+    ):
         return
     key = backend.compiled[0]
     try:
@@ -54,9 +59,7 @@ def keep_frame(backend: GraphBackend, identity: str | None) -> None:
     backend.graphs[key] = replace(backend.graphs[key], frame=kept)
 
 
-def _frame(
-    code: CodeType, scope: Mapping[str, Any], identity: str, options: Mapping[str, Any]
-) -> Frame | None:
+def _frame(code: CodeType, scope: Mapping[str, Any], identity: str, options: Mapping[str, Any]) -> Frame | None:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
     entries = _debug_get_cache_entry_list(code)

@@ -24,6 +24,7 @@ import torch
 
 from backend_kwargs.backend import Backend
 from backend_kwargs.compiled.libraries import library, provide
+from backend_kwargs.compiled.operators import inlined
 from backend_kwargs.compilers.auto.cache_key import ambient, signature, structure
 from backend_kwargs.compilers.auto.candidates import EAGER, standing
 from backend_kwargs.compilers.auto.reporting import last_decision
@@ -161,6 +162,8 @@ class GraphBackend:
         else:
             # In a race, the winner is compiled last.
             why = OWN_WEIGHTS if used.get("weights") else ""  # AOTAutograd's saved code would miss them as arguments
+            if called := inlined(gm):
+                why = f"its code may contain that of {called}, which may change; it is compiled again elsewhere"
             lowered = last_used()
             if lowered and lowered.reason and lowered.products:
                 why = "its error exceeds max_error here; it is measured again where the bundle is loaded"
@@ -213,9 +216,10 @@ def key_of(gm: Any, example_inputs: Sequence[Any]) -> str:
 
 
 def _held(gm: Any) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors that the graph contains itself: their values become part of its code."""
-    names = [str(node.target) for node in gm.graph.nodes if node.op == "get_attr"]
-    found = [(name, attrgetter(name)(gm)) for name in names]
+    """Return the tensors that the graph and its subgraphs contain: their values become part of its code."""
+    graphs = [(path, each) for path, each in gm.named_modules() if isinstance(each, torch.fx.GraphModule)]
+    reads = [(path, each, node.target) for path, each in graphs for node in each.graph.find_nodes(op="get_attr")]
+    found = [(f"{path}.{name}", attrgetter(name)(each)) for path, each, name in reads]
     return [(name, value) for name, value in found if isinstance(value, torch.Tensor)]
 
 

@@ -40,6 +40,7 @@ import torch
 
 from backend_kwargs.compiled.library_code import has_python_layout, is_library, is_library_name, is_own
 from backend_kwargs.compiled.operators import TORCH_NAMESPACES
+from backend_kwargs.compiled.samples import memory_of
 from backend_kwargs.compilers.auto.cache_key import ambient
 
 PLAIN = frozenset(
@@ -94,13 +95,6 @@ def shared_names(state: Mapping[str, Any]) -> dict[str, str]:
             shared[name] = known
         spans.append((begin, end, name))
     return shared
-
-
-def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses where a strided tensor begins and ends."""
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in sizes) if tensor.numel() else 0
-    return tensor.data_ptr(), tensor.data_ptr() + extent * tensor.element_size()
 
 
 class _Walk:
@@ -247,7 +241,8 @@ class _Walk:
         return f"{self.type_ref(cls)} {held} {' '.join(described)}"
 
     def pairs(self, value: Mapping[Any, Any]) -> str:
-        return f"{{{', '.join(f'{self.ref(key)}: {self.ref(item)}' for key, item in dict.items(value))}}}"  # type: ignore[arg-type]
+        items: Any = dict.items(value)  # type: ignore[arg-type]
+        return f"{{{', '.join(f'{self.ref(key)}: {self.ref(item)}' for key, item in items)}}}"
 
     def elements(self, value: Iterable[Any]) -> str:
         """Describe a set, whose order differs between processes."""
@@ -287,7 +282,7 @@ class _Walk:
 
         if type(value) is np.ndarray and not value.dtype.hasobject:
             return f"{value.dtype} {value.shape} {value.strides} {hashlib.sha256(value.tobytes()).hexdigest()}"
-        if isinstance(value, np.generic | np.dtype) and not getattr(value, "dtype", value).hasobject:
+        if isinstance(value, np.generic | np.dtype) and not np.dtype(value).hasobject:
             return f"{type(value).__name__} {value!r}"
         if isinstance(value, np.ufunc) or callable(value):
             return f"numpy {np.__version__} {value.__name__}"
@@ -297,7 +292,7 @@ class _Walk:
         name = value.__name__
         if isinstance(value, torch._ops._OpNamespace):
             return name if value.name in TORCH_NAMESPACES else self.unknown(value)
-        if value is torch.ops:  # type: ignore[comparison-overlap]
+        if value is torch.ops:
             others = {each.partition("::")[0] for each in torch._C._dispatch_get_all_op_names()} - TORCH_NAMESPACES
             self.space("torch.ops", dict.fromkeys(sorted(others), _Operators()), computed=False)
             return "torch.ops"
@@ -344,9 +339,11 @@ class _Walk:
         return f"{cls.__qualname__} {[self.type_ref(base) for base in cls.__bases__]}"
 
     def foreign(self, members: Mapping[str, Any]) -> list[str]:
-        """Return those functions of a library's names that are not its own, as after a monkeypatch, and plain values."""
+        """Describe the members of a library, and follow functions that are not its own, as after a monkeypatch."""
         lines = []
         for name, value in [*members.items()]:
+            if name.startswith("___"):  # dynamo's
+                continue
             if type(value) is FunctionType and not is_own(value):
                 lines.append(f"{name} {self.ref(value)}")
             elif type(value) in (bool, int, float) or type(value) is BuiltinFunctionType:

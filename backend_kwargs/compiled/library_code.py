@@ -5,14 +5,17 @@ from types import FunctionType
 from typing import Any
 
 # The releases of torch and Python are compared when a bundle is loaded; numpy's is part of the hash.
-LIBRARIES = {"torch", "numpy", "builtins", "math", "cmath", "operator", "functools", "itertools", "collections"} | {
-    "_operator", "_functools", "_collections", "_collections_abc", "abc", "enum", "types", "typing", "dataclasses",
-    "numbers", "fractions", "contextlib", "warnings", "_warnings", "typing_extensions", "logging", "bisect", "heapq", "_bisect", "_heapq", "string", "re",
-}  # fmt: skip
+LIBRARIES = frozenset(
+    {"torch", "numpy", "builtins", "math", "cmath", "operator", "functools", "itertools", "collections", "typing"}
+    | {"_operator", "_functools", "_collections", "_collections_abc", "abc", "enum", "types", "typing_extensions"}
+    | {"dataclasses", "numbers", "fractions", "contextlib", "warnings", "_warnings", "logging", "string", "re"}
+    | {"bisect", "_bisect", "heapq", "_heapq"}
+)
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class of Python, or one of a C extension that could be one
 
 
 def is_library_name(name: str) -> bool:
+    """Return whether a Python module of this name belongs to a library whose release is compared."""
     return name.partition(".")[0] in LIBRARIES
 
 

@@ -32,7 +32,7 @@ def inlined(gm: torch.fx.GraphModule) -> str | None:
 def _is_opaque(target: Any) -> bool:
     """Return whether compiled code calls `target` itself, or has of it what torch's release determines."""
     if isinstance(target, torch._ops.OpOverloadPacket):
-        return all(_is_opaque(getattr(target, overload)) for overload in target.overloads())
+        return all(_is_opaque(getattr(target, overload)) for overload in target.overloads())  # type: ignore[no-untyped-call]
     if isinstance(target, torch._ops.OpOverload):
         return target.namespace in TORCH_NAMESPACES or not _is_traced(target)
     if isinstance(target, FunctionType):
@@ -50,7 +50,7 @@ def _is_traced(op: torch._ops.OpOverload) -> bool:
     # A custom_op's own kernel for autograd calls the operator again.
     keys = [key for key in TRACED_KEYS if key != "Autograd" or name not in OPDEFS]
     return (
-        any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
+        any(torch._C._dispatch_has_kernel_for_dispatch_key(op._name, key) for key in keys)
         or bool(op.py_kernels)
         or bool(singleton.find(name).torch_dispatch_rules._data)
         or op in decompositions

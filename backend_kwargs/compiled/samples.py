@@ -11,6 +11,8 @@ from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.layers import same
 from backend_kwargs.measure.trees import map_tensors
 
+WRITTEN = "written"  # the last property of a tensor to which the module writes
+
 
 class Sample(NamedTuple):
     """The arguments of one call."""
@@ -40,35 +42,68 @@ def _sample(given: Any) -> Sample:
 
 def cloned(sample: Sample) -> Any:
     """Return `sample` with copies of its tensors, so that a module that changes its inputs changes the copies."""
-    return map_tensors(lambda tensor: tensor.detach().clone(), sample)
+    return map_tensors(_clone, sample)
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides, which clone() does not keep of expanded and sliced tensors."""
+    if not is_dense(tensor):
+        return tensor.detach().clone()
+    flat = tensor.detach().as_strided((extent(tensor),), (1,))
+    return flat.clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Return how many elements lie between the first and the last one of a strided tensor, both included."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in sizes) if tensor.numel() else 0
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses where a strided tensor begins and ends."""
+    return tensor.data_ptr(), tensor.data_ptr() + extent(tensor) * tensor.element_size()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether sizes, strides, dtype and memory are all there is of a tensor."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+    )
 
 
 # ---- metadata
 
 
-def described(value: Any) -> Any:
-    """Return a sample's description as JSON values: properties of tensors, and plain values themselves."""
-    if isinstance(value, torch.Tensor):
-        stride = list(value.stride()) if value.layout == torch.strided else None
-        return {"tensor": [list(value.shape), stride, str(value.dtype), value.device.type, str(value.layout)]}
+def described(value: Any, written: Collection[int] = ()) -> Any:
+    """Return a sample's description as JSON values: properties of dense tensors, and plain values themselves.
+
+    `written` are the ids of tensors that the module writes to.
+    """
+    if isinstance(value, torch.Tensor) and is_dense(value):
+        known = [list(value.shape), list(value.stride()), str(value.dtype), value.device.type, str(value.layout)]
+        return {"tensor": [*known, WRITTEN] if id(value) in written else known}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: described(item) for key, item in value.items()}}
+        return {"dict": {key: described(item, written) for key, item in value.items()}}
     if type(value) in (list, tuple):
-        return {type(value).__name__: [described(item) for item in value]}
+        return {type(value).__name__: [described(item, written) for item in value]}
     if value is None or type(value) in (bool, int, float, str):
         return {"value": value}
-    return {"other": f"{type(value).__module__}.{type(value).__qualname__}"}
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return {"other": f"{kind} that is not dense" if type(value) is torch.Tensor else kind}
 
 
 def made(metadata: Any, device: torch.device) -> Any:
     """Return the value that `metadata` describes, with zeros in tensors; raise if it is of an unknown kind."""
     ((kind, value),) = metadata.items()
     if kind == "tensor":
-        shape, stride, dtype, where, layout = value
+        shape, stride, dtype, where, layout, *_ = value
         like = {"dtype": _torch(dtype), "device": device if where == device.type else where}
         if stride is None:
             return torch.zeros(shape, layout=_torch(layout), **like)
-        return torch.empty_strided(shape, stride, **like).zero_()
+        elements = extent(torch.empty_strided(shape, stride, device="meta"))
+        return torch.zeros(elements, **like).as_strided(shape, stride)
     if kind == "dict":
         return {key: made(item, device) for key, item in value.items()}
     if kind in ("list", "tuple"):
@@ -125,13 +160,18 @@ def _kinds(metadata: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """The required properties of a tensor; None in `shape` allows any size, and `stride` None any stride."""
+    """The required properties of a tensor; None in `shape` allows any size, and `stride` None any stride.
+
+    A `dense` one must be nothing but its memory; `written` says that the module writes to it.
+    """
 
     dtype: torch.dtype
     device: torch.device
     layout: torch.layout
     shape: tuple[int | None, ...]
     stride: tuple[int, ...] | None
+    dense: bool = False
+    written: bool = False
 
     def fits(self, value: Any) -> bool:
         """Return whether `value` is such a tensor."""
@@ -143,12 +183,14 @@ class Like:
             and len(value.shape) == len(self.shape)
             and all(wanted in (None, size) for wanted, size in zip(self.shape, value.shape, strict=True))
             and (self.stride is None or value.stride() == self.stride)
+            and (not self.dense or is_dense(value))
         )
 
     def __str__(self) -> str:
         sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
         laid_out = f" with strides {self.stride}" if self.stride is not None else ""
         sparse = "" if self.layout is torch.strided else f" {self.layout}".replace("torch.", "")
+        sparse += ", dense" * self.dense
         return f"{self.dtype}[{sizes}]{sparse} on {self.device}{laid_out}".removeprefix("torch.")
 
 
@@ -168,7 +210,7 @@ class Same:
 
 def _like(value: torch.Tensor) -> Like:
     stride = value.stride() if value.layout == torch.strided else None
-    return Like(value.dtype, value.device, value.layout, tuple(value.shape), stride)
+    return Like(value.dtype, value.device, value.layout, tuple(value.shape), stride, is_dense(value))
 
 
 class InputCheck:
@@ -206,15 +248,16 @@ class InputCheck:
         # The common case, tensors by position, is compared without flattening the arguments.
         structure, leaves = next(iter(self._known.items()))
         positional = structure == pytree.tree_flatten(((None,) * len(leaves[0]), {}))[1]
-        tensors = [each for each in leaves[0] if isinstance(each, Like) and each.stride is not None]
+        likes = [each for each in leaves[0] if isinstance(each, Like)]
+        tensors = [like for like in likes if like.stride is not None and not like.written]
         plain = positional and len(tensors) == len(leaves[0])
-        self._exact = [(each.dtype, each.device, each.shape, each.stride) for each in tensors] if plain else []
+        self._exact = [_properties(each) for each in tensors] if plain else []
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise BackendKwargsError if the inputs match no sample."""
         exact = self._exact
         if not kwargs and exact and len(args) == len(exact):
-            for value, (dtype, device, shape, stride) in zip(args, exact, strict=False):
+            for value, (dtype, device, shape, stride, dense, is_complex) in zip(args, exact, strict=False):
                 if value.__class__ is not torch.Tensor:
                     break
                 if (
@@ -222,6 +265,8 @@ class InputCheck:
                     or value.shape != shape
                     or value.device != device
                     or value.stride() != stride
+                    or (dense and value.is_neg())
+                    or (is_complex and value.is_conj())
                 ):
                     break
             else:
@@ -242,7 +287,7 @@ class InputCheck:
                 "sample of this kind."
             )
         if all(problems):
-            raise BackendKwargsError(f"{problems[0]} Build with a sample of this kind, or with dynamic=True.")
+            raise BackendKwargsError(problems[0])
 
     def _in_order(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments with dicts in place of other mappings, sorted where their order does not matter."""
@@ -257,6 +302,10 @@ class InputCheck:
             return {key: self._plain(value[key]) for key in (sorted(value) if self._any_order else value)}
         leaves = pytree.tree_leaves(value)
         return value if len(leaves) == 1 and leaves[0] is value else _Blank()
+
+
+def _properties(like: Like) -> Any:
+    return like.dtype, like.device, like.shape, like.stride, like.dense, like.dense and like.dtype.is_complex
 
 
 def _spelled(structure: pytree.TreeSpec) -> str:
@@ -274,9 +323,10 @@ def _likes(metadata: Any, device: torch.device, *, values: bool) -> Any:
     """Return the structure that `metadata` describes, with each argument's requirement, None for any value."""
     ((kind, value),) = metadata.items()
     if kind == "tensor":
-        shape, stride, dtype, where, layout = value
+        shape, stride, dtype, where, layout, *rest = value
         on = device if where == device.type else torch.device(where)
-        return Like(_torch(dtype), on, _torch(layout), tuple(shape), None if stride is None else tuple(stride))
+        strides = None if stride is None else tuple(stride)
+        return Like(_torch(dtype), on, _torch(layout), tuple(shape), strides, values, values and WRITTEN in rest)
     if kind == "dict":
         return {key: _likes(item, device, values=values) for key, item in value.items()}
     if kind in ("list", "tuple"):
@@ -300,13 +350,28 @@ def _opened(leaves: Sequence[Like | Same | None]) -> Like | Same | None:
         return leaves[0]
     sizes = [{*each} for each in zip(*(like.shape for like in likes), strict=True)]
     shape = tuple(None if len(likes) == 1 or len(each) > 1 else next(iter(each)) for each in sizes)
-    return replace(likes[0], shape=shape, stride=None)
+    return replace(likes[0], shape=shape, stride=None, written=any(like.written for like in likes))
 
 
 def _problem(paths: Any, likes: list[Like | Same | None]) -> str:
     for (path, value), like in zip(paths, likes, strict=True):
         if like and not like.fits(value):
             got = str(_like(value)) if isinstance(value, torch.Tensor) else shown(value)
-            what = ("args" if path[0].idx == 0 else "kwargs") + pytree.keystr(path[1:])
-            return f"Input {what} must be {like}, got {got}."
+            return f"Input {_spot(path)} must be {like}, got {got}. Build with a sample of this kind, or with dynamic=True."
+    return _shared(paths, likes)
+
+
+def _shared(paths: Any, likes: list[Like | Same | None]) -> str:
+    """Return what is wrong if a tensor that the module writes to shares memory with another, as no sample's does."""
+    tensors = [(path, value, like) for (path, value), like in zip(paths, likes, strict=True) if isinstance(like, Like)]
+    for at, (path, value, like) in enumerate(tensors):
+        for other_path, other, other_like in tensors[:at]:
+            (begin, end), (first, last) = memory_of(value), memory_of(other)
+            if (like.written or other_like.written) and begin < last and first < end:
+                spots = f"{_spot(other_path)} and {_spot(path)}"
+                return f"Inputs {spots} must not share memory, as the module writes to one of them: pass a clone()."
     return ""
+
+
+def _spot(path: Any) -> str:
+    return ("args" if path[0].idx == 0 else "kwargs") + str(pytree.keystr(path[1:]))

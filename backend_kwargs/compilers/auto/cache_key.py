@@ -167,7 +167,7 @@ def ambient() -> dict[str, Any]:
         "grad": _grad_mode(),
         "autocast": {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds},
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "fill": torch.utils.deterministic.fill_uninitialized_memory,
+        "fill": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         "libraries": [each.enabled for each in (backends.cudnn, backends.mkldnn)],
         "float32": [each.fp32_precision for each in float32],
         "attention": allowed_attention(),
