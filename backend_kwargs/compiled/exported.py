@@ -78,7 +78,7 @@ class Exported:
             for node in functional.graph.nodes
         )
         modes = (node.meta["val"].fake_mode for node in self.inputs if hasattr(node.meta["val"], "fake_mode"))
-        self.sizes = getattr(next(modes, None), "shape_env", None)
+        self.sizes: Any = getattr(next(modes, None), "shape_env", None)
 
     def guards(self, identity: str, constants: set[str]) -> PackageGuards:
         """Return the guards, with the conditions that have come since; `constants` are those of the package."""
@@ -99,8 +99,8 @@ class Exported:
         return PackageGuards(
             module=identity,
             tensors=tuple(
-                TensorGuard(tuple(map(_term, shape)), tuple(map(_term, stride)), *rest)
-                for shape, stride, *rest in tensors
+                TensorGuard(tuple(map(_term, shape)), tuple(map(_term, stride)), offset, written)
+                for shape, stride, offset, written in tensors
             ),
             symbols=symbols,
             conditions=tuple(self._conditions(symbols)),

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from backend_kwargs.compiled.identity import identity_of
 from backend_kwargs.compiled.package_guards import PackageGuards, Weight
-from backend_kwargs.compiled.samples import InputCheck
+from backend_kwargs.compiled.samples import InputCheck, memory_of, spot
 from backend_kwargs.errors import BackendKwargsError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -89,7 +89,7 @@ class PackageCall:
         """Return the tensors among the arguments in the package's order; raise if it was not compiled for them."""
         key: Any = [*kwargs]
         for value in (*args, *kwargs.values()) if kwargs else args:
-            if value.__class__ not in PLAIN or value.layout is not torch.strided:
+            if value.__class__ not in PLAIN or value.layout is not torch.strided or value.is_nested:
                 key = None
                 break
             key += (value.dtype, value.device, value.shape, value.stride(), value.is_conj(), value.is_neg())
@@ -112,19 +112,13 @@ class PackageCall:
         self._check(args, dict(kwargs))
         in_order = (args, {name: kwargs[name] for name in self._keywords})
         tensors = [leaf for leaf in pytree.tree_leaves(in_order) if isinstance(leaf, torch.Tensor)]
-        for at, tensor in enumerate(tensors):
-            if type(tensor) not in PLAIN or tensor.is_conj() or tensor.is_neg():
-                kind = type(tensor).__name__ if type(tensor) not in PLAIN else "a view with a conjugate or negative bit"
-                raise BackendKwargsError(
-                    f"Input {self._names(args, kwargs)[at]} must be a plain tensor, got {kind}. {AGAIN}"
-                )
         if problem := self._guards.problem(tensors, lambda: self._names(args, kwargs)):
             raise BackendKwargsError(f"{problem} {AGAIN}")
         return tensors
 
     def _compare_memory(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
         """Raise if memory that the package writes to is also that of another input or of a weight."""
-        spans = [_span(tensor) for tensor in tensors]
+        spans = [memory_of(tensor) for tensor in tensors]
         for at, guard in enumerate(self._guards.tensors):
             if not guard.written:
                 continue
@@ -146,17 +140,8 @@ class PackageCall:
     def _names(self, args: Any, kwargs: Mapping[str, Any]) -> list[str]:
         """Return the names of the tensors among the arguments, in the package's order."""
         paths, _ = pytree.tree_flatten_with_path((args, {name: kwargs[name] for name in self._keywords}))
-        named = [(("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:]), value) for path, value in paths]
+        named = [(spot(path), value) for path, value in paths]
         return [name for name, value in named if isinstance(value, torch.Tensor)]
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor's memory, and the first after it."""
-    begin = tensor.data_ptr()
-    if not tensor.numel():
-        return begin, begin
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + (last + 1) * tensor.element_size()
 
 
 # ---- weights
@@ -182,7 +167,7 @@ def unusable(package: Package, module: torch.nn.Module, device: torch.device) ->
 def content_hash(tensor: torch.Tensor) -> str:
     """Return the SHA-256 of a tensor's values."""
     values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(values.numpy()).hexdigest()
+    return hashlib.sha256(values.numpy().tobytes()).hexdigest()
 
 
 class _Found:
@@ -259,7 +244,7 @@ class _Weights:
             self._loaded.load_constants(aliases, check_full_update=False, user_managed=True)
         _release(self._aliases)
         self._aliases += aliases.values()
-        self.spans = [_span(each) for each in found.tensors]
+        self.spans = [memory_of(each) for each in found.tensors]
         self._found, self._baked, self._layouts = found, baked, _layouts(found.tensors)
 
     def _unchanged(self) -> bool:

@@ -135,17 +135,20 @@ class Subclass(torch.Tensor):
 
 
 @pytest.mark.parametrize(
-    ("x", "got"),
+    "x",
     [
-        pytest.param(torch.ones(4, 8).as_subclass(Subclass), "Subclass", id="subclass"),
-        pytest.param(torch._neg_view(torch.ones(4, 8)), "a view with a conjugate or negative bit", id="negative bit"),
+        pytest.param(torch.ones(4, 8).as_subclass(Subclass), id="subclass"),
+        pytest.param(torch._neg_view(torch.ones(4, 8)), id="negative bit"),
+        pytest.param(torch.ones(4, 8).to_sparse(), id="sparse"),
+        pytest.param(torch.nested.nested_tensor([torch.ones(4, 8)]), id="nested"),
+        pytest.param(torch.ones(4, 8, device="meta"), id="meta"),
     ],
 )
-def test_tensors_with_a_meaning_of_their_own_are_refused(x, got, sized):
+def test_tensors_with_a_meaning_of_their_own_are_refused(x, sized):
     """A package reads memory, and sees neither a class nor a bit that changes what the memory means."""
-    with pytest.raises(bk.BackendKwargsError) as raised:
+    sized(torch.ones(4, 8), torch.ones(3, 8))
+    with pytest.raises(bk.BackendKwargsError, match=r"^Input args\[0\] must be float32\[any, 8\]"):
         sized(x, torch.ones(3, 8))
-    assert str(raised.value) == f"Input args[0] must be a plain tensor, got {got}. {BUILD}"
 
 
 def test_inputs_that_do_not_match_may_run_in_eager(sized):
