@@ -49,7 +49,9 @@ def build(
         wanted, dtypes, changed = _eager(config, module, samples, where)
         built = Built(config, module, where, metadata, dtypes, folder, keep_alive=keep_alive)
         twin = _copied(module, with_parameters=changed)
-        identity = identity_of(twin)
+        identity = identity_of(module)
+        if identity != identity_of(twin):  # a copy in which something is no longer the same object
+            identity = None
         if config.kind == "aoti":
             from backend_kwargs.compiled.ahead import compile_package
 
@@ -71,7 +73,7 @@ def build(
             made.free()
             raise
         if made.backend:
-            keep_frame(made.backend, identity if identity == identity_of(module) else None)
+            keep_frame(made.backend, identity)
             if not made.backend.compiled:
                 note = "no graph of the module was compiled, so it runs in eager"
                 built.notes.append(note)

@@ -1,7 +1,7 @@
 """Deploying: the callable with the least overhead for serving, and facts about it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,14 +32,8 @@ def deployed(
     built: Built, swap: Callable[[Callable[..., Any]], None], *, guards: bool
 ) -> tuple[Running, Callable[..., Any], list[str]]:
     """Return what runs, what to call, and notes; `swap` is called with the replacement of the first callable."""
-    if not guards and any(sample != built.samples[0] for sample in built.samples):
-        raise BackendKwargsError("deploy(guards=False) must have samples that are all alike: build with one sample.")
-    others = [value for sample in built.samples for kind, value in leaves_of(sample) if kind == "other"]
-    if not guards and others:
-        raise BackendKwargsError(
-            f"deploy(guards=False) must have samples of tensors, numbers and texts, got one with a {others[0]}, which "
-            "only dynamo's guards can check."
-        )
+    if not guards:
+        require_comparable(built.samples)
     check = input_check(built, guards=guards)
     made_ready = running(built, built.module, keep=False, guards="local" if guards else "none")
     if built.package is not None:
@@ -50,8 +44,21 @@ def deployed(
     call: Callable[..., Any] = FirstCalls(lean, structures, swap) if made_ready.backend else lean
     if not guards:
         call = _watched(built, made_ready, call, check, swap)
+    others = any(kind == "other" for sample in built.samples for kind, _ in leaves_of(sample))
     cost = [] if others else [f"input check: {seconds_of(check, built) * 1e6:.1f} µs per call"]
     return made_ready, call, [*made_ready.notes, *cost]
+
+
+def require_comparable(samples: Sequence[Any]) -> None:
+    """Raise unless the check of inputs alone can tell whether inputs are like the samples."""
+    if any(str(sample) != str(samples[0]) for sample in samples):
+        raise BackendKwargsError("deploy(guards=False) must have samples that are all alike: build with one sample.")
+    others = [value for kind, value in leaves_of(samples[0]) if kind == "other"]
+    if others:
+        raise BackendKwargsError(
+            f"deploy(guards=False) must have samples of dense tensors, numbers and texts, got one with a {others[0]}, "
+            "which only dynamo's guards can check."
+        )
 
 
 def _watched(

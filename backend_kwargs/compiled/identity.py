@@ -9,6 +9,7 @@ elsewhere; here only that their functions are their own. Anything of another kin
 import builtins
 import dis
 import hashlib
+import importlib.util
 import logging
 import operator
 import re
@@ -42,6 +43,7 @@ from backend_kwargs.compiled.library_code import has_python_layout, is_library, 
 from backend_kwargs.compiled.operators import TORCH_NAMESPACES
 from backend_kwargs.compiled.samples import memory_of
 from backend_kwargs.compilers.auto.cache_key import ambient
+from backend_kwargs.errors import shown
 
 PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.Size}
@@ -54,13 +56,17 @@ METACLASSES = (type, ABCMeta, EnumMeta)
 UNSEEN = {"eval", "exec", "compile", "globals", "locals", "vars", "dir", "open", "input", "__import__", "id"}
 LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 CALLED = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "__getattr__")
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType)
+GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 MADE = {"__init__", "__new__", "__post_init__"}  # run only where a class is called
 # These say nothing about what a method computes.
-ASIDE = {"__doc__", "__module__", "__dict__", "__weakref__", "__annotations__", "__qualname__", "__orig_bases__"} | {
-    "__parameters__", "__abstractmethods__", "_abc_impl", "__match_args__", "__dataclass_params__", "__slots__",
-    "__dataclass_fields__", "__init_subclass__", "__set_name__", "__reduce__", "__reduce_ex__", "__getstate__",
-    "__setstate__", "__copy__", "__deepcopy__", "__del__", "__repr__", "__dir__", "__annotate__", "__getnewargs__",
-}  # fmt: skip
+ASIDE = frozenset(
+    {"__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__slots__", "__slotnames__", "__repr__"}
+    | {"__annotations__", "__annotate__", "__orig_bases__", "__parameters__", "__abstractmethods__", "_abc_impl"}
+    | {"__match_args__", "__dataclass_params__", "__dataclass_fields__", "__init_subclass__", "__set_name__", "__dir__"}
+    | {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__copy__", "__deepcopy__"}
+    | {"__del__"}
+)
 PER_PROCESS = {"_original_object_hash"}  # transformers keeps Python's hash of a text in its GenerationConfig
 MOST = 200_000  # objects; tracing a module with more takes no longer than this walk
 
@@ -189,8 +195,7 @@ class _Walk:
 
     def unknown(self, value: Any) -> str:
         """Raise, as this value cannot be compared."""
-        name = getattr(value, "__qualname__", "")
-        raise CannotCompareError(f"{type(value).__module__}.{type(value).__qualname__} {name}".strip())
+        raise CannotCompareError(shown(value))
 
     # ---- objects
 
@@ -309,7 +314,7 @@ class _Walk:
 
     def called_class(self, cls: type) -> str:
         """Describe a class that code may call: with what makes an object of it."""
-        if cls in (operator.attrgetter, operator.methodcaller):
+        if cls in GETTERS[1:]:
             self.any_name()
         if not is_library(cls):
             for base in cls.__mro__:
@@ -342,12 +347,12 @@ class _Walk:
         """Describe the members of a library, and follow functions that are not its own, as after a monkeypatch."""
         lines = []
         for name, value in [*members.items()]:
-            if name.startswith("___"):  # dynamo's
-                continue
             if type(value) is FunctionType and not is_own(value):
                 lines.append(f"{name} {self.ref(value)}")
-            elif type(value) in (bool, int, float) or type(value) is BuiltinFunctionType:
-                lines.append(f"{name} {getattr(value, '__qualname__', value)!r}")
+            elif type(value) in (bool, int, float) and not name.startswith("___"):  # dynamo's names
+                lines.append(f"{name} {value!r}")
+            elif type(value) in FUNCTIONS and value.__name__ != name and name not in MADE | ASIDE:
+                lines.append(f"{name} {value.__qualname__}")
         return lines
 
     # ---- functions
@@ -363,6 +368,9 @@ class _Walk:
     def code(self, code: CodeType, scope: dict[str, Any]) -> str:
         """Describe a function's code, and follow the globals and attributes that it reads."""
         read, names, unseen = _names(code)
+        for name in _imported(code, scope):
+            module = sys.modules.get(name)
+            self.lines.append(f"import {name} {self.ref(module) if module else self.unknown(name)}")
         if unseen:
             raise CannotCompareError(f"{code.co_qualname}: {unseen}")
         self.name(names)
@@ -473,6 +481,7 @@ RULES: dict[type, Callable[[Any, Any], str]] = {
     torch.nn.Parameter: _Walk.tensor,
     torch._ops.OpOverload: _Walk.operator_,
     torch._ops.OpOverloadPacket: _Walk.operator_,
+    **dict.fromkeys(GETTERS, lambda walk, value: walk.refs(value.__reduce__())),
     logging.Logger: lambda walk, value: value.name,  # a call of it is not part of a graph
     re.Pattern: lambda walk, value: f"{value.pattern!r} {value.flags}",
     GenericAlias: lambda walk, value: repr(value),
@@ -493,7 +502,11 @@ STDLIB = sys.stdlib_module_names
 
 
 def _with_numbered_hooks(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's attributes with its hooks by their order: their keys are numbers of the process."""
+    """Return a module's attributes with its hooks by their order, since their keys are numbers of the process.
+
+    Hooks that run when weights are saved or loaded have run.
+    """
+    attributes = {name: value for name, value in attributes.items() if "_state_dict_" not in name}
     hooks = {name: value for name, value in attributes.items() if "hooks" in name and isinstance(value, dict)}
     keys = sorted({key for value in hooks.values() for key in value})
     numbers = {key: at for at, key in enumerate(keys)}
@@ -516,11 +529,25 @@ def _names(code: CodeType) -> tuple[list[str], list[str], str]:
     for each in dis.get_instructions(code):
         if each.opname in LOADS:
             read[each.argval] = None
-        elif each.opname.startswith(("IMPORT_", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_BUILD_CLASS")):
+        elif each.opname.startswith(("IMPORT_STAR", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_BUILD_CLASS")):
             unseen = each.opname
         elif each.opcode in dis.hasname:
             names[each.argval] = None
     return [*read], [*names], unseen
+
+
+def _imported(code: CodeType, scope: Mapping[str, Any]) -> list[str]:
+    """Return the absolute names of the Python modules that code imports."""
+    found: list[str] = []
+    before: list[dis.Instruction] = []
+    for each in dis.get_instructions(code):
+        if each.opname == "IMPORT_NAME":
+            level, names = before[-2].argval, before[-1].argval or ()
+            name = importlib.util.resolve_name("." * level + each.argval, scope.get("__package__"))
+            found += [name, *(f"{name}.{part}" for part in names if f"{name}.{part}" in sys.modules)]
+            found += [] if names else [name.partition(".")[0]]
+        before.append(each)
+    return found
 
 
 def _reads_constants(code: CodeType, name: str) -> bool:

@@ -23,7 +23,8 @@ def inlined(gm: torch.fx.GraphModule) -> str | None:
             continue
         for node in each.graph.nodes:
             if node.op == "call_function" and not _is_opaque(node.target):
-                return str(getattr(node.target, "__qualname__", None) or node.target)
+                is_function = isinstance(node.target, FunctionType)
+                return node.target.__qualname__ if is_function else str(node.target)
             if node.op == "call_module" and not isinstance(each.get_submodule(node.target), torch.fx.GraphModule):
                 return str(node.target)
     return None

@@ -357,9 +357,8 @@ def _problem(paths: Any, likes: list[Like | Same | None]) -> str:
     for (path, value), like in zip(paths, likes, strict=True):
         if like and not like.fits(value):
             got = str(_like(value)) if isinstance(value, torch.Tensor) else shown(value)
-            return (
-                f"Input {spot(path)} must be {like}, got {got}. Build with a sample of this kind, or with dynamic=True."
-            )
+            hint = "Build with a sample of this kind, or with dynamic=True."
+            return f"Input {spot(path)} must be {like}, got {got}. {hint}"
     return _shared(paths, likes)
 
 

@@ -346,8 +346,8 @@ def test_objects_are_left_to_dynamos_guards(tmp_path, x):
     with pytest.raises(BackendKwargsError) as raised:
         deployed_keywords(tmp_path / "bundle", {"a": x, "tensor": x, "value": point}, guards=False)
     assert str(raised.value) == (
-        f"deploy(guards=False) must have samples of tensors, numbers and texts, got one with a {__name__}.Point, which "
-        "only dynamo's guards can check."
+        f"deploy(guards=False) must have samples of dense tensors, numbers and texts, got one with a {__name__}.Point, "
+        "which only dynamo's guards can check."
     )
 
 

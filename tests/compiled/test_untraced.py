@@ -12,9 +12,12 @@ import pytest
 import torch
 from small_module import scaled
 from torch._dynamo.utils import counters
+from unlike_modules import COMPARED, Applies
 
 import backend_kwargs as bk
-from backend_kwargs import BackendKwargsWarning, CompiledModule
+from backend_kwargs import BackendKwargsError, BackendKwargsWarning, CompiledModule
+from backend_kwargs.compiled.deploying import require_comparable
+from backend_kwargs.compiled.samples import InputCheck, described
 
 UNTRACED = "served without tracing the module"
 
@@ -154,6 +157,118 @@ def test_another_choice_gives_its_own_results(chosen, other, x, tmp_path):
     same, module = Choosing(chosen).eval(), Choosing(other).eval()
     torch.testing.assert_close(deployed(path, module)(x), module(x).detach())
     assert UNTRACED in deployed(path, same).describe()
+
+
+@pytest.mark.parametrize("name", ["callable object", "list of a class", "shared activation", "forward hook"])
+def test_a_module_that_differs_in_one_place_gives_its_own_results(name, tmp_path):
+    """Whatever a module's result depends on: `test_identity.py` has them all."""
+    x = torch.ones(4)
+    path = saved(COMPARED[name](2.0), x, tmp_path / "bundle")
+    other, same = COMPARED[name](3.0), COMPARED[name](2.0)
+    torch.testing.assert_close(deployed(path, other)(x), other(x))
+    assert UNTRACED in deployed(path, same).describe()
+
+
+def test_a_module_is_traced_if_the_default_dtype_is_another(tmp_path):
+    """A number of Python and an integer give a result of the default dtype."""
+    x = torch.arange(8)
+    path = saved(Applies(third), x, tmp_path / "bundle")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert deployed(path, Applies(third))(x).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def third(x):
+    return x / 3
+
+
+class Adding(torch.nn.Module):
+    """A module that writes to its first input."""
+
+    def forward(self, x, y):
+        x.mul_(2)
+        return x + y
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        pytest.param(lambda x: (x, x), id="one tensor twice"),
+        pytest.param(lambda x: (x[1:], x[:-1]), id="tensors that overlap"),
+    ],
+)
+def test_inputs_that_share_memory_with_one_that_is_written_are_refused(inputs, bundle_of_adding):
+    loaded = deployed(bundle_of_adding, Adding())
+    with pytest.raises(BackendKwargsError) as caught:
+        loaded(*inputs(torch.ones(4 + (inputs(torch.ones(4))[0].numel() == 3))))
+    assert str(caught.value) == (
+        "Inputs args[0] and args[1] must not share memory, as the module writes to one of them: pass a clone()."
+    )
+
+
+def test_inputs_in_one_storage_may_be_written_if_they_do_not_overlap(bundle_of_adding):
+    memory = torch.ones(8)
+    torch.testing.assert_close(deployed(bundle_of_adding, Adding())(memory[:4], memory[4:]), torch.full((4,), 3.0))
+
+
+@pytest.fixture(scope="module")
+def bundle_of_adding(tmp_path_factory):
+    path = tmp_path_factory.mktemp("adding") / "bundle"
+    CompiledModule().build(Adding(), [(torch.ones(4), torch.ones(4))]).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        pytest.param(torch.ones(1, 3).expand(4, 3), id="expanded"),
+        pytest.param(torch.ones(4, 8)[:, :4], id="sliced"),
+        pytest.param(torch.arange(6.0).as_strided((4, 3), (1, 1)), id="overlapping"),
+    ],
+)
+def test_samples_keep_their_strides(x, tmp_path):
+    """clone() would change these strides, and the code for others would be built."""
+    loaded = deployed(saved(Applies(third), x, tmp_path / "bundle"), Applies(third))
+    torch.testing.assert_close(loaded(x), x / 3)
+    assert UNTRACED in loaded.describe()
+
+
+class Own(torch.Tensor):
+    """A tensor that may be anything."""
+
+
+@pytest.mark.parametrize(
+    ("x", "kind"),
+    [
+        pytest.param(torch.ones(4).to_sparse(), "torch.Tensor that is not dense", id="sparse"),
+        pytest.param(torch.ones(4).as_subclass(Own), f"{__name__}.Own", id="subclass"),
+    ],
+)
+def test_a_sample_that_is_not_dense_needs_guards(x, kind):
+    with pytest.raises(BackendKwargsError) as caught:
+        require_comparable([described(((x,), {}))])
+    assert str(caught.value) == (
+        f"deploy(guards=False) must have samples of dense tensors, numbers and texts, got one with a {kind}, "
+        "which only dynamo's guards can check."
+    )
+
+
+def test_a_tensor_whose_sign_or_imaginary_part_is_a_bit_is_not_dense(tmp_path):
+    """Compiled code reads the memory of a tensor, in which conj() changes nothing."""
+    conjugated = torch.full((4,), 1 + 2j).conj()
+    check = InputCheck([described(((torch.ones(4),), {}))], torch.device("cpu"), dynamic=False, values=True)
+    check((torch.ones(4),), {})
+    with pytest.raises(BackendKwargsError, match="must be float32"):
+        check((conjugated.imag,), {})
+
+
+def test_a_sign_of_zero_is_part_of_the_sample(tmp_path):
+    check = InputCheck([described(((0.0, float("nan")), {}))], torch.device("cpu"), dynamic=False, values=True)
+    check((0.0, float("nan")), {})
+    with pytest.raises(BackendKwargsError, match=r"Input args\[0\] must be 0.0, got -0.0"):
+        check((-0.0, float("nan")), {})
 
 
 def test_a_hash_of_this_process_is_not_compared(x, tmp_path):

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import math
 import operator
 import os
 import types
@@ -197,13 +196,6 @@ class ThroughFunction(nn.Module):
         return helpers.function(x)
 
 
-class Monkeypatched(nn.Module):
-    """Functions of torch and of Python's library."""
-
-    def forward(self, x):
-        return torch.relu(x) * math.floor(2.5) + nn.functional.relu(x)
-
-
 class Method(nn.Module):
     """A method that forward() calls."""
 
@@ -276,6 +268,11 @@ helpers = types.ModuleType("helpers")
 
 def closed(table):
     return lambda x: x * table["k"]
+
+
+def add(cls, **attributes):
+    for name, value in attributes.items():
+        setattr(cls, name, value)
 
 
 def of_class(make):
@@ -430,7 +427,7 @@ COMPARED = {
     "enum": lambda k: Reads(Kind(k), lambda held: held.value),
     "deque": lambda k: Reads(collections.deque([k])),
     "default of a dict": lambda k: Reads(collections.defaultdict(functools.partial(float, k)), lambda held: held["x"]),
-    "order of a dict": lambda k: Reads(dict.fromkeys((2.0, 3.0) if k == 2 else (3.0, 2.0)), lambda held: next(iter(held))),
+    "order of a dict": lambda k: Reads(dict.fromkeys((k, 2.0, 3.0)), lambda held: next(iter(held))),
     "mapping proxy": lambda k: Reads(types.MappingProxyType({0: k})),
     "frozen set": lambda k: Reads(frozenset({k, "text"}), lambda held: 2.0 if 2.0 in held else 3.0),
     "tensor": lambda k: Reads([torch.tensor(k)]),
@@ -447,13 +444,17 @@ COMPARED = {
     "default of a keyword": lambda k: Applies(keyword_default(k)),
     "partial": lambda k: Applies(partially(k)),
     "decorator": decorated,
-    "list of a class": of_class(lambda cls, k: (setattr(cls, "sizes", [k]), setattr(cls, "factor", property(lambda self: self.sizes[0])))),
-    "number of a class": of_class(lambda cls, k: setattr(cls, "factor", k)),
-    "nested class": of_class(lambda cls, k: (setattr(cls, "Config", type("Config", (), {"k": k})), setattr(cls, "factor", property(lambda self: self.Config.k)))),
-    "property": of_class(lambda cls, k: setattr(cls, "factor", property(lambda self: k))),
-    "descriptor": of_class(lambda cls, k: setattr(cls, "factor", Descriptor(k))),
-    "__getattr__": of_class(lambda cls, k: setattr(cls, "__getattr__", lambda self, name: k if name == "factor" else nn.Module.__getattr__(self, name))),
-    "class method": of_class(lambda cls, k: (setattr(cls, "read", classmethod(lambda cls: k)), setattr(cls, "factor", property(lambda self: self.read())))),
+    "list of a class": of_class(lambda cls, k: add(cls, sizes=[k], factor=property(lambda self: self.sizes[0]))),
+    "number of a class": of_class(lambda cls, k: add(cls, factor=k)),
+    "nested class": of_class(
+        lambda cls, k: add(cls, Config=type("Config", (), {"k": k}), factor=property(lambda self: self.Config.k))
+    ),
+    "property": of_class(lambda cls, k: add(cls, factor=property(lambda self: k))),
+    "descriptor": of_class(lambda cls, k: add(cls, factor=Descriptor(k))),
+    "__getattr__": of_class(lambda cls, k: add(cls, __getattr__=lambda self, name: k)),
+    "class method": of_class(
+        lambda cls, k: add(cls, read=classmethod(lambda cls: k), factor=property(lambda self: self.read()))
+    ),
     "cached property": cached,
     "partial method": generic,
     "another method": with_method,
@@ -470,15 +471,14 @@ COMPARED = {
     "forward hook, a function": hooked("register_forward_hook", lambda k: lambda module, args, out: out * k),
     "forward pre-hook": hooked("register_forward_pre_hook", Hook),
     "parametrization": parametrized,
-}  # fmt: skip
+}
 # What such a module computes depends on what is not known to be the same.
 NOT_COMPARED = {
     "metaclass": of_metaclass,
     "iterator": lambda k: Reads(iter([k] * 9), next),
     "generator": lambda k: Reads((each for each in [k] * 9), next),
     "sparse tensor": lambda k: Reads(torch.tensor([k]).to_sparse(), lambda held: held.to_dense()),
-    "code as text": lambda k: Applies(lambda x: x * eval("k", {"k": k})),  # noqa: S307
-    "import in a function": lambda k: Applies(imports),
+    "code as text": lambda k: Applies(lambda x: x * eval("k", {"k": k})),
 }
 
 
