@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,42 +43,51 @@ class _Entry(torch.nn.Module):
         self.forward = forward
 
 
-def compile_package(built: Built, module: torch.nn.Module, sample: Sample) -> Package:
-    """Export `module` on the sample and compile it; return the package, whose file is named by its hash."""
+def export_module(built: Built, module: torch.nn.Module, sample: Sample) -> Exported:
+    """Export `module` on the sample, without compiling it."""
     call = entry(built.config, built.device, built.output_dtypes, type(module).__name__)
+    identity = identity_of(built.module) or ""
+    with _errors():
+        program = torch.export.export(
+            _Entry(with_buffers(module), call),
+            sample.args,
+            sample.kwargs,
+            dynamic_shapes=_dynamic_shapes(built, module, sample),
+        )
+        return Exported(program, module, identity)
+
+
+def compile_package(built: Built, exported: Exported) -> Package:
+    """Compile an exported module; return the package, whose file is named by its hash."""
     options = {name: value for name, value in built.config.resolved.options.items() if name not in OWN} | ALWAYS
     if options.pop("triton.cudagraphs", False):
         built.notes.append("CUDA graphs: an ahead-of-time package does not record any")
-    identity = identity_of(built.module) or ""
+    compiled = partial(_compiled, exported.program, options=options, on=built.device)
     # Not at its final name, where another build with the same folder could meet it.
-    with tempfile.TemporaryDirectory(dir=built.folder, prefix=".build_") as folder:
-        try:
-            program = torch.export.export(
-                _Entry(with_buffers(module), call),
-                sample.args,
-                sample.kwargs,
-                dynamic_shapes=_dynamic_shapes(built, module, sample),
-            )
-            exported = Exported(program, module)
-            file, constants = _compiled(
-                program, Path(folder), options, built.device, embedded=exported.contains_constants
-            )
-            if not exported.contains_constants and not constants <= exported.targets:
-                file, constants = _compiled(program, Path(folder), options, built.device, embedded=True)
-        except BackendKwargsError:
-            raise
-        except Exception as error:
-            raise BackendKwargsError(f"The module cannot be compiled ahead of time: {error_text(error)}.") from error
+    with tempfile.TemporaryDirectory(dir=built.folder, prefix=".build_") as folder, _errors():
+        file, constants = compiled(Path(folder), embedded=exported.contains_constants)
+        if not exported.contains_constants and not constants <= exported.targets:
+            file, constants = compiled(Path(folder), embedded=True)
         with file.open("rb") as content:
             sha256 = hashlib.file_digest(content, "sha256").hexdigest()
         # After compiling, since Inductor adds conditions on sizes.
-        package = Package(built.folder / f"{sha256}.pt2", sha256, exported.guards(identity, constants))
+        package = Package(built.folder / f"{sha256}.pt2", sha256, exported.guards(constants))
         file.replace(package.path)
     return package
 
 
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except BackendKwargsError:
+        raise
+    except Exception as error:
+        raise BackendKwargsError(f"The module cannot be compiled ahead of time: {error_text(error)}.") from error
+
+
 def _compiled(
-    program: Any, folder: Path, options: Mapping[str, Any], on: torch.device, *, embedded: bool
+    program: Any, folder: Path, *, options: Mapping[str, Any], on: torch.device, embedded: bool
 ) -> tuple[Path, set[str]]:
     """Return a package, and the names of the tensors that it reads; it contains their values if `embedded`."""
     path = str(folder / f"{embedded}.pt2")

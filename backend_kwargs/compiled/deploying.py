@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from backend_kwargs.compiled.ahead import compile_package
-from backend_kwargs.compiled.identity import state_of
-from backend_kwargs.compiled.package import unusable
+from backend_kwargs.compiled.ahead import compile_package, export_module
+from backend_kwargs.compiled.exported import Exported
+from backend_kwargs.compiled.identity import identity_of, state_of
+from backend_kwargs.compiled.package import misfit
 from backend_kwargs.compiled.running import (
     Built,
     FirstCalls,
@@ -90,19 +91,31 @@ def _watched(
 
 
 def with_package(built: Built) -> list[str]:
-    """Compile an ahead-of-time package for inputs like the samples, unless one fits the module; return notes."""
-    why = unusable(built.package, built.module, built.device) if built.package else ""
-    if built.package and not why:
-        return []
-    args, kwargs = made(built.samples[0], built.device)
-    began = time.perf_counter()
-    with torch.no_grad():
-        built.package = compile_package(built, built.module, Sample(tuple(args), dict(kwargs)))
+    """Compile an ahead-of-time package for inputs like the samples, unless there is one for the module; return notes.
+
+    A module that is not known to be the one that was compiled is exported again: the graphs say whether it is.
+    """
+    package, began, exported = built.package, time.perf_counter(), None
+    why = misfit(package, built.module, built.device) if package else ""
+    if package and not why:
+        if package.guards.module and package.guards.module == identity_of(built.module):
+            return []
+        exported = _exported(built)
+        if package.guards.graph and package.guards.graph == exported.digest:
+            return [f"the module was exported in {time.perf_counter() - began:.1f} s, to compare it with the package"]
+        why = "the module is not known to be the one that was compiled"
+    built.package = compile_package(built, exported or _exported(built))
     if not why:
         return []
     note = f"the package was compiled again in {time.perf_counter() - began:.0f} s: {why}"
     warn_once(f"{note[0].upper()}{note[1:]}.")
     return [note]
+
+
+def _exported(built: Built) -> Exported:
+    args, kwargs = made(built.samples[0], built.device)
+    with torch.no_grad():
+        return export_module(built, built.module, Sample(tuple(args), dict(kwargs)))
 
 
 def facts(built: Built, running: Running | None) -> list[str]:

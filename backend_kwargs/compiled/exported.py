@@ -1,12 +1,14 @@
 """The guards of an exported module: what torch.export and Inductor assumed of its inputs, read from their records."""
 
 import copy
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from backend_kwargs.compiled.operators import TORCH_NAMESPACES
 from backend_kwargs.compiled.package import content_hash
 from backend_kwargs.compiled.package_guards import (
     OPERATIONS,
@@ -20,6 +22,8 @@ from backend_kwargs.compiled.package_guards import (
 from backend_kwargs.errors import BackendKwargsError
 
 INSIDE = "module."  # the exported module contains the user's
+# Calls besides those of operators: their graphs are compared too.
+KNOWN = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "<built-in function getitem>")
 READ_OFFSET = ("as_strided", "as_strided_copy", "as_strided_scatter")
 
 
@@ -46,8 +50,9 @@ def with_buffers(module: torch.nn.Module) -> torch.nn.Module:
 class Exported:
     """An exported program, and the module that was exported."""
 
-    def __init__(self, program: Any, module: torch.nn.Module) -> None:
-        self.signature, self.module = program.graph_signature, module
+    def __init__(self, program: Any, module: torch.nn.Module, identity: str) -> None:
+        self.program, self.signature, self.module, self.identity = program, program.graph_signature, module, identity
+        self.digest = _digest(program)
         # Only without writes in the graph itself does torch say what is written.
         functional = program.run_decompositions({})
         mutated = functional.graph_signature
@@ -80,7 +85,7 @@ class Exported:
         modes = (node.meta["val"].fake_mode for node in self.inputs if hasattr(node.meta["val"], "fake_mode"))
         self.sizes: Any = getattr(next(modes, None), "shape_env", None)
 
-    def guards(self, identity: str, constants: set[str]) -> PackageGuards:
+    def guards(self, constants: set[str]) -> PackageGuards:
         """Return the guards, with the conditions that have come since; `constants` are those of the package."""
         tensors, symbols = [], dict[str, Symbol]()
         for at, node in enumerate(self.inputs):
@@ -97,7 +102,8 @@ class Exported:
             offset = int(value.storage_offset()) if self.reads_offset else None
             tensors.append((shape, stride, offset, node.name in self.written))
         return PackageGuards(
-            module=identity,
+            module=self.identity,
+            graph=self.digest,
             tensors=tuple(
                 TensorGuard(tuple(map(_term, shape)), tuple(map(_term, stride)), offset, written)
                 for shape, stride, offset, written in tensors
@@ -155,6 +161,30 @@ class Exported:
                 stride=value.stride(),
                 sha256="" if target in constants else content_hash(value),
             )
+
+
+def _digest(program: Any) -> str:
+    """Return a hash of what the program computes, without the weights' values; "" if a call in it is not known."""
+    graphs = [each for each in program.graph_module.modules() if isinstance(each, torch.fx.GraphModule)]
+    lines = [str(program.graph_signature.input_specs), str(program.graph_signature.output_specs)]
+    for graph in graphs:
+        lines.append(graph.code)
+        for node in graph.graph.nodes:
+            known = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in TORCH_NAMESPACES
+            if node.op == "call_function" and not known and str(node.target) not in KNOWN:
+                return ""
+            lines.append(f"{node.name} {node.op} {node.target} {pytree.tree_map(_kind, node.meta.get('val'))}")
+    constants = [spec.target for spec in program.graph_signature.input_specs if spec.kind.name == "CONSTANT_TENSOR"]
+    lines += [f"{name} {content_hash(program.constants[name])}" for name in constants]
+    lines += [str(program.call_spec), str(program.range_constraints), str(torch.get_default_dtype())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    stride = value.stride() if value.layout is torch.strided else None
+    return f"{value.dtype}{tuple(value.shape)}{stride}{value.device}{value.layout}"
 
 
 def _refuse_hidden(program: Any, module: torch.nn.Module) -> None:

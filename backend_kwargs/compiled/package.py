@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from backend_kwargs.compiled.identity import identity_of
 from backend_kwargs.compiled.package_guards import PackageGuards, Weight
 from backend_kwargs.compiled.samples import InputCheck, memory_of, spot
 from backend_kwargs.errors import BackendKwargsError
@@ -147,13 +146,8 @@ class PackageCall:
 # ---- weights
 
 
-def unusable(package: Package, module: torch.nn.Module, device: torch.device) -> str:
-    """Return why the package cannot serve `module` as it is now, "" if it can."""
-    identity = identity_of(module)
-    if not package.guards.module or identity is None:
-        return "it is not known whether the module is the one that was compiled"
-    if package.guards.module != identity:
-        return "the module is not the one that was compiled"
+def misfit(package: Package, module: torch.nn.Module, device: torch.device) -> str:
+    """Return what the package cannot use of the module's weights, "" if it can use all."""
     try:
         found = _Found(package.guards.weights, module, device)
     except BackendKwargsError as error:

@@ -96,9 +96,10 @@ class Weight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PackageGuards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that a package assumes. `module` identifies the module's code, "" if that is not known."""
+    """All that a package assumes. `module` identifies the module's code, `graph` what was exported; "" if not known."""
 
     module: str
+    graph: str
     tensors: tuple[TensorGuard, ...]
     symbols: dict[str, Symbol] = {}
     conditions: tuple[Operation, ...] = ()

@@ -40,6 +40,7 @@ def test_an_expression_has_a_value_and_a_text(term, value, text):
 
 GUARDS = PackageGuards(
     module="",
+    graph="",
     tensors=(TensorGuard(("s", 8), (8, 1)), TensorGuard((TWICE,), (1,), offset=0)),
     symbols={"s": Symbol(0, "shape", 0)},
     conditions=(Operation("LessThan", ("s", 6)),),
@@ -89,7 +90,7 @@ def test_guards_are_the_same_after_json():
     ],
 )
 def test_conditions_from_a_file_are_validated(condition):
-    content = f'{{"module": "", "tensors": [], "conditions": [{condition}]}}'
+    content = f'{{"module": "", "graph": "", "tensors": [], "conditions": [{condition}]}}'
     with pytest.raises((msgspec.MsgspecError, RecursionError)):
         msgspec.json.decode(content, type=PackageGuards)
 
