@@ -143,7 +143,7 @@ class Exported:
     def _weights(self, constants: set[str]) -> Iterable[Weight]:
         """Yield the tensors of the module that the code reads; of those that it contains, also the hash."""
         names: dict[int, list[str]] = {}
-        for owner_name, owner in self.module.named_modules():
+        for owner_name, owner in self.module.named_modules(remove_duplicate=False):
             for tables in (owner._parameters, owner._buffers, vars(owner)):
                 for name, value in tables.items():
                     if isinstance(value, torch.Tensor):
