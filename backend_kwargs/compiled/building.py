@@ -65,7 +65,7 @@ def build(
             copies = list(map(cloned, samples))
             versions = _input_versions(copies)
             seen = _seen(call, twin, copies, parameters=changed, called=partial(_time_first, built, began))
-            written = {key for key, version in _input_versions(copies).items() if version != versions[key]}
+            written = {key for key, version in _input_versions(copies).items() if version != versions.get(key, version)}
             built.samples = [described(tuple(copy), written) for copy in copies]
             if wanted is not None:
                 _judge(config, module, seen, wanted)

@@ -47,10 +47,14 @@ def cloned(sample: Sample) -> Any:
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with the same strides, which clone() does not keep of expanded and sliced tensors."""
-    if not is_dense(tensor):
-        return tensor.detach().clone()
-    flat = tensor.detach().as_strided((extent(tensor),), (1,))
-    return flat.clone().as_strided(tensor.shape, tensor.stride(), 0)
+    copied = tensor.detach().clone()
+    if not is_dense(tensor) or copied.stride() == tensor.stride():
+        return copied
+    memory = tensor.detach().as_strided((extent(tensor),), (1,)).clone()
+    # Not a view of `memory`: dynamo traces a view in another way.
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(  # type: ignore[call-overload,no-any-return]
+        memory.untyped_storage(), 0, tensor.shape, tensor.stride()
+    )
 
 
 def extent(tensor: torch.Tensor) -> int:
@@ -190,7 +194,6 @@ class Like:
         sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
         laid_out = f" with strides {self.stride}" if self.stride is not None else ""
         sparse = "" if self.layout is torch.strided else f" {self.layout}".replace("torch.", "")
-        sparse += ", dense" * self.dense
         return f"{self.dtype}[{sizes}]{sparse} on {self.device}{laid_out}".removeprefix("torch.")
 
 
@@ -356,10 +359,15 @@ def _opened(leaves: Sequence[Like | Same | None]) -> Like | Same | None:
 def _problem(paths: Any, likes: list[Like | Same | None]) -> str:
     for (path, value), like in zip(paths, likes, strict=True):
         if like and not like.fits(value):
-            got = str(_like(value)) if isinstance(value, torch.Tensor) else shown(value)
+            got = _described(value) if isinstance(value, torch.Tensor) else shown(value)
             hint = "Build with a sample of this kind, or with dynamic=True."
             return f"Input {spot(path)} must be {like}, got {got}. {hint}"
     return _shared(paths, likes)
+
+
+def _described(value: torch.Tensor) -> str:
+    other = value.layout is torch.strided and not is_dense(value)
+    return f"{_like(value)}{' that is not dense' * other}"
 
 
 def _shared(paths: Any, likes: list[Like | Same | None]) -> str:
