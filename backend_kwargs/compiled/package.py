@@ -172,6 +172,7 @@ class _Found:
         self.tables: list[Mapping[str, Any]] = []
         self.names: list[str] = []
         self.held: list[Any] = []
+        self._noted: set[tuple[int, str]] = set()
         for weight in weights:
             found = [self._find(module, name) for name in weight.names]
             if any(each is not found[0] for each in found):
@@ -191,9 +192,11 @@ class _Found:
     def _note(self, table: Mapping[str, Any], name: str) -> Any:
         if table.get(name) is None:
             raise BackendKwargsError(f"The module lacks {name!r}, which was compiled.")
-        self.tables.append(table)
-        self.names.append(name)
-        self.held.append(table[name])
+        if (id(table), name) not in self._noted:  # weights of one module have its place in common
+            self._noted.add((id(table), name))
+            self.tables.append(table)
+            self.names.append(name)
+            self.held.append(table[name])
         return table[name]
 
 
