@@ -52,7 +52,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
         return copied
     memory = tensor.detach().as_strided((extent(tensor),), (1,)).clone()
     # Not a view of `memory`: dynamo traces a view in another way.
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(  # type: ignore[call-overload,no-any-return]
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
         memory.untyped_storage(), 0, tensor.shape, tensor.stride()
     )
 
