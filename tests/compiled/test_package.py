@@ -328,9 +328,7 @@ def test_a_bundle_is_compiled_again_for_another_module(tmp_path):
     compiled.save(tmp_path / "bundle")
     other = Activated(torch.nn.ReLU()).eval()
     loaded = bk.CompiledModule.load(tmp_path / "bundle", other, trust=True)
-    with pytest.warns(
-        bk.BackendKwargsWarning, match="^The package was compiled again in "
-    ):
+    with pytest.warns(bk.BackendKwargsWarning, match="^The package was compiled again in "):
         loaded.deploy()
     assert right(loaded, other, data[0])
     assert "the module is not known to be the one that was compiled" in loaded.describe()
